@@ -12,7 +12,7 @@ use memtrace_analysis::testing::TraceBuilder;
 use memtrace_recover::testing::{Checkpoints, journal, of_trace};
 use memtrace_trace::journal::Run;
 use memtrace_trace::meta::{Device, Meta};
-use memtrace_trace::{EventName, Row};
+use memtrace_trace::{Category, EventName, Row};
 use tempfile::TempDir;
 
 /// The address space that a command may use, in KiB: the stacks of its threads, the program itself, and what it reads.
@@ -31,7 +31,8 @@ fn commands(path: &str, folder: &Path) -> Vec<Vec<String>> {
     let mut all: Vec<Vec<&str>> = Vec::new();
     for report in REPORTS {
         let inputs = vec![path; report.inputs().len()];
-        let asked: &[&str] = if report.name() == "whatif" { &["--without", "op=aten::mm"] } else { &[] };
+        let whatif = &["--without=op=aten::mm", "--checkpoint=**", "--chunk-loss=8"];
+        let asked: &[&str] = if report.name() == "whatif" { whatif } else { &[] };
         all.push([&[report.name()], asked, &inputs[..]].concat());
         all.push([&[report.name(), "--lenient", "--json"], asked, &inputs[..]].concat());
     }
@@ -405,4 +406,97 @@ fn a_trace_in_a_pipe_or_a_device_gives_an_error_and_waits_for_nothing() {
     let _writer = fs::OpenOptions::new().read(true).write(true).open(&fifo).unwrap();
     let answer = bounded(&["summary", fifo.to_str().unwrap()]);
     assert_eq!(answer.status.code(), Some(2), "{}", String::from_utf8_lossy(&answer.stderr));
+}
+
+/// Runs the reports that predict changes on a trace and gives what each printed. All must end within [`bounded`].
+fn predictions(trace: Vec<u8>) -> Vec<String> {
+    let (_folder, path) = with_trace(&trace);
+    drop(trace);
+    let all = ["--checkpoint=**", "--chunk-loss=8", "--optimizer=in-backward", "--batch=x2"];
+    let whatif = [&["whatif"][..], &all].concat();
+    let run = |words: &[&str]| {
+        let answer = bounded(&[words, &[path.to_str().unwrap()]].concat());
+        let said =
+            format!("{}{}", String::from_utf8_lossy(&answer.stdout), String::from_utf8_lossy(&answer.stderr));
+        assert!(
+            matches!(answer.status.code(), Some(0..=2)) && !said.contains("panicked"),
+            "{words:?}: {:?} {said:.2000}",
+            answer.status
+        );
+        said
+    };
+    [&whatif[..], &["advise"], &["oom"]].into_iter().map(run).collect()
+}
+
+/// A trace of a device of 1 GiB.
+fn of_small_card() -> TraceBuilder {
+    let devices = vec![Device { ordinal: 0, name: "card".to_owned(), total_bytes: 1 << 30 }];
+    TraceBuilder::new(Meta { devices, ..Meta::default() })
+}
+
+/// A row of a forward pass of a module.
+fn of_module() -> Row<'static> {
+    Row { device: 0, module: "Net", name: "Net", api: "module", phase: "forward", ..Row::default() }
+}
+
+/// The row of a request that no card has room for.
+fn too_big() -> Row<'static> {
+    Row { event: EventName::Oom, requested_bytes: 1 << 40, rounded_bytes: 1 << 40, ..of_module() }
+}
+
+#[test]
+fn predictions_take_a_time_that_grows_with_the_rows_of_a_step() {
+    const MANY: usize = 100_000;
+    let backward = Row { phase: "backward", op: "MmBackward0", ..of_module() };
+    // Ops that began before every allocation, and losses.
+    let mut trace = of_small_card();
+    for _ in 0..MANY {
+        trace.alloc(512, Row { op: "aten::_log_softmax", ..of_module() });
+        let loss = Row { event: EventName::Op, op: "aten::cross_entropy_loss", api: "op", ..of_module() };
+        trace.raw(Row { latency_ns: i64::MAX, ..loss });
+    }
+    trace.raw(too_big());
+    predictions(trace.finish());
+    // Calls of a module with one block each; one backward function frees all, and gradients are tagged.
+    let mut trace = of_small_card();
+    let mut blocks = Vec::new();
+    for _ in 0..MANY {
+        trace.raw(Row { event: EventName::RangeBegin, ..of_module() });
+        blocks.push(trace.alloc(512, of_module()));
+        blocks.push(trace.alloc(512, Row { op: "aten::_log_softmax", ..of_module() }));
+        let loss = Row { event: EventName::Op, op: "aten::cross_entropy_loss", api: "op", ..of_module() };
+        trace.raw(Row { latency_ns: 1500, ..loss });
+        trace.raw(Row { event: EventName::RangeEnd, ..of_module() });
+    }
+    for block in blocks {
+        let gradient = trace.alloc(512, backward);
+        trace.tag(gradient, 512, backward, Row { category: Category::Gradient, ..backward });
+        trace.free(block, 512, backward);
+        trace.raw(Row { event: EventName::Op, latency_ns: 4500, api: "op", ..backward });
+    }
+    trace.raw(too_big());
+    predictions(trace.finish());
+    // A step for each of many blocks that stay.
+    let mut trace = of_small_card();
+    for step in 0..MANY {
+        trace.alloc(512, Row { step: step as i64, ..of_module() });
+    }
+    trace.raw(too_big());
+    predictions(trace.finish());
+}
+
+#[test]
+fn predictions_refuse_a_step_that_they_cannot_keep() {
+    let mut trace = of_small_card();
+    trace.alloc(512, of_module());
+    for _ in 0..2_000_001 {
+        trace.raw(Row { event: EventName::Op, latency_ns: 1, ..Row::default() });
+    }
+    trace.raw(too_big());
+    let said = predictions(trace.finish());
+    for said in &said {
+        assert!(said.contains("has more than 2,000,000 rows"), "{said}");
+        assert!(said.contains("choose a part of it by --window or --step"), "{said}");
+    }
+    assert!(said[2].contains("memtrace advise finds nothing for this peak: step"), "{}", said[2]);
 }

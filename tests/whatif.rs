@@ -4,6 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
+use memtrace_analysis::testing::TraceBuilder;
+use memtrace_trace::meta::{Allocator, Device, Meta};
+use memtrace_trace::{Category, EventName, Row};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -188,4 +191,127 @@ fn whatif_without_blocks_takes_them_out_of_the_peak() {
     let said = text(&whatif(&["--without", "category=kv_cache"], &gpt).stdout);
     assert!(said.contains("nothing changes: no block matches"), "{said}");
     assert!(said.contains("sure: high, because blocks only disappear"), "{said}");
+}
+
+/// The bytes of a trace in a file of its own.
+fn written(bytes: &[u8]) -> (TempDir, PathBuf) {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("host.r0.1.csv");
+    fs::write(&path, bytes).unwrap();
+    (folder, path)
+}
+
+const MIB: i64 = 1 << 20;
+
+#[test]
+fn whatif_knows_the_blocks_that_a_part_of_a_rotated_trace_begins_with() {
+    // A later part, read alone: the parameter and its state are in opening rows, before any allocation.
+    let mut trace = TraceBuilder::new(Meta { part: 2, opening_rows: 2, ..Meta::default() });
+    for (alloc_id, category) in [(1, Category::Parameter), (2, Category::OptimizerState)] {
+        let live = Row { event: EventName::Live, device: 0, alloc_id, category, ..Row::default() };
+        let row = Row { requested_bytes: 16 * MIB, rounded_bytes: 16 * MIB, delta_bytes: 16 * MIB, ..live };
+        trace.change(row, [16 * MIB, 16 * MIB, 0]);
+    }
+    trace.alloc(4 * MIB, Row { step: 7, op: "aten::mm", phase: "forward", ..Row::default() });
+    let (_folder, path) = written(&trace.finish());
+    let found = answer(&["--optimizer", "sgd"], &path);
+    assert_eq!((&found["before"]["bytes"], &found["saved_bytes"]), (&(36 * MIB).into(), &(16 * MIB).into()));
+    let found = answer(&["--without", "op=aten::mm"], &path);
+    assert_eq!(found["after"]["bytes"], 32 * MIB);
+}
+
+#[test]
+fn whatif_rounds_as_the_allocator_of_the_trace_does() {
+    for (allocator, bytes) in [
+        (Allocator::default(), 10_240),
+        (Allocator { conf: "roundup_power2_divisions:2".to_owned(), ..Allocator::default() }, 12_288),
+        (Allocator { caching: false, ..Allocator::default() }, 10_000),
+    ] {
+        let mut trace = TraceBuilder::new(Meta { allocator, ..Meta::default() });
+        let of = |category| Row { phase: "forward", category, ..Row::default() };
+        let input = trace.alloc(5000, of(Category::Temporary));
+        trace.tag(input, 5000, of(Category::Temporary), of(Category::Activation));
+        let (_folder, path) = written(&trace.finish());
+        assert_eq!(answer(&["--batch", "x2"], &path)["after"]["bytes"], bytes);
+    }
+}
+
+/// A trace of calls of these modules, which keep blocks for a backward, and of a request then that is too big.
+fn of_calls(modules: &[&str]) -> Vec<u8> {
+    let devices = vec![Device { ordinal: 0, name: "card".to_owned(), total_bytes: 1 << 30 }];
+    let mut trace = TraceBuilder::new(Meta { devices, ..Meta::default() });
+    for module in modules {
+        let row = Row { module, phase: "forward", ..Row::default() };
+        let range = Row { api: "module", name: module, ..row };
+        trace.raw(Row { event: EventName::RangeBegin, ..range });
+        for op in ["aten::mm", "aten::relu"] {
+            trace.alloc(64 * MIB, Row { op, ..row });
+            trace.raw(Row { event: EventName::Op, op, device: 0, latency_ns: 1500, api: "op", ..row });
+        }
+        trace.raw(Row { event: EventName::RangeEnd, ..range });
+    }
+    let oom = Row {
+        event: EventName::Oom,
+        device: 0,
+        requested_bytes: 1 << 31,
+        rounded_bytes: 1 << 31,
+        ..Row::default()
+    };
+    trace.change(oom, [0; 3]);
+    trace.finish()
+}
+
+#[test]
+fn advise_answers_for_lists_of_modules_in_lists_and_any_name() {
+    for (modules, pattern) in [
+        // Of lucidrains' transformers: ModuleList([ModuleList([attention, feed_forward]), ...]).
+        (["Net.h.0.0", "Net.h.0.1", "Net.h.1.0", "Net.h.1.1"], "Net.h.*.*"),
+        (["Net.a,b.0", "Net.a,b.1", "Net.a,b.2", "Net.a,b.3"], "Net.a*b.*"),
+        (["Net.it's.0", "Net.it's.1", "Net.it's.2", "Net.it's.3"], "Net.it*s.*"),
+    ] {
+        let (_folder, path) = written(&of_calls(&modules));
+        let run = |words: &[&str]| harness::memtrace().args(words).arg(&path).output().unwrap();
+        let output = run(&["advise", "--json"]);
+        let said = text(&output.stderr);
+        assert!(output.status.success(), "{modules:?}: {said}");
+        let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let change = &found["devices"][0]["changes"][0];
+        assert_eq!(change["change"], format!("--checkpoint '{pattern}'"), "{found:#}");
+        assert_eq!(answer(&["--checkpoint", pattern], &path)["after"], change["after"]);
+        let said = text(&run(&["oom"]).stdout);
+        assert!(said.contains(&format!("--checkpoint '{pattern}': saves")), "{said}");
+    }
+}
+
+#[test]
+fn whatif_divides_a_loss_once_for_each_part_of_an_accumulated_batch() {
+    // Two micro-batches in a step, each with logits of 64 MiB and a gradient of them.
+    let mut trace = TraceBuilder::default();
+    for _ in 0..2 {
+        let row = Row { module: "Net", phase: "forward", ..Row::default() };
+        let logits = trace.alloc(64 * MIB, Row { op: "aten::mm", ..row });
+        trace.raw(Row {
+            event: EventName::Op,
+            op: "aten::mm",
+            device: 0,
+            latency_ns: 1500,
+            api: "op",
+            ..row
+        });
+        let softmax = trace.alloc(64 * MIB, Row { op: "aten::_log_softmax", ..row });
+        let op = "aten::cross_entropy_loss";
+        trace.raw(Row { event: EventName::Op, op, device: 0, latency_ns: 1500, api: "op", ..row });
+        let row = Row { op: "LogSoftmaxBackward0", phase: "backward", ..row };
+        let gradient = trace.alloc(64 * MIB, row);
+        trace.free(softmax, 64 * MIB, row);
+        trace.free(logits, 64 * MIB, row);
+        trace.raw(Row { event: EventName::Op, device: 0, latency_ns: 3500, api: "op", ..row });
+        trace.free(gradient, 64 * MIB, row);
+    }
+    let (_folder, path) = written(&trace.finish());
+    let found = answer(&["--chunk-loss", "4"], &path);
+    assert_eq!(
+        (&found["before"]["bytes"], &found["after"]["bytes"]),
+        (&(192 * MIB).into(), &(48 * MIB).into())
+    );
 }

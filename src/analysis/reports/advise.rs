@@ -61,6 +61,7 @@ impl Report for Advise {
                 printer.plain("No block was allocated on a device.");
                 continue;
             };
+            footer.notes.extend(prediction.cut_note());
             found.print(&mut printer, prediction, options);
             let mut value = found.json(prediction);
             value["file"] = trace.path.display().to_string().into();

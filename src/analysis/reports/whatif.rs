@@ -75,6 +75,7 @@ impl Report for WhatIf {
             footer.note_detail(trace, &replayed.replay.detail);
             process_heading(&mut printer, input, index);
             for prediction in &predictions {
+                footer.notes.extend(prediction.cut_note());
                 print(&mut printer, &replayed, prediction, &changes, options);
                 let mut value = of_device(&replayed, prediction, &changes);
                 value["file"] = trace.path.display().to_string().into();

@@ -3,40 +3,53 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::changes::{Change, NewOptimizer};
+use super::checkpoint::MOST_LEVELS;
 
 /// The parts of the tokens that the loss is advised to take.
 const PARTS: i64 = 8;
 /// The most groups of modules that are tried.
 const MOST_GROUPS: usize = 4;
 
-/// The groups of modules that differ in one number of their path, as patterns: `GPT.h.*`. A module below another of a group
-/// is in none of its own. Those with the most modules come first.
+/// The groups of modules that differ in one number of their path, as patterns: `GPT.h.*`. `paths` are those of the modules that
+/// are called. Where the numbered ones are not (a list in a list), the pattern goes on to the first that is: `GPT.h.*.*`. A module
+/// below another of a group is in none of its own. Those with the most modules come first.
 #[must_use]
 pub fn module_groups<'a>(paths: impl IntoIterator<Item = &'a str>) -> Vec<String> {
+    let called: BTreeSet<&str> = paths.into_iter().collect();
     let mut groups: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
-    for path in paths {
+    for path in &called {
         // The outermost number decides.
-        let mut parts = path.split('.');
-        let mut prefix: Vec<&str> = Vec::new();
-        let number = parts.find(|part| {
-            let is_number = !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
-            if !is_number {
-                prefix.push(part);
-            }
-            is_number
+        let mut start = 0;
+        let mut parts = path.split('.').map(|part| {
+            let from = start;
+            start += part.len() + 1;
+            (from, part)
         });
-        if let Some(number) = number {
-            groups.entry(format!("{}.*", prefix.join("."))).or_default().insert(number);
+        let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+        let Some((from, number)) = parts.find(|(_, part)| is_number(part)) else { continue };
+        let ends = [from + number.len()].into_iter().chain(parts.map(|(from, part)| from + part.len()));
+        let mut ends = ends.take(MOST_LEVELS).enumerate();
+        if let Some((below, end)) = ends.find(|(_, end)| called.contains(&path[..*end])) {
+            groups
+                .entry(format!("{}{}", plain(&path[..from]), ["*"; MOST_LEVELS][..=below].join(".")))
+                .or_default()
+                .insert(&path[..end]);
         }
     }
     let mut groups: Vec<(String, usize)> = groups
         .into_iter()
-        .map(|(pattern, numbers)| (pattern, numbers.len()))
+        .map(|(pattern, modules)| (pattern, modules.len()))
         .filter(|(_, count)| *count > 1)
         .collect();
     groups.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
     groups.truncate(MOST_GROUPS);
     groups.into_iter().map(|(pattern, _)| pattern).collect()
+}
+
+/// The path with `*` for each character that means something else in a pattern, a list of patterns, or Python's `fnmatch`.
+fn plain(path: &str) -> String {
+    let is_plain = |char: char| char.is_alphanumeric() || "._-".contains(char);
+    path.chars().map(|char| if is_plain(char) { char } else { '*' }).collect()
 }
 
 /// The changes to try for a program with these groups of modules.
@@ -178,6 +191,7 @@ pub fn advice(change: &Change, again: (u64, u64)) -> Advice {
 
 #[cfg(test)]
 mod tests {
+    use super::super::changes::takes_module;
     use super::*;
 
     #[test]
@@ -195,6 +209,20 @@ mod tests {
         ];
         assert_eq!(module_groups(paths), ["E.x.*", "GPT.h.*"]);
         assert!(module_groups(["Net", "Net.fc"]).is_empty());
+    }
+
+    #[test]
+    fn advise_groups_the_modules_that_are_called() {
+        // A list in a list: neither GPT.h nor GPT.h.0 has a forward.
+        let paths =
+            ["GPT", "GPT.h.0.0", "GPT.h.0.0.fc", "GPT.h.0.1", "GPT.h.1.0", "GPT.h.1.1", "GPT.x.0", "GPT.x.1"];
+        assert_eq!(module_groups(paths), ["GPT.h.*.*", "GPT.x.*"]);
+        for path in ["a,b .h", "Net.it's", "N*[x]", " Net"] {
+            let paths: Vec<String> = (0..2).map(|number| format!("{path}.{number}")).collect();
+            let groups = module_groups(paths.iter().map(String::as_str));
+            let [pattern] = &groups[..] else { panic!("{path}: {groups:?}") };
+            assert!(takes_module(pattern, &paths[1]), "{path}: {pattern}");
+        }
     }
 
     #[test]

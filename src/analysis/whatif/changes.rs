@@ -76,11 +76,11 @@ pub(super) fn takes_module(patterns: &str, path: &str) -> bool {
 }
 
 impl Change {
-    /// The option that asks for it, with its value.
+    /// The option that asks for it, with its value, as it is typed into a shell.
     #[must_use]
     pub fn option(&self) -> String {
         match self {
-            Change::Checkpoint(pattern) => format!("--checkpoint '{pattern}'"),
+            Change::Checkpoint(pattern) => format!("--checkpoint {}", quoted(pattern)),
             Change::Optimizer(NewOptimizer::EightBit) => "--optimizer 8bit".to_owned(),
             Change::Optimizer(NewOptimizer::Adafactor) => "--optimizer adafactor".to_owned(),
             Change::Optimizer(NewOptimizer::Sgd) => "--optimizer sgd".to_owned(),
@@ -98,7 +98,7 @@ impl Change {
                         format!("{}={}", name.map_or("", |(name, _)| name), condition.pattern)
                     })
                     .collect();
-                format!("--without '{}'", all.join(","))
+                format!("--without {}", quoted(&all.join(",")))
             }
         }
     }
@@ -112,6 +112,11 @@ impl Change {
             _ => true,
         }
     }
+}
+
+/// One word of a shell's command line.
+fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "'\\''"))
 }
 
 fn optimizers(text: &str) -> Result<Vec<Change>> {
@@ -287,5 +292,13 @@ mod tests {
         let change = of("without", "category=temporary,op=aten::_foreach*").unwrap();
         assert_eq!(change[0].option(), "--without 'category=temporary,op=aten::_foreach*'");
         assert_eq!(of("batch", "x1/2").unwrap()[0].option(), "--batch x1/2");
+    }
+
+    #[test]
+    fn whatif_options_are_one_word_of_a_shell() {
+        let change = of("checkpoint", "Net.it's.*; $(reboot)").unwrap();
+        assert_eq!(change[0].option(), "--checkpoint 'Net.it'\\''s.*; $(reboot)'");
+        let change = of("without", "module=Net.it's").unwrap();
+        assert_eq!(change[0].option(), "--without 'module=Net.it'\\''s'");
     }
 }

@@ -3,13 +3,18 @@
 //! `torch.utils.checkpoint` keeps the inputs of a call. At the first backward function of the call that needs a saved
 //! tensor it runs the forward again, up to the last saved tensor.
 
-use rustc_hash::FxHashSet;
+use std::sync::Arc;
+
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::curve::{Curve, highest};
 use super::step::{ALIVE, Call, Life, NO_CALL, Step};
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::block::Owner;
 use crate::state::categories::Phases;
+
+/// The levels of a module's path that are looked at: deeper ones are in no program.
+pub(super) const MOST_LEVELS: usize = 64;
 
 /// Moves the blocks of the calls of `modules`; returns the number of calls that it changed.
 pub(super) fn apply(
@@ -19,12 +24,27 @@ pub(super) fn apply(
     symbols: &SymbolTable,
     phases: &Phases,
 ) -> u64 {
+    let calls = outer_calls(step, modules, phases);
+    let mut pass = Recomputed {
+        step,
+        phases,
+        oom: step.oom(),
+        sum: symbols.intern("aten::sum"),
+        sums: FxHashMap::default(),
+        above: ModulesAbove::new(&calls, symbols),
+        first_saved: FxHashMap::default(),
+    };
+    pass.find_first_saved();
+    calls.into_iter().map(|call| u64::from(pass.recompute(curve, call))).sum()
+}
+
+/// The calls of `modules` outside the backward, in order. A call inside another one is recomputed with it.
+fn outer_calls<'a>(step: &'a Step, modules: &FxHashSet<Symbol>, phases: &Phases) -> Vec<&'a Call> {
     let mut calls: Vec<&Call> = step
         .modules
         .iter()
         .filter(|call| modules.contains(&call.name) && call.phase != phases.backward && call.from < call.to)
         .collect();
-    // A call inside another one is recomputed with it.
     calls.sort_by_key(|call| (call.from, std::cmp::Reverse(call.to)));
     let mut end = 0;
     calls.retain(|call| {
@@ -32,17 +52,31 @@ pub(super) fn apply(
         end = end.max(call.to);
         is_outer
     });
-    let (sum, oom) = (symbols.intern("aten::sum"), step.oom());
-    let mut changed = 0;
-    for call in calls {
-        let path = symbols.get(call.name);
-        let is_below = |module: Symbol| {
-            let name = symbols.get(module);
-            name.strip_prefix(&*path).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
-        };
-        changed += u64::from(recompute(curve, step, call, is_below, phases, sum, oom));
+    calls
+}
+
+/// Finds the called modules that a module is in.
+struct ModulesAbove<'a> {
+    symbols: &'a SymbolTable,
+    called: FxHashMap<Arc<str>, Symbol>,
+    /// The answers so far.
+    known: FxHashMap<Symbol, Vec<Symbol>>,
+}
+
+impl<'a> ModulesAbove<'a> {
+    fn new(calls: &[&Call], symbols: &'a SymbolTable) -> ModulesAbove<'a> {
+        let called = calls.iter().map(|call| (symbols.get(call.name), call.name)).collect();
+        ModulesAbove { symbols, called, known: FxHashMap::default() }
     }
-    changed
+
+    /// The called modules that `module` is in, and itself if it is one.
+    fn of(&mut self, module: Symbol) -> &[Symbol] {
+        self.known.entry(module).or_insert_with(|| {
+            let path = self.symbols.get(module);
+            let ends = path.match_indices('.').map(|(end, _)| end).take(MOST_LEVELS).chain([path.len()]);
+            ends.filter_map(|end| self.called.get(&path[..end]).copied()).collect()
+        })
+    }
 }
 
 /// The blocks of one call of a checkpointed module, as indices of [`Step::lives`].
@@ -53,66 +87,126 @@ struct Kept {
     born: Vec<u32>,
 }
 
-fn recompute(
-    curve: &mut Curve<'_>,
-    step: &Step,
-    call: &Call,
-    is_below: impl Fn(Symbol) -> bool,
-    phases: &Phases,
-    sum: Symbol,
+/// The checkpointed calls of a step. The work is that of reading the step once, whatever the number of calls.
+struct Recomputed<'a> {
+    step: &'a Step,
+    phases: &'a Phases,
+    /// The request that ran out of memory.
     oom: Option<u32>,
-) -> bool {
-    let born: Vec<u32> = step.allocations[call.from as usize..call.to as usize]
-        .iter()
-        .filter_map(|allocation| allocation.life)
-        .collect();
-    let life = |index: &u32| &step.lives[*index as usize];
-    let is_freed_inside = |life: &Life| {
-        life.death != ALIVE
-            && step.op(life.freed_by).is_some_and(|op| op.phase == phases.backward && is_below(op.module))
-    };
-    // Out of memory before that backward: what the forward left is there for it.
-    let is_left_at_oom = |life: &Life| {
-        oom.is_some_and(|oom| call.to <= oom && life.death > oom && step.op(life.freed_by).is_none())
-    };
-    let mut kept = Kept {
-        inner: born
-            .iter()
-            .copied()
-            .filter(|index| life(index).death > call.to)
-            .filter(|index| is_freed_inside(life(index)) || is_left_at_oom(life(index)))
-            .collect(),
-        born,
-    };
-    keep_output(&mut kept, step, call);
-    let Some(last) = kept.inner.last().copied() else { return false };
-    // The backward of the call begins with the op that frees the first of them.
-    let begin = |index: &u32| step.op(life(index).freed_by).map_or(life(index).death, |op| op.from);
-    let Some(at) = kept.inner.iter().map(begin).min() else { return false };
-    if is_left_at_oom(life(&last)) {
-        for index in &kept.inner {
-            curve.set_lives(*index, &[(life(index).birth, call.to)]);
+    /// The op by which autograd sums a gradient to the shape of its input.
+    sum: Symbol,
+    /// By op: the number of these sums at its end.
+    sums: FxHashMap<u32, u32>,
+    above: ModulesAbove<'a>,
+    /// By module: the birth of the first block of the step that its backward frees.
+    first_saved: FxHashMap<Symbol, u32>,
+}
+
+impl<'a> Recomputed<'a> {
+    fn life(&self, index: u32) -> &'a Life {
+        &self.step.lives[index as usize]
+    }
+
+    fn find_first_saved(&mut self) {
+        for life in self.step.lives.iter().filter(|life| !life.is_older) {
+            let Some(op) = self.backward_of(life) else { continue };
+            for module in self.above.of(op.module) {
+                let first = self.first_saved.entry(*module).or_insert(life.birth);
+                *first = life.birth.min(*first);
+            }
         }
-        return true;
     }
-    let end = kept.inner.iter().map(|index| life(index).death).max().unwrap_or(at);
-    for index in &kept.inner {
-        let death = end_of_use(step, life(index), sum);
-        curve.set_lives(*index, &[(life(index).birth, call.to), (at.min(death), death)]);
+
+    /// The backward function that freed a block.
+    fn backward_of(&self, life: &Life) -> Option<&'a Call> {
+        let op = self.step.op(life.freed_by)?;
+        (life.death != ALIVE && op.phase == self.phases.backward).then_some(op)
     }
-    // The highest total of the second forward, which stops at the last tensor that the backward needs.
-    let again = kept.born.iter().filter(|index| life(index).birth <= life(&last).birth);
-    let highest =
-        highest(again.map(|index| (life(index).birth, life(index).death, curve.sizes[*index as usize])));
-    let left: i64 = kept.inner.iter().map(|index| curve.sizes[*index as usize]).fold(0, i64::wrapping_add);
-    let owner = step.allocations[call.from as usize].owner;
-    curve.add_spike(at, highest.wrapping_sub(left), Owner { phase: phases.backward, ..owner });
-    let has_saved_input =
-        step.lives.iter().any(|life| !life.is_older && life.birth < call.from && is_freed_inside(life));
-    if !has_saved_input {
-        keep_inputs(curve, step, call, end, phases);
+
+    fn is_freed_inside(&mut self, life: &Life, call: &Call) -> bool {
+        self.backward_of(life).is_some_and(|op| self.above.of(op.module).contains(&call.name))
     }
-    true
+
+    /// Out of memory before the backward of the call: what its forward left is there for it.
+    fn is_left_at_oom(&self, life: &Life, call: &Call) -> bool {
+        self.oom
+            .is_some_and(|oom| call.to <= oom && life.death > oom && self.step.op(life.freed_by).is_none())
+    }
+
+    fn recompute(&mut self, curve: &mut Curve<'_>, call: &Call) -> bool {
+        let step = self.step;
+        let allocations = &step.allocations[call.from as usize..call.to as usize];
+        let born: Vec<u32> = allocations.iter().filter_map(|allocation| allocation.life).collect();
+        let mut kept = Kept { inner: Vec::new(), born };
+        for index in &kept.born {
+            let life = self.life(*index);
+            let is_kept = life.death > call.to;
+            if is_kept && (self.is_freed_inside(life, call) || self.is_left_at_oom(life, call)) {
+                kept.inner.push(*index);
+            }
+        }
+        keep_output(&mut kept, step, call);
+        let Some(last) = kept.inner.last().map(|index| self.life(*index)) else { return false };
+        if self.is_left_at_oom(last, call) {
+            for index in &kept.inner {
+                curve.set_lives(*index, &[(self.life(*index).birth, call.to)]);
+            }
+            return true;
+        }
+        // The backward of the call begins with the op that frees the first of them.
+        let begin = |life: &Life| step.op(life.freed_by).map_or(life.death, |op| op.from);
+        let inner = || kept.inner.iter().map(|index| &step.lives[*index as usize]);
+        let Some(at) = inner().map(begin).min() else { return false };
+        let end = inner().map(|life| life.death).max().unwrap_or(at);
+        for index in &kept.inner {
+            let life = self.life(*index);
+            let death = self.end_of_use(life);
+            curve.set_lives(*index, &[(life.birth, call.to), (at.min(death), death)]);
+        }
+        // The highest total of the second forward, which stops at the last tensor that the backward needs.
+        let again = kept.born.iter().filter(|index| self.life(**index).birth <= last.birth);
+        let spans = again.map(|index| (self.life(*index), curve.sizes[*index as usize]));
+        let highest = highest(spans.map(|(life, bytes)| (life.birth, life.death, bytes)));
+        let left: i64 =
+            kept.inner.iter().map(|index| curve.sizes[*index as usize]).fold(0, i64::wrapping_add);
+        let owner = allocations[0].owner;
+        curve.add_spike(at, highest.wrapping_sub(left), Owner { phase: self.phases.backward, ..owner });
+        if self.first_saved.get(&call.name).is_none_or(|first| *first >= call.from) {
+            self.keep_inputs(curve, call, end);
+        }
+        true
+    }
+
+    /// The moment at which the second forward's block goes: when the backward function that needs it returns. A block that
+    /// the first forward saved goes later, when autograd has summed that function's gradients to the shapes of its inputs.
+    fn end_of_use(&mut self, life: &Life) -> u32 {
+        let Some(op) = self.step.op(life.freed_by) else { return life.death };
+        let sums = *self.sums.entry(life.freed_by).or_insert_with(|| {
+            let own = self.step.allocations_of(life.freed_by).iter().rev();
+            own.take_while(|allocation| allocation.owner.op == self.sum).count() as u32
+        });
+        life.death.min(op.to - sums)
+    }
+
+    /// The inputs of a call of which it saves none, and which its caller drops, stay to the end of its backward.
+    fn keep_inputs(&self, curve: &mut Curve<'_>, call: &Call, end: u32) {
+        // The frees are in order, so those of the call are together.
+        let frees = &self.step.frees;
+        let from = frees.partition_point(|index| self.life(*index).death <= call.from);
+        for index in &frees[from..] {
+            let life = self.life(*index);
+            if life.death > call.to {
+                break;
+            }
+            let is_input = !life.is_older
+                && life.birth < call.from
+                && life.owner.phase == self.phases.forward
+                && life.call != NO_CALL;
+            if is_input {
+                curve.set_lives(*index, &[(life.birth, end)]);
+            }
+        }
+    }
 }
 
 /// Takes the result of the call out of its inner blocks: the caller holds it. Mostly a later module frees it, but its own
@@ -120,8 +214,9 @@ fn recompute(
 /// first block of the last forward op that made one of these.
 fn keep_output(kept: &mut Kept, step: &Step, call: &Call) {
     let life = |index: &u32| &step.lives[*index as usize];
-    let has_other = kept.born.iter().any(|index| life(index).death > call.to && !kept.inner.contains(index));
-    if has_other {
+    // The inner blocks are among those that outlive the call.
+    let outliving = kept.born.iter().filter(|index| life(index).death > call.to).count();
+    if outliving > kept.inner.len() {
         return;
     }
     let Some(first) = kept.inner.iter().map(|index| life(index).freed_by).min() else { return };
@@ -129,27 +224,4 @@ fn keep_output(kept: &mut Kept, step: &Step, call: &Call) {
     let op = freed.iter().map(|index| life(index).call).max();
     let output = freed.into_iter().find(|index| Some(life(index).call) == op);
     kept.inner.retain(|index| Some(*index) != output);
-}
-
-/// The moment at which the second forward's block goes: when the backward function that needs it returns. A block that the
-/// first forward saved goes later, when autograd has summed that function's gradients to the shapes of its inputs.
-fn end_of_use(step: &Step, life: &Life, sum: Symbol) -> u32 {
-    let Some(op) = step.op(life.freed_by) else { return life.death };
-    let range = op.from as usize..op.to as usize;
-    let sums = step.allocations[range].iter().rev().take_while(|allocation| allocation.owner.op == sum);
-    life.death.min(op.to - sums.count() as u32)
-}
-
-/// The inputs of a call of which it saves none, and which its caller drops, stay to the end of its backward.
-fn keep_inputs(curve: &mut Curve<'_>, step: &Step, call: &Call, end: u32, phases: &Phases) {
-    for (index, life) in step.lives.iter().enumerate() {
-        let is_input = !life.is_older
-            && life.birth < call.from
-            && life.owner.phase == phases.forward
-            && (call.from + 1..=call.to).contains(&life.death)
-            && life.call != NO_CALL;
-        if is_input {
-            curve.set_lives(index as u32, &[(life.birth, end)]);
-        }
-    }
 }

@@ -1,8 +1,10 @@
 //! The head and the loss on parts of the tokens: each part is checkpointed, so one part's logits are there at a time.
 
+use rustc_hash::{FxHashMap, FxHashSet};
+
 use super::curve::Curve;
-use super::sizes::resized;
-use super::step::{Life, NO_CALL, Step};
+use super::sizes::SizeRules;
+use super::step::{NO_CALL, Step};
 use crate::read::symbols::SymbolTable;
 use crate::state::categories::Phases;
 
@@ -11,68 +13,88 @@ const LOSS: &str = "aten::cross_entropy_loss";
 /// The op in it that allocates a block of the logits' size.
 const LOG_SOFTMAX: &str = "aten::_log_softmax";
 
+/// One loss of a step.
+struct Loss {
+    /// The birth of the block of its log-softmax.
+    birth: u32,
+    /// The requested size of its logits, in bytes.
+    size: i64,
+    /// The birth of the first gradient of that size; `u32::MAX` without one.
+    first: u32,
+    /// The gradient that dies last: an index of [`Step::lives`].
+    last: Option<u32>,
+}
+
 /// Divides the blocks of the losses of a step by `parts`; returns the number of losses.
 pub(super) fn apply(
     curve: &mut Curve<'_>,
     step: &Step,
     parts: i64,
+    rules: &SizeRules,
     symbols: &SymbolTable,
     phases: &Phases,
 ) -> u64 {
-    let (loss, log_softmax) = (symbols.intern(LOSS), symbols.intern(LOG_SOFTMAX));
-    let mut losses = 0;
-    for (index, op) in step.ops.iter().enumerate() {
-        if op.name != loss || op.phase == phases.backward {
+    let mut losses = losses(step, symbols, phases);
+    // By size, in order of birth. Logits of 16 bits are cast before.
+    let mut by_size: FxHashMap<i64, Vec<usize>> = FxHashMap::default();
+    for (index, loss) in losses.iter().enumerate() {
+        for size in [loss.size, loss.size / 2] {
+            by_size.entry(size).or_default().push(index);
+        }
+    }
+    for (index, life) in step.lives.iter().enumerate() {
+        let Some(same) = by_size.get(&life.requested) else { continue };
+        let before = same.partition_point(|loss| losses[*loss].birth < life.birth);
+        // The block is there when the log-softmax of a loss is made.
+        let is_logits = !life.is_older
+            && life.call != NO_CALL
+            && same.get(before).is_some_and(|loss| losses[*loss].birth < life.death);
+        let is_gradient = life.owner.phase == phases.backward && before > 0;
+        if !is_logits && !is_gradient {
             continue;
         }
-        let is_result = |life: &&Life| life.call == index as u32 && life.owner.op == log_softmax;
-        let Some(result) = step.lives.iter().find(is_result) else { continue };
-        losses += 1;
-        divide(curve, step, result, parts, phases);
-    }
-    losses
-}
-
-/// Divides the blocks of one loss. `result` is the block of its log-softmax.
-fn divide(curve: &mut Curve<'_>, step: &Step, result: &Life, parts: i64, phases: &Phases) {
-    let size = result.requested;
-    // Logits of 16 bits are cast before.
-    let is_logits = |life: &Life| {
-        !life.is_older
-            && (life.requested == size || life.requested == size / 2)
-            && life.birth <= result.birth
-            && life.death > result.birth
-            && life.call != NO_CALL
-    };
-    let is_gradient = |life: &Life| {
-        life.owner.phase == phases.backward
-            && life.birth > result.birth
-            && (life.requested == size || life.requested == size / 2)
-    };
-    let mut last: Option<&Life> = None;
-    let mut first = u32::MAX;
-    for (index, life) in step.lives.iter().enumerate() {
-        if is_logits(life) || is_gradient(life) {
-            let scaled = curve.sizes[index] / parts;
-            curve.sizes[index] = resized(life, scaled);
-            if is_gradient(life) {
-                first = first.min(life.birth);
-                last = last.filter(|last| last.death >= life.death).or(Some(life));
-            }
+        curve.sizes[index] = rules.resized(life, curve.sizes[index] / parts);
+        if is_gradient {
+            let loss = &mut losses[same[before - 1]];
+            loss.first = loss.first.min(life.birth);
+            let is_later = loss.last.is_none_or(|last| step.lives[last as usize].death < life.death);
+            loss.last = if is_later { Some(index as u32) } else { loss.last };
         }
     }
-    // The op that frees the last of them is the head's: it allocates the gradients of the weight and of its input, to which
-    // each part adds its own.
-    let Some(head) = last.and_then(|last| step.op(last.freed_by)) else { return };
-    let made: Vec<usize> = step.allocations[head.from as usize..head.to as usize]
-        .iter()
-        .filter_map(|allocation| allocation.life)
-        .map(|life| life as usize)
-        .filter(|index| step.lives[*index].death > head.to)
-        .collect();
-    for index in made {
-        let life = &step.lives[index];
-        curve.set_lives(index as u32, &[(first.min(life.birth), life.death)]);
-        curve.add_spike(life.birth + 1, curve.sizes[index], life.owner);
+    // The op that frees the last of them is the head's.
+    let mut heads: FxHashMap<u32, u32> = FxHashMap::default();
+    for loss in &losses {
+        let Some(last) = loss.last else { continue };
+        let first = heads.entry(step.lives[last as usize].freed_by).or_insert(loss.first);
+        *first = loss.first.min(*first);
+    }
+    for (head, first) in heads {
+        keep_gradients(curve, step, head, first);
+    }
+    losses.len() as u64
+}
+
+/// The losses of the forward passes of a step, in order.
+fn losses(step: &Step, symbols: &SymbolTable, phases: &Phases) -> Vec<Loss> {
+    let (loss, log_softmax) = (symbols.intern(LOSS), symbols.intern(LOG_SOFTMAX));
+    let is_loss = |call: u32| step.op(call).is_some_and(|op| op.name == loss && op.phase != phases.backward);
+    let mut seen: FxHashSet<u32> = FxHashSet::default();
+    let results = step.lives.iter().filter(|life| life.owner.op == log_softmax && is_loss(life.call));
+    results
+        .filter(|life| seen.insert(life.call))
+        .map(|life| Loss { birth: life.birth, size: life.requested, first: u32::MAX, last: None })
+        .collect()
+}
+
+/// The op `head` allocates the gradients of the weight and of its input, to which each part of the loss adds its own: they
+/// are there from the allocation `first` on.
+fn keep_gradients(curve: &mut Curve<'_>, step: &Step, head: u32, first: u32) {
+    let Some(end) = step.op(head).map(|op| op.to) else { return };
+    for index in step.allocations_of(head).iter().filter_map(|allocation| allocation.life) {
+        let life = &step.lives[index as usize];
+        if life.death > end {
+            curve.set_lives(index, &[(first.min(life.birth), life.death)]);
+            curve.add_spike(life.birth + 1, curve.sizes[index as usize], life.owner);
+        }
     }
 }

@@ -1,5 +1,7 @@
 //! The allocated bytes of a step under a change of its blocks, and their peak.
 
+use rustc_hash::FxHashMap;
+
 use super::step::{Allocation, Step};
 use crate::state::block::Owner;
 use crate::state::device::Moment;
@@ -19,26 +21,24 @@ pub(super) struct Curve<'a> {
     step: &'a Step,
     /// By block: the new size in bytes.
     pub(super) sizes: Vec<i64>,
-    /// The new lives of blocks that have others: block, birth, death. A block in `moved` lives at these times alone.
-    spans: Vec<(u32, u32, u32)>,
-    moved: Vec<bool>,
+    /// By block that has another life: the one or two spans in which it lives, each from its birth to its death.
+    moved: FxHashMap<u32, [(u32, u32); 2]>,
     spikes: Vec<Spike>,
 }
 
 impl<'a> Curve<'a> {
     /// The blocks of a step with these sizes.
     pub(super) fn new(step: &'a Step, sizes: Vec<i64>) -> Curve<'a> {
-        let moved = vec![false; step.lives.len()];
-        Curve { step, sizes, spans: Vec::new(), moved, spikes: Vec::new() }
+        Curve { step, sizes, moved: FxHashMap::default(), spikes: Vec::new() }
     }
 
-    /// The block `life` lives at these times, in place of its own.
+    /// The block `life` lives at these times, in place of its own: two at most. A span that ends before it begins is none.
     pub(super) fn set_lives(&mut self, life: u32, spans: &[(u32, u32)]) {
-        if self.moved[life as usize] {
-            self.spans.retain(|span| span.0 != life);
+        let mut both = [(0, 0); 2];
+        for (place, span) in both.iter_mut().zip(spans.iter().filter(|span| span.0 < span.1)) {
+            *place = *span;
         }
-        self.moved[life as usize] = true;
-        self.spans.extend(spans.iter().filter(|span| span.0 < span.1).map(|span| (life, span.0, span.1)));
+        self.moved.insert(life, both);
     }
 
     /// Adds `bytes` to the total before the allocation `at`, for a moment; `owner` has them.
@@ -56,14 +56,12 @@ impl<'a> Curve<'a> {
             changes[to] = changes[to].wrapping_sub(bytes);
         };
         for (index, life) in self.step.lives.iter().enumerate() {
-            if self.moved[index] {
+            if let Some(spans) = self.moved.get(&(index as u32)) {
                 add(life.birth, life.death, life.bytes.wrapping_neg());
+                spans.iter().for_each(|span| add(span.0, span.1, self.sizes[index]));
             } else if self.sizes[index] != life.bytes {
                 add(life.birth, life.death, self.sizes[index].wrapping_sub(life.bytes));
             }
-        }
-        for (life, from, to) in &self.spans {
-            add(*from, *to, self.sizes[*life as usize]);
         }
         let mut sum = 0;
         for change in &mut changes {
@@ -95,8 +93,8 @@ impl<'a> Curve<'a> {
     /// The bytes that the allocation `at` adds.
     fn own_bytes(&self, at: u32, place: &Allocation) -> i64 {
         let Some(life) = place.life else { return 0 };
-        let is_there = !self.moved[life as usize]
-            || self.spans.iter().any(|span| span.0 == life && (span.1..span.2).contains(&at));
+        let spans = self.moved.get(&life);
+        let is_there = spans.is_none_or(|spans| spans.iter().any(|span| (span.0..span.1).contains(&at)));
         if is_there { self.sizes[life as usize] } else { 0 }
     }
 }

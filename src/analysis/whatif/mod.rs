@@ -8,6 +8,7 @@ mod candidates;
 mod changes;
 mod checkpoint;
 mod chunk_loss;
+mod claims;
 mod curve;
 mod in_backward;
 mod optimizer;
@@ -18,5 +19,5 @@ mod sureness;
 
 pub use candidates::{Advice, advice, candidates, module_groups, sets};
 pub use changes::{Change, NewOptimizer, parse};
-pub use predict::{Outcome, Prediction, contents, predict};
+pub use predict::{MOST_ROWS, Outcome, Prediction, contents, predict};
 pub use sureness::{Sureness, sureness};

@@ -38,6 +38,7 @@ const OTHER_TYPES: [&str; 13] = [
 /// The parameters of modules, and the ops with blocks of several types.
 pub(super) struct SizeRules {
     phases: Phases,
+    rounding: Rounding,
     /// The sizes of the parameters of each module.
     parameters: FxHashSet<(Symbol, i64)>,
     /// By op call: the largest request.
@@ -71,9 +72,10 @@ impl OpTraits {
 }
 
 impl SizeRules {
-    pub(super) fn new(step: &Step, symbols: &SymbolTable, phases: Phases) -> SizeRules {
+    pub(super) fn new(step: &Step, symbols: &SymbolTable, phases: Phases, rounding: Rounding) -> SizeRules {
         let mut rules = SizeRules {
             phases,
+            rounding,
             parameters: FxHashSet::default(),
             largest: FxHashMap::default(),
             traits: FxHashMap::default(),
@@ -180,9 +182,17 @@ impl SizeRules {
                     }
                     _ => size,
                 });
-                resized(life, requested)
+                self.resized(life, requested)
             })
             .collect()
+    }
+
+    /// The size of a block for another request, in bytes. An unchanged request keeps the block that it had.
+    pub(super) fn resized(&self, life: &Life, requested: i64) -> i64 {
+        if requested == life.requested {
+            return life.bytes;
+        }
+        self.rounding.round(requested.max(0).cast_unsigned()).cast_signed()
     }
 
     fn with_optimizer(&self, optimizer: NewOptimizer, life: &Life, size: i64) -> i64 {
@@ -206,14 +216,6 @@ impl SizeRules {
         let is_state = life.owner.category == Category::OptimizerState || self.is_of_step(life);
         if is_state && life.requested / FLOAT >= SMALL_PARAMETER { 0 } else { size }
     }
-}
-
-/// The size of a block for another request, in bytes. An unchanged request keeps the block that it had.
-pub(super) fn resized(life: &Life, requested: i64) -> i64 {
-    if requested == life.requested {
-        return life.bytes;
-    }
-    Rounding::default().round(requested.max(0).cast_unsigned()).cast_signed()
 }
 
 fn is_without(conditions: &[Condition], life: &Life, symbols: &SymbolTable) -> bool {

@@ -2,11 +2,12 @@
 //!
 //! Time is counted in allocations: a block lives from the allocation `birth` up to the one before `death`. Memory can
 //! only rise at an allocation, so the peak is at one. The memory of a [`StepRecorder`] grows with the live blocks and
-//! with one step.
+//! with [`StepRecorder::rows`], which its caller limits.
 
 use memtrace_trace::EventName;
 use rustc_hash::FxHashMap;
 
+use super::claims::Claims;
 use crate::read::record::{Columns, Record};
 use crate::read::symbols::Symbol;
 use crate::state::block::Owner;
@@ -35,16 +36,20 @@ pub(super) const NO_CALL: u32 = u32::MAX;
 /// The death of a block that is live at the end of the step.
 pub(super) const ALIVE: u32 = u32::MAX;
 
+/// A step with fewer rows than one for this many live blocks is recorded together with the next one: the work for a step grows
+/// with its live blocks too.
+const BLOCKS_PER_ROW: usize = 16;
+
 /// A block in the step.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Life {
     /// Its `alloc_id`.
     pub(super) id: i64,
-    /// The allocation that made it; 0 also for a block from an earlier step.
+    /// The allocation that made it, or the opening row of a part; 0 also for a block from an earlier step.
     pub(super) birth: u32,
     /// The first allocation at which it is gone.
     pub(super) death: u32,
-    /// True if an earlier step allocated it.
+    /// True if an earlier step allocated it, or an earlier part of the trace.
     pub(super) is_older: bool,
     /// The size in bytes.
     pub(super) bytes: i64,
@@ -60,7 +65,7 @@ pub(super) struct Life {
     pub(super) freed_by: u32,
 }
 
-/// An allocation.
+/// An allocation, or the opening row of a block that was live when a part of the trace began.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Allocation {
     /// The total behind it, in bytes.
@@ -93,11 +98,16 @@ pub(super) struct Step {
     pub(super) lives: Vec<Life>,
     pub(super) allocations: Vec<Allocation>,
     pub(super) ops: Vec<Call>,
+    /// By op: the first and the one behind the last of the allocations that are its own, and those of no op around it.
+    own: Vec<(u32, u32)>,
     pub(super) modules: Vec<Call>,
+    /// The blocks that were freed, in order: indices of `lives`.
+    pub(super) frees: Vec<u32>,
     /// The allocation before which the optimizer's step begins.
     pub(super) optimizer_at: Option<u32>,
     /// The total at the end, in bytes.
     pub(super) end_allocated: i64,
+    is_wanted: bool,
 }
 
 impl Step {
@@ -116,6 +126,16 @@ impl Step {
     pub(super) fn op(&self, call: u32) -> Option<&Call> {
         self.ops.get(call as usize)
     }
+
+    /// The allocations of an outermost op. No two ops share one.
+    pub(super) fn allocations_of(&self, call: u32) -> &[Allocation] {
+        self.own.get(call as usize).map_or(&[], |(from, to)| &self.allocations[*from as usize..*to as usize])
+    }
+
+    /// Returns true if an allocation of the step is in the window of the options.
+    pub(super) fn is_wanted(&self) -> bool {
+        self.is_wanted
+    }
 }
 
 /// Records the steps of one device.
@@ -127,8 +147,9 @@ pub(super) struct StepRecorder {
     now: Step,
     /// The live blocks, by id: indices of `now.lives`.
     live: FxHashMap<i64, u32>,
-    /// The frees of the step: time and block.
-    frees: Vec<(i64, u32)>,
+    /// The outermost ops of the allocations of the step, and of its frees.
+    allocating: Claims,
+    freeing: Claims,
     /// The modules whose calls are open.
     open: Vec<Call>,
 }
@@ -142,7 +163,8 @@ impl StepRecorder {
             step: i64::MIN,
             now: Step::default(),
             live: FxHashMap::default(),
-            frees: Vec::new(),
+            allocating: Claims::default(),
+            freeing: Claims::default(),
             open: Vec::new(),
         }
     }
@@ -151,20 +173,41 @@ impl StepRecorder {
         self.device
     }
 
-    /// Returns true if a row with the current step `step` begins another one: [`StepRecorder::next`] comes before
-    /// [`StepRecorder::feed`].
-    pub(super) fn is_next(&self, step: i64) -> bool {
-        step > self.step
+    /// Takes the current step of a row. Returns true if that begins another one to record: [`StepRecorder::next`] comes
+    /// before [`StepRecorder::feed`].
+    pub(super) fn begins(&mut self, step: i64) -> bool {
+        let is_later = step > self.step;
+        self.step = self.step.max(step);
+        is_later && self.rows().saturating_mul(BLOCKS_PER_ROW) >= self.live.len()
     }
 
-    /// The step so far.
-    pub(super) fn step(&self) -> &Step {
+    /// The rows of the step that are kept.
+    pub(super) fn rows(&self) -> usize {
+        let Step { allocations, ops, modules, frees, .. } = &self.now;
+        allocations.len() + ops.len() + modules.len() + frees.len() + self.open.len()
+    }
+
+    /// The step so far, with the ops of its blocks.
+    pub(super) fn step(&mut self) -> &Step {
+        let Step { lives, allocations, ops, own, frees, .. } = &mut self.now;
+        own.clear();
+        own.resize(ops.len(), (0, 0));
+        for claim in self.allocating.all() {
+            own[claim.call as usize] = (claim.from, claim.to);
+            for life in allocations[claim.from as usize..claim.to as usize].iter().filter_map(|at| at.life) {
+                lives[life as usize].call = claim.call;
+            }
+        }
+        for claim in self.freeing.all() {
+            for life in &frees[claim.from as usize..claim.to as usize] {
+                lives[*life as usize].freed_by = claim.call;
+            }
+        }
         &self.now
     }
 
     /// Begins the next step, in which the live blocks go on.
-    pub(super) fn next(&mut self, step: i64) {
-        self.step = step;
+    pub(super) fn next(&mut self) {
         let mut lives: Vec<Life> =
             self.now.lives.iter().filter(|life| life.death == ALIVE).copied().collect();
         self.live.clear();
@@ -174,7 +217,7 @@ impl StepRecorder {
         }
         let end_allocated = self.now.end_allocated;
         self.now = Step { lives, end_allocated, ..Step::default() };
-        self.frees.clear();
+        (self.allocating, self.freeing) = (Claims::default(), Claims::default());
         for call in &mut self.open {
             call.from = 0;
         }
@@ -198,6 +241,7 @@ impl StepRecorder {
             }
             EventName::Oom if is_here => {
                 let allocated = row.allocated_bytes.saturating_add(row.requested_bytes.max(0));
+                self.allocating.push(row.ts_ns);
                 self.allocation(row, allocated, None, in_window);
             }
             EventName::Op => self.op(row),
@@ -224,6 +268,7 @@ impl StepRecorder {
             let at = self.now.end();
             self.now.optimizer_at.get_or_insert(at);
         }
+        self.now.is_wanted |= in_window;
         let (seq, ts_ns, owner) = (row.seq, row.ts_ns, Owner::of(row));
         self.now.allocations.push(Allocation { allocated, seq, ts_ns, owner, life, in_window });
     }
@@ -236,7 +281,7 @@ impl StepRecorder {
         let is_older = row.event == EventName::Live;
         self.now.lives.push(Life {
             id: row.alloc_id,
-            birth: if is_older { 0 } else { self.now.end() },
+            birth: self.now.end(),
             death: ALIVE,
             is_older,
             bytes: row.delta_bytes,
@@ -247,9 +292,9 @@ impl StepRecorder {
             freed_by: NO_CALL,
         });
         self.live.insert(row.alloc_id, index);
-        if !is_older {
-            self.allocation(row, row.allocated_bytes, Some(index), in_window);
-        }
+        // No op of this part allocated what was live when it began.
+        self.allocating.push(if is_older { i64::MIN } else { row.ts_ns });
+        self.allocation(row, row.allocated_bytes, Some(index), in_window);
         self.now.end_allocated = row.allocated_bytes;
     }
 
@@ -257,26 +302,16 @@ impl StepRecorder {
         self.now.end_allocated = row.allocated_bytes;
         let Some(index) = self.live.remove(&row.alloc_id) else { return };
         self.now.lives[index as usize].death = self.now.end();
-        self.frees.push((row.ts_ns, index));
+        self.now.frees.push(index);
+        self.freeing.push(row.ts_ns);
     }
 
     /// An op ended. Of nested ones the outermost ends last.
     fn op(&mut self, row: &Record) {
         let start = row.ts_ns.saturating_sub(row.latency_ns);
-        let (index, to) = (self.now.ops.len() as u32, self.now.end());
-        let mut from = to;
-        while from > 0 && self.now.allocations[from as usize - 1].ts_ns >= start {
-            from -= 1;
-            if let Some(life) = self.now.allocations[from as usize].life {
-                self.now.lives[life as usize].call = index;
-            }
-        }
-        for (at, life) in self.frees.iter().rev() {
-            if *at < start {
-                break;
-            }
-            self.now.lives[*life as usize].freed_by = index;
-        }
+        let (call, to) = (self.now.ops.len() as u32, self.now.end());
+        let from = self.allocating.claim(start, call);
+        self.freeing.claim(start, call);
         self.now.ops.push(Call { name: row.op, module: row.module, phase: row.phase, from, to });
     }
 }

@@ -69,11 +69,16 @@ impl Report for Oom {
                 printer.plain(text);
             }
             holders(&mut printer, &replayed, row.device, options);
-            let advised = if case.is_too_big() { helps(trace, options) } else { Vec::new() };
+            let (advised, why_not) =
+                if case.is_too_big() { helps(trace, options) } else { (Vec::new(), None) };
             if !advised.is_empty() {
                 printer.gap();
                 printer.plain("what would lower this peak most, by memtrace advise:");
                 advised.iter().for_each(|line| printer.plain(format!("  {line}")));
+            }
+            if let Some(why) = &why_not {
+                printer.gap();
+                printer.plain(format!("memtrace advise finds nothing for this peak: {why}"));
             }
             footer.note_inference(&replayed);
             footer.add_reading(trace, &replayed);
@@ -81,6 +86,7 @@ impl Report for Oom {
             footer.add_share(&replayed, row.device);
             let mut value = case.json(&replayed);
             value["advised"] = advised.into();
+            value["not_advised_because"] = why_not.into();
             cases.push(value);
         }
         if cases.is_empty() {
@@ -96,10 +102,12 @@ impl Report for Oom {
     }
 }
 
-/// The first lines of `memtrace advise`; none where the trace lacks what it needs.
-fn helps(trace: &TraceFile, options: &Options) -> Vec<String> {
-    let advised = Advised::new(trace, options, false);
-    advised.map(|advised| advised.first_lines(3, options)).unwrap_or_default()
+/// The first lines of `memtrace advise`, or why it has none.
+fn helps(trace: &TraceFile, options: &Options) -> (Vec<String>, Option<String>) {
+    match Advised::new(trace, options, false) {
+        Ok(advised) => (advised.first_lines(3, options), None),
+        Err(why) => (Vec::new(), Some(why.to_string())),
+    }
 }
 
 /// Prints the live blocks at the OOM: by category, and by module for the ten largest.

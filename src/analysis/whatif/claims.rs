@@ -1,0 +1,81 @@
+//! The outermost op of each of a sequence of rows.
+//!
+//! The row of an op comes at its end, behind those of the ops in it, so it takes its rows from them. Each row is looked at once
+//! and each claim removed once, however the ops overlap.
+
+/// The rows that belong to one op: from the first to the one behind the last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Claim {
+    pub(super) from: u32,
+    pub(super) to: u32,
+    /// The number of the op.
+    pub(super) call: u32,
+}
+
+/// Rows with times, and the ops that claim them.
+#[derive(Debug, Default)]
+pub(super) struct Claims {
+    /// The number of rows.
+    rows: u32,
+    /// The rows that are earlier than all behind them: time and number, in order of both.
+    lowest: Vec<(i64, u32)>,
+    /// In order; no two share a row.
+    claims: Vec<Claim>,
+}
+
+impl Claims {
+    /// Adds a row with this time.
+    pub(super) fn push(&mut self, ts_ns: i64) {
+        while self.lowest.pop_if(|(lowest, _)| *lowest >= ts_ns).is_some() {}
+        self.lowest.push((ts_ns, self.rows));
+        self.rows += 1;
+    }
+
+    /// The op `call`, which ends now, began at `start`: the last rows that are not earlier become its own. Returns the first.
+    pub(super) fn claim(&mut self, start: i64, call: u32) -> u32 {
+        let earlier = self.lowest.partition_point(|(ts_ns, _)| *ts_ns < start);
+        let from = earlier.checked_sub(1).map_or(0, |last| self.lowest[last].1 + 1);
+        if from == self.rows {
+            return from;
+        }
+        while self.claims.pop_if(|claim| claim.from >= from).is_some() {}
+        if let Some(before) = self.claims.last_mut() {
+            before.to = before.to.min(from);
+        }
+        self.claims.push(Claim { from, to: self.rows, call });
+        from
+    }
+
+    /// The claims of outermost ops.
+    pub(super) fn all(&self) -> &[Claim] {
+        &self.claims
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whatif_gives_rows_to_the_outermost_op() {
+        let mut claims = Claims::default();
+        for ts_ns in [10, 20, 30, 40, 50] {
+            claims.push(ts_ns);
+        }
+        // Two ops, one around both, and one of another thread that began before the last of them ended.
+        assert_eq!(claims.claim(45, 0), 4);
+        assert_eq!(claims.claim(60, 1), 5);
+        assert_eq!(claims.claim(30, 2), 2);
+        assert_eq!(claims.all(), [Claim { from: 2, to: 5, call: 2 }]);
+        claims.push(60);
+        assert_eq!(claims.claim(50, 3), 4);
+        assert_eq!(claims.all(), [Claim { from: 2, to: 4, call: 2 }, Claim { from: 4, to: 6, call: 3 }]);
+        // A row that is out of order ends the rows of an op that began behind it.
+        claims.push(5);
+        claims.push(70);
+        assert_eq!(claims.claim(10, 4), 7);
+        assert_eq!(claims.all().last(), Some(&Claim { from: 7, to: 8, call: 4 }));
+        assert_eq!(claims.claim(i64::MIN, 5), 0);
+        assert_eq!(claims.all(), [Claim { from: 0, to: 8, call: 5 }]);
+    }
+}
