@@ -306,3 +306,19 @@ fn library_gets_the_copy_that_its_other_calls_are_bound_to() {
     let (first, second) = ("fn=cublas_after", "fn=cublas");
     answers(&program, &[&other, &user, first, second], &["fn=cublas_after 1212", "fn=cublas 13"]);
 }
+
+#[test]
+fn new_thread_that_a_constructor_waits_for_does_not_wait_for_the_loader() {
+    let program = compiled("lookups/waits.c", "waits", &["-rdynamic"]);
+    let waits = compiled("lookups/waits.c", "libwaits.so", &["-DWAITS"]);
+    let contains = copy("libcontains-all.so", &["-DANSWER=70", "-DCALLS=1", "-DRUNTIME"]);
+    let arguments = [Path::new(&contains), &waits, Path::new("runtime"), Path::new("nccl_after")];
+    let arguments = arguments.map(|argument| argument.to_str().unwrap());
+    let folder = TempDir::new().unwrap();
+    let mut command = common::untraced(&program, &arguments);
+    command.env("LD_PRELOAD", library("libmemtrace.so")).env("MEMTRACE_OUT", folder.path().join("out"));
+    let output = ends(command);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "0\n7070\n".repeat(3), "{output:?}");
+    // The memory of the thread is in the trace.
+    assert_eq!(fs::read_dir(folder.path().join("out")).unwrap().count(), 1);
+}

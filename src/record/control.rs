@@ -107,7 +107,7 @@ impl Control {
     /// that names its journal.
     pub(crate) fn attach(&self, thread: JoinHandle<()>) {
         *self.thread() = Some(thread);
-        let _ = self.ready.1.recv_timeout(START);
+        let _ = polled(&self.ready.1, START);
     }
 
     /// The writer thread ends by itself, and with it the process: no thread has to wait for it.
@@ -154,5 +154,20 @@ impl Control {
     /// Returns true if announced tags are not recorded yet.
     pub(crate) fn expects_tags(&self) -> bool {
         self.tags_due.load(Ordering::Acquire) > 0
+    }
+}
+
+/// A message of `channel` within `patience`. Looks for it now and then: the wait of a channel makes a `thread_local!` with
+/// a destructor, and a thread of the program must not (see [`crate::per_thread`]).
+pub(crate) fn polled<T>(channel: &Receiver<T>, patience: Duration) -> Option<T> {
+    let start = Instant::now();
+    loop {
+        if let Ok(message) = channel.try_recv() {
+            return Some(message);
+        }
+        if start.elapsed() >= patience {
+            return None;
+        }
+        std::thread::sleep(Duration::from_micros(50));
     }
 }

@@ -6,8 +6,8 @@
 //! like those of the C library. (glibc reserves room for so few bytes also for a library that is loaded
 //! later.)
 //!
-//! A pointer is null or leads to data that a `thread_local!` with a destructor owns; the destructor resets it
-//! when the thread ends. The words themselves outlive every destructor.
+//! A pointer is null or leads to data that a [`PerThread`](crate::per_thread::PerThread) owns; its destructor resets the
+//! pointer when the thread ends. The words themselves outlive every destructor.
 
 #[cfg(not(miri))]
 use std::arch::{asm, global_asm};

@@ -16,6 +16,7 @@ pub mod fast_tls;
 pub mod fork_lock;
 pub mod intern;
 pub mod own_page;
+pub mod per_thread;
 mod queue;
 pub mod recorder;
 mod session;

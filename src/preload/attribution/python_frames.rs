@@ -13,6 +13,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use memtrace_record::intern::{Frame, StackId, TextId};
+use memtrace_record::per_thread::PerThread;
 use memtrace_record::recorder::{stack_id, text_id};
 use memtrace_trace::stacks::FrameKind;
 use rustc_hash::FxHashMap;
@@ -123,9 +124,7 @@ struct Cache {
     walk: Vec<FrameLine>,
 }
 
-thread_local! {
-    static CACHE: RefCell<Cache> = RefCell::default();
-}
+static CACHE: PerThread<RefCell<Cache>> = PerThread::new(RefCell::default);
 
 /// Returns true if Python lines can be read, and are recorded now.
 #[inline]
@@ -180,7 +179,7 @@ unsafe fn first_frame(layout: &Layout, functions: &Functions) -> *const usize {
 /// The stack of this thread's Python lines on top of `base`; `base` when it runs no Python.
 pub(crate) fn current(base: StackId) -> StackId {
     let Some((layout, functions)) = LAYOUT.get() else { return base };
-    let stack = CACHE.try_with(|cache| {
+    let stack = CACHE.with(|cache| {
         let mut cache = cache.try_borrow_mut().ok()?;
         let Cache { lines, stacks, walk } = &mut *cache;
         walk.clear();
@@ -210,7 +209,7 @@ pub(crate) fn current(base: StackId) -> StackId {
         stacks.insert((hash, base), stack);
         Some(stack)
     });
-    stack.ok().flatten().unwrap_or(base)
+    stack.flatten().unwrap_or(base)
 }
 
 /// Folds a word into a hash (as `wyhash` does: the halves of a wide product).

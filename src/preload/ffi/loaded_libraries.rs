@@ -1,7 +1,8 @@
 //! The shared libraries that are loaded into the process.
 //!
 //! They are walked by `dl_iterate_phdr`. It takes a lock that the loader holds only while it links, not while a
-//! constructor runs (`dladdr` takes that one), so a hook cannot wait for a thread that waits for the hook.
+//! constructor runs (`dladdr` takes that one), so a walk cannot wait for a thread that waits for the
+//! hook. A look-up by `dlsym` or `dlopen` can: see `symbols.rs` for what is looked up without them.
 
 use std::ffi::{CStr, CString, OsStr, c_int, c_void};
 use std::ops::{ControlFlow, Range};

@@ -9,6 +9,8 @@
 //!   that a process may have twice, with state of its own, needs [`ByCaller`](super::by_caller::ByCaller).
 //! - [`Symbol`], a function that we call and do not hook. It is searched where its [`Home`] says.
 //!
+//! What no library has is found out without a lock of the loader, from the tables of the libraries in memory.
+//!
 //! A library is searched by file name through an `RTLD_NOLOAD` handle: that loads nothing and runs no
 //! constructor. A failed look-up is never cached, because the library may be loaded before the next call.
 //!
@@ -249,15 +251,17 @@ impl<F: Copy> RealFn<F> {
 
     #[cold]
     fn find(&self) -> *mut c_void {
-        let mut found = find_behind(self.name);
-        if found.is_null() {
+        // First without the lock of the loader, which a call without an answer would take each time.
+        let any = self.find_in_any();
+        let mut found = if any.is_null() { any } else { find_behind(self.name) };
+        if found.is_null() && !any.is_null() {
             found = find_in_loaded(self.library, self.name);
         }
         if found.is_null() {
             found = self.looked_up.load(Ordering::Relaxed);
         }
         if found.is_null() {
-            found = self.find_in_any();
+            found = any;
         }
         if !found.is_null() {
             self.found.store(found, Ordering::Relaxed);

@@ -23,6 +23,7 @@ use memtrace_trace::journal::{
 };
 use memtrace_trace::{Event, private_file};
 
+use crate::control::polled;
 use crate::intern::with_tables;
 use crate::own_page;
 
@@ -123,10 +124,7 @@ impl ChunkPool {
         index: u32,
         patience: Duration,
     ) -> Option<ChunkWriter> {
-        let chunk =
-            self.free.1.try_recv().ok().or_else(|| {
-                if patience.is_zero() { None } else { self.free.1.recv_timeout(patience).ok() }
-            })?;
+        let chunk = polled(&self.free.1, patience)?;
         let header = &self.chunk(chunk).header;
         header.committed.store(0, Ordering::Relaxed);
         let owner = &self.owners[chunk as usize];

@@ -13,6 +13,7 @@ use super::event_queue::{EventQueue, IDLE, LaneShared, NO_CHUNK};
 use super::overflow::OverflowEvent;
 use crate::clock;
 use crate::fast_tls::fast_tls;
+use crate::per_thread::PerThread;
 
 /// The longest time that a hook waits for a free chunk before its event goes to the overflow list, or is
 /// dropped.
@@ -49,9 +50,7 @@ struct Own {
 /// Frees the lane of a thread that ends.
 struct LaneOwner;
 
-thread_local! {
-    static OWNER: LaneOwner = const { LaneOwner };
-}
+static OWNER: PerThread<LaneOwner> = PerThread::new(|| LaneOwner);
 
 impl Drop for LaneOwner {
     fn drop(&mut self) {
@@ -106,8 +105,8 @@ impl EventQueue {
     }
 }
 
-/// Runs `work` on the lane of the calling thread, which is made at the first use. A thread whose locals are
-/// destroyed gets a lane for this one event: its other destructors may still free memory.
+/// Runs `work` on the lane of the calling thread, which is made at the first use. A thread that ends
+/// and has lost its own gets a lane for this one event: its other destructors may still free memory.
 #[inline(always)]
 fn with_lane<T>(queue: &'static EventQueue, work: impl FnOnce(&mut Lane) -> T) -> T {
     // SAFETY: the words of the calling thread; the lane lives until the thread's `LaneOwner` is dropped.
@@ -126,7 +125,7 @@ fn with_lane<T>(queue: &'static EventQueue, work: impl FnOnce(&mut Lane) -> T) -
 }
 
 /// Makes a lane for a thread that has none in this queue. It is for one event if the thread's own lane is in
-/// use, or if its locals are destroyed.
+/// use, or if the thread ends and has lost it.
 #[cold]
 #[inline(never)]
 fn other_lane(queue: &'static EventQueue) -> *const Own {
@@ -135,7 +134,7 @@ fn other_lane(queue: &'static EventQueue) -> *const Own {
     // SAFETY: as in `with_lane`.
     let before = unsafe { word.get().cast::<Own>().as_ref() };
     let is_busy = before.is_some_and(|own| std::ptr::eq(own.queue, queue));
-    let for_one_event = is_busy || OWNER.try_with(|_| ()).is_err();
+    let for_one_event = is_busy || OWNER.with(|_| ()).is_none();
     let lane = UnsafeCell::new(Lane::new(queue));
     let own = Box::into_raw(Box::new(Own { queue, busy: Cell::new(false), for_one_event, lane }));
     if !for_one_event {

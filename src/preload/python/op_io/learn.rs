@@ -7,6 +7,7 @@ use std::cell::RefCell;
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicU8, Ordering};
 
+use memtrace_record::per_thread::PerThread;
 use memtrace_trace::Api;
 
 use super::layout::{ALIAS, ARGUMENT, CPU, DEVICE, IS_OUT, IS_WRITE, LAYOUT, LIST, Layout, MOST};
@@ -65,14 +66,12 @@ struct Findings {
     out: bool,
 }
 
-thread_local! {
-    /// Set while the tracer runs its ops on this thread.
-    static FINDINGS: RefCell<Option<Findings>> = const { RefCell::new(None) };
-}
+/// Set while the tracer runs its ops on this thread.
+static FINDINGS: PerThread<RefCell<Option<Findings>>> = PerThread::new(|| RefCell::new(None));
 
 /// Adds a tensor that the tracer made on this thread: the ops that follow are about it.
 pub(crate) fn add_tensor(known: KnownTensor) {
-    let _ = FINDINGS.try_with(|findings| {
+    let _ = FINDINGS.with(|findings| {
         let Ok(mut findings) = findings.try_borrow_mut() else { return };
         if findings.is_none() {
             *findings = GuardedMemory::open().map(Findings::new);
@@ -89,7 +88,7 @@ pub(crate) fn add_tensor(known: KnownTensor) {
 /// `record` is a live `RecordFunction`, and `name_of` gives its name.
 #[cold]
 pub(super) unsafe fn observe(record: *const c_void, name_of: NameOf) {
-    let _ = FINDINGS.try_with(|findings| {
+    let _ = FINDINGS.with(|findings| {
         let Ok(mut findings) = findings.try_borrow_mut() else { return };
         if let Some(findings) = findings.as_mut()
             && let Some(number) = autograd_seq::place()
@@ -107,7 +106,7 @@ pub(super) unsafe fn observe(record: *const c_void, name_of: NameOf) {
 
 /// Ends learning: `true` when the layout is known, `false` when op io stays off.
 pub(crate) fn finish() -> bool {
-    let findings = FINDINGS.try_with(|findings| findings.try_borrow_mut().ok()?.take()).ok().flatten();
+    let findings = FINDINGS.with(|findings| findings.try_borrow_mut().ok()?.take()).flatten();
     let layout = findings.as_ref().and_then(Findings::layout);
     if let Some(layout) = layout {
         let _ = LAYOUT.set(layout);

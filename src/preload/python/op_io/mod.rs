@@ -18,6 +18,7 @@ use std::ffi::c_void;
 
 use memtrace_record::Recorder;
 use memtrace_record::intern::{ContextId, TextId};
+use memtrace_record::per_thread::PerThread;
 use memtrace_record::recorder::text_id;
 use memtrace_trace::{Api, Event, Header, Payload};
 use rustc_hash::FxHashMap;
@@ -55,12 +56,10 @@ struct ThreadIo {
     schemas: FxHashMap<usize, Schema>,
 }
 
-thread_local! {
-    static IO: RefCell<Option<ThreadIo>> = const { RefCell::new(None) };
-}
+static IO: PerThread<RefCell<ThreadIo>> = PerThread::new(RefCell::default);
 
 fn with_io<R>(work: impl FnOnce(&mut ThreadIo) -> R) -> Option<R> {
-    IO.try_with(|io| Some(work(io.try_borrow_mut().ok()?.get_or_insert_default()))).ok().flatten()
+    IO.with(|io| Some(work(&mut *io.try_borrow_mut().ok()?))).flatten()
 }
 
 /// Returns true if `MEMTRACE_OPS=io` is set.

@@ -11,6 +11,7 @@ use std::cell::{Cell, RefCell};
 use std::ptr::null_mut;
 
 use memtrace_record::fast_tls::fast_tls;
+use memtrace_record::per_thread::PerThread;
 
 use open_ranges::OpenRanges;
 use running_ops::RunningOps;
@@ -49,8 +50,10 @@ pub(crate) struct ThreadState {
     pub(crate) recorded_events: RefCell<Vec<usize>>,
 }
 
-thread_local! {
-    static STATE: ThreadState = const {
+static STATE: PerThread<ThreadState> = PerThread::new(ThreadState::new);
+
+impl ThreadState {
+    fn new() -> ThreadState {
         ThreadState {
             ranges: OpenRanges::new(),
             ops: RefCell::new(RunningOps::new()),
@@ -68,7 +71,7 @@ thread_local! {
             torch_id: Cell::new(0),
             recorded_events: RefCell::new(Vec::new()),
         }
-    };
+    }
 }
 
 impl Drop for ThreadState {
@@ -94,7 +97,7 @@ pub(crate) fn with<R>(work: impl FnOnce(&ThreadState) -> R) -> Option<R> {
 #[cold]
 #[inline(never)]
 fn find() -> Option<*const ThreadState> {
-    let state = STATE.try_with(std::ptr::from_ref).ok()?;
+    let state = STATE.with(std::ptr::from_ref)?;
     // SAFETY: the thread's own words.
     unsafe { (*fast_tls()).user.set(state.cast_mut().cast()) };
     Some(state)

@@ -1,0 +1,146 @@
+//! Data of each thread, which is dropped when the thread ends.
+//!
+//! Rust's `thread_local!` gives its destructors to the loader, under the lock that `dlopen` holds while constructors run.
+//! The first hook on a thread would wait for a constructor of the program, and that may wait for the thread. A key of
+//! pthreads takes no lock.
+//!
+//! The destructors of the program's own thread-locals run before those of keys. The end of the process runs none for the
+//! thread that calls `exit`.
+
+use std::ffi::c_void;
+use std::ptr::{from_ref, null_mut};
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// Data of each thread. Copies of it are in no other process, but the child of a fork has that of the thread that forked.
+pub struct PerThread<T: 'static> {
+    make: fn() -> T,
+    /// Made at the first use, and never freed.
+    key: AtomicPtr<Key<T>>,
+}
+
+struct Key<T: 'static> {
+    key: libc::pthread_key_t,
+    /// The value of a thread whose data is gone.
+    ended: Held<T>,
+}
+
+/// The value of a thread.
+struct Held<T: 'static> {
+    of: &'static PerThread<T>,
+    data: Option<T>,
+}
+
+impl<T: 'static> PerThread<T> {
+    /// No data yet; `make` makes that of a thread at its first use.
+    #[must_use]
+    pub const fn new(make: fn() -> T) -> Self {
+        PerThread { make, key: AtomicPtr::new(null_mut()) }
+    }
+
+    /// Runs `work` on the data of the calling thread; `None` if the thread ends and the data is gone, or if the program
+    /// has used up the keys. The data stays at its place until the thread ends.
+    pub fn with<R>(&'static self, work: impl FnOnce(&T) -> R) -> Option<R> {
+        let key = self.key()?;
+        // SAFETY: a key that is never deleted, whose values are null or of this type.
+        let held = unsafe { libc::pthread_getspecific(key.key).cast::<Held<T>>().as_ref() };
+        match held {
+            Some(held) => held.data.as_ref().map(work),
+            None => {
+                let held = Box::into_raw(Box::new(Held { of: self, data: Some((self.make)()) }));
+                // SAFETY: as above.
+                if unsafe { libc::pthread_setspecific(key.key, held.cast()) } == 0 {
+                    // SAFETY: made above; it is dropped when the thread ends.
+                    return unsafe { (*held).data.as_ref() }.map(work);
+                }
+                // SAFETY: made above, and nothing else has it.
+                drop(unsafe { Box::from_raw(held) });
+                None
+            }
+        }
+    }
+
+    fn key(&'static self) -> Option<&'static Key<T>> {
+        // SAFETY: null or a key, which is never freed; here and below.
+        if let Some(key) = unsafe { self.key.load(Ordering::Acquire).as_ref() } {
+            return Some(key);
+        }
+        let mut key = 0;
+        // SAFETY: a place for the key, and a destructor for the values of this type.
+        if unsafe { libc::pthread_key_create(&raw mut key, Some(end::<T>)) } != 0 {
+            return None;
+        }
+        let fresh = Box::into_raw(Box::new(Key { key, ended: Held { of: self, data: None } }));
+        match self.key.compare_exchange(null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire) {
+            // SAFETY: as above.
+            Ok(_) => unsafe { fresh.as_ref() },
+            Err(other) => {
+                // SAFETY: another thread was first, and nothing else has this key.
+                unsafe {
+                    libc::pthread_key_delete(key);
+                    drop(Box::from_raw(fresh));
+                    other.as_ref()
+                }
+            }
+        }
+    }
+}
+
+/// The destructor of a value. Later destructors of the thread find that the data is gone: the mark comes back as often
+/// as pthreads calls destructors.
+///
+/// # Safety
+/// `value` is a value of a key of [`PerThread`], which has none now.
+unsafe extern "C" fn end<T: 'static>(value: *mut c_void) {
+    let value = value.cast::<Held<T>>();
+    // SAFETY: by the contract.
+    let held = unsafe { &*value };
+    let Some(key) = held.of.key() else { return };
+    // SAFETY: the key of the value; the mark is never freed.
+    unsafe { libc::pthread_setspecific(key.key, from_ref(&key.ended).cast()) };
+    if held.data.is_some() {
+        // SAFETY: `with` made it by `Box::into_raw`, and the thread has the mark instead now.
+        drop(unsafe { Box::from_raw(value) });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+    use std::sync::atomic::AtomicU32;
+
+    static DROPPED: AtomicU32 = AtomicU32::new(0);
+    static COUNT: PerThread<Counted> = PerThread::new(|| Counted(Cell::new(0)));
+    static LATER: PerThread<Later> = PerThread::new(|| Later);
+    static AFTER: AtomicU32 = AtomicU32::new(0);
+
+    struct Counted(Cell<u32>);
+    impl Drop for Counted {
+        fn drop(&mut self) {
+            assert!(COUNT.with(|_| ()).is_none(), "gone while it is dropped");
+            DROPPED.fetch_add(self.0.get(), Ordering::SeqCst);
+        }
+    }
+
+    /// A later key of the program, whose destructor uses a hook.
+    struct Later;
+    impl Drop for Later {
+        fn drop(&mut self) {
+            AFTER.fetch_add(u32::from(COUNT.with(|_| ()).is_none()), Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn each_thread_has_its_own_data_until_it_ends() {
+        let count = || COUNT.with(|count| count.0.replace(count.0.get() + 1));
+        let work = move || {
+            assert_eq!((count(), count()), (Some(0), Some(1)));
+            LATER.with(|_| ()).unwrap();
+        };
+        for _ in 0..3 {
+            std::thread::spawn(work).join().unwrap();
+        }
+        assert_eq!(DROPPED.load(Ordering::SeqCst), 6);
+        assert_eq!(AFTER.load(Ordering::SeqCst), 3);
+    }
+}
