@@ -18,7 +18,7 @@ use crate::core::host_state::{device, host_state};
 use crate::core::lock::lock;
 use crate::core::vram::PAGE;
 use crate::libs::nccl_groups::Place;
-use crate::libs::nccl_memory::{HOPPER_CODE, HOPPER_FIRST_KERNEL, NcclMemory};
+use crate::libs::nccl_memory::{HOPPER_CODE, HOPPER_FIRST_KERNEL, NcclMemory, hopper_message_kernel};
 
 thread_local! {
     static STANDS_FOR: Cell<Option<&'static CStr>> = const { Cell::new(None) };
@@ -143,24 +143,47 @@ fn version() -> u32 {
     })
 }
 
-/// The code of NCCL's kernels that a device has loaded: with a communicator, and with the first kernel.
-static CODE: Mutex<Vec<(usize, bool)>> = Mutex::new(Vec::new());
+/// A part of the memory that NCCL's kernels take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum KernelMemory {
+    /// The code, with the first communicator.
+    Code,
+    /// The stack of the first kernel.
+    FirstKernel,
+    /// The larger stack of the kernel of messages.
+    Messages,
+}
 
-/// Charges the code of NCCL's kernels to a device, each part once. It is part of the context.
-fn load_code(index: usize, kernel: bool) -> Status {
+impl KernelMemory {
+    /// Its bytes on a card of capability 9.0.
+    fn bytes(self) -> u64 {
+        match self {
+            Self::Code => HOPPER_CODE,
+            Self::FirstKernel => HOPPER_FIRST_KERNEL,
+            Self::Messages => hopper_message_kernel(host_state().spec.sms),
+        }
+    }
+}
+
+/// The parts that a device has loaded.
+static LOADED: Mutex<Vec<(usize, KernelMemory)>> = Mutex::new(Vec::new());
+
+/// Charges parts of the memory of NCCL's kernels to a device, each once. It is part of the context.
+fn load_kernels(index: usize, parts: &[KernelMemory]) -> Result<(), Status> {
     if host_state().spec.cc != (9, 0) {
-        return OK;
+        return Ok(());
     }
-    let mut loaded = lock(&CODE);
-    if loaded.contains(&(index, kernel)) {
-        return OK;
+    let mut loaded = lock(&LOADED);
+    for &part in parts {
+        if loaded.contains(&(index, part)) {
+            continue;
+        }
+        if !device(index as c_int).is_none_or(|device| device.vram().charge(part.bytes())) {
+            return Err(OUT_OF_MEMORY);
+        }
+        loaded.push((index, part));
     }
-    let size = if kernel { HOPPER_FIRST_KERNEL } else { HOPPER_CODE };
-    let charged = device(index as c_int).is_none_or(|device| device.vram().charge(size));
-    if charged {
-        loaded.push((index, kernel));
-    }
-    if charged { OK } else { OUT_OF_MEMORY }
+    Ok(())
 }
 
 /// The memory of a communicator of one rank.
@@ -183,9 +206,9 @@ impl CommunicatorMemory {
             return Ok(memory);
         }
         memory.take(device, place, |memory| memory.at_creation())?;
-        match load_code(device, false) {
-            OK => Ok(memory),
-            status => {
+        match load_kernels(device, &[KernelMemory::Code]) {
+            Ok(()) => Ok(memory),
+            Err(status) => {
                 memory.free();
                 Err(status)
             }
@@ -197,10 +220,8 @@ impl CommunicatorMemory {
         if self.connected || place.ranks < 2 || host_state().spec.channels == 0 {
             return Ok(());
         }
-        match load_code(device, true) {
-            OK => self.take(device, place, |memory| memory.at_first_operation())?,
-            status => return Err(status),
-        }
+        load_kernels(device, &[KernelMemory::FirstKernel])?;
+        self.take(device, place, |memory| memory.at_first_operation())?;
         self.connected = true;
         Ok(())
     }
@@ -222,10 +243,8 @@ impl CommunicatorMemory {
         }
         let sizes =
             |memory: &NcclMemory<'_>| if is_near { memory.for_peer(sends) } else { memory.for_machines() };
-        match load_code(device, true) {
-            OK => self.take(device, place, sizes)?,
-            status => return Err(status),
-        }
+        load_kernels(device, &[KernelMemory::FirstKernel, KernelMemory::Messages])?;
+        self.take(device, place, sizes)?;
         if is_near {
             self.peers.insert((peer, sends));
         } else {

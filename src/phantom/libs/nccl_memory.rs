@@ -58,6 +58,21 @@ const SHARED_STEPS: usize = 16;
 pub(crate) const HOPPER_CODE: u64 = 172 << 20;
 pub(crate) const HOPPER_FIRST_KERNEL: u64 = 206 << 20;
 
+/// What the kernel of messages (`ncclDevKernel_SendRecv`) needs beyond that of a collective, in bytes of stack for each
+/// thread that the card can hold: 1904 against 1672 in NCCL 2.26.2, 1976 against 1736 in 2.28.9
+/// (`ncclDevKernel_AllReduce_Sum_f32_RING_LL`). `cuobjdump -arch sm_90 -res-usage` shows them in the library of
+/// NVIDIA's wheels. The driver then makes the local memory of all threads larger, and keeps it so
+/// (`CU_CTX_LMEM_RESIZE_TO_MAX` in CUDA's manual).
+const HOPPER_MESSAGE_STACK: u64 = 232;
+
+/// The threads that a multiprocessor of capability 9.0 holds (CUDA C++ Programming Guide, compute capabilities).
+const HOPPER_THREADS: u64 = 2048;
+
+/// The bytes of local memory that the first message adds on a card of capability 9.0.
+pub(crate) fn hopper_message_kernel(multiprocessors: u32) -> u64 {
+    (u64::from(multiprocessors) * HOPPER_THREADS * HOPPER_MESSAGE_STACK).next_multiple_of(PAGE as u64)
+}
+
 /// The channels of a ring over machines do not grow beyond this (`ncclTopoPostset`).
 const MOST_BETWEEN_MACHINES: usize = 16;
 
@@ -318,6 +333,18 @@ mod tests {
         };
         // Beside 614 MiB of each process, 1174 and 1510.
         assert_eq!((of(1), of(8)), (560, 896));
+    }
+
+    #[test]
+    fn nccl_before_and_after_an_all_to_all_takes_what_issue_1685_shows() {
+        // 1.06 and 4.34 GB outside PyTorch's allocator, with the context (610 MiB, to 2).
+        let memory = rank_of(22602, 8, 0, (9, 0));
+        let before = mib(&memory.at_creation()) as u64 + (HOPPER_CODE >> 20) + 610;
+        let messages = 7 * (mib(&memory.for_peer(true)) + mib(&memory.for_peer(false))) as u64;
+        let after = before + messages + ((HOPPER_FIRST_KERNEL + hopper_message_kernel(132)) >> 20);
+        let gb = |mib: u64| (mib << 20) as f64 / 1e9;
+        assert_eq!(format!("{:.2} {:.2}", gb(before), gb(after)), "1.06 4.16");
+        assert!((4.34 / gb(after) - 1.0).abs() < 0.05);
     }
 
     #[test]
