@@ -135,6 +135,15 @@ impl DetailedSteps {
         Some((before.last, before.reason))
     }
 
+    /// Returns true if the ops and modules of `step` are known.
+    #[must_use]
+    pub fn has(&self, step: i64, meta: &Meta) -> bool {
+        // What runs before the first step has the detail of step 0.
+        let step = step.max(0);
+        let at = self.stretches.partition_point(|stretch| stretch.last < step);
+        self.stretches.get(at).is_some_and(|stretch| stretch.first <= step) || self.is_every(meta)
+    }
+
     /// One line about a moment in `step`, when that step has no detail: which one has.
     #[must_use]
     pub fn about(&self, step: i64, meta: &Meta) -> Option<String> {
@@ -229,6 +238,7 @@ mod tests {
             let steps = marked(&[(-1, 0, On(Scheduled))]);
             assert_eq!((steps.note(&meta(setting)), steps.about(0, &meta(setting))), (None, None));
             assert_eq!(steps.json(&meta(setting)), Value::Null);
+            assert!(steps.has(0, &meta(setting)) && steps.has(i64::MAX, &meta(setting)));
         }
     }
 
@@ -251,6 +261,8 @@ mod tests {
             "{note}"
         );
         assert_eq!(steps.json(&meta), json!([[0, 1], [7, 7], [10, 10]]));
+        let detailed: Vec<i64> = (-1..20).filter(|step| steps.has(*step, &meta)).collect();
+        assert_eq!(detailed, [-1, 0, 1, 7, 10]);
         let about = |step| steps.about(step, &meta);
         assert_eq!([-1, 0, 1, 7, 10].map(about), [const { None }; 5]);
         assert_eq!(
@@ -269,6 +281,7 @@ mod tests {
         let steps = DetailedSteps::default();
         assert!(steps.note(&meta("off")).unwrap().contains("known for no step"));
         assert!(steps.about(3, &meta("off")).unwrap().contains("so are all others"));
+        assert!(!steps.has(-1, &meta("off")) && !steps.has(3, &meta("off")));
         let one = marked(&[(4, 5, On(Peak)), (5, 6, Off)]);
         assert!(one.note(&meta("peak")).unwrap().contains("known for step 5 alone"));
     }

@@ -412,6 +412,9 @@ def digest(folder, csvs, *reports):
         }
         assert told == steps_of(traces[rank]), (told, steps_of(traces[rank]))
         compared += len(told)
+    # No fixture has a schedule of detail.
+    detailed = duckdb.sql(f"select distinct detailed from {table} where kind = 'step'").fetchall()
+    assert detailed in ([], [(1,)]), detailed
     print(len(summary["processes"]), "digests equal the reports, with", compared, "steps")
 
 

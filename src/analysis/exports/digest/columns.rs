@@ -144,6 +144,8 @@ columns! {
     Lost "lost_events" Int;
     /// 1 when the trace has its end row
     Complete "complete" Int;
+    /// 1 when the ops and modules of the step are known (`MEMTRACE_DETAIL`), else 0; of a device, of the step of its peak
+    Detailed "detailed" Int;
 }
 
 #[cfg(test)]

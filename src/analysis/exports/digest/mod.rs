@@ -70,7 +70,8 @@ impl Export for Digest {
             rows.extend(owners(&replayed, device));
         }
         rows.extend(found.leaks.iter().map(leak));
-        let steps = steps.list.iter().map(|((device, step), held)| step_row(&replayed, *device, *step, held));
+        let steps =
+            steps.list.iter().map(|((device, step), held)| step_row(trace, &replayed, *device, *step, held));
         let file = trace_stem(&trace.path);
         let named = |row: DigestRow| {
             row.int(C::Rank, trace.meta.rank.into())
@@ -129,7 +130,8 @@ fn device_row(
         .count(C::Allocations, own().map(|step| step.allocations).sum())
         .int(C::AllocatedSum, own().fold(0, |sum: i64, step| sum.wrapping_add(step.allocated_sum)))
         .count(C::Ooms, ooms)
-        .count(C::Retries, own().map(|step| step.failed).sum::<u64>().saturating_sub(ooms));
+        .count(C::Retries, own().map(|step| step.failed).sum::<u64>().saturating_sub(ooms))
+        .int(C::Detailed, i64::from(replayed.replay.detail.has(peak.owner.step, &trace.meta)));
     if let Some(held) = held.iter().find(|held| held.ordinal == device.ordinal) {
         row = row
             .int(C::FragReserved, held.reserved)
@@ -168,7 +170,13 @@ fn owners(replayed: &Replayed, device: &Device) -> Vec<DigestRow> {
     groups.into_iter().map(row).collect()
 }
 
-fn step_row(replayed: &Replayed, device: i32, step: i64, memory: &StepMemory) -> DigestRow {
+fn step_row(
+    trace: &TraceFile,
+    replayed: &Replayed,
+    device: i32,
+    step: i64,
+    memory: &StepMemory,
+) -> DigestRow {
     with_owner(DigestRow::new(RowKind::Step), replayed, &memory.owner)
         .int(C::Device, device.into())
         .int(C::Step, step)
@@ -184,6 +192,7 @@ fn step_row(replayed: &Replayed, device: i32, step: i64, memory: &StepMemory) ->
         .int(C::AllocatedSum, memory.allocated_sum)
         .count(C::Ooms, memory.ooms)
         .count(C::Retries, memory.failed.saturating_sub(memory.ooms))
+        .int(C::Detailed, i64::from(replayed.replay.detail.has(step, &trace.meta)))
 }
 
 fn leak(leak: &Leak) -> DigestRow {
