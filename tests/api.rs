@@ -239,7 +239,7 @@ fn detail_of_a_running_process_is_asked_for_by_its_id() {
     });
     assert!(both.iter().any(|(status, ..)| *status == Some(0)), "{both:?}");
     for (status, _, messages) in &both {
-        assert!(*status == Some(0) || messages.contains("another memtrace detail waits"), "{both:?}");
+        assert!(*status == Some(0) || messages.contains("another request for detail"), "{both:?}");
     }
     let marks = detail_marks(&stepping.trace());
     let (first, on) = (marks[0].0, "detail on: asked for".to_owned());

@@ -121,7 +121,9 @@ impl Request {
         };
         // Of several commands at once, each waits for the answer to its own request.
         if journal.try_lock().is_err() {
-            bail!("another memtrace detail waits for process {pid}; try again when it has ended");
+            bail!(
+                "another request for detail of process {pid} waits; try again when `memtrace detail` or `memtrace live` has its answer"
+            );
         }
         let taken = word(&journal, layout::DETAIL_TAKEN)?;
         let asked = word(&journal, layout::DETAIL_ASKED)?;
