@@ -1,4 +1,5 @@
-"""Trains a small GPT and prints wall and CPU seconds of each step; scripts/overhead runs it.
+"""Trains a small GPT and prints wall and CPU seconds of each step; scripts/overhead runs it, and
+scripts/instructions under callgrind.
 
     overhead_loop.py RECORDER STEPS PACE
 
@@ -10,6 +11,7 @@ would.
 
 import ctypes
 import mmap
+import os
 import sys
 import time
 from pathlib import Path
@@ -32,13 +34,32 @@ class Callback(ctypes.Structure):
     ]
 
 
+def machine_code(text):
+    """A mapping with this code, and its address. The mapping must stay as long as anybody calls it."""
+    code = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    code.write(text)
+    return code, ctypes.addressof(ctypes.c_char.from_buffer(code))
+
+
+def callgrind(request):
+    """Asks callgrind to start (4) or stop (5) counting: CALLGRIND_START_INSTRUMENTATION of callgrind.h.
+
+    Natively the four rotations of rdi do nothing together, and neither does the exchange of rbx with itself.
+    The sleep before lets memtrace's writer take the events of the steps before.
+    """
+    time.sleep(2)
+    # mov rax, rdi; the rotations by 3, 13, 61 and 51; xchg rbx, rbx; ret
+    code, at = machine_code(bytes.fromhex("4889f848c1c70348c1c70d48c1c73d48c1c7334887dbc3"))
+    arguments = (ctypes.c_uint64 * 6)((ord("C") << 24 | ord("T") << 16) + request)
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(at)(ctypes.addressof(arguments))
+    return code
+
+
 def listen():
     """Registers for the same ops as memtrace (with backward functions and user ranges), and does nothing."""
-    code = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
     # mov qword ptr [rdi], 0; mov rax, rdi; ret: the start gives no state of its own. Then a ret for the end.
     start = bytes.fromhex("48c707000000004889f8c3")
-    code.write(start + bytes.fromhex("c3"))
-    at = ctypes.addressof(ctypes.c_char.from_buffer(code))
+    code, at = machine_code(start + bytes.fromhex("c3"))
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
     add = library._ZN2at17addGlobalCallbackENS_22RecordFunctionCallbackE
     add.argtypes, add.restype = [Callback], ctypes.c_uint64
@@ -76,7 +97,10 @@ code = listen() if recorder == "callbacks" else None
 
 operand = torch.ones(512, 512)
 seconds, cpu = [], []
-for _ in range(WARM_UP + steps):
+counted = os.environ.get("OVERHEAD_LOOP_COUNTED") == "1"
+for step in range(WARM_UP + steps):
+    if counted and step == WARM_UP:
+        started_counting = callgrind(4)
     started, cpu_started = time.perf_counter(), time.process_time()
     model(tokens, tokens).backward()
     optimizer.step()
@@ -87,6 +111,8 @@ for _ in range(WARM_UP + steps):
         operand @ operand
     seconds.append(time.perf_counter() - started)
     cpu.append(time.process_time() - cpu_started)
+if counted:
+    stopped_counting = callgrind(5)
 if profiler:
     profiler.stop()
 blocks = torch.cuda.memory_stats()["allocation.all.allocated"]

@@ -1,0 +1,36 @@
+"""What scripts/overhead and scripts/instructions share: the loop, its settings, and the page of results."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TARGET = ROOT / "target" / "release"
+LOOP = ROOT / "benches" / "overhead_loop.py"
+PAGE = ROOT / "docs" / "overhead.md"
+CARD = "h100-80g"
+
+UNTRACED = "untraced"
+
+# label, recorder of overhead_loop.py, traced by memtrace, its variables
+SETTINGS = [
+    (UNTRACED, "none", False, {}),
+    ("memtrace: `MEMTRACE_ENABLED=0`", "none", True, {"MEMTRACE_ENABLED": "0"}),
+    ("memtrace: memory alone", "none", True, {"MEMTRACE_OPS": "off", "MEMTRACE_MODULES": "0"}),
+    ("memtrace: between detailed steps", "none", True, {"MEMTRACE_DETAIL": "off"}),
+    ("memtrace: memory and ops", "none", True, {"MEMTRACE_MODULES": "0"}),
+    ("memtrace: memory, ops, modules and tags (default)", "none", True, {}),
+    ("memtrace: default and Python stacks", "none", True, {"MEMTRACE_STACKS": "python"}),
+    ("memtrace: default and `MEMTRACE_OPS=all`", "none", True, {"MEMTRACE_OPS": "all"}),
+    ("memtrace: default and `MEMTRACE_OPS=io`", "none", True, {"MEMTRACE_OPS": "io"}),
+    ("op callbacks that do nothing", "callbacks", False, {}),
+    ("torch `_record_memory_history`", "history", False, {}),
+    ("torch `_record_memory_history` with stacks", "history-stacks", False, {}),
+    ("`torch.profiler(profile_memory=True)`", "profiler", False, {}),
+    ("`torch.profiler` between the steps of its schedule", "profiler-between", False, {}),
+]
+
+
+def write(text, mark):
+    """Puts a text between two comments of docs/overhead.md."""
+    before, rest = PAGE.read_text().split(f"<!-- {mark} -->\n")
+    after = rest.split(f"<!-- /{mark} -->")[1]
+    PAGE.write_text(f"{before}<!-- {mark} -->\n{text}\n<!-- /{mark} -->{after}")
