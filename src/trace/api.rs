@@ -102,6 +102,8 @@ text_enum! {
         InjectedFault = "injected_fault",
         /// A mark of the detail from here on.
         Detail = "detail",
+        /// An answer of the search for what holds memory.
+        Retained = "retained",
     }
 }
 

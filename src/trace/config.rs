@@ -57,6 +57,9 @@ pub enum Auto {
     Terminal,
 }
 
+/// The time of a search for what holds memory, in milliseconds, by default.
+const RETAINED_MS: u64 = 2000;
+
 /// The recording of torch's ops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ops {
@@ -174,6 +177,8 @@ pub struct Settings {
     pub ops: Ops,
     /// `MEMTRACE_DETAIL`
     pub detail: Detail,
+    /// `MEMTRACE_RETAINED`: the time of one search in milliseconds; 0 when there is none
+    pub retained_ms: u64,
     /// `MEMTRACE_MODULES`
     pub modules: bool,
     /// `MEMTRACE_WRAPPERS`
@@ -395,6 +400,23 @@ const TABLE: &[Entry] = &[
         }
     ),
     entry!(
+        "MEMTRACE_RETAINED",
+        "on",
+        "the search for what holds memory that earlier steps have left behind, at an OOM, when memory grows from step to \
+         step and on demand: on, off, or the seconds that one search may take (on: 2)",
+        |s, v| {
+            s.retained_ms = match v.to_ascii_lowercase().as_str() {
+                "on" => RETAINED_MS,
+                "off" => 0,
+                seconds => match seconds.parse::<f64>() {
+                    Ok(seconds) if (0.0..=3600.0).contains(&seconds) => (seconds * 1000.0).round() as u64,
+                    _ => return Err("expected on, off, or seconds up to 3600".to_owned()),
+                },
+            };
+            Ok(())
+        }
+    ),
+    entry!(
         "MEMTRACE_MODULES",
         "1",
         "0 installs no hooks in Python: no module paths, no tags of parameters, gradients and optimizer \
@@ -578,6 +600,7 @@ impl Settings {
             flush_ms: 0,
             ops: Ops::Top,
             detail: Detail::Full,
+            retained_ms: RETAINED_MS,
             modules: true,
             wrappers: false,
             stacks: Stacks::Ops,

@@ -7,12 +7,14 @@
 
 pub(crate) mod autograd_seq;
 pub(crate) mod backward_passes;
+pub(crate) mod births;
 pub(crate) mod communicators;
 pub(crate) mod context;
 pub(crate) mod deferred_frees;
 pub(crate) mod detail;
 pub(crate) mod fsdp;
 pub(crate) mod graph_captures;
+pub(crate) mod growth;
 pub(crate) mod module_ranges;
 pub(crate) mod op_context;
 pub(crate) mod op_stack;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use memtrace_record::intern::{TextId, with_tables};
 use memtrace_record::recorder::STEP;
 
-use crate::attribution::detail;
+use crate::attribution::{detail, growth};
 use crate::ffi::phantom;
 use crate::runtime::state_version;
 
@@ -26,6 +26,12 @@ pub(crate) fn are_set_by_program() -> bool {
     SET_BY_PROGRAM.load(Ordering::Relaxed)
 }
 
+/// A step begins.
+fn begins(step: i32) {
+    detail::step_begins(step);
+    growth::step_begins();
+}
+
 /// The program sets the step. A step lasts until the next one is set: the time between two step ranges
 /// belongs to the first of them.
 pub(crate) fn set(step: i64) {
@@ -34,7 +40,7 @@ pub(crate) fn set(step: i64) {
     let before = STEP.swap(step, Ordering::Relaxed);
     phantom::step_begins(step);
     if before != step {
-        detail::step_begins(step);
+        begins(step);
     }
     if before < 0 {
         // The phase before the first step is `init`.
@@ -47,7 +53,7 @@ pub(crate) fn training_began() {
     if current() < 0 && !are_set_by_program() {
         STEP.store(0, Ordering::Relaxed);
         phantom::step_begins(0);
-        detail::step_begins(0);
+        begins(0);
         state_version::advance();
     }
 }
@@ -61,7 +67,7 @@ pub(crate) fn forward_begins() {
     let step = current().max(0) + 1;
     STEP.store(step, Ordering::Relaxed);
     phantom::step_begins(step);
-    detail::step_begins(step);
+    begins(step);
 }
 
 /// A user scope of this name has ended: a step of the first optimizer ends the training step.
@@ -75,6 +81,6 @@ pub(crate) fn scope_ended(name: TextId) {
         let step = current().max(0) + 1;
         STEP.store(step, Ordering::Relaxed);
         phantom::step_begins(step);
-        detail::step_begins(step);
+        begins(step);
     }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use memtrace_record::Recorder;
 
-use crate::attribution::backward_passes;
+use crate::attribution::{backward_passes, growth};
 use crate::ffi::cpython::{Functions, Gil, Object, Owned, PendingCall, RawObject};
 use crate::python::hidden;
 use crate::runtime::guard::shielded;
@@ -22,6 +22,9 @@ struct Callback {
 static AFTER_BACKWARD: Callback = Callback::new("after a backward");
 static OUT_OF_MEMORY: Callback = Callback::new("when memory ran out");
 static TRACK: Callback = Callback::new("track_external");
+static RETAINED: Callback = Callback::new("retained");
+static RETAINED_AT_OOM: Callback = Callback::new("retained at an OOM");
+static RETAINED_GROWTH: Callback = Callback::new("retained, because memory grows");
 
 impl Callback {
     const fn new(name: &'static str) -> Callback {
@@ -54,12 +57,23 @@ impl Callback {
 
 /// Keeps the functions that the tracer returned, by their names in this dict.
 pub(crate) fn install(functions: Object<'_>) {
-    let callbacks =
-        [(c"after_backward", &AFTER_BACKWARD), (c"out_of_memory", &OUT_OF_MEMORY), (c"track", &TRACK)];
+    let callbacks = [
+        (c"after_backward", &AFTER_BACKWARD),
+        (c"out_of_memory", &OUT_OF_MEMORY),
+        (c"track", &TRACK),
+        (c"retained", &RETAINED),
+        (c"retained_at_oom", &RETAINED_AT_OOM),
+        (c"retained_growth", &RETAINED_GROWTH),
+    ];
     for (name, callback) in callbacks {
         if let Some(function) = functions.item(name) {
             callback.set(function);
         }
+    }
+    if RETAINED_GROWTH.is_set() {
+        growth::set_search(|| {
+            call_soon(memory_grows);
+        });
     }
     if AFTER_BACKWARD.is_set() {
         backward_passes::set_schedule(|| call_soon(after_backward));
@@ -99,7 +113,17 @@ unsafe extern "C" fn after_out_of_memory(_: *mut c_void) -> c_int {
             recorder.tags_came();
         }
     });
-    result
+    // After the tags: the message of the OOM does not wait for it.
+    match gil {
+        Some(gil) if result == 0 => shielded(|| RETAINED_AT_OOM.call(gil, None)).unwrap_or(0),
+        _ => result,
+    }
+}
+
+unsafe extern "C" fn memory_grows(_: *mut c_void) -> c_int {
+    // SAFETY: a pending call runs with the GIL.
+    let gil = unsafe { Gil::held() };
+    gil.and_then(|gil| shielded(|| RETAINED_GROWTH.call(gil, None))).unwrap_or(0)
 }
 
 /// `memtrace.track_external` of `python/memtrace/_marks.py`: `arguments` is a tuple whose only item is the tuple of
@@ -115,4 +139,29 @@ unsafe extern "C" fn memtrace_python_track(arguments: RawObject) {
         let arguments = unsafe { gil.borrowed(arguments) };
         shielded(|| TRACK.call(gil, arguments));
     }
+}
+
+/// `memtrace.retained` of `python/memtrace/_marks.py`: the list of what holds memory, a new reference; `None` when nobody
+/// searches.
+///
+/// # Safety
+/// The calling thread holds the GIL (`ctypes.PyDLL`).
+#[unsafe(no_mangle)]
+unsafe extern "C" fn memtrace_python_retained() -> RawObject {
+    // SAFETY: by the contract.
+    let Some(gil) = (unsafe { Gil::held() }) else { return null_mut() };
+    let mut answer = None;
+    // SAFETY: null or a function that is never released.
+    if let Some(function) = unsafe { gil.borrowed(RETAINED.function.load(Ordering::Acquire)) } {
+        let goes_on = shielded(|| {
+            hidden::call(gil, RETAINED.name, || {
+                answer = function.call();
+                answer.as_ref().map(|answer| answer.get().to_owned())
+            })
+        });
+        if goes_on == Some(false) {
+            return null_mut();
+        }
+    }
+    answer.unwrap_or_else(|| gil.none().to_owned()).into_raw()
 }

@@ -35,19 +35,24 @@ macro_rules! source {
 
 const LOADER: Source = source!("loader");
 /// The modules of the tracer, but `native`.
-static SOURCES: [Source; 21] = [
+static SOURCES: [Source; 26] = [
     source!("caches"),
     source!("communicators"),
     source!("failures"),
     source!("forwards"),
+    source!("frames"),
+    source!("graphs"),
     source!("held"),
+    source!("holders"),
     source!("hooks"),
     source!("install"),
     source!("known_frames"),
     source!("known_objects"),
     source!("live_objects"),
+    source!("main_code"),
     source!("module_memory"),
     source!("paths"),
+    source!("retained"),
     source!("shared"),
     source!("start"),
     source!("steps"),

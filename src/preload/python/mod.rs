@@ -3,7 +3,8 @@
 //! [`injection`] loads the tracer, whose files are in `tracer/`; `native` has the functions that the tracer
 //! calls, and [`callbacks`] those that it returns. [`module_calls`] and [`optimizer_steps`] intercept calls
 //! of the program through [`vectorcall`], [`gradients`] and [`tags`] record the use of blocks, [`op_io`] the
-//! storages of ops, and [`errors`] counts the tracer's exceptions. [`live_objects`] searches the heap.
+//! storages of ops, and [`errors`] counts the tracer's exceptions. [`live_objects`] searches the heap, `referrers`,
+//! `frame_values` and `saved_tensors` what holds an object.
 //!
 //! C calls the tracer through [`hidden`] alone: the profilers and debuggers of the program see nothing of it.
 //!
@@ -11,6 +12,7 @@
 
 pub(crate) mod callbacks;
 pub(crate) mod errors;
+mod frame_values;
 pub(crate) mod gradients;
 pub(crate) mod hidden;
 pub(crate) mod injection;
@@ -19,5 +21,7 @@ pub(crate) mod module_calls;
 mod native;
 pub(crate) mod op_io;
 pub(crate) mod optimizer_steps;
+mod referrers;
+mod saved_tensors;
 pub(crate) mod tags;
 mod vectorcall;

@@ -10,16 +10,20 @@ use memtrace_trace::rounding::MIN_BLOCK;
 use memtrace_trace::{Api, Category, Claim};
 
 use crate::attribution::python_frames::{self, KnownCode, KnownFrame};
-use crate::attribution::{backward_passes, communicators, context, detail, module_ranges, ranges, steps};
+use crate::attribution::{
+    backward_passes, births, communicators, context, detail, growth, module_ranges, ranges, steps,
+};
 use crate::ffi::cpython::{Arguments, Gil, Method, Object, Owned, native_method};
 use crate::ffi::phantom;
 use crate::python::gradients::record_gradients;
 use crate::python::module_calls::{self, Entered};
 use crate::python::tags::{self, Tag};
-use crate::python::{errors, hidden, live_objects, op_io, optimizer_steps};
+use crate::python::{
+    errors, frame_values, hidden, live_objects, op_io, optimizer_steps, referrers, saved_tensors,
+};
 use crate::runtime::{log, session};
 
-static METHODS: [Method; 28] = [
+static METHODS: [Method; 38] = [
     native_method!("enter_module", module_calls::enter_module),
     native_method!("has_fault_at_next_step", has_fault_at_next_step),
     native_method!("leave_module", module_calls::leave_module),
@@ -43,6 +47,16 @@ static METHODS: [Method; 28] = [
     native_method!("name_communicator", name_communicator),
     native_method!("call_after", module_calls::call_after),
     native_method!("record_module_memory", record_module_memory),
+    native_method!("find_referrers", referrers::find_referrers),
+    native_method!("learn_frame_values", frame_values::learn_frame_values),
+    native_method!("frame_values", frame_values::frame_values),
+    native_method!("learn_saved_tensor", saved_tensors::learn_saved_tensor),
+    native_method!("saved_storages", saved_tensors::saved_storages),
+    native_method!("block_step", block_step),
+    native_method!("block_bytes", block_bytes),
+    native_method!("record_retained", record_retained),
+    native_method!("current_step", current_step),
+    native_method!("is_growing", is_growing),
     native_method!("learn_tensor", learn_tensor),
     native_method!("finish_op_layout", finish_op_layout),
     native_method!("learn_frame_layout", learn_frame_layout),
@@ -88,7 +102,7 @@ fn ids<'a>(gil: Gil, items: impl Iterator<Item = (&'a str, i64)>) -> Option<Owne
 }
 
 /// The settings that the tracer reads, as integers.
-fn settings() -> [(&'static CStr, i64); 4] {
+fn settings() -> [(&'static CStr, i64); 5] {
     let session = session::session();
     let is = |wanted: fn(&memtrace_record::Session) -> bool| i64::from(session.is_some_and(wanted));
     [
@@ -96,6 +110,7 @@ fn settings() -> [(&'static CStr, i64); 4] {
         (c"MODULE_PATHS", is(|session| session.settings.modules)),
         (c"PYTHON_STACKS", is(|session| session.settings.stacks == Stacks::Python)),
         (c"MEMORY_UNIT", session.map_or(0, memory_unit)),
+        (c"RETAINED_MS", session.map_or(0, |session| session.settings.retained_ms as i64)),
     ]
 }
 
@@ -148,6 +163,27 @@ fn name_communicator(arguments: Arguments<'_>) {
     if let Some(number) = communicators::name(arguments.size(0)) {
         ranges::mark(Api::Memtrace, &format!("communicator {number}: {}", arguments.text(1)));
     }
+}
+
+/// The step of a live block; -2 for an address that is none.
+fn block_step(arguments: Arguments<'_>) -> i64 {
+    births::of(arguments.size(0) as u64).map_or(-2, |birth| birth.step.into())
+}
+
+fn block_bytes(arguments: Arguments<'_>) -> i64 {
+    births::of(arguments.size(0) as u64).map_or(0, |birth| birth.bytes as i64)
+}
+
+fn record_retained(arguments: Arguments<'_>) {
+    ranges::mark(Api::Retained, arguments.text(0));
+}
+
+fn is_growing(_: Arguments<'_>) -> bool {
+    growth::is_growing()
+}
+
+fn current_step(_: Arguments<'_>) -> i64 {
+    steps::current().into()
 }
 
 fn forward_begins_step(_: Arguments<'_>) {

@@ -118,6 +118,7 @@ functions! {
         collector_off: "PyGC_Disable" as unsafe extern "C" fn() -> c_int,
         collector_on: "PyGC_Enable" as unsafe extern "C" fn() -> c_int,
         visit_objects: "PyUnstable_GC_VisitObjects" as unsafe extern "C" fn(Visitor, *mut c_void),
+        slot_of_type: "PyType_GetSlot" as unsafe extern "C" fn(RawObject, c_int) -> *mut c_void,
         line_of_code: "PyCode_Addr2Line" as unsafe extern "C" fn(*const usize, c_int) -> c_int,
         text_length: "PyUnicode_GetLength" as unsafe extern "C" fn(*const usize) -> isize,
         text_as_ucs4: "PyUnicode_AsUCS4"
@@ -127,6 +128,9 @@ functions! {
 
 /// `gcvisitobjects_t`: returns 0 to end the visits.
 pub(crate) type Visitor = unsafe extern "C" fn(RawObject, *mut c_void) -> c_int;
+
+/// `traverseproc`: calls a visitor for each object that an object refers to.
+pub(crate) type Traverse = unsafe extern "C" fn(RawObject, Visitor, *mut c_void) -> c_int;
 
 /// `vectorcallfunc`: the function, its arguments, their number, the names of the keyword arguments behind
 /// them.

@@ -1,10 +1,10 @@
 //! References to objects of Python, and the functions that take one.
 
-use std::ffi::{CStr, c_void};
+use std::ffi::{CStr, c_int, c_void};
 use std::marker::PhantomData;
 use std::ptr::{NonNull, null_mut};
 
-use super::{Gil, RawObject};
+use super::{Gil, RawObject, Traverse};
 
 /// A borrowed reference to an object that lives for `'a`.
 #[derive(Clone, Copy)]
@@ -57,6 +57,21 @@ impl<'a> Object<'a> {
     pub(crate) fn is_subtype_of(self, other: Object<'_>) -> bool {
         // SAFETY: the caller passes types, which are alive.
         unsafe { (self.gil.functions.is_subtype)(self.raw(), other.raw()) != 0 }
+    }
+
+    /// The function by which this type tells the garbage collector what its objects refer to; `None` for a type whose
+    /// objects refer to none, and before Python 3.10, where it cannot be asked for.
+    pub(crate) fn traverse(self, gil: Gil) -> Option<Traverse> {
+        const PY_TP_TRAVERSE: c_int = 71;
+        let slot_of_type = gil.functions.slot_of_type?;
+        // SAFETY: the caller passes a type, which is alive.
+        let slot = unsafe { slot_of_type(self.raw(), PY_TP_TRAVERSE) };
+        if slot.is_null() {
+            gil.clear_error();
+            return None;
+        }
+        // SAFETY: the slot of this number has this type in Python's headers.
+        Some(unsafe { std::mem::transmute::<*mut c_void, Traverse>(slot) })
     }
 
     /// The attribute of this name.

@@ -7,7 +7,9 @@ import time
 
 from .hooks import after_backward, after_forward, after_step, before_forward, before_step
 from .known_objects import use_known_tensors
-from .native import MEMORY_UNIT, MODULE_PATHS, hook_vectorcall, leave_module
+from .main_code import remember_main
+from .native import MEMORY_UNIT, MODULE_PATHS, RETAINED_MS, hide, hook_vectorcall, leave_module
+from .retained import retained, retained_at_exit, retained_at_oom, retained_growth
 from .steps import hook_steps
 from .torch_api import Module, is_compiling, nn_module, optim_optimizer, set_eval_frame
 from .uncalled import tag_everything_held, tag_registered
@@ -32,7 +34,21 @@ def install() -> dict:
     if not hook_steps(before_step, after_step):
         register_before(lambda optimizer, args, kwargs, hook=before_step: hook(optimizer))
         register_after(lambda optimizer, args, kwargs, hook=after_step: hook(optimizer))
-    return {"after_backward": after_backward, "out_of_memory": tag_everything_held, "track": tag_registered}
+    callbacks = {
+        "after_backward": after_backward,
+        "out_of_memory": tag_everything_held,
+        "track": tag_registered,
+    }
+    if RETAINED_MS:
+        remember_main()
+        callbacks |= {
+            "retained": retained,
+            "retained_at_oom": retained_at_oom,
+            "retained_growth": retained_growth,
+        }
+        # The last of the functions at exit, in most programs.
+        atexit.register(hide(retained_at_exit))
+    return callbacks
 
 
 def hook_module_calls() -> bool:

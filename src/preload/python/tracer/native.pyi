@@ -14,6 +14,9 @@ MEMORY_UNIT: int
 PYTHON_STACKS: bool
 """MEMTRACE_STACKS=python."""
 
+RETAINED_MS: int
+"""MEMTRACE_RETAINED: the milliseconds of one search for what holds memory; 0 when it is off."""
+
 CATEGORIES: dict[str, int]
 """The ids of the categories that `record_tag` takes, by the word that stands in the trace."""
 APIS: dict[str, int]
@@ -68,6 +71,39 @@ def with_observed_ops(function: Callable[[], None]) -> None:
 
 def find_objects(get_objects: Callable[[], list], *kinds: type) -> list:
     """The live objects of these types that the garbage collector tracks. `get_objects` is that of `gc`."""
+
+# The search for what holds memory
+
+def find_referrers(
+    get_objects: Callable[[], list], targets: list[int], excluded: list[int], milliseconds: int
+) -> list | None:
+    """The objects that refer to those with an `id` in `targets`, each followed by that id; None when the time is
+    over. Objects in `excluded` are not looked at."""
+
+def learn_frame_values(frame: object, first: object, second: object, third: object) -> bool:
+    """Learns from a running frame whose first three variables have these values where frames keep theirs."""
+
+def frame_values(frame: object, count: int) -> list:
+    """The values of the first variables of a frame, None for one without a value. The frame keeps nothing."""
+
+def learn_saved_tensor(saved: object, tensor: int, storage: int, data: int) -> bool:
+    """Learns from a `SavedTensor` and the addresses of its tensor, storage and data."""
+
+def saved_storages(*saved: object) -> list[int]:
+    """The addresses of the data of these `SavedTensor`, those that have none left out."""
+
+def block_step(pointer: int) -> int:
+    """The step in which a live block of the GPU was allocated; -1 before training, -2 for no such block."""
+
+def block_bytes(pointer: int) -> int:
+    """The size of a live block of the GPU; 0 for no such block."""
+
+def current_step() -> int: ...
+def is_growing() -> bool:
+    """Returns True if allocated memory has grown from step to step."""
+
+def record_retained(text: str) -> None:
+    """Records a row of the answer."""
 
 # Tags
 

@@ -1,0 +1,97 @@
+//! The step in which each live block was allocated, and its size, for the search of what holds it (`memtrace retained`).
+//!
+//! The table is small and never waits: where too many live blocks meet in one place, the oldest entry gives way,
+//! and the age of that block is unknown.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Entries that an address may lie in.
+const WAYS: usize = 4;
+const SETS: usize = 1 << 15;
+/// Torch's allocator rounds every address to so many bits.
+const ALIGNED_BITS: u32 = 9;
+/// Bits of an entry that hold the step, plus two: 0 is an empty entry, and step -1 comes before training.
+const STEP_BITS: u32 = 24;
+const MAX_STEP: i32 = (1 << STEP_BITS) - 3;
+
+static TABLE: [AtomicU64; WAYS * SETS] = [const { AtomicU64::new(0) }; WAYS * SETS];
+
+/// The sizes in bytes of the blocks in [`TABLE`].
+static BYTES: [AtomicU64; WAYS * SETS] = [const { AtomicU64::new(0) }; WAYS * SETS];
+
+fn first_of(key: u64) -> usize {
+    (key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as usize % SETS * WAYS
+}
+
+fn set_of(address: u64) -> (&'static [AtomicU64], u64) {
+    let key = address >> ALIGNED_BITS;
+    (&TABLE[first_of(key)..][..WAYS], key)
+}
+
+/// A block was allocated in this step.
+#[inline]
+pub(crate) fn allocated(address: u64, bytes: u64, step: i32) {
+    let (set, key) = set_of(address);
+    let entry = key << STEP_BITS | (step.clamp(-1, MAX_STEP) + 2) as u64;
+    let value = |way: &AtomicU64| way.load(Ordering::Relaxed);
+    let step_of = |way: usize| value(&set[way]) & ((1 << STEP_BITS) - 1);
+    let own = (0..WAYS).find(|way| value(&set[*way]) >> STEP_BITS == key);
+    if let Some(way) = own.or_else(|| (0..WAYS).min_by_key(|way| step_of(*way))) {
+        BYTES[first_of(key) + way].store(bytes, Ordering::Relaxed);
+        set[way].store(entry, Ordering::Relaxed);
+    }
+}
+
+/// A block is no longer allocated.
+#[inline]
+pub(crate) fn freed(address: u64) {
+    let (set, key) = set_of(address);
+    for way in set {
+        if way.load(Ordering::Relaxed) >> STEP_BITS == key {
+            way.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+/// A live block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Birth {
+    /// The step in which it was allocated; -1 before training.
+    pub(crate) step: i32,
+    /// Its size.
+    pub(crate) bytes: u64,
+}
+
+/// The live block at this address; `None` when it is no live block of torch's allocator or its age is unknown.
+pub(crate) fn of(address: u64) -> Option<Birth> {
+    let (set, key) = set_of(address);
+    let value = |way: usize| set[way].load(Ordering::Relaxed);
+    let way = (0..WAYS).find(|way| key != 0 && value(*way) >> STEP_BITS == key)?;
+    let step = (value(way) & ((1 << STEP_BITS) - 1)) as i32 - 2;
+    Some(Birth { step, bytes: BYTES[first_of(key) + way].load(Ordering::Relaxed) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_birth_of_a_live_block_is_known_until_it_is_freed() {
+        let address = |number: u64| 0x7f00_0000_0000 + number * 512;
+        for number in 0..10_000 {
+            allocated(address(number), number, number as i32 - 1);
+        }
+        let is_known =
+            |number: &u64| of(address(*number)) == Some(Birth { step: *number as i32 - 1, bytes: *number });
+        let known = (0..10_000).filter(is_known).count();
+        assert!(known > 9_900, "{known}");
+        allocated(address(7), 512, 500);
+        assert_eq!(of(address(7)), Some(Birth { step: 500, bytes: 512 }), "another block at this address");
+        freed(address(7));
+        assert_eq!((of(address(7)), of(0)), (None, None));
+        allocated(address(7), 512, i32::MAX);
+        assert_eq!(of(address(7)).map(|birth| birth.step), Some(MAX_STEP));
+        (0..10_000).for_each(|number| freed(address(number)));
+        assert!((0..10_000).all(|number| of(address(number)).is_none()));
+    }
+}

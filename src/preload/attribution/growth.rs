@@ -1,0 +1,116 @@
+//! Whether memory grows from step to step, from the bytes that are allocated when steps begin.
+//!
+//! It compares the least of the latest steps with the least of the early ones, so that a step that allocates more
+//! than others counts for nothing.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::runtime::fork::ForkSafe;
+
+/// Devices that are counted.
+const DEVICES: usize = 64;
+/// The steps whose beginnings are the early ones: the first fill caches and make optimizer state.
+const EARLY: std::ops::RangeInclusive<u64> = 3..=5;
+/// The number of latest steps.
+const RECENT: usize = 4;
+/// Growth of less is none.
+const LEAST: u64 = 64 << 10;
+/// Growth is looked for when so many steps have begun, and four times as many, and so on.
+const FIRST_LOOK: u64 = 10;
+
+/// The bytes allocated on each device now.
+static ALLOCATED: [AtomicU64; DEVICES] = [const { AtomicU64::new(0) }; DEVICES];
+
+struct Steps {
+    begun: u64,
+    early: u64,
+    recent: [u64; RECENT],
+    next_look: u64,
+}
+
+impl Default for Steps {
+    fn default() -> Steps {
+        Steps::NEW
+    }
+}
+
+impl Steps {
+    const NEW: Steps = Steps { begun: 0, early: u64::MAX, recent: [0; RECENT], next_look: FIRST_LOOK };
+
+    /// A step begins. Returns true when it is time to look what grows.
+    fn begin(&mut self, bytes: u64) -> bool {
+        self.begun += 1;
+        if EARLY.contains(&self.begun) {
+            self.early = self.early.min(bytes);
+        }
+        self.recent[self.begun as usize % RECENT] = bytes;
+        if self.begun < self.next_look {
+            return false;
+        }
+        self.next_look = self.next_look.saturating_mul(4);
+        self.is_growing()
+    }
+
+    fn is_growing(&self) -> bool {
+        let recent = self.recent.iter().min().copied().unwrap_or(0);
+        let least = self.early.saturating_add(self.early / 100).saturating_add(LEAST);
+        self.begun > EARLY.end() + RECENT as u64 / 2 && recent > least
+    }
+}
+
+static STEPS: ForkSafe<Steps> = ForkSafe::new(Steps::NEW);
+
+/// The bytes allocated on a device now.
+#[inline]
+pub(crate) fn allocated(device: i8, bytes: u64) {
+    if let Some(now) = usize::try_from(device).ok().and_then(|device| ALLOCATED.get(device)) {
+        now.store(bytes, Ordering::Relaxed);
+    }
+}
+
+/// Asks for a search for what grows; set when there is somebody to search.
+static SEARCH: OnceLock<fn()> = OnceLock::new();
+
+/// Sets the function that asks for a search for what grows. It must not wait.
+pub(crate) fn set_search(search: fn()) {
+    let _ = SEARCH.set(search);
+}
+
+/// A step begins.
+pub(crate) fn step_begins() {
+    let Some(search) = SEARCH.get() else { return };
+    let bytes = ALLOCATED.iter().map(|device| device.load(Ordering::Relaxed)).sum();
+    if STEPS.with(|steps| steps.begin(bytes)) {
+        search();
+    }
+}
+
+/// Returns true if memory has grown from step to step so far.
+pub(crate) fn is_growing() -> bool {
+    STEPS.with(|steps| steps.is_growing())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The steps, counted from 1, at which it is time to look what grows.
+    fn looks(bytes: impl Fn(u64) -> u64) -> (Vec<u64>, bool) {
+        let mut steps = Steps::NEW;
+        let looks = (1..=700).filter(|step| steps.begin(bytes(*step))).collect();
+        (looks, steps.is_growing())
+    }
+
+    #[test]
+    fn retained_memory_grows_when_the_least_of_the_latest_steps_is_more_than_that_of_the_early_ones() {
+        const MIB: u64 = 1 << 20;
+        assert_eq!(looks(|step| 100 * MIB + step * MIB), (vec![10, 40, 160, 640], true));
+        assert_eq!(looks(|_| 100 * MIB), (vec![], false));
+        assert_eq!(looks(|step| 100 * MIB + step % 3 * 50 * MIB), (vec![], false), "steps of several sizes");
+        assert_eq!(looks(|step| if step > 2 { 100 * MIB } else { MIB }), (vec![], false), "optimizer state");
+        assert_eq!(looks(|step| step * 1000), (vec![160, 640], true), "slow growth is seen later");
+        assert_eq!(looks(|step| u64::MAX - step), (vec![], false));
+        assert!(!Steps::NEW.is_growing());
+    }
+}

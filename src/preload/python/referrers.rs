@@ -1,0 +1,118 @@
+//! The search for the objects that refer to given ones, among all that the garbage collector tracks.
+//!
+//! Each pass asks every object for its references, in the way of the collector itself: no code of the program
+//! runs, and the interpreter is not released meanwhile.
+
+use std::ffi::{c_int, c_void};
+use std::time::{Duration, Instant};
+
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::ffi::cpython::{Arguments, Gil, Object, Owned, RawObject, Traverse};
+
+/// Objects between two looks at the clock.
+const STRIDE: u32 = 4096;
+/// The referrers of one object that are returned: constants and types have millions.
+const MAX_REFERRERS: u32 = 64;
+
+struct Search {
+    gil: Gil,
+    /// By the address of a type: the function that visits what its objects refer to.
+    visits: FxHashMap<usize, Option<Traverse>>,
+    /// By the address of a target, the referrers that were found.
+    targets: FxHashMap<usize, u32>,
+    excluded: FxHashSet<usize>,
+    found: Vec<(Owned, usize)>,
+    /// Of the object that is being visited.
+    of_object: Vec<usize>,
+    deadline: Instant,
+    seen: u32,
+    is_late: bool,
+}
+
+impl Search {
+    /// Asks an object for its references. False when the time is over.
+    fn look_at(&mut self, object: Object<'_>) -> bool {
+        self.seen += 1;
+        if self.seen.is_multiple_of(STRIDE) && Instant::now() > self.deadline {
+            self.is_late = true;
+            return false;
+        }
+        let Some(kind) = object.kind() else { return true };
+        let gil = self.gil;
+        let visit = *self.visits.entry(kind.get().id()).or_insert_with(|| kind.get().traverse(gil));
+        let (Some(visit), false) = (visit, self.excluded.contains(&object.id())) else { return true };
+        // SAFETY: the type's own function, for one of its objects, with the GIL held; `refers` keeps to the search.
+        unsafe { visit(object.raw(), refers, (&raw mut *self).cast()) };
+        for target in std::mem::take(&mut self.of_object) {
+            self.found.push((object.to_owned(), target));
+        }
+        true
+    }
+}
+
+unsafe extern "C" fn refers(object: RawObject, search: *mut c_void) -> c_int {
+    // SAFETY: `look_at` passes its search, which nothing else uses meanwhile.
+    let search = unsafe { &mut *search.cast::<Search>() };
+    let id = object as usize;
+    if let Some(count) = search.targets.get_mut(&id)
+        && *count < MAX_REFERRERS
+    {
+        *count += 1;
+        search.of_object.push(id);
+    }
+    0
+}
+
+unsafe extern "C" fn visit(object: RawObject, search: *mut c_void) -> c_int {
+    // SAFETY: the search of `find_referrers`, which nothing else uses meanwhile.
+    let search = unsafe { &mut *search.cast::<Search>() };
+    // SAFETY: Python visits live objects.
+    let goes_on = unsafe { search.gil.borrowed(object) }.is_none_or(|object| search.look_at(object));
+    goes_on.into()
+}
+
+/// `find_referrers(get_objects, targets, excluded, milliseconds) -> list | None`: the objects that refer to those with an
+/// `id` in the list `targets`, each followed by that id; `None` when the time is over. `get_objects` is that of the
+/// module `gc`, for interpreters before 3.12.
+pub(crate) fn find_referrers(arguments: Arguments<'_>) -> Option<Owned> {
+    let gil = arguments.gil;
+    let ids = |index: usize| -> Vec<usize> {
+        let Some(list) = arguments.get(index) else { return Vec::new() };
+        // SAFETY: the tracer made the list, and nobody else has it.
+        let item = |place| unsafe { list.list_item(place) }.and_then(Object::to_size);
+        (0..list.list_size()).filter_map(item).collect()
+    };
+    let mut search = Search {
+        gil,
+        visits: FxHashMap::default(),
+        targets: ids(1).into_iter().map(|id| (id, 0)).collect(),
+        excluded: ids(2).into_iter().collect(),
+        found: Vec::new(),
+        of_object: Vec::new(),
+        deadline: Instant::now() + Duration::from_millis(arguments.size(3) as u64),
+        seen: 0,
+        is_late: false,
+    };
+    if let Some(visit_objects) = gil.functions().visit_objects {
+        // SAFETY: the GIL is held, and the search outlives the call. A visit neither makes nor frees objects of Python.
+        unsafe { visit_objects(visit, (&raw mut search).cast()) };
+    } else {
+        let objects = arguments.get(0)?.call()?;
+        let objects = objects.get();
+        // SAFETY: nobody else has the list.
+        let item = |index| unsafe { objects.list_item(index) };
+        (0..objects.list_size()).filter_map(item).all(|object| search.look_at(object));
+    }
+    if search.is_late {
+        return Some(gil.none().to_owned());
+    }
+    let list = gil.new_list()?;
+    for (object, target) in &search.found {
+        let target = gil.integer(*target as i64)?;
+        if !(list.get().append(object.get()) && list.get().append(target.get())) {
+            return None;
+        }
+    }
+    Some(list)
+}

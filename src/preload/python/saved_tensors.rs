@@ -1,0 +1,68 @@
+//! The storages of tensors that autograd's nodes have saved.
+//!
+//! A node's attribute `_saved_self` would not do: it runs the unpack hooks of the program, computes checkpointed
+//! forwards again, and raises where a tensor was changed. The object behind `_raw_saved_self` (`SavedTensor`) does
+//! none of it, and its fields are read in place. They are learned from a node whose tensor is known. A tensor that a
+//! hook of the program has packed has no storage here.
+
+use std::sync::OnceLock;
+
+use crate::ffi::cpython::{Arguments, Owned};
+use crate::ffi::guarded_memory::GuardedMemory;
+
+/// Words of 8 bytes: of a `SavedTensor` to torch's `SavedVariable`, of that to its tensor, of a tensor to its
+/// storage, and of a storage to its data.
+#[derive(Clone, Copy, Debug)]
+struct Layout {
+    tensor: usize,
+    storage: usize,
+    data: usize,
+}
+
+static LAYOUT: OnceLock<Layout> = OnceLock::new();
+
+/// The word of an object of pybind11 that points to its C++ value, behind the object's head.
+const VALUE_WORD: usize = 2;
+/// The words of each object that are searched.
+const WORDS: usize = 24;
+
+/// `learn_saved_tensor(saved, tensor, storage, data) -> bool`: learns from a `SavedTensor` and the addresses of
+/// its tensor, its storage and its data.
+pub(crate) fn learn_saved_tensor(arguments: Arguments<'_>) -> bool {
+    let Some(memory) = GuardedMemory::open() else { return false };
+    let [tensor, storage, data] = [1, 2, 3].map(|index| arguments.size(index));
+    let find = |address: usize, wanted: usize| {
+        (0..WORDS).find(|word| memory.word(address + word * 8) == Some(wanted))
+    };
+    let learned = || {
+        let value = memory.word(arguments.id(0) + VALUE_WORD * 8)?;
+        Some(Layout {
+            tensor: find(value, tensor)?,
+            storage: find(tensor, storage)?,
+            data: find(storage, data)?,
+        })
+    };
+    learned().is_some_and(|layout| LAYOUT.set(layout).is_ok())
+}
+
+/// `saved_storages(saved, ...) -> list`: the address of the data of each `SavedTensor`; those that have none are left
+/// out.
+pub(crate) fn saved_storages(arguments: Arguments<'_>) -> Option<Owned> {
+    let gil = arguments.gil;
+    let list = gil.new_list()?;
+    let memory = LAYOUT.get().and_then(|_| GuardedMemory::open());
+    let (Some(layout), Some(memory)) = (LAYOUT.get(), memory) else { return Some(list) };
+    for index in 0..arguments.len() {
+        let step = |address: usize, word: usize| memory.word(address + word * 8).filter(|word| *word != 0);
+        let found = || {
+            let tensor = step(step(arguments.id(index), VALUE_WORD)?, layout.tensor)?;
+            step(step(tensor, layout.storage)?, layout.data)
+        };
+        if let Some(data) = found()
+            && !list.get().append(gil.integer(data as i64)?.get())
+        {
+            return None;
+        }
+    }
+    Some(list)
+}

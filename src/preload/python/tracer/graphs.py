@@ -1,0 +1,117 @@
+"""Autograd's graphs: the tensors that are the root of one, and the storages that its nodes have saved.
+
+Nothing is unpacked: no hook of the program runs and nothing is computed again (see
+src/preload/python/saved_tensors.rs).
+"""
+
+from __future__ import annotations
+
+import time
+
+from .native import learn_saved_tensor, saved_storages
+from .torch_api import torch, without_modes
+
+Base = torch._C.TensorBase if hasattr(torch._C, "TensorBase") else torch._C._TensorBase
+grad_fn_of = Base.grad_fn.__get__
+# The nodes of one walk.
+MAX_NODES = 400_000
+STRIDE = 512
+
+_raw_names: dict[type, tuple[str, ...]] = {}
+namespace_of_type = type.__dict__["__dict__"].__get__
+bases_of = type.__dict__["__mro__"].__get__
+
+
+def learn() -> bool:
+    """Learns where a node keeps the storage of a tensor that it saved."""
+    with without_modes(), torch.enable_grad():
+        known = torch.zeros(11, device="cpu", requires_grad=True)
+        other = torch.zeros(11, device="cpu", requires_grad=True)
+        node = (known * other).grad_fn
+        storage = known.untyped_storage()
+        addresses = (known._cdata, storage._cdata, storage.data_ptr())
+        return bool(learn_saved_tensor(node._raw_saved_self, *addresses))
+
+
+def _raw_names_of(kind: type) -> tuple[str, ...]:
+    names = _raw_names.get(kind)
+    if names is None:
+        found = {
+            name
+            for base in bases_of(kind)
+            for name in namespace_of_type(base)
+            if name.startswith("_raw_saved_")
+        }
+        names = _raw_names[kind] = tuple(found)
+    return names
+
+
+def saved_by(node) -> list[int]:
+    """The addresses of the storages that a node has saved."""
+    saved: list = []
+    for name in _raw_names_of(type(node)):
+        try:
+            value = object.__getattribute__(node, name)
+        except Exception:
+            # Freed by a backward.
+            continue
+        if type(value) in (tuple, list):
+            saved += value
+        elif value is not None:
+            saved.append(value)
+    return saved_storages(*saved) if saved else []
+
+
+class Graphs:
+    """The graphs below a number of tensors."""
+
+    def __init__(self, roots: list, deadline: float) -> None:
+        """`roots` are pairs of the `id` of a tensor and its node. The walk ends at the deadline, in seconds
+        of `time.monotonic`."""
+        self.is_whole = True
+        # By the `id` of a node: itself, which keeps the id; the ids of the next nodes; its storages.
+        self._nodes: dict[int, tuple] = {}
+        below: set[int] = set()
+        pending = [node for _, node in roots]
+        while pending:
+            node = pending.pop()
+            if id(node) in self._nodes:
+                continue
+            if len(self._nodes) % STRIDE == 0 and time.monotonic() > deadline:
+                self.is_whole = False
+                break
+            if len(self._nodes) >= MAX_NODES:
+                self.is_whole = False
+                break
+            nexts = [
+                item[0] for item in object.__getattribute__(node, "next_functions") if item[0] is not None
+            ]
+            self._nodes[id(node)] = (node, [id(item) for item in nexts], saved_by(node))
+            below.update(id(item) for item in nexts)
+            pending += nexts
+        # By the `id` of a root tensor: the number of nodes, and the storages by address.
+        self.by_root: dict[int, tuple[int, set[int]]] = {}
+        # By the `id` of a node: the `id` of the root tensor that keeps it.
+        self.root_of: dict[int, int] = {}
+        self._assign([(tensor, id(node)) for tensor, node in roots if id(node) not in below])
+
+    def _assign(self, roots: list[tuple[int, int]]) -> None:
+        """Gives each node to the first root that reaches it."""
+        for tensor, first in roots:
+            if first in self.root_of:
+                continue
+            count, storages, pending = 0, set(), [first]
+            while pending:
+                number = pending.pop()
+                known = self._nodes.get(number)
+                if known is None or number in self.root_of:
+                    continue
+                self.root_of[number] = tensor
+                count += 1
+                storages.update(known[2])
+                pending += known[1]
+            self.by_root[tensor] = (count, storages)
+
+    def ids(self) -> list[int]:
+        """The containers of this object, which refer to nodes."""
+        return [id(self._nodes), *(id(entry) for entry in self._nodes.values())]

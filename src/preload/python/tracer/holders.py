@@ -1,0 +1,237 @@
+"""The names of what holds an object: variables, attributes, closures and the containers between.
+
+No code of the program runs: an object is asked for its type with `type`, for its attributes with the
+descriptors of its class that C defines, and dicts and lists through the functions of `dict` and `list`.
+"""
+
+from __future__ import annotations
+
+import collections
+import sys
+import types
+from typing import NamedTuple
+
+from .frames import OWN_FILES, Variable, place, setting_line, variables_of
+from .graphs import bases_of, namespace_of_type
+from .paths import path_of
+from .torch_api import Module
+
+# Containers whose items are one thing, whichever their number.
+SEQUENCES = (list, tuple, set, frozenset, collections.deque)
+GLOBAL_SETS = ("STORE_NAME", "STORE_GLOBAL")
+LOCAL_SETS = ("STORE_FAST", "STORE_DEREF", "STORE_FAST_STORE_FAST", "STORE_FAST_LOAD_FAST")
+MAX_KEY = 40
+
+
+class Root(NamedTuple):
+    """A name of the program that holds an object."""
+
+    # local, global, attribute, closure, class, function, namespace (of `exec`), unnamed
+    kind: str
+    name: str
+    # The function, the module or the class that has the name.
+    owner: str
+    file: str
+    line: int
+    # Of a closure: its names, in their order.
+    names: tuple[str, ...] = ()
+
+
+def dict_of(thing) -> dict | None:
+    """The namespace of an object whose class gives it one."""
+    for base in bases_of(type(thing)):
+        found = namespace_of_type(base).get("__dict__")
+        if found is not None:
+            if type(found) is not types.GetSetDescriptorType:
+                return None
+            try:
+                namespace = found.__get__(thing)
+            except Exception:
+                return None
+            return namespace if issubclass(type(namespace), dict) else None
+    return None
+
+
+def slot_of(thing, child: int) -> str:
+    """The name of the slot that has a value."""
+    for base in bases_of(type(thing)):
+        for name, slot in namespace_of_type(base).items():
+            if type(slot) is types.MemberDescriptorType:
+                try:
+                    if id(slot.__get__(thing)) == child:
+                        return name
+                except Exception:
+                    # A slot without a value.
+                    continue
+    return ""
+
+
+class Names:
+    """What is known of the program's names during one walk. It refers to no value."""
+
+    def __init__(
+        self, variables: dict[int, Variable], codes: dict[int, list[types.CodeType]], main_code: list
+    ) -> None:
+        self.variables = variables
+        # By the `id` of a namespace: the name of the module, its file, and its code where that is known.
+        self._modules: dict[int, tuple[str, str, list[types.CodeType]]] = {}
+        for name, module in list(sys.modules.items()):
+            if issubclass(type(module), types.ModuleType):
+                namespace = types.ModuleType.__dict__["__dict__"].__get__(module)
+                file = namespace.get("__file__")
+                file = file if type(file) is str else ""
+                known = codes.get(id(namespace), []) + (main_code if name == "__main__" else [])
+                self._modules.setdefault(id(namespace), (name, file, known))
+        self._keys: dict[int, dict[int, object]] = {}
+
+    def key_of(self, table: dict, child: int):
+        """The key of a value, when it is a text; None for others."""
+        keys = self._keys.get(id(table))
+        if keys is None:
+            keys = {id(value): key if type(key) is str else None for key, value in list(dict.items(table))}
+            self._keys[id(table)] = keys
+        return keys.get(child)
+
+    def root(self, parent, child: int) -> Root | None:
+        """The name by which `parent` holds its child, when `parent` is where a chain ends."""
+        kind = type(parent)
+        module = self._modules.get(id(parent)) if kind is dict else None
+        if module is not None:
+            name, file, codes = module
+            key = self.key_of(parent, child) or "?"
+            lines = ((code.co_filename, setting_line(code, key, GLOBAL_SETS)) for code in codes)
+            file, line = next((found for found in lines if found[1]), (file, 0))
+            return Root("global", key, "" if name == "__main__" else name, file, line)
+        if kind is types.FunctionType:
+            code = parent.__code__
+            where = {id(parent.__closure__): "closure", id(parent.__globals__): "namespace"}
+            use = where.get(child, "function")
+            line = code.co_firstlineno
+            return Root(use, "", parent.__qualname__, code.co_filename, line, code.co_freevars)
+        if issubclass(kind, Module):
+            name = path_of(parent) or kind.__name__
+            return Root("attribute", name, "", *self._class_place(kind, ""))
+        if issubclass(kind, type):
+            return Root("class", parent.__qualname__, "", *self._class_place(parent, ""))
+        return None
+
+    def variable(self, child: int) -> Root | None:
+        """The variable of a running function that holds an object."""
+        found = self.variables.get(child)
+        if found is None:
+            return None
+        code = found.code
+        owner = getattr(code, "co_qualname", code.co_name)
+        return Root("local", found.name, owner, code.co_filename, found.line)
+
+    def _class_place(self, kind: type, attribute: str) -> tuple[str, int]:
+        """The file of a class, and the line that sets an attribute of its objects."""
+        for base in bases_of(kind):
+            first = ("", 0)
+            for value in list(namespace_of_type(base).values()):
+                if type(value) is types.FunctionType:
+                    code = value.__code__
+                    line = setting_line(code, attribute, ("STORE_ATTR",)) if attribute else 0
+                    if line:
+                        return code.co_filename, line
+                    first = first if first[0] else (code.co_filename, 0)
+            if first[0] and not first[0].startswith("<") and not attribute:
+                return first
+        return self._class_place(kind, "") if attribute else ("", 0)
+
+    def describe(self, root: Root, chain: list) -> dict:
+        """The name of a holder in the words of the program. `chain` has the objects from the root's value,
+        or from the root itself when it is a module or a class, down to the tensor."""
+        path, container, frame, error = "", "", None, ""
+        attribute = ""
+        if root.kind == "closure":
+            # A tuple of cells, one of which is next.
+            cells, chain = chain[0], chain[1:]
+            place_of = {id(cell): index for index, cell in enumerate(cells)}.get(id(chain[0]), -1)
+            names = root.names
+            root = root._replace(name=names[place_of] if 0 <= place_of < len(names) else "?")
+        for upper, lower in zip(chain, chain[1:], strict=False):
+            kind = type(upper)
+            if kind is types.CellType or kind is types.MethodType:
+                continue
+            if issubclass(kind, BaseException) and type(lower) in (types.TracebackType, types.FrameType):
+                error = kind.__name__
+                continue
+            if kind is types.TracebackType:
+                continue
+            if kind is types.FrameType:
+                found = dict(variables_of(upper)).get(id(lower))
+                if found is not None:
+                    frame, attribute, container = (found, upper.f_code), "", ""
+                continue
+            if frame is not None:
+                continue
+            if issubclass(kind, SEQUENCES):
+                container = container or kind.__name__
+                path += "[*]"
+            elif issubclass(kind, dict):
+                key = self.key_of(upper, id(lower))
+                if attribute == "pending":
+                    path += f".{key or '?'}"
+                    attribute = key or ""
+                elif key is not None and len(key) <= MAX_KEY and not any(c.isdigit() for c in key):
+                    path += f"[{key!r}]"
+                else:
+                    container = container or kind.__name__
+                    path += "[*]"
+            elif dict_of(upper) is lower:
+                attribute = "pending"
+            else:
+                namespace = dict_of(upper)
+                key = self.key_of(namespace, id(lower)) if namespace is not None else None
+                key = key or slot_of(upper, id(lower))
+                path += f".{key}" if key else ""
+        name = root.name + path
+        while name.endswith("[*]"):
+            name = name[:-3]
+        file, line = root.file, root.line
+        if root.kind in ("attribute", "class") and attribute not in ("", "pending") and chain:
+            kind = type(chain[0]) if root.kind == "attribute" else chain[0]
+            file, line = self._class_place(kind, attribute)
+        what = container or "variable"
+        if root.kind in ("attribute", "class") and not container:
+            what = "attribute"
+        text = f"{what} `{name}`" if name else f"{what}"
+        if root.kind == "local":
+            text += f" of {root.owner}()"
+        elif root.kind == "global" and root.owner:
+            text += f" of module {root.owner}"
+        elif root.kind == "closure":
+            text += f" in the closure of {root.owner}()"
+        elif root.kind == "namespace":
+            text += f" in the namespace of {root.owner}()"
+        elif root.kind == "function":
+            text = f"defaults or attributes of function {root.owner}()"
+        elif root.kind == "unnamed":
+            text = f"{root.owner}, which no name of the program reaches"
+        text += f" ({place(file, line)})" if file else ""
+        group = text if error else ""
+        if frame is not None:
+            variable, code = frame
+            inner = f"local `{variable.name}` of {getattr(code, 'co_qualname', code.co_name)}()"
+            inner += f" ({place(code.co_filename, variable.line)})"
+            text = (
+                f"traceback of {error or 'an exception'} in {text}: {inner}"
+                if error
+                else f"{inner}, by {text}"
+            )
+        return {
+            # What belongs to one exception is one holder.
+            "group": group or text,
+            "holder": text,
+            "kind": "traceback" if error else root.kind,
+            "name": name,
+            "owner": root.owner,
+            "file": file,
+            "line": line,
+        }
+
+
+def is_own(thing) -> bool:
+    """Returns True for a frame of the tracer."""
+    return type(thing) is types.FrameType and thing.f_code.co_filename.startswith(OWN_FILES)

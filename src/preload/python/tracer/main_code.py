@@ -1,0 +1,22 @@
+"""The code of the program's main module, whose lines give its global names a place. It holds no value of the
+program."""
+
+from __future__ import annotations
+
+import sys
+
+_code: list = []
+
+
+def remember_main() -> None:
+    """Keeps the code of `__main__`, when it runs on this thread."""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
+            _code[:] = [frame.f_code]
+        frame = frame.f_back
+
+
+def main_code() -> list:
+    """The code of `__main__`; empty when it is unknown."""
+    return list(_code)

@@ -1,0 +1,400 @@
+"""The search for what holds GPU memory that a step has left behind: `memtrace retained`.
+
+It begins at the live tensors that are no parameters, buffers, gradients or optimizer state, and at the
+autograd graphs, and goes from each to the objects that refer to it until the program has a name for one. The
+answer goes into the trace, one row for each holder, and to the caller.
+
+Nothing is kept alive by it: while it runs no other thread of Python does, and every reference is gone at its
+end. No code of the program runs. It is bounded in time (MEMTRACE_RETAINED).
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import time
+import types
+
+from .failures import count
+from .frames import learn as learn_frames
+from .frames import running_variables
+from .graphs import Base, Graphs, bases_of, grad_fn_of, namespace_of_type
+from .graphs import learn as learn_graphs
+from .holders import SEQUENCES, Names, Root, dict_of, is_own
+from .live_objects import live_objects
+from .main_code import main_code
+from .native import (
+    RETAINED_MS,
+    block_bytes,
+    block_step,
+    current_step,
+    find_referrers,
+    is_growing,
+    record_retained,
+)
+from .torch_api import Module, Optimizer, Tensor, without_torch_dispatch, without_torch_function
+
+# References from a tensor to the name that holds it, at most.
+LEVELS = 10
+# The tensors of one search, and the holders in its answer.
+TARGETS = 4096
+HOLDERS = 12
+# A holder of less is not worth a line.
+MIN_BYTES = 64 << 10
+# A variable of a loop keeps the tensor of the step before until it gets its next value.
+AGE = 2
+MAX_TEXT = 700
+UNKNOWN = -2
+
+GROWS, TRACEBACK, OLD, RECENT = "grows", "traceback", "old", "recent"
+RETAINED = (GROWS, TRACEBACK)
+
+_plain: dict[type, bool] = {}
+_state = {"is_learned": False, "is_busy": False, "walks": 0}
+address_of = getattr(Base, "const_data_ptr", None) or Base.data_ptr
+offset_of, item_size = Base.storage_offset, Base.element_size
+gradient_of, is_leaf = Base.grad.__get__, Base.is_leaf.__get__
+traceback_of = BaseException.__dict__["__traceback__"].__get__
+
+
+def _is_plain(kind: type) -> bool:
+    """Returns True if a tensor of this class has memory of its own: not a fake one, nor a wrapper, whose
+    parts are tensors too."""
+    known = _plain.get(kind)
+    if known is None:
+        owner = next(
+            (base for base in bases_of(kind) if "__torch_dispatch__" in namespace_of_type(base)), Base
+        )
+        known = _plain[kind] = owner is Tensor or owner is Base
+    return known
+
+
+def _pointer(tensor) -> int:
+    """The beginning of the storage of a tensor; 0 when it has none."""
+    if not _is_plain(type(tensor)):
+        return 0
+    try:
+        return address_of(tensor) - offset_of(tensor) * item_size(tensor)
+    except Exception:
+        # A sparse or a functional tensor, or one that is not initialized.
+        return 0
+
+
+def _tensors_below(value, depth: int = 4):
+    """The tensors in dicts and sequences."""
+    kind = type(value)
+    if issubclass(kind, Tensor):
+        yield value
+    elif depth and issubclass(kind, dict):
+        for item in list(dict.values(value)):
+            yield from _tensors_below(item, depth - 1)
+    elif depth and kind in SEQUENCES:
+        for item in list(value):
+            yield from _tensors_below(item, depth - 1)
+
+
+def _owned(modules: list, optimizers: list) -> set[int]:
+    """The storages of parameters, buffers, gradients and optimizer state."""
+    found: set[int] = set()
+    for module in modules:
+        namespace = dict_of(module) or {}
+        for table in ("_parameters", "_buffers"):
+            for tensor in _tensors_below(dict.get(namespace, table)):
+                _own(tensor, found)
+    for optimizer in optimizers:
+        namespace = dict_of(optimizer) or {}
+        for table in ("state", "param_groups"):
+            for tensor in _tensors_below(dict.get(namespace, table)):
+                _own(tensor, found)
+        state = dict.get(namespace, "state")
+        for parameter in list(dict.keys(state)) if issubclass(type(state), dict) else ():
+            if issubclass(type(parameter), Tensor):
+                _own(parameter, found)
+    return found
+
+
+def _own(tensor, found: set[int]) -> None:
+    found.add(_pointer(tensor))
+    gradient = gradient_of(tensor) if is_leaf(tensor) else None
+    if gradient is not None:
+        found.add(_pointer(gradient))
+
+
+def _frames_of_errors(things: list) -> dict[int, object]:
+    """For the frames of tracebacks, by `id`: the exception or the traceback that keeps them."""
+    found: dict[int, object] = {}
+    for thing in things:
+        is_error = issubclass(type(thing), BaseException)
+        trace = traceback_of(thing) if is_error else thing
+        while trace is not None:
+            frame = id(trace.tb_frame)
+            if is_error or frame not in found:
+                found[frame] = thing
+            trace = trace.tb_next
+    return found
+
+
+class Search:
+    """A search for the names that hold a number of objects."""
+
+    def __init__(self, names: Names, root_of_node: dict[int, int], frames: dict, deadline: float) -> None:
+        self._names, self._root_of_node, self._frames = names, root_of_node, frames
+        self._deadline = deadline
+        self.is_whole = True
+        # By `id`: the objects that refer to a target, and to these; the name at which a chain ends.
+        self._objects: dict[int, object] = {}
+        self._ends: dict[int, tuple[Root, object]] = {}
+        # From an object to those that it refers to.
+        self._below: dict[int, list[int]] = {}
+        self._above: dict[int, int] = {}
+        # The ids that a name leads to.
+        self.reached: set[int] = set()
+
+    def run(self, targets: set[int], excluded: list[int]) -> None:
+        """Searches for what holds the objects with these ids. Objects in `excluded` are the search's own."""
+        excluded = [*excluded, id(self._objects), id(self._ends), id(self._frames)]
+        excluded += [
+            id(namespace) for namespace in map(dict_of, (self, self._names)) if namespace is not None
+        ]
+        frontier, seen = set(targets), set(targets)
+        for _ in range(LEVELS):
+            wanted = []
+            following: set[int] = set()
+            for child in frontier:
+                variable = self._names.variable(child)
+                if variable is not None:
+                    self._ends[child] = (variable, None)
+                elif child in self._root_of_node:
+                    self._add(self._root_of_node[child], child, seen, following)
+                elif child in self._frames:
+                    holder = self._frames[child]
+                    self._objects[id(holder)] = holder
+                    self._add(id(holder), child, seen, following)
+                else:
+                    wanted.append(child)
+            left = int((self._deadline - time.monotonic()) * 1000)
+            found = find_referrers(gc.get_objects, wanted, excluded, max(left, 0)) if wanted else []
+            if found is None:
+                self.is_whole = False
+                break
+            pairs = iter(found)
+            for parent, child in zip(pairs, pairs, strict=True):
+                if child in self._ends or is_own(parent) or id(parent) == id(found):
+                    continue
+                end = self._names.root(parent, child)
+                if end is not None:
+                    keep = parent if issubclass(type(parent), (Module, type)) else None
+                    self._ends[child] = (end, keep)
+                    continue
+                self._objects[id(parent)] = parent
+                self._add(id(parent), child, seen, following)
+            del found, pairs
+            frontier = following
+            if not frontier:
+                break
+        self._connect()
+
+    def _add(self, parent: int, child: int, seen: set[int], following: set[int]) -> None:
+        self._below.setdefault(parent, []).append(child)
+        if parent not in seen:
+            seen.add(parent)
+            following.add(parent)
+
+    def _connect(self) -> None:
+        """Finds the shortest way from a name to each object."""
+        queue = list(self._ends)
+        self.reached.update(queue)
+        for parent in queue:
+            for child in self._below.get(parent, ()):
+                if child not in self.reached:
+                    self.reached.add(child)
+                    self._above[child] = parent
+                    queue.append(child)
+
+    def describe(self, target: int, thing) -> dict | None:
+        """The holder of a target, which is `thing`; None when no object of Python refers to it."""
+        chain = [target]
+        while chain[-1] in self._above:
+            chain.append(self._above[chain[-1]])
+        chain.reverse()
+        end = self._ends.get(chain[0])
+        if end is None:
+            # The outermost object that was found.
+            above = {child: parent for parent, children in self._below.items() for child in children}
+            top = target
+            for _ in range(LEVELS):
+                top = above.get(top, top)
+            if top == target or top not in self._objects:
+                return None
+            kind = type(self._objects[top])
+            root = Root("unnamed", "", f"{kind.__name__} object", "", 0)
+            return self._names.describe(root, [])
+        root, keep = end
+        objects = [self._objects.get(number, thing) for number in chain]
+        return self._names.describe(root, objects if keep is None else [keep, *objects])
+
+
+def walk(why: str) -> list[dict]:
+    """Searches, and records the answer in the trace: the holders, those of the most bytes first. `why` is
+    what asked for it."""
+    if _state["is_busy"]:
+        return []
+    _state["is_busy"] = True
+    interval = sys.getswitchinterval()
+    # Another thread that let go of a tensor meanwhile would find it alive.
+    sys.setswitchinterval(60)
+    begin = time.monotonic()
+    try:
+        with without_torch_function(), without_torch_dispatch():
+            holders, is_whole = _holders(begin + RETAINED_MS / 1000)
+        _record(why, holders, is_whole, begin)
+        return holders
+    except Exception as error:
+        count("search for what is retained", error)
+        return []
+    finally:
+        sys.setswitchinterval(interval)
+        _state["is_busy"] = False
+
+
+def _holders(deadline: float) -> tuple[list[dict], bool]:
+    if not _state["is_learned"]:
+        _state["is_learned"] = True
+        learn_frames()
+        learn_graphs()
+    things = live_objects(Module, Optimizer, Tensor, BaseException, types.TracebackType)
+    modules = [thing for thing in things if issubclass(type(thing), Module)]
+    optimizers = [thing for thing in things if issubclass(type(thing), Optimizer)]
+    errors = [thing for thing in things if issubclass(type(thing), (BaseException, types.TracebackType))]
+    tensors = {id(thing): thing for thing in things if issubclass(type(thing), Tensor)}
+    owned = _owned(modules, optimizers)
+    frames = _frames_of_errors(errors)
+    nodes = [(number, node) for number, tensor in tensors.items() if (node := _node_of(tensor)) is not None]
+    graphs = Graphs(nodes, deadline)
+    pointers = {number: _pointer(tensor) for number, tensor in tensors.items()}
+    direct = {n: p for n, p in pointers.items() if p and p not in owned and block_step(p) != UNKNOWN}
+    saved: dict[int, set[int]] = {}
+    for number, (_, storages) in graphs.by_root.items():
+        live = {p for p in storages if p not in owned and block_step(p) != UNKNOWN}
+        if live:
+            saved[number] = live
+    by_size = sorted(
+        {*direct, *saved},
+        key=lambda n: -sum(map(block_bytes, saved.get(n, ()))) - block_bytes(direct.get(n, 0)),
+    )
+    targets = by_size[:TARGETS]
+    search = Search(Names(*running_variables(), main_code()), graphs.root_of, frames, deadline)
+    own = [id(own) for own in (things, modules, optimizers, errors, tensors, nodes, *nodes, frames)]
+    search.run(set(targets), [*own, *graphs.ids()])
+    # Storages with a holder of their own. torch itself keeps the object of a tensor that a node has saved.
+    named = {pointer for n, pointer in direct.items() if n in search.reached}
+    groups: dict[str, dict] = {}
+    placed: set[int] = set()
+    # Variables and containers before graphs: a storage is told once.
+    for number in sorted(targets, key=lambda number: number in saved):
+        found = search.describe(number, tensors[number])
+        if found is None:
+            continue
+        group = groups.setdefault(
+            found.pop("group"), {**found, "bytes": 0, "tensors": 0, "graphs": 0, "nodes": 0, "births": set()}
+        )
+        if number in saved:
+            group["graphs"] += 1
+            group["nodes"] += graphs.by_root[number][0]
+        group["tensors"] += number in direct
+        for pointer in {*saved.get(number, ()), direct.get(number, 0)} - placed - {0}:
+            if pointer in named and pointer != direct.get(number):
+                continue
+            placed.add(pointer)
+            group["bytes"] += block_bytes(pointer)
+            group["births"].add(block_step(pointer))
+    is_whole = graphs.is_whole and search.is_whole
+    return _judged(list(groups.values())), is_whole
+
+
+def _node_of(tensor):
+    try:
+        return grad_fn_of(tensor) if _is_plain(type(tensor)) else None
+    except Exception:
+        # A view that was changed in place.
+        return None
+
+
+def _judged(groups: list[dict]) -> list[dict]:
+    """Says of each holder whether it keeps more from step to step, and puts the largest first."""
+    step = current_step()
+    for group in groups:
+        births = sorted(group.pop("births"))
+        old = [born for born in births if 0 <= born <= step - AGE]
+        if group["kind"] == "traceback" and old:
+            verdict = TRACEBACK
+        elif len(old) > 1:
+            verdict = GROWS
+        elif births and births[0] <= step - AGE:
+            verdict = OLD
+        else:
+            verdict = RECENT
+        group["verdict"] = verdict
+        group["first_step"], group["last_step"] = (births[0], births[-1]) if births else (None, None)
+        group["steps"] = len(births)
+        group["holder"] = group["holder"][:MAX_TEXT]
+    groups = [group for group in groups if group["bytes"] >= MIN_BYTES]
+    groups.sort(key=lambda group: (group["verdict"] not in RETAINED, -group["bytes"]))
+    return groups[:HOLDERS]
+
+
+def _record(why: str, holders: list[dict], is_whole: bool, begin: float) -> None:
+    _state["walks"] += 1
+    number = _state["walks"]
+    for holder in holders:
+        text = json.dumps({"walk": number, **{key: holder[key] for key in KEYS}}, ensure_ascii=True)
+        record_retained(text)
+    retained = [holder for holder in holders if holder["verdict"] in RETAINED]
+    summary = {
+        "walk": number,
+        "why": why,
+        "step": current_step(),
+        "holders": len(holders),
+        "retained": len(retained),
+        "bytes": sum(holder["bytes"] for holder in retained),
+        "is_whole": is_whole,
+        "ms": round((time.monotonic() - begin) * 1000),
+    }
+    record_retained(json.dumps(summary))
+
+
+KEYS = ("holder", "verdict", "bytes", "tensors", "graphs", "nodes", "first_step", "last_step", "steps") + (
+    "kind",
+    "name",
+    "owner",
+    "file",
+    "line",
+)
+
+
+# The searches at OOMs: a program may try many sizes until one fits.
+_ooms_left = [3]
+
+
+def retained(*_) -> list[dict]:
+    """`memtrace.retained()`."""
+    return walk("call")
+
+
+def retained_at_oom(*_) -> None:
+    """Memory ran out."""
+    _ooms_left[0] -= 1
+    if _ooms_left[0] >= 0:
+        walk("oom")
+
+
+def retained_growth(*_) -> None:
+    """Memory grows from step to step."""
+    walk("growth")
+
+
+def retained_at_exit(*_) -> None:
+    """The program ends."""
+    if is_growing():
+        walk("exit")
