@@ -189,6 +189,26 @@ def track_external(*external: object) -> None:
         tracker((tuple(leaves),))
 
 
+def retained(everything: bool = False) -> list[dict]:
+    """Searches for what holds GPU memory that earlier steps have left behind: lists of losses or outputs, the
+    closures of hooks, caches, the graphs of autograd, the traceback of an exception.
+
+    Each holder is a dict: `holder` names it in a line, `bytes` is the size of the blocks that it keeps, and
+    `verdict` is `grows` (blocks of at least two steps that ended before the last one) or `traceback`.
+    `everything` adds those that are `old` (blocks of one step) or `recent`. The trace has them too.
+
+    Returns an empty list when the script is not traced, uses no GPU yet, or MEMTRACE_RETAINED is off."""
+    if not is_traced():
+        return []
+    try:
+        function = ctypes.PyDLL(None).memtrace_python_retained
+    except (AttributeError, OSError):
+        return []
+    function.restype, function.argtypes = ctypes.py_object, []
+    found = function() or []
+    return [holder for holder in found if everything or holder["verdict"] in ("grows", "traceback")]
+
+
 def flush() -> bool:
     """Waits until everything recorded so far is in the file.
 

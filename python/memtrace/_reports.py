@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from . import _command, _frames
+from . import _command, _frames, _marks
 from ._read import Trace
 
 DEFAULT = "memtrace-out"
@@ -166,6 +166,16 @@ def leaks(trace: Trace = DEFAULT, **options: Any) -> Answer:
 
     `options` are those of `memtrace leaks`, with `_` for `-`."""
     return _answer("leaks", [trace], options)
+
+
+def retained(trace: Trace | None = None, everything: bool = False, **options: Any) -> Any:
+    """What holds memory that earlier steps left behind.
+
+    With a trace, the answer of `memtrace retained`; `options` are those of the command, with `_` for `-`.
+    Without one it searches this process, as memtrace traces it, and returns a list of dicts."""
+    if trace is None:
+        return _marks.retained(everything)
+    return _answer("retained", [trace], {"all": True, **options} if everything else options)
 
 
 def stats(trace: Trace = DEFAULT, **options: Any) -> Answer:

@@ -12,6 +12,7 @@ use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
 use super::report::{Answer, Report, next};
+use super::retained::print_retained;
 use crate::error::Result;
 use crate::options::Options;
 use crate::profile::flow_categories;
@@ -27,6 +28,7 @@ use crate::state::categories::KnownCategories;
 use crate::state::group::category;
 use crate::state::replay::{HOST, MemoryKind, Metric, Replay};
 use crate::state::replay_trace::{Replayed, replay_trace, replay_until};
+use crate::state::retained::{RetainedSearch, RetainedSearches};
 use crate::state::stacks::Stacks;
 
 /// `memtrace leaks`.
@@ -56,7 +58,11 @@ impl Report for Leaks {
             process_heading(&mut printer, input, index);
             any |= !found.leaks.is_empty();
             found.print(&mut printer, options);
-            json.push(found.json(trace));
+            let searches = RetainedSearches::read(trace, options)?;
+            print_retained(&mut printer, &searches, options);
+            let mut value = found.json(trace);
+            value["retained"] = searches.telling().map(RetainedSearch::json).into();
+            json.push(value);
         }
         let hints = if any {
             vec![next("peak", input, "--by step"), next("peak", input, "--by op")]

@@ -17,6 +17,7 @@ mod oom;
 mod peak;
 mod ranks;
 mod report;
+mod retained;
 mod serving;
 mod snapshot;
 mod stats;
@@ -45,6 +46,7 @@ pub const REPORTS: &[&dyn Report] = &[
     &top_ops::TopOps,
     &frag::Frag,
     &leaks::Leaks,
+    &retained::Retained,
     &stats::Stats,
     &actions::Actions,
     &diff::Diff,

@@ -15,6 +15,7 @@ pub mod problems;
 pub mod progress;
 pub mod replay;
 pub mod replay_trace;
+pub mod retained;
 pub mod series;
 pub(crate) mod stacked_series;
 pub mod stacks;

@@ -6,6 +6,7 @@ use serde_json::json;
 
 use super::advise::Advised;
 use super::report::{Answer, Report, next};
+use super::retained::print_retained;
 use crate::error::Result;
 use crate::options::Options;
 use crate::profile::flow_categories;
@@ -22,6 +23,7 @@ use crate::state::layout::{self, Layout};
 use crate::state::moment::{NamedMoment, replay_to_moment};
 use crate::state::replay::Block;
 use crate::state::replay_trace::Replayed;
+use crate::state::retained::{RetainedSearch, RetainedSearches};
 
 use case::{OomCase, RowsBefore};
 
@@ -69,6 +71,8 @@ impl Report for Oom {
                 printer.plain(text);
             }
             holders(&mut printer, &replayed, row.device, options);
+            let searches = RetainedSearches::read(trace, options)?;
+            print_retained(&mut printer, &searches, options);
             let (advised, why_not) =
                 if case.is_too_big() { helps(trace, options) } else { (Vec::new(), None) };
             if !advised.is_empty() {
@@ -85,6 +89,7 @@ impl Report for Oom {
             footer.note_detail(trace, &detail);
             footer.add_share(&replayed, row.device);
             let mut value = case.json(&replayed);
+            value["retained"] = searches.telling().map(RetainedSearch::json).into();
             value["advised"] = advised.into();
             value["not_advised_because"] = why_not.into();
             cases.push(value);

@@ -1,0 +1,289 @@
+//! What the traced process found to hold memory of earlier steps: the rows `mark` with the api `retained`.
+//!
+//! Each search has a row for each holder, then one for itself. Their texts are JSON objects
+//! (docs/trace-format.md); a row that is none, or lacks a field, is left out.
+
+use std::ops::ControlFlow;
+
+use memtrace_trace::units::Unit;
+use memtrace_trace::{Api, EventName};
+use serde_json::{Value, json};
+
+use crate::error::Result;
+use crate::options::Options;
+use crate::read::record::{Columns, Wanted};
+use crate::read::stream::TraceFile;
+use crate::read::symbols::SymbolTable;
+use crate::render::numbers::counted;
+
+/// The searches that are kept, the latest ones.
+const MOST: usize = 64;
+/// The holders of one search that are kept.
+const MOST_HOLDERS: usize = 64;
+
+/// Something that holds memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// Its name in the words of the program: ``list `losses` (train.py:41)``.
+    pub holder: String,
+    /// `grows`, `traceback`, `old` or `recent`.
+    pub verdict: String,
+    /// The bytes of the blocks that it keeps.
+    pub bytes: i64,
+    /// The tensors and the graphs of autograd that it keeps, and the nodes of these.
+    pub tensors: i64,
+    /// See `tensors`.
+    pub graphs: i64,
+    /// See `tensors`.
+    pub nodes: i64,
+    /// The steps in which its blocks were allocated; -1 is before training.
+    pub first_step: Option<i64>,
+    /// See `first_step`.
+    pub last_step: Option<i64>,
+    /// The number of different steps among them.
+    pub steps: i64,
+    /// The whole row.
+    value: Value,
+}
+
+impl Holder {
+    fn parse(value: Value) -> Option<Holder> {
+        let text = |name: &str| value[name].as_str().map(str::to_owned);
+        let number = |name: &str| value[name].as_i64();
+        Some(Holder {
+            holder: text("holder")?,
+            verdict: text("verdict")?,
+            bytes: number("bytes")?,
+            tensors: number("tensors")?,
+            graphs: number("graphs")?,
+            nodes: number("nodes")?,
+            first_step: number("first_step"),
+            last_step: number("last_step"),
+            steps: number("steps")?,
+            value,
+        })
+    }
+
+    /// Returns true if it keeps what a step has left behind: blocks of several old steps, or by a traceback.
+    #[must_use]
+    pub fn is_retained(&self) -> bool {
+        ["grows", "traceback"].contains(&self.verdict.as_str())
+    }
+
+    /// The bytes that it keeps of a step; `None` unless it keeps blocks of several.
+    #[must_use]
+    pub fn bytes_per_step(&self) -> Option<i64> {
+        let span = self.last_step?.checked_sub(self.first_step?.max(0))?.checked_add(1)?;
+        (self.steps > 1 && span > 1).then(|| self.bytes / span)
+    }
+
+    /// One line: ``3.0 MiB a step: list `losses` (train.py:41) keeps 120 graphs, 360 MiB of steps 0-119``.
+    #[must_use]
+    pub fn line(&self, units: Unit) -> String {
+        let rate = self.bytes_per_step().map(|bytes| format!("{} a step: ", units.show(bytes)));
+        let tensors = (self.tensors > 0 || self.graphs == 0)
+            .then(|| counted(u64::try_from(self.tensors).unwrap_or(0), "tensor"));
+        let graphs = (self.graphs > 0).then(|| counted(u64::try_from(self.graphs).unwrap_or(0), "graph"));
+        let kept: Vec<String> = graphs.into_iter().chain(tensors).collect();
+        let steps = match (self.first_step, self.last_step) {
+            (Some(_), Some(last)) if last < 0 => " from before training".to_owned(),
+            (Some(first), Some(last)) if first == last => format!(" of step {first}"),
+            (Some(first), Some(last)) if first < 0 => format!(" from before training to step {last}"),
+            (Some(first), Some(last)) => format!(" of steps {first}-{last}"),
+            _ => String::new(),
+        };
+        format!(
+            "{}{} keeps {}, {}{steps}",
+            rate.unwrap_or_default(),
+            self.holder,
+            kept.join(" and "),
+            units.show(self.bytes)
+        )
+    }
+}
+
+/// One search of the traced process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RetainedSearch {
+    /// Its number in the process, from 1.
+    pub number: i64,
+    /// What asked for it: `call`, `oom`, `growth`, `exit` or `command`.
+    pub why: String,
+    /// The step in which it ran.
+    pub step: i64,
+    /// False if its time ran out before it had looked at everything.
+    pub is_whole: bool,
+    /// The time that it took.
+    pub milliseconds: i64,
+    /// The holders, those that are retained first, then by size.
+    pub holders: Vec<Holder>,
+}
+
+impl RetainedSearch {
+    /// The holders of what steps have left behind.
+    pub fn retained(&self) -> impl Iterator<Item = &Holder> {
+        self.holders.iter().filter(|holder| holder.is_retained())
+    }
+
+    /// ``memtrace searched at step 31 (at the end of the program)``.
+    #[must_use]
+    pub fn moment(&self) -> String {
+        let why = match self.why.as_str() {
+            "call" => "the program asked",
+            "oom" => "out of memory",
+            "growth" => "memory grew from step to step",
+            "exit" => "the program ended",
+            "command" => "memtrace retained asked",
+            other => other,
+        };
+        if self.step < 0 { why.to_owned() } else { format!("step {}: {why}", self.step) }
+    }
+
+    /// The fields of `--json`.
+    #[must_use]
+    pub fn json(&self) -> Value {
+        json!({
+            "search": self.number,
+            "why": self.why,
+            "step": self.step,
+            "is_whole": self.is_whole,
+            "milliseconds": self.milliseconds,
+            "holders": self.holders.iter().map(Holder::json).collect::<Vec<_>>(),
+        })
+    }
+}
+
+impl Holder {
+    fn json(&self) -> Value {
+        let mut value = self.value.clone();
+        if let Value::Object(fields) = &mut value {
+            fields.remove("walk");
+            fields.insert("is_retained".to_owned(), self.is_retained().into());
+            fields.insert("bytes_per_step".to_owned(), self.bytes_per_step().into());
+        }
+        value
+    }
+}
+
+/// The searches of a process.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RetainedSearches {
+    /// In their order.
+    pub all: Vec<RetainedSearch>,
+    pending: Vec<(i64, Holder)>,
+}
+
+impl RetainedSearches {
+    /// Takes the text of a row.
+    fn feed(&mut self, text: &str) {
+        let Ok(value) = serde_json::from_str::<Value>(text) else { return };
+        let Some(number) = value["walk"].as_i64() else { return };
+        if value.get("holder").is_some() {
+            if let (Some(holder), true) = (Holder::parse(value), self.pending.len() < MOST_HOLDERS) {
+                self.pending.push((number, holder));
+            }
+            return;
+        }
+        let (Some(why), Some(step)) = (value["why"].as_str(), value["step"].as_i64()) else { return };
+        let holders = std::mem::take(&mut self.pending).into_iter();
+        let holders = holders.filter(|(of, _)| *of == number).map(|(_, holder)| holder).collect();
+        if self.all.len() >= MOST {
+            self.all.remove(0);
+        }
+        self.all.push(RetainedSearch {
+            number,
+            why: why.to_owned(),
+            step,
+            is_whole: value["is_whole"].as_bool().unwrap_or(true),
+            milliseconds: value["ms"].as_i64().unwrap_or(0),
+            holders,
+        });
+    }
+
+    /// The last search that found something retained; otherwise the last one.
+    #[must_use]
+    pub fn telling(&self) -> Option<&RetainedSearch> {
+        let found = self.all.iter().rev().find(|search| search.retained().next().is_some());
+        found.or_else(|| self.all.last())
+    }
+
+    /// Reads the rows of a trace.
+    ///
+    /// # Errors
+    /// When the trace cannot be read.
+    pub fn read(trace: &TraceFile, options: &Options) -> Result<RetainedSearches> {
+        let mut found = RetainedSearches::default();
+        let symbols = SymbolTable::default();
+        let columns = Columns::of(&["api", "name", "step"]);
+        let wanted = Wanted::all_events(Columns::of(&["seq"])).plus(EventName::Mark, columns);
+        let api = symbols.intern(Api::Retained.as_str());
+        trace.read(wanted, options.lenient, &symbols, |row| {
+            if row.event == EventName::Mark && row.api == api {
+                found.feed(&symbols.get(row.name));
+            }
+            ControlFlow::Continue(())
+        })?;
+        Ok(found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn holder(walk: i64, verdict: &str, bytes: i64) -> String {
+        json!({
+            "walk": walk, "holder": "list `losses` (train.py:41)", "verdict": verdict, "bytes": bytes, "tensors": 0,
+            "graphs": 120, "nodes": 960, "first_step": 0, "last_step": 119, "steps": 120,
+        })
+        .to_string()
+    }
+
+    #[test]
+    fn retained_rows_become_searches_and_lines() {
+        let mut searches = RetainedSearches::default();
+        searches.feed(&holder(1, "grows", 360 << 20));
+        searches.feed(&holder(1, "old", 1));
+        searches.feed(r#"{"walk":1,"why":"exit","step":120,"is_whole":true,"ms":7}"#);
+        searches.feed(r#"{"walk":2,"why":"call","step":121}"#);
+        let [first, second] = &searches.all[..] else { panic!("{searches:?}") };
+        assert_eq!((first.holders.len(), first.retained().count(), second.holders.len()), (2, 1, 0));
+        assert_eq!(searches.telling(), Some(first));
+        assert_eq!(
+            first.holders[0].line(Unit::default()),
+            "3.00 MiB a step: list `losses` (train.py:41) keeps 120 graphs, 360.00 MiB of steps 0-119"
+        );
+        assert_eq!(first.moment(), "step 120: the program ended");
+    }
+
+    #[test]
+    fn retained_rows_of_a_damaged_or_hostile_trace_are_left_out() {
+        let mut searches = RetainedSearches::default();
+        for text in [
+            "",
+            "{",
+            "[]",
+            "7",
+            "{}",
+            r#"{"walk":"1","why":"call","step":1}"#,
+            r#"{"walk":1,"holder":7}"#,
+            r#"{"walk":1,"holder":"x","verdict":"grows","bytes":1e300,"tensors":1,"graphs":0,"nodes":0,"steps":1}"#,
+            r#"{"walk":1,"why":1,"step":1}"#,
+        ] {
+            searches.feed(text);
+        }
+        assert_eq!(searches, RetainedSearches::default());
+        let extreme = json!({
+            "walk": 1, "holder": "x", "verdict": "grows", "bytes": i64::MIN, "tensors": -1, "graphs": i64::MAX, "nodes": 0,
+            "first_step": i64::MIN, "last_step": i64::MAX, "steps": 2,
+        });
+        searches.feed(&extreme.to_string());
+        searches.feed(r#"{"walk":1,"why":"call","step":1}"#);
+        assert_eq!(searches.all[0].holders[0].bytes_per_step(), None);
+        assert!(searches.all[0].holders[0].line(Unit::default()).contains("keeps"));
+        for number in 0..200 {
+            searches.feed(&format!(r#"{{"walk":{number},"why":"call","step":1}}"#));
+        }
+        assert_eq!(searches.all.len(), MOST);
+    }
+}

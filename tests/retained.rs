@@ -1,0 +1,142 @@
+//! The search for what holds memory that earlier steps left behind, with torch, on the simulated GPU.
+//!
+//! If `scripts/torch-env` has not installed a torch, its tests are skipped with a message; with `CI=true` they fail.
+
+use std::path::Path;
+
+#[path = "common/torch.rs"]
+#[expect(dead_code, reason = "each test crate uses its own part")]
+mod harness;
+use harness::{CARD, Run, Torch, memtrace, on_every_torch};
+use serde_json::Value;
+
+on_every_torch![
+    retained_names_the_holder_of_each_of_six_mistakes_and_none_of_a_clean_script,
+    retained_keeps_nothing_alive_and_changes_no_peak,
+    retained_runs_no_code_of_the_program,
+    retained_is_found_at_an_oom,
+];
+
+/// Traces a script of `tests/scripts/retained`, with the package `memtrace` of this repository.
+fn trace(torch: &Torch, script: &str, args: &[&str], env: &[(&str, &str)]) -> Run {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR")).join("python");
+    let mut variables = vec![("PYTHONPATH", package.to_str().unwrap())];
+    variables.extend(env);
+    let script = format!("retained/{script}");
+    torch.trace_on(CARD, &[], &script, args, &variables).expect_success()
+}
+
+/// The holders that the program printed.
+fn printed(run: &Run) -> Vec<Value> {
+    run.stdout().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn retained_names_the_holder_of_each_of_six_mistakes_and_none_of_a_clean_script(torch: &Torch) {
+    for (mistake, holder, per_step) in [
+        ("losses", "variable `total` (mistakes.py:", 2 << 20),
+        ("outputs", "list `outputs` (mistakes.py:", 1 << 20),
+        ("hook", "list `kept` in the closure of add_hook.<locals>.hook() (mistakes.py:", 1 << 20),
+        ("cache", "dict `Net.cache` (mistakes.py:", 1 << 20),
+        ("retain_graph", "variable `state` (mistakes.py:", 1 << 20),
+        ("traceback", "traceback of RuntimeError in variable `error` (mistakes.py:", 0),
+    ] {
+        let run = trace(torch, "mistakes.py", &[mistake], &[]);
+        let holders = printed(&run);
+        let [found] = &holders[..] else { panic!("{mistake}: {holders:?}\n{}", run.stderr()) };
+        assert!(found["holder"].as_str().unwrap().starts_with(holder), "{mistake}: {found}");
+        let file = found["file"].as_str().unwrap();
+        let text = std::fs::read_to_string(file).unwrap();
+        let line = text.lines().nth(found["line"].as_u64().unwrap() as usize - 1).unwrap();
+        let name = found["name"].as_str().unwrap().rsplit('.').next().unwrap();
+        let wanted = if mistake == "hook" { "def hook" } else { name };
+        assert!(line.contains(wanted), "{mistake}: {line}");
+        let bytes = found["bytes"].as_i64().unwrap();
+        assert!(bytes >= per_step * 7 && bytes <= 40 << 20, "{mistake}: {found}");
+        if per_step > 0 {
+            assert_eq!(found["verdict"], "grows", "{mistake}: {found}");
+            // Blocks of the first step's forward may be older than its sign of training.
+            assert!(found["first_step"].as_i64().unwrap() <= 0, "{mistake}: {found}");
+            assert_eq!(found["last_step"], 7, "{mistake}: {found}");
+        } else {
+            assert_eq!(found["verdict"], "traceback", "{found}");
+            assert!(found["holder"].as_str().unwrap().contains("local `"), "{found}");
+        }
+
+        let report = run.report("retained", &["--all"]);
+        assert!(report.contains(holder) && report.contains("the program asked"), "{mistake}: {report}");
+        assert!(run.report("leaks", &[]).contains(holder), "{mistake}");
+        let answer = run.json("retained", &[]);
+        let in_trace = &answer["processes"][0]["searches"][0]["holders"][0];
+        assert_eq!((&in_trace["holder"], &in_trace["bytes"]), (&found["holder"], &found["bytes"]));
+        torch.check(memtrace().arg("check").arg(run.dir()));
+    }
+    let run = trace(torch, "mistakes.py", &["clean"], &[]);
+    assert_eq!(printed(&run), Vec::<Value>::new());
+    assert!(run.report("retained", &[]).contains("nothing is retained"));
+    assert!(!run.report("leaks", &[]).contains("mistakes.py"));
+    let off = trace(torch, "mistakes.py", &["outputs"], &[("MEMTRACE_RETAINED", "off")]);
+    assert_eq!(printed(&off), Vec::<Value>::new());
+    assert!(off.report("retained", &[]).contains("Nobody has searched"));
+}
+
+/// The script searches often when its argument says so, and prints its peak, the bytes after each step and when each
+/// of its tensors died.
+fn retained_keeps_nothing_alive_and_changes_no_peak(torch: &Torch) {
+    let without = trace(torch, "alive.py", &["without"], &[]);
+    let with = trace(torch, "alive.py", &["with"], &[]);
+    assert!(without.stdout().contains("rebound: True"), "{}", without.stdout());
+    assert_eq!(with.stdout(), without.stdout());
+    let answer = with.json("retained", &["--all"]);
+    assert!(answer["processes"][0]["searches"].as_array().unwrap().len() > 20, "{answer}");
+}
+
+fn retained_runs_no_code_of_the_program(torch: &Torch) {
+    let run = trace(torch, "hostile.py", &[], &[]);
+    assert!(run.stdout().contains("ran: []"), "{}", run.stdout());
+    let answer = run.json("retained", &[]);
+    let holders = answer["processes"][0]["searches"][0]["holders"].to_string();
+    for name in ["`kept`", "`hostile.items`", "`wrapped`"] {
+        assert!(holders.contains(name), "{name}: {holders}");
+    }
+}
+
+fn retained_is_found_at_an_oom(torch: &Torch) {
+    let run = trace(torch, "oom.py", &[], &[]);
+    let oom = run.report("oom", &[]);
+    assert!(oom.contains("list `losses` of main() (oom.py:") && oom.contains("out of memory"), "{oom}");
+    assert!(run.stdout().contains("out of memory in step 12"), "{}", run.stdout());
+    let clean = trace(torch, "oom.py", &["clean"], &[]);
+    assert!(!clean.report("oom", &[]).contains("oom.py:"), "{}", clean.report("oom", &[]));
+}
+
+/// Nobody asks: memory grows from step to step.
+#[test]
+fn retained_is_found_while_memory_grows_and_when_the_program_ends() {
+    Torch::run("2.11.0", |torch| {
+        let run = trace(torch, "growth.py", &[], &[]);
+        let answer = run.json("retained", &["--all"]);
+        let searches = answer["processes"][0]["searches"].as_array().unwrap();
+        let whys: Vec<&str> = searches.iter().map(|search| search["why"].as_str().unwrap()).collect();
+        assert_eq!(whys, ["growth", "growth", "exit"], "{answer}");
+        let leaks = run.report("leaks", &[]);
+        assert!(leaks.contains("list `history` (growth.py:") && leaks.contains("a step"), "{leaks}");
+        let clean = trace(torch, "growth.py", &["clean"], &[]);
+        assert_eq!(clean.json("retained", &["--all"])["processes"][0]["searches"], serde_json::json!([]));
+    });
+}
+
+/// A search of a heap of a million objects is whole in the time that it has by default; with no time to speak of it
+/// says that it is not, and the program goes on.
+#[test]
+fn retained_search_of_a_million_objects_ends_when_its_time_is_over() {
+    Torch::run("2.11.0", |torch| {
+        for (seconds, is_whole) in [("60", true), ("0.002", false)] {
+            let run = trace(torch, "million.py", &[], &[("MEMTRACE_RETAINED", seconds)]);
+            assert_eq!(run.stdout(), "done\n");
+            let search = &run.json("retained", &["--all"])["processes"][0]["searches"][0];
+            assert_eq!(search["is_whole"], is_whole, "{search}");
+            let report = run.report("retained", &[]);
+            assert_eq!(report.contains("has not seen everything"), !is_whole, "{report}");
+        }
+    });
+}
