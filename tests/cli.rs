@@ -188,6 +188,7 @@ const OTHER_OPTIONS: &[&str] = &[
     "phantom-fault",
     "python",
     "ranks",
+    "shard",
     "steps",
     "to",
     "type",

@@ -426,6 +426,7 @@ fn predictions(trace: Vec<u8>) -> Vec<String> {
         );
         said
     };
+    run(&["whatif", "--shard=8", "--checkpoint=**", "--optimizer=8bit"]);
     [&whatif[..], &["advise"], &["oom"]].into_iter().map(run).collect()
 }
 

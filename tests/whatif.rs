@@ -1,5 +1,6 @@
 //! `memtrace whatif`: its predictions against the same script with the change made, and the errors of wrong requests.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Output;
@@ -21,13 +22,12 @@ const BOUND: i64 = 200;
 /// Trains a model of `tests/scripts/whatif` on a simulated GPU with these options; its trace goes to `out`. Returns torch's
 /// own peak of allocated bytes.
 fn train(torch: &Torch, out: &Path, model: &str, options: &[&str]) -> i64 {
-    let output = torch
-        .traced_command(out)
-        .arg(scripts().join("whatif/train.py"))
-        .arg(model)
-        .args(options)
-        .output()
-        .unwrap();
+    // Rank 0 of eight; the others are stand-ins.
+    let ranks: &[&dyn AsRef<OsStr>] =
+        &[&"--quiet", &"--phantom", &"8xh100-80g", &"--ranks", &"0", &"-o", &out];
+    let is_sharded = options.contains(&"--shard");
+    let mut command = if is_sharded { torch.run_command(ranks) } else { torch.traced_command(out) };
+    let output = command.arg(scripts().join("whatif/train.py")).arg(model).args(options).output().unwrap();
     succeeded(model, &output).lines().last().unwrap().parse().unwrap()
 }
 
@@ -110,6 +110,61 @@ fn whatif_predicts_other_optimizers_of_a_diffusion_transformer() {
             ],
         );
     });
+}
+
+#[test]
+fn whatif_predicts_the_shards_of_eight_ranks() {
+    Torch::run("2.11.0", |torch| {
+        let sharded: (&[&str], &[&str]) = (&["--shard", "8"], &["--shard", "fsdp"]);
+        let both: (&[&str], &[&str]) =
+            (&["--shard=8", "--checkpoint=GPT.h.*"], &["--shard", "fsdp", "--checkpoint"]);
+        let optimizer: (&[&str], &[&str]) = (&["--shard", "8:optimizer"], &["--shard", "optimizer"]);
+        predicts(torch, "gpt", &[sharded, both, optimizer]);
+        predicts(torch, "vit", &[sharded]);
+    });
+}
+
+#[test]
+fn whatif_shard_changes_nothing_without_parameters() {
+    let mut trace = TraceBuilder::default();
+    let row = Row { module: "Net", phase: "forward", ..Row::default() };
+    trace.raw(Row { event: EventName::RangeBegin, api: "module", name: "Net", ..row });
+    let block = trace.alloc(64 * MIB, Row { op: "aten::mm", ..row });
+    trace.tag(block, 64 * MIB, row, Row { category: Category::Input, ..row });
+    let (_folder, path) = written(&trace.finish());
+    for asked in ["8", "1000000"] {
+        let found = answer(&["--shard", asked], &path);
+        assert_eq!((&found["saved_bytes"], &found["changes"][0]["found"]), (&0.into(), &0.into()));
+        let said = text(&whatif(&["--shard", asked], &path).stdout);
+        assert!(said.contains("nothing changes: the trace has no parameters"), "{said}");
+    }
+    for asked in ["0", "1", "many", "8:gradients", "1048577"] {
+        let said = text(&whatif(&["--shard", asked], &path).stderr);
+        assert!(said.contains(&format!("--shard {asked}: expected a number of ranks")), "{said}");
+    }
+    // A trace without tags has no parameters to divide.
+    let said = text(&whatif(&["--shard", "8"], &fixture("oom-big")).stderr);
+    assert!(said.contains("has no tags"), "{said}");
+}
+
+#[test]
+fn whatif_takes_a_window_of_a_step_that_is_too_long() {
+    // 2,100,000 rows in one step; its first parts are not kept.
+    let mut trace = TraceBuilder::default();
+    let row = Row { op: "aten::mm", phase: "forward", step: 3, ..Row::default() };
+    for _ in 0..1_050_000 {
+        let block = trace.alloc(MIB, row);
+        trace.free(block, MIB, row);
+    }
+    let (_folder, path) = written(&trace.finish());
+    let said = text(&whatif(&["--without", "op=aten::mm"], &path).stderr);
+    assert!(said.contains("step 3 of") && said.contains("--window"), "{said}");
+    let output = whatif(&["--without", "op=aten::mm", "--window", "0.5ms:1ms"], &path);
+    let said = text(&output.stdout);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(said.contains("were not kept"), "{said}");
+    let found = answer(&["--without", "op=aten::mm", "--window", "0.5ms:1ms"], &path);
+    assert_eq!((&found["before"]["bytes"], &found["after"]["bytes"]), (&MIB.into(), &0.into()));
 }
 
 #[test]

@@ -21,8 +21,6 @@ pub(super) struct Advise;
 
 /// The most changes at once that `--fit` tries.
 const MOST_CHANGES: usize = 3;
-/// A change that saves less than this share of the peak is not listed.
-const LEAST_SAVED: f64 = 0.001;
 
 impl Report for Advise {
     fn name(&self) -> &'static str {
@@ -113,10 +111,7 @@ pub(super) struct Advised {
 impl Advised {
     /// Predicts each change for `trace` alone, and with `in_sets` sets of several.
     pub(super) fn new(trace: &TraceFile, options: &Options, in_sets: bool) -> Result<Advised> {
-        let (paths, tags) = whatif::contents(trace, options)?;
-        let groups = whatif::module_groups(paths.iter().map(String::as_str));
-        let mut changes = whatif::candidates(&groups);
-        changes.retain(|change| tags || !change.needs_tags());
+        let (changes, tags) = whatif::candidates_for(trace, options)?;
         let sets = whatif::sets(&changes, if in_sets { MOST_CHANGES } else { 1 });
         let lists: Vec<Vec<Change>> =
             sets.iter().map(|set| set.iter().map(|index| changes[*index].clone()).collect()).collect();
@@ -127,17 +122,8 @@ impl Advised {
 
     /// The changes that save memory, those that save most first: index, outcome, saved bytes.
     fn ranked<'a>(&self, prediction: &'a Prediction) -> Vec<(usize, &'a Outcome, i64)> {
-        let least = (prediction.before.bytes as f64 * LEAST_SAVED) as i64;
-        let mut ranked: Vec<(usize, &Outcome, i64)> = self
-            .sets
-            .iter()
-            .zip(&prediction.outcomes)
-            .filter(|(set, _)| set.len() == 1)
-            .map(|(set, outcome)| (set[0], outcome, prediction.before.bytes.wrapping_sub(outcome.peak.bytes)))
-            .filter(|(_, _, saved)| *saved > least)
-            .collect();
-        ranked.sort_by_key(|(_, _, saved)| std::cmp::Reverse(*saved));
-        ranked
+        let single = self.sets.iter().take_while(|set| set.len() == 1).count();
+        prediction.ranked(single)
     }
 
     /// The lines of the changes that save most, for the end of another report.

@@ -49,6 +49,11 @@ impl Report for WhatIf {
                 ),
                 flag("batch", "FACTOR", "Multiply the batch: x2, x1/2"),
                 flag(
+                    "shard",
+                    "N",
+                    "Divide parameters, gradients and optimizer state over N ranks (FSDP2); 8:optimizer its state alone",
+                ),
+                flag(
                     "without",
                     "CONDITIONS",
                     "Leave out the blocks of 'category=temporary,op=aten::_foreach*'",
@@ -59,16 +64,17 @@ impl Report for WhatIf {
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
         let input = &inputs[0];
-        let changes = whatif::parse(|name| options.text(name))?;
-        // All changes at once, and each alone.
-        let mut lists = vec![changes.clone()];
-        if changes.len() > 1 {
-            lists.extend(changes.iter().map(|change| vec![change.clone()]));
-        }
+        let parsed = whatif::parse(|name| options.text(name))?;
         let mut printer = options.printer();
         let mut footer = Footer::new(input);
         let mut json = Vec::new();
         for (index, trace) in input.traces.iter().enumerate() {
+            let changes = whatif::with_units(trace, &parsed, options)?;
+            // All changes at once, and each alone.
+            let mut lists = vec![changes.clone()];
+            if changes.len() > 1 {
+                lists.extend(changes.iter().map(|change| vec![change.clone()]));
+            }
             let (replayed, predictions) = whatif::predict(trace, &lists, options)?;
             let fullest = predictions.iter().max_by_key(|each| each.before.bytes).map(|each| each.device);
             footer.add(trace, &replayed, fullest);
@@ -179,10 +185,11 @@ fn nothing(change: &Change) -> &'static str {
             "nothing changes: no call of these modules keeps blocks for a backward (they are checkpointed already, or nothing \
              is trained)"
         }
-        Change::Optimizer(_) | Change::OffloadOptimizer => {
+        Change::Optimizer(_) | Change::OffloadOptimizer | Change::ShardOptimizer(_) => {
             "nothing changes: the trace has no optimizer state on the device"
         }
         Change::StepInBackward => "nothing changes: the trace has no gradients",
+        Change::Shard { .. } => "nothing changes: the trace has no parameters",
         Change::ChunkLoss(_) => "nothing changes: no forward calls aten::cross_entropy_loss",
         Change::Bfloat16 | Change::Batch(..) | Change::Without(_) => "nothing changes: no block matches",
     }

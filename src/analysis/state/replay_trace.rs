@@ -75,8 +75,24 @@ pub fn replay_rows(
     tracked: Metric,
     visit: impl FnMut(&Record, &Replay),
 ) -> Result<Replayed> {
+    replay_rows_knowing(trace, wanted, options, tracked, KnownCategories::default(), visit)
+}
+
+/// Same as [`replay_rows`], with categories that an earlier reading inferred.
+///
+/// # Errors
+/// When the trace cannot be read.
+pub fn replay_rows_knowing(
+    trace: &TraceFile,
+    wanted: Wanted,
+    options: &Options,
+    tracked: Metric,
+    known: KnownCategories,
+    visit: impl FnMut(&Record, &Replay),
+) -> Result<Replayed> {
     let symbols = SymbolTable::default();
-    let replay = Replay::new(&symbols, options.window, tracked);
+    let mut replay = Replay::new(&symbols, options.window, tracked);
+    replay.known = known;
     run(trace, wanted, options, replay, symbols, |_| false, visit)
 }
 

@@ -2,19 +2,19 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::calls::MOST_LEVELS;
 use super::changes::{Change, NewOptimizer};
-use super::checkpoint::MOST_LEVELS;
 
 /// The parts of the tokens that the loss is advised to take.
 const PARTS: i64 = 8;
-/// The most groups of modules that are tried.
+/// The most groups of modules that are checkpointed.
 const MOST_GROUPS: usize = 4;
 
 /// The groups of modules that differ in one number of their path, as patterns: `GPT.h.*`. `paths` are those of the modules that
 /// are called. Where the numbered ones are not (a list in a list), the pattern goes on to the first that is: `GPT.h.*.*`. A module
 /// below another of a group is in none of its own. Those with the most modules come first.
 #[must_use]
-pub fn module_groups<'a>(paths: impl IntoIterator<Item = &'a str>) -> Vec<String> {
+pub(super) fn module_groups<'a>(paths: impl IntoIterator<Item = &'a str>) -> Vec<String> {
     let called: BTreeSet<&str> = paths.into_iter().collect();
     let mut groups: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
     for path in &called {
@@ -42,7 +42,6 @@ pub fn module_groups<'a>(paths: impl IntoIterator<Item = &'a str>) -> Vec<String
         .filter(|(_, count)| *count > 1)
         .collect();
     groups.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
-    groups.truncate(MOST_GROUPS);
     groups.into_iter().map(|(pattern, _)| pattern).collect()
 }
 
@@ -54,10 +53,10 @@ fn plain(path: &str) -> String {
 
 /// The changes to try for a program with these groups of modules.
 #[must_use]
-pub fn candidates(groups: &[String]) -> Vec<Change> {
+pub(super) fn candidates(groups: &[String]) -> Vec<Change> {
     let mut all = Vec::new();
     if !groups.is_empty() {
-        all.push(Change::Checkpoint(groups.join(",")));
+        all.push(Change::Checkpoint(groups[..groups.len().min(MOST_GROUPS)].join(",")));
     }
     all.extend([
         Change::ChunkLoss(PARTS),
@@ -185,7 +184,7 @@ pub fn advice(change: &Change, again: (u64, u64)) -> Advice {
             ),
             code: vec![format!("batch_size = batch_size * {times} // {parts}")],
         },
-        Change::Without(_) => of("", &[]),
+        Change::Without(_) | Change::Shard { .. } | Change::ShardOptimizer(_) => of("", &[]),
     }
 }
 

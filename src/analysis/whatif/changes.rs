@@ -5,6 +5,9 @@ use memtrace_trace::Category;
 use crate::error::{Error, Result};
 use crate::selection::{matches, nearest_names};
 
+/// The most ranks: those that a job on simulated GPUs may have.
+const MOST_RANKS: i64 = 1 << 20;
+
 /// An optimizer in place of the run's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NewOptimizer {
@@ -33,6 +36,15 @@ pub enum Change {
     ChunkLoss(i64),
     /// The batch is multiplied by a numerator over a denominator.
     Batch(i64, i64),
+    /// Parameters, gradients and optimizer state are divided over so many ranks, as FSDP2 does it.
+    Shard {
+        /// The number of ranks.
+        ranks: i64,
+        /// The patterns of the modules that are one unit each, separated by commas; see [`super::with_units`].
+        units: String,
+    },
+    /// The optimizer's state and step are divided over so many ranks.
+    ShardOptimizer(i64),
     /// Blocks that match all of these are not there.
     Without(Vec<Condition>),
 }
@@ -90,6 +102,8 @@ impl Change {
             Change::ChunkLoss(parts) => format!("--chunk-loss {parts}"),
             Change::Batch(times, 1) => format!("--batch x{times}"),
             Change::Batch(times, parts) => format!("--batch x{times}/{parts}"),
+            Change::Shard { ranks, .. } => format!("--shard {ranks}"),
+            Change::ShardOptimizer(ranks) => format!("--shard {ranks}:optimizer"),
             Change::Without(conditions) => {
                 let all: Vec<String> = conditions
                     .iter()
@@ -155,6 +169,19 @@ fn batch(text: &str) -> Result<Change> {
     }
 }
 
+fn shard(text: &str) -> Result<Change> {
+    let (number, part) = text.split_once(':').map_or((text, None), |(number, part)| (number, Some(part)));
+    let ranks = number.trim().parse::<i64>().ok().filter(|ranks| (2..=MOST_RANKS).contains(ranks));
+    match (ranks, part.map(str::trim)) {
+        (Some(ranks), None) => Ok(Change::Shard { ranks, units: String::new() }),
+        (Some(ranks), Some("optimizer")) => Ok(Change::ShardOptimizer(ranks)),
+        _ => Err(Error::usage(format!(
+            "--shard {text}: expected a number of ranks from 2 to {MOST_RANKS}, such as 8; 8:optimizer divides the \
+             optimizer's state alone"
+        ))),
+    }
+}
+
 fn without(text: &str) -> Result<Change> {
     let keys = || ConditionKey::ALL.iter().map(|(name, _)| *name);
     let one = |part: &str| {
@@ -215,10 +242,14 @@ pub fn parse<'a>(text: impl Fn(&str) -> &'a str) -> Result<Vec<Change>> {
     if !text("without").is_empty() {
         all.push(without(text("without"))?);
     }
+    // The last: a rank has a part of what the others leave.
+    if !text("shard").is_empty() {
+        all.push(shard(text("shard"))?);
+    }
     if all.is_empty() {
         return Err(Error::usage(
             "nothing is changed: name a change, such as --checkpoint 'GPT.h.*', --optimizer 8bit, --dtype bf16, \
-             --chunk-loss 8, --batch x2, --offload optimizer or --without 'category=temporary'",
+             --chunk-loss 8, --batch x2, --shard 8, --offload optimizer or --without 'category=temporary'",
         ));
     }
     let changes_state = all.iter().any(|change| matches!(change, Change::Optimizer(_)));
@@ -231,6 +262,13 @@ pub fn parse<'a>(text: impl Fn(&str) -> &'a str) -> Result<Vec<Change>> {
         return Err(Error::usage(
             "--offload optimizer steps on the host after the backward pass, --optimizer in-backward on the device during \
              it: ask for one of them",
+        ));
+    }
+    let is_sharded = all.iter().any(|change| matches!(change, Change::Shard { .. }));
+    if is_sharded && all.contains(&Change::StepInBackward) {
+        return Err(Error::usage(
+            "--shard needs the gradients of a whole unit, --optimizer in-backward frees each one by itself: ask for one of \
+             them",
         ));
     }
     Ok(all)
@@ -246,6 +284,11 @@ mod tests {
 
     #[test]
     fn whatif_changes_are_parsed_or_refused() {
+        assert_eq!(
+            of("shard", "1000000").unwrap(),
+            [Change::Shard { ranks: 1_000_000, units: String::new() }]
+        );
+        assert_eq!(of("shard", "8:optimizer").unwrap()[0].option(), "--shard 8:optimizer");
         assert_eq!(of("batch", "x2").unwrap(), [Change::Batch(2, 1)]);
         assert_eq!(of("batch", "x1/4").unwrap(), [Change::Batch(1, 4)]);
         assert_eq!(
@@ -265,6 +308,14 @@ mod tests {
             ("chunk-loss", "1", "number from 2"),
             ("chunk-loss", "many", "number from 2"),
             ("offload", "gradients", "expected optimizer"),
+            ("shard", "0", "ranks from 2"),
+            ("shard", "1", "ranks from 2"),
+            ("shard", "-8", "ranks from 2"),
+            ("shard", "1048577", "ranks from 2"),
+            ("shard", "99999999999999999999", "ranks from 2"),
+            ("shard", "many", "ranks from 2"),
+            ("shard", "8:", "8:optimizer"),
+            ("shard", "8:gradients", "8:optimizer"),
             ("without", "temporary", "category=temporary"),
             ("without", "kind=temporary", "there is no kind"),
             ("without", "category=temporaries", "temporary"),
@@ -285,6 +336,19 @@ mod tests {
             });
             assert!(why.unwrap_err().to_string().contains("ask for one of them"));
         }
+    }
+
+    #[test]
+    fn whatif_shard_and_a_step_in_the_backward_are_refused_together() {
+        let both = |optimizer: &'static str| {
+            parse(move |name| match name {
+                "shard" => "8",
+                "optimizer" => optimizer,
+                _ => "",
+            })
+        };
+        assert!(both("8bit,in-backward").unwrap_err().to_string().contains("ask for one of them"));
+        assert_eq!(both("8bit").unwrap().len(), 2);
     }
 
     #[test]

@@ -3,18 +3,14 @@
 //! `torch.utils.checkpoint` keeps the inputs of a call. At the first backward function of the call that needs a saved
 //! tensor it runs the forward again, up to the last saved tensor.
 
-use std::sync::Arc;
-
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use super::calls::{ModulesAbove, outer_calls};
 use super::curve::{Curve, highest};
 use super::step::{ALIVE, Call, Life, NO_CALL, Step};
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::block::Owner;
 use crate::state::categories::Phases;
-
-/// The levels of a module's path that are looked at: deeper ones are in no program.
-pub(super) const MOST_LEVELS: usize = 64;
 
 /// Moves the blocks of the calls of `modules`; returns the number of calls that it changed.
 pub(super) fn apply(
@@ -36,47 +32,6 @@ pub(super) fn apply(
     };
     pass.find_first_saved();
     calls.into_iter().map(|call| u64::from(pass.recompute(curve, call))).sum()
-}
-
-/// The calls of `modules` outside the backward, in order. A call inside another one is recomputed with it.
-fn outer_calls<'a>(step: &'a Step, modules: &FxHashSet<Symbol>, phases: &Phases) -> Vec<&'a Call> {
-    let mut calls: Vec<&Call> = step
-        .modules
-        .iter()
-        .filter(|call| modules.contains(&call.name) && call.phase != phases.backward && call.from < call.to)
-        .collect();
-    calls.sort_by_key(|call| (call.from, std::cmp::Reverse(call.to)));
-    let mut end = 0;
-    calls.retain(|call| {
-        let is_outer = call.from >= end;
-        end = end.max(call.to);
-        is_outer
-    });
-    calls
-}
-
-/// Finds the called modules that a module is in.
-struct ModulesAbove<'a> {
-    symbols: &'a SymbolTable,
-    called: FxHashMap<Arc<str>, Symbol>,
-    /// The answers so far.
-    known: FxHashMap<Symbol, Vec<Symbol>>,
-}
-
-impl<'a> ModulesAbove<'a> {
-    fn new(calls: &[&Call], symbols: &'a SymbolTable) -> ModulesAbove<'a> {
-        let called = calls.iter().map(|call| (symbols.get(call.name), call.name)).collect();
-        ModulesAbove { symbols, called, known: FxHashMap::default() }
-    }
-
-    /// The called modules that `module` is in, and itself if it is one.
-    fn of(&mut self, module: Symbol) -> &[Symbol] {
-        self.known.entry(module).or_insert_with(|| {
-            let path = self.symbols.get(module);
-            let ends = path.match_indices('.').map(|(end, _)| end).take(MOST_LEVELS).chain([path.len()]);
-            ends.filter_map(|end| self.called.get(&path[..end]).copied()).collect()
-        })
-    }
 }
 
 /// The blocks of one call of a checkpointed module, as indices of [`Step::lives`].

@@ -30,7 +30,7 @@ pub(super) fn apply(
     curve: &mut Curve<'_>,
     step: &Step,
     parts: i64,
-    rules: &SizeRules,
+    rules: &SizeRules<'_>,
     symbols: &SymbolTable,
     phases: &Phases,
 ) -> u64 {

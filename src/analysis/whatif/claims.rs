@@ -50,6 +50,13 @@ impl Claims {
     pub(super) fn all(&self) -> &[Claim] {
         &self.claims
     }
+
+    /// The claimed rows, each with its outermost op.
+    pub(super) fn rows(&self) -> impl Iterator<Item = (usize, u32)> {
+        self.claims
+            .iter()
+            .flat_map(|claim| (claim.from as usize..claim.to as usize).map(|row| (row, claim.call)))
+    }
 }
 
 #[cfg(test)]

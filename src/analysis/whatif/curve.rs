@@ -24,12 +24,14 @@ pub(super) struct Curve<'a> {
     /// By block that has another life: the one or two spans in which it lives, each from its birth to its death.
     moved: FxHashMap<u32, [(u32, u32); 2]>,
     spikes: Vec<Spike>,
+    /// Blocks that the run did not have: birth, death, bytes.
+    more: Vec<(u32, u32, i64)>,
 }
 
 impl<'a> Curve<'a> {
     /// The blocks of a step with these sizes.
     pub(super) fn new(step: &'a Step, sizes: Vec<i64>) -> Curve<'a> {
-        Curve { step, sizes, moved: FxHashMap::default(), spikes: Vec::new() }
+        Curve { step, sizes, moved: FxHashMap::default(), spikes: Vec::new(), more: Vec::new() }
     }
 
     /// The block `life` lives at these times, in place of its own: two at most. A span that ends before it begins is none.
@@ -41,13 +43,20 @@ impl<'a> Curve<'a> {
         self.moved.insert(life, both);
     }
 
+    /// Adds a block of `bytes` that lives from the allocation `birth` up to `death`.
+    pub(super) fn add_block(&mut self, birth: u32, death: u32, bytes: i64) {
+        if birth < death && bytes != 0 {
+            self.more.push((birth, death, bytes));
+        }
+    }
+
     /// Adds `bytes` to the total before the allocation `at`, for a moment; `owner` has them.
     pub(super) fn add_spike(&mut self, at: u32, bytes: i64, owner: Owner) {
         self.spikes.push(Spike { at, bytes, owner });
     }
 
-    /// The highest total in the window.
-    pub(super) fn peak(&self) -> Option<Moment> {
+    /// By allocation, and behind the last one: what the change adds to the total of the run.
+    pub(super) fn differences(&self) -> Vec<i64> {
         let end = self.step.end();
         let mut changes = vec![0i64; end as usize + 2];
         let mut add = |from: u32, to: u32, bytes: i64| {
@@ -56,18 +65,27 @@ impl<'a> Curve<'a> {
             changes[to] = changes[to].wrapping_sub(bytes);
         };
         for (index, life) in self.step.lives.iter().enumerate() {
-            if let Some(spans) = self.moved.get(&(index as u32)) {
+            let moved = if self.moved.is_empty() { None } else { self.moved.get(&(index as u32)) };
+            if let Some(spans) = moved {
                 add(life.birth, life.death, life.bytes.wrapping_neg());
                 spans.iter().for_each(|span| add(span.0, span.1, self.sizes[index]));
             } else if self.sizes[index] != life.bytes {
                 add(life.birth, life.death, self.sizes[index].wrapping_sub(life.bytes));
             }
         }
+        for (birth, death, bytes) in &self.more {
+            add(*birth, *death, *bytes);
+        }
         let mut sum = 0;
         for change in &mut changes {
             sum = change.wrapping_add(sum);
             *change = sum;
         }
+        changes
+    }
+
+    /// The highest total in the window; `differences` are those of this curve.
+    pub(super) fn peak(&self, differences: &[i64]) -> Option<Moment> {
         let mut peak: Option<Moment> = None;
         let mut raise = |bytes: i64, at: &Allocation, owner: Owner| {
             if at.in_window && peak.is_none_or(|peak| bytes > peak.bytes) {
@@ -75,19 +93,45 @@ impl<'a> Curve<'a> {
             }
         };
         for (at, allocation) in self.step.allocations.iter().enumerate() {
-            raise(allocation.allocated.wrapping_add(changes[at]), allocation, allocation.owner);
+            raise(allocation.allocated.wrapping_add(differences[at]), allocation, allocation.owner);
         }
         let Some(last) = self.step.allocations.last() else { return peak };
         for spike in &self.spikes {
-            let place = self.step.allocations.get(spike.at as usize);
-            let total = place.map_or(self.step.end_allocated, |place| place.allocated);
-            let own = place.map_or(0, |place| self.own_bytes(spike.at, place));
-            let before = total.wrapping_add(changes[spike.at.min(end) as usize]).wrapping_sub(own);
-            let place = place.unwrap_or(last);
+            let before = self.before(spike.at, differences);
+            let place = self.step.allocations.get(spike.at as usize).unwrap_or(last);
             let owner = Owner { step: place.owner.step, ..spike.owner };
             raise(before.wrapping_add(spike.bytes), place, owner);
         }
         peak
+    }
+
+    /// The total before the allocation `at`, or at the end.
+    fn before(&self, at: u32, differences: &[i64]) -> i64 {
+        let place = self.step.allocations.get(at as usize);
+        let total = place.map_or(self.step.end_allocated, |place| place.allocated);
+        let own = place.map_or(0, |place| self.own_bytes(at, place));
+        total.wrapping_add(differences[at.min(self.step.end()) as usize]).wrapping_sub(own)
+    }
+
+    /// Gives `set` the totals of the step with their times, in order; `differences` are those of this curve.
+    pub(super) fn follow(&self, differences: &[i64], mut set: impl FnMut(i64, i64)) {
+        let mut spikes: Vec<(u32, i64)> = self.spikes.iter().map(|spike| (spike.at, spike.bytes)).collect();
+        spikes.sort_unstable();
+        let mut spikes = spikes.into_iter().peekable();
+        let mut last_ns = i64::MIN;
+        let places = self.step.allocations.iter().map(|place| (place.freed_ns, place.ts_ns, Some(place)));
+        let end_ns = self.step.allocations.last().map_or(self.step.freed_ns, |last| last.ts_ns);
+        let end = (self.step.freed_ns, end_ns.max(self.step.freed_ns), None);
+        for (at, (freed_ns, ts_ns, place)) in (0..).zip(places.chain([end])) {
+            let before = self.before(at, differences);
+            // The frees since the allocation before are over by then.
+            set(if freed_ns >= last_ns { freed_ns } else { ts_ns }, before);
+            while let Some((_, bytes)) = spikes.next_if(|(spike, _)| *spike <= at || place.is_none()) {
+                set(ts_ns, before.wrapping_add(bytes));
+            }
+            set(ts_ns, place.map_or(before, |place| place.allocated.wrapping_add(differences[at as usize])));
+            last_ns = ts_ns;
+        }
     }
 
     /// The bytes that the allocation `at` adds.

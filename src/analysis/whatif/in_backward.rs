@@ -15,7 +15,7 @@ pub(super) fn apply(
     curve: &mut Curve<'_>,
     step: &Step,
     changes: &[Change],
-    rules: &SizeRules,
+    rules: &SizeRules<'_>,
     phases: &Phases,
 ) -> u64 {
     let share = temporaries(step, changes, rules);
@@ -45,7 +45,7 @@ pub(super) fn apply(
 }
 
 /// The temporary bytes of the optimizer's step for each byte of gradients.
-fn temporaries(step: &Step, changes: &[Change], rules: &SizeRules) -> f64 {
+fn temporaries(step: &Step, changes: &[Change], rules: &SizeRules<'_>) -> f64 {
     for change in changes {
         match change {
             Change::Optimizer(NewOptimizer::EightBit | NewOptimizer::Sgd) => return 0.0,

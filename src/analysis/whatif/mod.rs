@@ -4,6 +4,7 @@
 //! times, and the difference is added to the run's own totals ([`curve`]). So a block that no change touches, and
 //! what the allocator rounds up for it, is as the run had it.
 
+mod calls;
 mod candidates;
 mod changes;
 mod checkpoint;
@@ -13,11 +14,14 @@ mod curve;
 mod in_backward;
 mod optimizer;
 mod predict;
+mod shard;
 mod sizes;
 mod step;
 mod sureness;
 
-pub use candidates::{Advice, advice, candidates, module_groups, sets};
+pub use candidates::{Advice, advice, sets};
 pub use changes::{Change, NewOptimizer, parse};
-pub use predict::{MOST_ROWS, Outcome, Prediction, contents, predict};
+pub(crate) use predict::{Contents, Predictor};
+pub use predict::{MOST_ROWS, Outcome, Prediction, candidates_for, predict, with_units};
+pub(crate) use step::with_columns;
 pub use sureness::{Sureness, sureness};

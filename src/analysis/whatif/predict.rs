@@ -1,18 +1,18 @@
 //! The reading of a trace for predictions.
 
-use std::cell::Cell;
 use std::ops::ControlFlow;
 
 use memtrace_trace::rounding::Rounding;
 use memtrace_trace::{Api, Category, EventName};
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use super::calls::MOST_LEVELS;
+use super::candidates::{candidates, module_groups};
 use super::changes::{Change, takes_module};
-use super::checkpoint::MOST_LEVELS;
 use super::curve::Curve;
-use super::sizes::SizeRules;
-use super::step::{COLUMNS, Life, Step, StepRecorder};
-use super::{checkpoint, chunk_loss, in_backward, optimizer};
+use super::sizes::{SizeRules, Traits};
+use super::step::{Life, Step, StepRecorder, with_columns};
+use super::{checkpoint, chunk_loss, in_backward, optimizer, shard};
 use crate::error::{Error, Result};
 use crate::options::Options;
 use crate::read::record::{Columns, Record, Wanted};
@@ -20,14 +20,18 @@ use crate::read::stream::TraceFile;
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::render::numbers::count;
 use crate::selection::nearest_names;
-use crate::state::categories::{KnownCategories, Phases};
+use crate::state::categories::Phases;
 use crate::state::device::Moment;
-use crate::state::replay::{HOST, Metric, has_current_step};
-use crate::state::replay_trace::{Replayed, replay_until};
+use crate::state::replay::{self, HOST, Metric, Replay, has_current_step};
+use crate::state::replay_trace::{Replayed, replay_rows};
+use crate::state::series::{Series, TimeGrid};
 
 /// The most rows of one step, over all devices, that are kept at once: some 400 MB. Outside the window it is half of it, so that
 /// a window of this half always has room.
 pub const MOST_ROWS: usize = 2_000_000;
+
+/// A change that saves less than this share of the peak is not listed.
+const LEAST_SAVED: f64 = 0.001;
 
 /// The result of one list of changes on one device.
 #[derive(Clone, Debug, Default)]
@@ -50,11 +54,27 @@ pub struct Prediction {
     pub before: Moment,
     /// By list of changes.
     pub outcomes: Vec<Outcome>,
+    /// By list of changes: the total over time. Empty unless the caller asked for it.
+    pub curves: Vec<Series>,
     /// A step with a part in the window of which rows outside the window were not kept: what they say of its blocks is unknown.
     pub cut_step: Option<i64>,
 }
 
 impl Prediction {
+    /// Of the first `count` lists those that save memory, most first: index, outcome, saved bytes.
+    #[must_use]
+    pub fn ranked(&self, count: usize) -> Vec<(usize, &Outcome, i64)> {
+        let least = (self.before.bytes as f64 * LEAST_SAVED) as i64;
+        let saved = |outcome: &Outcome| self.before.bytes.wrapping_sub(outcome.peak.bytes);
+        let all = self.outcomes.iter().take(count).enumerate();
+        let mut ranked: Vec<(usize, &Outcome, i64)> = all
+            .map(|(index, outcome)| (index, outcome, saved(outcome)))
+            .filter(|(_, _, saved)| *saved > least)
+            .collect();
+        ranked.sort_by_key(|(_, _, saved)| std::cmp::Reverse(*saved));
+        ranked
+    }
+
     /// The note about [`Prediction::cut_step`].
     #[must_use]
     pub fn cut_note(&self) -> Option<String> {
@@ -71,8 +91,13 @@ impl Prediction {
 /// The state of one device while its rows are read.
 struct DevicePrediction {
     recorder: StepRecorder,
+    traits: Traits,
+    /// By list of changes: the modules that are in checkpointed ones, and those that are not.
+    inside: Vec<FxHashMap<Symbol, bool>>,
     before: Moment,
     outcomes: Vec<Outcome>,
+    /// By list of changes, or empty.
+    curves: Vec<Series>,
     /// True if rows of the step are not kept.
     is_cut: bool,
     cut_step: Option<i64>,
@@ -85,6 +110,152 @@ struct Judge<'a> {
     phases: Phases,
 }
 
+/// The modules that the changes of a list take.
+#[derive(Clone, Debug, Default)]
+struct ChosenModules {
+    checkpointed: FxHashSet<Symbol>,
+    /// The units of [`Change::Shard`].
+    units: FxHashSet<Symbol>,
+}
+
+impl ChosenModules {
+    fn add(&mut self, list: &[Change], module: Symbol, path: &str) {
+        for change in list {
+            let (patterns, chosen) = match change {
+                Change::Checkpoint(patterns) => (patterns, &mut self.checkpointed),
+                Change::Shard { units, .. } => (units, &mut self.units),
+                _ => continue,
+            };
+            if takes_module(patterns, path) {
+                chosen.insert(module);
+            }
+        }
+    }
+}
+
+/// Takes the rows of a replay, and predicts the peak of allocated memory of each device under each list of changes.
+pub(crate) struct Predictor<'a> {
+    lists: &'a [Vec<Change>],
+    rounding: Rounding,
+    /// The device of the options.
+    only: Option<i32>,
+    most_rows: usize,
+    /// By device: the time grid on which the curve under each list is wanted.
+    grids: Vec<(i32, TimeGrid)>,
+    devices: Vec<DevicePrediction>,
+    contents: Contents,
+    /// By list: the modules that its changes take.
+    modules: Vec<ChosenModules>,
+    /// The step in the window with more rows than are kept. Nothing is predicted then.
+    too_long: Option<i64>,
+}
+
+impl<'a> Predictor<'a> {
+    /// A prediction for `trace`, of which at most `most_rows` rows of a step are kept.
+    pub(crate) fn new(
+        trace: &TraceFile,
+        lists: &'a [Vec<Change>],
+        options: &Options,
+        most_rows: usize,
+    ) -> Predictor<'a> {
+        Predictor {
+            lists,
+            rounding: trace.meta.allocator.rounding(),
+            only: options.device,
+            most_rows,
+            grids: Vec::new(),
+            devices: Vec::new(),
+            contents: Contents::default(),
+            modules: vec![ChosenModules::default(); lists.len()],
+            too_long: None,
+        }
+    }
+
+    /// The same with [`Prediction::curves`] of a device on `grid`.
+    pub(crate) fn with_curves(mut self, device: i32, grid: TimeGrid) -> Predictor<'a> {
+        self.grids.push((device, grid));
+        self
+    }
+
+    /// Takes a row with the columns of [`with_columns`], after `replay` took it.
+    pub(crate) fn feed(&mut self, row: &Record, replay: &Replay) {
+        if self.too_long.is_some() {
+            return;
+        }
+        let symbols = &replay.symbols;
+        if self.contents.feed(row, symbols) {
+            let name = symbols.get(row.name);
+            for (list, found) in self.lists.iter().zip(&mut self.modules) {
+                found.add(list, row.name, &name);
+            }
+        }
+        let judge = Judge { lists: self.lists, rounding: self.rounding, phases: replay.phases };
+        if has_current_step(row.event) {
+            for device in &mut self.devices {
+                if device.recorder.begins(row.step) {
+                    device.end_step(&judge, &self.modules, symbols, false);
+                }
+            }
+        }
+        let is_wanted = row.device != HOST
+            && self.only.is_none_or(|only| only == row.device)
+            && matches!(row.event, EventName::Alloc | EventName::Live);
+        if is_wanted && !self.devices.iter().any(|device| device.recorder.device() == row.device) {
+            let grid = self.grids.iter().find(|(device, _)| *device == row.device).map(|(_, grid)| *grid);
+            let api = self.contents.module_api(symbols);
+            self.devices.push(DevicePrediction::new(row, replay.phases, api, self.lists, grid));
+        }
+        for device in &mut self.devices {
+            device.recorder.feed(row, replay.in_window());
+        }
+        let most = if replay.in_window() { self.most_rows } else { self.most_rows / 2 };
+        if self.devices.iter().map(|device| device.recorder.rows()).sum::<usize>() > most {
+            if replay.in_window() {
+                self.too_long = Some(replay.step);
+                self.devices.clear();
+                return;
+            }
+            for device in &mut self.devices {
+                device.end_step(&judge, &self.modules, symbols, true);
+            }
+        }
+    }
+
+    /// The predictions after the last row.
+    ///
+    /// # Errors
+    /// When the trace lacks what a change needs, or has a step with too many rows in the window.
+    pub(crate) fn finish(
+        mut self,
+        trace: &TraceFile,
+        replayed: &Replayed,
+        options: &Options,
+    ) -> Result<Vec<Prediction>> {
+        if let Some(step) = self.too_long {
+            return Err(Error::usage(format!(
+                "step {step} of {} has more than {} rows, the most that a prediction keeps at once: choose a part of it by --window{}",
+                trace.path.display(),
+                count(self.most_rows as u64),
+                if options.window.from_step == i64::MIN { " or --step" } else { "" },
+            )));
+        }
+        let symbols = &replayed.symbols;
+        let judge = Judge { lists: self.lists, rounding: self.rounding, phases: replayed.replay.phases };
+        for device in &mut self.devices {
+            device.end_step(&judge, &self.modules, symbols, false);
+        }
+        check(trace, &self.contents, self.lists.iter().flatten(), symbols)?;
+        let prediction = |device: DevicePrediction| Prediction {
+            device: device.recorder.device(),
+            before: device.before,
+            outcomes: device.outcomes,
+            curves: device.curves.into_iter().map(Series::finish).collect(),
+            cut_step: device.cut_step,
+        };
+        Ok(self.devices.into_iter().map(prediction).collect())
+    }
+}
+
 /// Predicts the peak of allocated memory of each device of `trace` under each list of changes.
 ///
 /// # Errors
@@ -95,89 +266,12 @@ pub fn predict(
     lists: &[Vec<Change>],
     options: &Options,
 ) -> Result<(Replayed, Vec<Prediction>)> {
-    predict_within(trace, lists, options, MOST_ROWS)
-}
-
-/// Same as [`predict`], with another limit in place of [`MOST_ROWS`].
-fn predict_within(
-    trace: &TraceFile,
-    lists: &[Vec<Change>],
-    options: &Options,
-    most_rows: usize,
-) -> Result<(Replayed, Vec<Prediction>)> {
-    let mut devices: Vec<DevicePrediction> = Vec::new();
-    let mut names: FxHashSet<Symbol> = FxHashSet::default();
-    let mut module_api = None;
-    let mut modules: Vec<FxHashSet<Symbol>> = vec![FxHashSet::default(); lists.len()];
-    let mut tags = false;
-    let known = KnownCategories::default();
-    let too_long: Cell<Option<i64>> = Cell::new(None);
-    let stop = |_: &Record| too_long.get().is_some();
-    let rounding = trace.meta.allocator.rounding();
-    let judge = |phases| Judge { lists, rounding, phases };
-    let replayed = replay_until(trace, COLUMNS, options, Metric::Allocated, known, stop, |row, replay| {
-        let symbols = &replay.symbols;
-        let api = *module_api.get_or_insert_with(|| symbols.intern(Api::Module.as_str()));
-        tags |= tells_roles(row);
-        if row.event == EventName::RangeBegin && row.api == api && names.insert(row.name) {
-            let name = symbols.get(row.name);
-            for (list, found) in lists.iter().zip(&mut modules) {
-                let is_taken = |change: &Change| matches!(change, Change::Checkpoint(patterns) if takes_module(patterns, &name));
-                if list.iter().any(is_taken) {
-                    found.insert(row.name);
-                }
-            }
-        }
-        if has_current_step(row.event) {
-            for device in &mut devices {
-                if device.recorder.begins(row.step) {
-                    device.end_step(&judge(replay.phases), &modules, symbols, false);
-                }
-            }
-        }
-        let is_wanted = row.device != HOST
-            && options.device.is_none_or(|only| only == row.device)
-            && matches!(row.event, EventName::Alloc | EventName::Live);
-        if is_wanted && !devices.iter().any(|device| device.recorder.device() == row.device) {
-            devices.push(DevicePrediction::new(row, replay.phases, api, lists));
-        }
-        for device in &mut devices {
-            device.recorder.feed(row, replay.in_window());
-        }
-        let most = if replay.in_window() { most_rows } else { most_rows / 2 };
-        if devices.iter().map(|device| device.recorder.rows()).sum::<usize>() > most {
-            if replay.in_window() {
-                too_long.set(Some(replay.step));
-                return;
-            }
-            for device in &mut devices {
-                device.end_step(&judge(replay.phases), &modules, symbols, true);
-            }
-        }
+    let mut predictor = Predictor::new(trace, lists, options, MOST_ROWS);
+    let wanted = with_columns(replay::COLUMNS);
+    let replayed = replay_rows(trace, wanted, options, Metric::Allocated, |row, replay| {
+        predictor.feed(row, replay);
     })?;
-    if let Some(step) = too_long.get() {
-        return Err(Error::usage(format!(
-            "step {step} of {} has more than {} rows, the most that a prediction keeps at once: choose a part of it by --window{}",
-            trace.path.display(),
-            count(most_rows as u64),
-            if options.window.from_step == i64::MIN { " or --step" } else { "" },
-        )));
-    }
-    let symbols = &replayed.symbols;
-    for device in &mut devices {
-        device.end_step(&judge(replayed.replay.phases), &modules, symbols, false);
-    }
-    let all = || lists.iter().flatten();
-    check(trace, &names, all(), tags, symbols)?;
-    let predictions = devices
-        .into_iter()
-        .map(|device| Prediction {
-            device: device.recorder.device(),
-            before: device.before,
-            outcomes: device.outcomes,
-            cut_step: device.cut_step,
-        })
-        .collect();
+    let predictions = predictor.finish(trace, &replayed, options)?;
     Ok((replayed, predictions))
 }
 
@@ -191,54 +285,106 @@ fn tells_roles(row: &Record) -> bool {
     }
 }
 
-/// The paths of the modules that `trace` has calls of, and whether it has tags.
+/// The modules that a trace has calls of, and whether it has tags.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Contents {
+    module_api: Option<Symbol>,
+    names: FxHashSet<Symbol>,
+    /// True if the trace has tags.
+    pub(crate) tags: bool,
+}
+
+impl Contents {
+    fn module_api(&mut self, symbols: &SymbolTable) -> Symbol {
+        *self.module_api.get_or_insert_with(|| symbols.intern(Api::Module.as_str()))
+    }
+
+    /// Takes a row; returns true if it is the first call of a module.
+    pub(crate) fn feed(&mut self, row: &Record, symbols: &SymbolTable) -> bool {
+        self.tags |= tells_roles(row);
+        row.event == EventName::RangeBegin
+            && row.api == self.module_api(symbols)
+            && self.names.insert(row.name)
+    }
+
+    /// The changes to try for such a trace.
+    pub(crate) fn candidates(&self, symbols: &SymbolTable) -> Vec<Change> {
+        let paths: Vec<_> = self.names.iter().map(|name| symbols.get(*name)).collect();
+        let mut changes = candidates(&module_groups(paths.iter().map(|path| &**path)));
+        changes.retain(|change| self.tags || !change.needs_tags());
+        changes
+    }
+
+    /// The patterns of the modules that are one unit each when the model is sharded.
+    fn units(&self, symbols: &SymbolTable) -> String {
+        let paths: Vec<_> = self.names.iter().map(|name| symbols.get(*name)).collect();
+        module_groups(paths.iter().map(|path| &**path)).join(",")
+    }
+}
+
+/// The changes to try for `trace`, and whether it has tags.
 ///
 /// # Errors
 /// When the trace cannot be read.
-pub fn contents(trace: &TraceFile, options: &Options) -> Result<(Vec<String>, bool)> {
+pub fn candidates_for(trace: &TraceFile, options: &Options) -> Result<(Vec<Change>, bool)> {
+    let (contents, symbols) = contents(trace, options)?;
+    Ok((contents.candidates(&symbols), contents.tags))
+}
+
+/// The changes, with the units of [`Change::Shard`] in `trace`.
+///
+/// # Errors
+/// When the trace cannot be read.
+pub fn with_units(trace: &TraceFile, changes: &[Change], options: &Options) -> Result<Vec<Change>> {
+    if !changes.iter().any(|change| matches!(change, Change::Shard { .. })) {
+        return Ok(changes.to_vec());
+    }
+    let (contents, symbols) = contents(trace, options)?;
+    let filled = |change: &Change| match change {
+        Change::Shard { ranks, .. } => Change::Shard { ranks: *ranks, units: contents.units(&symbols) },
+        other => other.clone(),
+    };
+    Ok(changes.iter().map(filled).collect())
+}
+
+fn contents(trace: &TraceFile, options: &Options) -> Result<(Contents, SymbolTable)> {
     let symbols = SymbolTable::default();
-    let api = symbols.intern(Api::Module.as_str());
-    let mut names: FxHashSet<Symbol> = FxHashSet::default();
-    let mut tags = false;
+    let mut contents = Contents::default();
     let wanted = Wanted::all_events(Columns::of(&["event"]))
         .plus(EventName::Live, Columns::of(&["category"]))
         .plus(EventName::RangeBegin, Columns::of(&["api", "name"]));
     trace.read(wanted, options.lenient, &symbols, |row| {
-        tags |= tells_roles(row);
-        if row.event == EventName::RangeBegin && row.api == api {
-            names.insert(row.name);
-        }
+        contents.feed(row, &symbols);
         ControlFlow::Continue(())
     })?;
-    Ok((names.into_iter().map(|name| symbols.get(name).to_string()).collect(), tags))
+    Ok((contents, symbols))
 }
 
 /// Refuses changes that the trace cannot answer.
 fn check<'a>(
     trace: &TraceFile,
-    names: &FxHashSet<Symbol>,
+    contents: &Contents,
     changes: impl Iterator<Item = &'a Change>,
-    tags: bool,
     symbols: &SymbolTable,
 ) -> Result<()> {
     let file = trace.path.display();
     for change in changes {
-        if change.needs_tags() && !tags {
+        if change.needs_tags() && !contents.tags {
             return Err(Error::usage(format!(
                 "{}: {file} has no tags, so parameters, gradients and optimizer state are not known in it; trace the \
                  program with its modules (MEMTRACE_MODULES=1, the default, in a Python with PyTorch)",
                 change.option()
             )));
         }
-        let Change::Checkpoint(patterns) = change else { continue };
-        if names.is_empty() {
+        let (Change::Checkpoint(patterns) | Change::Shard { units: patterns, .. }) = change else { continue };
+        if contents.names.is_empty() {
             return Err(Error::usage(format!(
                 "{}: {file} has no calls of modules; trace the program with MEMTRACE_MODULES=1, the default",
                 change.option()
             )));
         }
-        let paths: Vec<_> = names.iter().map(|name| symbols.get(*name)).collect();
-        for pattern in patterns.split(',') {
+        let paths: Vec<_> = contents.names.iter().map(|name| symbols.get(*name)).collect();
+        for pattern in patterns.split(',').filter(|_| matches!(change, Change::Checkpoint(_))) {
             if !paths.iter().any(|path| takes_module(pattern, path)) {
                 let near = nearest_names(paths.iter().map(|path| &**path), pattern);
                 return Err(Error::usage(format!(
@@ -253,19 +399,35 @@ fn check<'a>(
 
 impl DevicePrediction {
     /// The state before the first row of a device.
-    fn new(row: &Record, phases: Phases, module_api: Symbol, lists: &[Vec<Change>]) -> DevicePrediction {
+    fn new(
+        row: &Record,
+        phases: Phases,
+        module_api: Symbol,
+        lists: &[Vec<Change>],
+        grid: Option<TimeGrid>,
+    ) -> DevicePrediction {
         let mut recorder = StepRecorder::new(row.device, phases, module_api);
         recorder.begins(row.step);
         let outcome = |list: &Vec<Change>| Outcome { found: vec![0; list.len()], ..Outcome::default() };
         let outcomes = lists.iter().map(outcome).collect();
-        DevicePrediction { recorder, before: Moment::default(), outcomes, is_cut: false, cut_step: None }
+        let curves = grid.map_or(Vec::new(), |grid| vec![Series::new(grid); lists.len()]);
+        DevicePrediction {
+            recorder,
+            traits: Traits::default(),
+            inside: vec![FxHashMap::default(); lists.len()],
+            before: Moment::default(),
+            outcomes,
+            curves,
+            is_cut: false,
+            cut_step: None,
+        }
     }
 
     /// Ends the recorded step. `is_cut` is true in the middle of one.
     fn end_step(
         &mut self,
         judge: &Judge<'_>,
-        modules: &[FxHashSet<Symbol>],
+        modules: &[ChosenModules],
         symbols: &SymbolTable,
         is_cut: bool,
     ) {
@@ -279,21 +441,26 @@ impl DevicePrediction {
     }
 
     /// Raises the peaks to those of the step that ended.
-    fn judge(&mut self, judge: &Judge<'_>, modules: &[FxHashSet<Symbol>], symbols: &SymbolTable) {
+    fn judge(&mut self, judge: &Judge<'_>, modules: &[ChosenModules], symbols: &SymbolTable) {
         let Judge { lists, rounding, phases } = judge;
         let step = self.recorder.step();
         if !step.is_wanted() {
             return;
         }
-        let rules = SizeRules::new(step, symbols, *phases, *rounding);
+        let rules = SizeRules::new(step, symbols, *phases, *rounding, &mut self.traits);
         let unchanged: Vec<i64> = step.lives.iter().map(|life| life.bytes).collect();
-        raise(&mut self.before, Curve::new(step, unchanged).peak());
-        for ((changes, modules), outcome) in lists.iter().zip(modules).zip(&mut self.outcomes) {
+        let unchanged = Curve::new(step, unchanged);
+        raise(&mut self.before, unchanged.peak(&unchanged.differences()));
+        let mut series = self.curves.iter_mut();
+        let places = modules.iter().zip(&mut self.inside);
+        for ((changes, (modules, inside)), outcome) in lists.iter().zip(places).zip(&mut self.outcomes) {
             let sizes = rules.sizes(step, changes, symbols);
             let mut curve = Curve::new(step, sizes);
             for (change, found) in changes.iter().zip(&mut outcome.found) {
                 *found += match change {
-                    Change::Checkpoint(_) => checkpoint::apply(&mut curve, step, modules, symbols, phases),
+                    Change::Checkpoint(_) => {
+                        checkpoint::apply(&mut curve, step, &modules.checkpointed, symbols, phases)
+                    }
                     Change::StepInBackward => in_backward::apply(&mut curve, step, changes, &rules, phases),
                     Change::ChunkLoss(parts) => {
                         chunk_loss::apply(&mut curve, step, *parts, &rules, symbols, phases)
@@ -301,24 +468,38 @@ impl DevicePrediction {
                     Change::Optimizer(optimizer) => {
                         optimizer::apply(&mut curve, step, *optimizer, changes, phases)
                     }
-                    Change::OffloadOptimizer => optimizer::states(step),
+                    Change::OffloadOptimizer | Change::ShardOptimizer(_) => optimizer::states(step),
+                    Change::Shard { ranks, .. } => {
+                        let sharding =
+                            shard::Sharding { ranks: *ranks, changes, rules: &rules, symbols, phases };
+                        sharding.apply(&mut curve, step, &modules.units)
+                    }
                     Change::Bfloat16 | Change::Batch(..) | Change::Without(_) => {
                         let changed = |(life, size): (&Life, &i64)| life.bytes != *size;
                         step.lives.iter().zip(&curve.sizes).map(changed).filter(|is| *is).count() as u64
                     }
                 };
             }
-            raise(&mut outcome.peak, curve.peak());
+            let differences = curve.differences();
+            raise(&mut outcome.peak, curve.peak(&differences));
+            if let Some(series) = series.next() {
+                curve.follow(&differences, |ts_ns, bytes| series.set(ts_ns, bytes));
+            }
             if let [Change::Checkpoint(patterns)] = &changes[..] {
-                outcome.again = outcome.again.max(ops_again(step, patterns, symbols, phases));
+                outcome.again = outcome.again.max(ops_again(step, patterns, inside, symbols, phases));
             }
         }
     }
 }
 
-/// The op calls of a step in the forward of these modules, and all op calls of the step.
-fn ops_again(step: &Step, patterns: &str, symbols: &SymbolTable, phases: &Phases) -> (u64, u64) {
-    let mut inside: FxHashMap<Symbol, bool> = FxHashMap::default();
+/// The op calls of a step in the forward of these modules, and all op calls of the step. `inside` keeps which modules are in these.
+fn ops_again(
+    step: &Step,
+    patterns: &str,
+    inside: &mut FxHashMap<Symbol, bool>,
+    symbols: &SymbolTable,
+    phases: &Phases,
+) -> (u64, u64) {
     let mut is_inside = |module: Symbol| {
         *inside.entry(module).or_insert_with(|| {
             let path = symbols.get(module);

@@ -1,5 +1,8 @@
 //! The sizes of blocks under changes.
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
 use memtrace_trace::Category;
 use memtrace_trace::rounding::Rounding;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -36,19 +39,22 @@ const OTHER_TYPES: [&str; 13] = [
 ];
 
 /// The parameters of modules, and the ops with blocks of several types.
-pub(super) struct SizeRules {
+pub(super) struct SizeRules<'a> {
     phases: Phases,
     rounding: Rounding,
     /// The sizes of the parameters of each module.
     parameters: FxHashSet<(Symbol, i64)>,
     /// By op call: the largest request.
     largest: FxHashMap<u32, i64>,
-    /// By name: the traits of ops.
-    traits: FxHashMap<Symbol, OpTraits>,
+    traits: &'a Traits,
 }
 
+/// By name: the traits of ops. They are found once for all steps.
+pub(super) type Traits = FxHashMap<Symbol, OpTraits>;
+
+/// What the name of an op tells of the sizes of its blocks.
 #[derive(Clone, Copy, Debug, Default)]
-struct OpTraits {
+pub(super) struct OpTraits {
     has_statistics: bool,
     is_other_type: bool,
     is_dropout: bool,
@@ -71,20 +77,21 @@ impl OpTraits {
     }
 }
 
-impl SizeRules {
-    pub(super) fn new(step: &Step, symbols: &SymbolTable, phases: Phases, rounding: Rounding) -> SizeRules {
-        let mut rules = SizeRules {
-            phases,
-            rounding,
-            parameters: FxHashSet::default(),
-            largest: FxHashMap::default(),
-            traits: FxHashMap::default(),
-        };
+impl<'a> SizeRules<'a> {
+    pub(super) fn new(
+        step: &Step,
+        symbols: &SymbolTable,
+        phases: Phases,
+        rounding: Rounding,
+        traits: &'a mut Traits,
+    ) -> SizeRules<'a> {
         let mut add = |symbol: Symbol| {
-            rules.traits.entry(symbol).or_insert_with(|| OpTraits::of(&symbols.get(symbol)));
+            traits.entry(symbol).or_insert_with(|| OpTraits::of(&symbols.get(symbol)));
         };
         step.ops.iter().for_each(|op| add(op.name));
         step.lives.iter().for_each(|life| add(life.owner.op));
+        let (parameters, largest) = (FxHashSet::default(), FxHashMap::default());
+        let mut rules = SizeRules { phases, rounding, parameters, largest, traits };
         for life in &step.lives {
             if life.owner.category == Category::Parameter {
                 rules.parameters.insert((life.owner.module, life.requested));
@@ -165,26 +172,42 @@ impl SizeRules {
 
     /// The new sizes of the blocks of a step, in bytes.
     pub(super) fn sizes(&self, step: &Step, changes: &[Change], symbols: &SymbolTable) -> Vec<i64> {
+        let ranks = changes.iter().find_map(|change| match change {
+            Change::ShardOptimizer(ranks) => Some(*ranks),
+            _ => None,
+        });
+        let share = ranks.map_or(1.0, |ranks| largest_share(step, ranks));
+        let all = step.lives.iter();
+        all.map(|life| self.resized(life, self.requested(step, life, changes, symbols, share))).collect()
+    }
+
+    /// The new request for a block, in bytes. A rank has `optimizer_share` of what [`Change::ShardOptimizer`] divides.
+    pub(super) fn requested(
+        &self,
+        step: &Step,
+        life: &Life,
+        changes: &[Change],
+        symbols: &SymbolTable,
+        optimizer_share: f64,
+    ) -> i64 {
         // State of 8 bits has its size whatever the type of the parameter.
         let is_packed = changes.contains(&Change::Optimizer(NewOptimizer::EightBit));
-        step.lives
-            .iter()
-            .map(|life| {
-                let requested = changes.iter().fold(life.requested, |size, change| match change {
-                    Change::Without(conditions) if is_without(conditions, life, symbols) => 0,
-                    Change::Optimizer(optimizer) => self.with_optimizer(*optimizer, life, size),
-                    Change::OffloadOptimizer => self.offloaded(life, size),
-                    Change::StepInBackward if self.is_of_step(life) => 0,
-                    Change::Bfloat16 if is_packed && life.owner.category == Category::OptimizerState => size,
-                    Change::Bfloat16 if self.is_float(step, life) => size / 2,
-                    Change::Batch(times, parts) if self.grows_with_batch(step, life) => {
-                        size.saturating_mul(*times) / parts
-                    }
-                    _ => size,
-                });
-                self.resized(life, requested)
-            })
-            .collect()
+        changes.iter().fold(life.requested, |size, change| match change {
+            Change::Without(conditions) if is_without(conditions, life, symbols) => 0,
+            Change::Optimizer(optimizer) => self.with_optimizer(*optimizer, life, size),
+            Change::OffloadOptimizer => self.offloaded(life, size),
+            Change::StepInBackward if self.is_of_step(life) => 0,
+            Change::Bfloat16 if is_packed && life.owner.category == Category::OptimizerState => size,
+            Change::Bfloat16 if self.is_float(step, life) => size / 2,
+            Change::Batch(times, parts) if self.grows_with_batch(step, life) => {
+                size.saturating_mul(*times) / parts
+            }
+            Change::Shard { ranks, .. } if self.is_sharded(life) => shard(size, *ranks),
+            Change::ShardOptimizer(_) if self.is_of_optimizer(life) => {
+                (size as f64 * optimizer_share).ceil() as i64
+            }
+            _ => size,
+        })
     }
 
     /// The size of a block for another request, in bytes. An unchanged request keeps the block that it had.
@@ -192,7 +215,24 @@ impl SizeRules {
         if requested == life.requested {
             return life.bytes;
         }
+        self.rounded(requested)
+    }
+
+    /// The size of a block for a request, in bytes.
+    pub(super) fn rounded(&self, requested: i64) -> i64 {
         self.rounding.round(requested.max(0).cast_unsigned()).cast_signed()
+    }
+
+    /// State of the optimizer, or what its step makes for itself.
+    fn is_of_optimizer(&self, life: &Life) -> bool {
+        life.owner.category == Category::OptimizerState || self.is_of_step(life)
+    }
+
+    /// Returns true if a rank has a part of the block alone. A gradient of this step is whole at first.
+    fn is_sharded(&self, life: &Life) -> bool {
+        life.owner.category == Category::Parameter
+            || life.owner.category == Category::Gradient && life.is_older
+            || self.is_of_optimizer(life)
     }
 
     fn with_optimizer(&self, optimizer: NewOptimizer, life: &Life, size: i64) -> i64 {
@@ -213,9 +253,32 @@ impl SizeRules {
     }
 
     fn offloaded(&self, life: &Life, size: i64) -> i64 {
-        let is_state = life.owner.category == Category::OptimizerState || self.is_of_step(life);
-        if is_state && life.requested / FLOAT >= SMALL_PARAMETER { 0 } else { size }
+        if self.is_of_optimizer(life) && life.requested / FLOAT >= SMALL_PARAMETER { 0 } else { size }
     }
+}
+
+/// The share of the parameters that the fullest of `ranks` ranks steps. `ZeroRedundancyOptimizer` gives each parameter, the largest
+/// first, to the rank that has least (`_partition_parameters`).
+fn largest_share(step: &Step, ranks: i64) -> f64 {
+    let parameters = step.lives.iter().filter(|life| life.owner.category == Category::Parameter);
+    let mut sizes: Vec<i64> = parameters.map(|life| life.requested.max(0)).collect();
+    sizes.sort_unstable_by_key(|size| Reverse(*size));
+    let ranks = usize::try_from(ranks).unwrap_or(usize::MAX).clamp(1, sizes.len().max(1));
+    let mut loads: BinaryHeap<Reverse<i64>> = vec![Reverse(0); ranks].into();
+    for size in &sizes {
+        if let Some(mut least) = loads.peek_mut() {
+            least.0 = least.0.saturating_add(*size);
+        }
+    }
+    let all: f64 = sizes.iter().map(|size| *size as f64).sum();
+    let most = loads.into_iter().map(|Reverse(load)| load).max().unwrap_or(0);
+    if all > 0.0 { most as f64 / all } else { 1.0 / ranks as f64 }
+}
+
+/// One of `ranks` parts of a request, in bytes.
+pub(super) fn shard(requested: i64, ranks: i64) -> i64 {
+    let ranks = ranks.max(1);
+    requested / ranks + i64::from(requested % ranks > 0)
 }
 
 fn is_without(conditions: &[Condition], life: &Life, symbols: &SymbolTable) -> bool {

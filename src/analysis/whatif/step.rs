@@ -8,28 +8,24 @@ use memtrace_trace::EventName;
 use rustc_hash::FxHashMap;
 
 use super::claims::Claims;
-use crate::read::record::{Columns, Record};
+use crate::read::record::{Columns, Record, Wanted};
 use crate::read::symbols::Symbol;
 use crate::state::block::Owner;
 use crate::state::categories::Phases;
 
-/// The columns that a [`StepRecorder`] reads beside those of the replay.
-pub(super) const COLUMNS: Columns = Columns::of(&[
-    "ts_ns",
-    "status",
-    "device",
-    "alloc_id",
-    "requested_bytes",
-    "delta_bytes",
-    "allocated_bytes",
-    "op",
-    "module",
-    "phase",
-    "category",
-    "latency_ns",
-    "api",
-    "name",
-]);
+/// The columns of `wanted`, and those that a [`StepRecorder`] and [`super::Contents`] read beside those of the replay.
+pub(crate) fn with_columns(wanted: Wanted) -> Wanted {
+    const BLOCK: Columns = Columns::of(&["requested_bytes"]);
+    const CALL: Columns = Columns::of(&["api", "name", "module"]);
+    wanted
+        .plus(EventName::Alloc, BLOCK)
+        .plus(EventName::Live, BLOCK)
+        .plus(EventName::Oom, BLOCK)
+        .plus(EventName::Free, Columns::of(&["ts_ns"]))
+        .plus(EventName::Op, Columns::of(&["ts_ns", "latency_ns", "op", "module"]))
+        .plus(EventName::RangeBegin, CALL)
+        .plus(EventName::RangeEnd, CALL)
+}
 
 /// No op call: a block outside all ops, or one that no op freed.
 pub(super) const NO_CALL: u32 = u32::MAX;
@@ -72,6 +68,8 @@ pub(super) struct Allocation {
     pub(super) allocated: i64,
     pub(super) seq: i64,
     pub(super) ts_ns: i64,
+    /// The time of the last free before it; `i64::MIN` without one.
+    pub(super) freed_ns: i64,
     pub(super) owner: Owner,
     /// The block: an index of [`Step::lives`]. `None` for a request that ran out of memory.
     pub(super) life: Option<u32>,
@@ -107,6 +105,8 @@ pub(super) struct Step {
     pub(super) optimizer_at: Option<u32>,
     /// The total at the end, in bytes.
     pub(super) end_allocated: i64,
+    /// The time of the last free; `i64::MIN` without one.
+    pub(super) freed_ns: i64,
     is_wanted: bool,
 }
 
@@ -161,7 +161,7 @@ impl StepRecorder {
             phases,
             module_api,
             step: i64::MIN,
-            now: Step::default(),
+            now: Step { freed_ns: i64::MIN, ..Step::default() },
             live: FxHashMap::default(),
             allocating: Claims::default(),
             freeing: Claims::default(),
@@ -194,14 +194,14 @@ impl StepRecorder {
         own.resize(ops.len(), (0, 0));
         for claim in self.allocating.all() {
             own[claim.call as usize] = (claim.from, claim.to);
-            for life in allocations[claim.from as usize..claim.to as usize].iter().filter_map(|at| at.life) {
-                lives[life as usize].call = claim.call;
+        }
+        for (row, call) in self.allocating.rows() {
+            if let Some(life) = allocations[row].life {
+                lives[life as usize].call = call;
             }
         }
-        for claim in self.freeing.all() {
-            for life in &frees[claim.from as usize..claim.to as usize] {
-                lives[*life as usize].freed_by = claim.call;
-            }
+        for (row, call) in self.freeing.rows() {
+            lives[frees[row] as usize].freed_by = call;
         }
         &self.now
     }
@@ -215,8 +215,8 @@ impl StepRecorder {
             *life = Life { birth: 0, is_older: true, call: NO_CALL, ..*life };
             self.live.insert(life.id, index as u32);
         }
-        let end_allocated = self.now.end_allocated;
-        self.now = Step { lives, end_allocated, ..Step::default() };
+        let Step { end_allocated, freed_ns, .. } = self.now;
+        self.now = Step { lives, end_allocated, freed_ns, ..Step::default() };
         (self.allocating, self.freeing) = (Claims::default(), Claims::default());
         for call in &mut self.open {
             call.from = 0;
@@ -270,7 +270,8 @@ impl StepRecorder {
         }
         self.now.is_wanted |= in_window;
         let (seq, ts_ns, owner) = (row.seq, row.ts_ns, Owner::of(row));
-        self.now.allocations.push(Allocation { allocated, seq, ts_ns, owner, life, in_window });
+        let freed_ns = self.now.freed_ns;
+        self.now.allocations.push(Allocation { allocated, seq, ts_ns, freed_ns, owner, life, in_window });
     }
 
     fn alloc(&mut self, row: &Record, in_window: bool) {
@@ -300,6 +301,7 @@ impl StepRecorder {
 
     fn free(&mut self, row: &Record) {
         self.now.end_allocated = row.allocated_bytes;
+        self.now.freed_ns = row.ts_ns;
         let Some(index) = self.live.remove(&row.alloc_id) else { return };
         self.now.lives[index as usize].death = self.now.end();
         self.now.frees.push(index);

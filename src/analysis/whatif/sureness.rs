@@ -79,6 +79,20 @@ pub fn sureness(change: &Change) -> Sureness {
             "medium",
             "the trace has no shapes; workspaces do not grow in proportion",
         ),
+        Change::Shard { .. } => of(
+            "FSDP2: fully_shard around each of the outermost numbered modules (GPT.h.0, GPT.h.1, ...) and around the model, with \
+             its defaults; a unit is gathered whole, and the next one's buffer with it; the model is sharded from the host; the \
+             batch of a rank is that of this run",
+            "medium",
+            "which units overlap follows the order of FSDP2's calls; the trace has no shapes, so uneven shards are taken for even \
+             ones",
+        ),
+        Change::ShardOptimizer(_) => of(
+            "ZeroRedundancyOptimizer: each parameter, the largest first, is stepped by the rank that has least so far, and this is \
+             the fullest rank; parameters, gradients and the buckets of DistributedDataParallel stay as they are",
+            "medium",
+            "the temporary memory of the step is taken to shrink with the state",
+        ),
         Change::Without(_) => of("the program can do without these blocks", "high", "blocks only disappear"),
     }
 }

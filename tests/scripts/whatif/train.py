@@ -8,10 +8,12 @@ from __future__ import annotations
 import argparse
 import fnmatch
 
+import library_models
+import models
 import torch
-from models import MODELS
 from torch.utils.checkpoint import checkpoint
 
+MODELS = models.MODELS | library_models.MODELS
 parser = argparse.ArgumentParser()
 parser.add_argument("model", choices=MODELS)
 parser.add_argument("--checkpoint", action="store_true")
@@ -20,23 +22,41 @@ parser.add_argument("--dtype", default="float32")
 parser.add_argument("--chunk-loss", type=int, default=1)
 parser.add_argument("--batch", type=float, default=1, help="times the model's own number of rows")
 parser.add_argument("--offload", action="store_true")
+parser.add_argument("--shard", default="", help="fsdp, or optimizer")
 parser.add_argument("--steps", type=int, default=3)
 options = parser.parse_args()
 
 dtype = getattr(torch, {"bf16": "bfloat16"}.get(options.dtype, options.dtype))
-model = MODELS[options.model]().to("cuda", dtype)
+model = MODELS[options.model]()
+if options.shard != "fsdp":
+    model.to("cuda", dtype)
 pattern, rows = type(model).checkpointed, int(options.batch * type(model).rows)
 
 
 def recomputed(forward):
-    return lambda *inputs: checkpoint(forward, *inputs, use_reentrant=False)
+    return lambda *inputs, **named: checkpoint(forward, *inputs, use_reentrant=False, **named)
 
 
-if options.checkpoint:
+def chosen():
+    """The modules of the pattern."""
     for name, module in model.named_modules():
         path = f"{type(model).__name__}.{name}"
         if fnmatch.fnmatchcase(path, pattern) and path.count(".") == pattern.count("."):
-            module.forward = recomputed(module.forward)
+            yield module
+
+
+if options.checkpoint:
+    for module in chosen():
+        module.forward = recomputed(module.forward)
+if options.shard:
+    torch.cuda.set_device(0)
+    torch.distributed.init_process_group("nccl")
+if options.shard == "fsdp":
+    from torch.distributed.fsdp import fully_shard
+
+    for module in chosen():
+        fully_shard(module)
+    fully_shard(model)
 if options.chunk_loss > 1:
     model.parts = options.chunk_loss
 
@@ -54,6 +74,12 @@ def optimizer_of(parameters):
         if momentum:
             return bitsandbytes.optim.SGD8bit(parameters, lr=1e-3, momentum=0.9)
         return bitsandbytes.optim.AdamW8bit(parameters, lr=1e-3)
+    if options.shard == "optimizer":
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        if momentum:
+            return ZeroRedundancyOptimizer(parameters, torch.optim.SGD, lr=1e-3, momentum=0.9)
+        return ZeroRedundancyOptimizer(parameters, torch.optim.AdamW, lr=1e-3)
     if options.offload:
         from torchao.optim import CPUOffloadOptimizer
 
