@@ -130,6 +130,20 @@ fn report_page_goes_to_the_oom() {
     }
 }
 
+#[test]
+fn report_page_shows_the_curve_under_each_advice() {
+    for name in ["gpt", "conv"] {
+        let trace = fixture(name);
+        let Some(page) = Page::of(&[&trace], &[]) else { return };
+        let answer = page.answer("advise.json", &["advise"], &[&trace]);
+        page.check("advice", &[&answer]);
+    }
+    // A run with nothing to change says so.
+    if let Some(page) = Page::of(&[&fixture("oom-big")], &[]) {
+        page.check("no_advice", &["no known change lowers this peak"]);
+    }
+}
+
 /// An OOM in the first forward of a trace without tags. What was live is freed; then the program ends, or goes on.
 fn oom_without_tags(goes_on: bool) -> TempDir {
     const MIB: i64 = 1 << 20;
@@ -228,10 +242,13 @@ fn report_page_escapes_names_that_are_markup() {
     let mut trace = TraceBuilder::new(Meta { world_size: 1, argv, devices: vec![gpu], ..Meta::default() });
     for (step, name) in names.iter().enumerate() {
         let row = Row { module: name, op: name, phase: name, step: step as i64, ..Row::default() };
-        trace.alloc(1 << 20, Row { category: Category::Activation, ..row });
+        let block = trace.alloc(1 << 20, Row { category: Category::Activation, ..row });
+        // A tag, so that the page has advice.
+        let tagged = Row { category: Category::OptimizerState, ..row };
+        trace.tag(block, 1 << 20, Row { category: Category::Activation, ..row }, tagged);
     }
     let row = Row { device: 0, event: EventName::Oom, module: names[0], op: names[1], ..Row::default() };
-    trace.change(Row { requested_bytes: 1 << 40, status: 2, ..row }, [0; 3]);
+    trace.change(Row { requested_bytes: 1 << 24, status: 2, ..row }, [0; 3]);
     let folder = TempDir::new().unwrap();
     // The title contains the name of the folder.
     let path = folder.path().join("<b>x<!--{style}-->");

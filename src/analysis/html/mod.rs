@@ -2,9 +2,10 @@
 //!
 //! A trace is read twice. The first reading finds the peaks, the time span of the page and the size above
 //! which allocations are kept. The second collects the content of the page: minimum and maximum of each total
-//! in 131,072 time buckets, memory by category and module, the largest allocations, and the rows around the
-//! peak and the OOM. The size of a page is bounded, whatever the length of the trace.
+//! in 131,072 time buckets, memory by category and module, the largest allocations, the rows around the
+//! peak and the OOM, and the curve under each advice. The size of a page is bounded, whatever the length of the trace.
 
+mod advice;
 mod blocks;
 mod groups;
 mod modules;
@@ -43,6 +44,7 @@ const SCRIPTS: &[&str] = &[
     include_str!("js/state.js"),
     include_str!("js/headline.js"),
     include_str!("js/timeline.js"),
+    include_str!("js/advice.js"),
     include_str!("js/input.js"),
     include_str!("js/live.js"),
     include_str!("js/segments.js"),

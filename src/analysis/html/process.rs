@@ -3,6 +3,7 @@
 use memtrace_trace::EventName;
 use serde_json::{Value, json};
 
+use super::advice::{CURVE, TraceAdvice};
 use super::blocks::{BlockSelection, SizeHistogram};
 use super::groups;
 use super::modules::ModuleCut;
@@ -19,8 +20,9 @@ use crate::state::categories::KnownCategories;
 use crate::state::group::{Key, sorted};
 use crate::state::last_oom::LastOom;
 use crate::state::replay::{self, HOST, Metric};
-use crate::state::replay_trace::{Replayed, replay_rows, replay_trace};
+use crate::state::replay_trace::{Replayed, replay_rows, replay_rows_knowing};
 use crate::state::series::TimeGrid;
+use crate::whatif::{self, Change, Contents};
 
 /// The results of the first reading of a trace.
 pub(super) struct FirstReading {
@@ -31,6 +33,8 @@ pub(super) struct FirstReading {
     ooms: Vec<(i32, Option<LastOom>)>,
     /// The time span of the window.
     time_ns: (i64, i64),
+    /// The changes that could lower a peak.
+    changes: Vec<Change>,
 }
 
 impl FirstReading {
@@ -54,7 +58,10 @@ impl FirstReading {
         let mut sizes: Vec<(i32, SizeHistogram)> = Vec::new();
         let mut ooms: Vec<(i32, Option<LastOom>)> = Vec::new();
         let mut time: Option<(i64, i64)> = None;
-        let replayed = replay_trace(trace, Columns::of(&[]), options, metric, flow, |row, replay| {
+        let mut contents = Contents::default();
+        let wanted = replay::COLUMNS.plus(EventName::RangeBegin, Columns::of(&["api", "name"]));
+        let replayed = replay_rows_knowing(trace, wanted, options, metric, flow, |row, replay| {
+            contents.feed(row, &replay.symbols);
             if replay.in_window() {
                 let (start, _) = *time.get_or_insert((replay.ts_ns, replay.ts_ns));
                 time = Some((start, replay.ts_ns));
@@ -77,7 +84,10 @@ impl FirstReading {
         let whole = options.window == replay::Window::default();
         let (start, end) = time.unwrap_or((0, 0));
         let time_ns = (if whole { start.min(0) } else { start }, end);
-        Ok(FirstReading { replayed, metric, sizes, ooms, time_ns })
+        // A program without torch has nothing to change.
+        let changes =
+            if metric == Metric::Allocated { contents.candidates(&replayed.symbols) } else { Vec::new() };
+        Ok(FirstReading { replayed, metric, sizes, ooms, time_ns, changes })
     }
 
     /// The GPUs that were used, the highest peak first.
@@ -208,6 +218,9 @@ impl FirstReading {
         }
         // Only the live blocks are needed from here on.
         drop(self.replayed);
+        let lists: Vec<Vec<Change>> = self.changes.into_iter().map(|change| vec![change]).collect();
+        let grids = tracks.iter().map(|track| (track.ordinal(), track.grid()));
+        let mut advice = TraceAdvice::new(trace, options, &lists, grids);
         let wanted = replay::COLUMNS
             .and(Columns::of(&["ts_ns"]))
             .plus(EventName::Alloc, BLOCK)
@@ -219,7 +232,11 @@ impl FirstReading {
             .plus(EventName::SegmentMap, SEGMENT)
             .plus(EventName::SegmentUnmap, SEGMENT)
             .plus(EventName::Sample, SEGMENT.and(Columns::of(&["device"])));
+        let wanted = if advice.is_some() { whatif::with_columns(wanted) } else { wanted };
         let replayed = replay_rows(trace, wanted, options, self.metric, |row, replay| {
+            if let Some(advice) = &mut advice {
+                advice.predictor().feed(row, replay);
+            }
             for track in &mut tracks {
                 if track.ordinal() == row.device {
                     track.feed(row, replay);
@@ -227,7 +244,14 @@ impl FirstReading {
                 track.progress(row, replay);
             }
         })?;
+        let advice = advice.map(|advice| advice.finish(&replayed)).transpose();
         let finished = tracks.into_iter().zip(about).map(|(track, mut about)| {
+            match &advice {
+                Ok(Some(found)) => about["advice"] = found.json(track.ordinal(), &replayed, pack).into(),
+                Ok(None) => {}
+                Err(why) => about["no_advice_because"] = why.to_string().into(),
+            }
+            about["advice_each"] = CURVE.into();
             if let (Value::Object(about), Value::Object(drawn)) =
                 (&mut about, track.finish(&replayed, pack, strings))
             {

@@ -95,6 +95,11 @@ impl Track {
         self.plan.ordinal
     }
 
+    /// The time buckets of its lines.
+    pub(super) fn grid(&self) -> TimeGrid {
+        self.plan.grid
+    }
+
     /// Takes the step and phase of a row of any device.
     pub(super) fn progress(&mut self, row: &Record, replay: &Replay) {
         let total = replay.find(self.plan.ordinal).map_or(0, |d| d.totals.get(self.plan.metric));

@@ -440,7 +440,55 @@ def hostile(path):
         it.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 100)
         it.rest()
         assert not it.page.evaluate("globalThis.owned")
+        it.key("w")
+        assert it.state()["advice"] == 0 and "--" in it.text("#advice-text"), it.text("#advice-text")
+        assert not it.page.evaluate("globalThis.owned")
     print("hostile")
+
+
+def advice(path, answer):
+    """The switch shows each change of `memtrace advise --json`, with its peak in the curve."""
+    changes = json.loads(Path(answer).read_text())["devices"][0]["changes"][:5]
+    js = "(() => memtrace.tracks[0].advices.map((a) => [a.change, a.peak.bytes, Math.max(...a.high)]))()"
+    for width, dark in [(1400, False), (390, True)]:
+        with Open(path, width=width, dark=dark) as it:
+            for (change, peak, highest), expected in zip(it.page.evaluate(js), changes, strict=True):
+                assert (change, peak) == (expected["change"], expected["after"]["bytes"])
+                assert highest == peak, (change, highest, peak)
+            before = it.page.evaluate("document.getElementById('curve').toDataURL()")
+            assert it.text("#advice-text") == ""
+            for place, expected in enumerate(changes):
+                it.page.click(f"#advices [data-value='{place}']")
+                it.rest()
+                text = it.text("#advice-text")
+                assert f"{shown(expected['after']['bytes'])} with {expected['change']}" in text, text
+                assert expected["assumes"] in text and expected["costs"] in text, text
+                assert it.page.evaluate("document.getElementById('curve').toDataURL()") != before
+                assert it.page.evaluate("location.hash").endswith(f"advice={place}")
+                assert it.page.evaluate("document.documentElement.scrollWidth") <= width
+            it.key("2")
+            it.key("w")
+            assert it.state()["advice"] == -1
+            it.key("1")
+            assert it.page.evaluate("document.getElementById('curve').toDataURL()") == before
+            it.key("w")
+            it.page.hover("#curve")
+            it.rest()
+            assert "with the change" in it.text("#tip"), it.text("#tip")
+            accessible(it)
+    with Open(path, f"#advice={len(changes)}") as it:
+        assert it.state()["advice"] == -1, "an address with no such advice"
+    print("advice", len(changes))
+
+
+def no_advice(path, reason):
+    """Without a change that helps the page says why."""
+    with Open(path, "#advice=0") as it:
+        assert it.text("#advice-text") == reason, it.text("#advice-text")
+        assert it.state()["advice"] == -1 and not it.page.is_visible("#advices")
+        it.key("w")
+        assert it.state()["advice"] == -1
+    print("no advice")
 
 
 def empty(path):

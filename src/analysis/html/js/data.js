@@ -90,6 +90,13 @@ class Track {
     });
   }
 
+  /** The changes that lower the peak most, with the highest totals of their curves. */
+  get advices() {
+    return this.once("advices", () =>
+      (this.raw.advice ?? []).map((advice) => ({ ...advice, high: this.data.column(advice.high) })),
+    );
+  }
+
   get phases() {
     return this.once("phases", () => this.table(this.raw.phases));
   }

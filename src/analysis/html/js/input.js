@@ -201,6 +201,8 @@ function hover(event) {
         row(...one);
       });
   }
+  const advice = chosenAdvice(t);
+  if (advice) row("with the change", advice.high[adviceBucket(t, advice, ts)], adviceColour());
   tip.append(list);
   tip.hidden = false;
   const left = x + 18 + tip.offsetWidth > width ? x - tip.offsetWidth - 18 : x + 18;
@@ -250,6 +252,7 @@ function listenToKeys() {
       1: () => setMode("lines"),
       2: () => setMode("category"),
       3: () => setMode("module"),
+      w: () => showAdvice(state.advice + 1 < t.advices.length ? state.advice + 1 : -1),
       "/": () => $("search").focus(),
       d: switchTheme,
       "?": () => $("keys").showModal(),

@@ -4,7 +4,7 @@ function choose(place) {
   state.track = place;
   const t = track();
   [state.from, state.to] = t.home;
-  [state.at, state.more] = [t.opening, 1];
+  [state.at, state.more, state.advice] = [t.opening, 1, -1];
   hideTallLines(t);
   oomShown = -1;
   $("tracks").value = String(place);

@@ -6,6 +6,7 @@ const state = {
   to: 1,
   at: null,
   mode: "lines",
+  advice: -1, // the place of the advice whose curve is shown; -1 for none
   search: "",
   by: "module",
   tree: "module",
@@ -29,6 +30,7 @@ function writeHash() {
     params.set("view", `${Math.round(state.from)}:${Math.round(state.to)}`);
   if (state.at !== null) params.set("at", Math.round(state.at));
   if (state.mode !== "lines") params.set("show", state.mode);
+  if (state.advice >= 0) params.set("advice", state.advice);
   if (state.search) params.set("search", state.search);
   if (state.by !== "module") params.set("by", state.by);
   if (state.tree !== "module") params.set("tree", state.tree);
@@ -56,6 +58,8 @@ function readHash() {
   state.at = at === null ? t.opening : Math.max(t.start_ns, Math.min(t.end_ns, at));
   const one = (name, all, otherwise) => (all.includes(params.get(name)) ? params.get(name) : otherwise);
   state.mode = one("show", ["lines", "category", "module"], "lines");
+  const advice = number(params.get("advice"));
+  state.advice = advice !== null && t.advices[advice] ? advice : -1;
   state.search = params.get("search") ?? "";
   state.by = one("by", TABLES, "module");
   state.tree = one("tree", Object.keys(TREES), "module");

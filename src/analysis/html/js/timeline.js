@@ -54,6 +54,7 @@ painters.curve = () => {
     state.mode === "lines"
       ? drawn.filter(({ line }) => !hiddenLines.has(line.name))
       : [drawn[t.lines.indexOf(t.total)]];
+  if (chosenAdvice(t)) counted.push({ high: adviceColumns(t, chosenAdvice(t), pixels) });
   for (const { high } of counted) for (const value of high) if (value > most) most = value;
   const capacityShown = t.capacity && most > t.capacity * 0.6;
   most = Math.max(most, capacityShown ? t.capacity : 0) * 1.06;
@@ -117,6 +118,7 @@ painters.curve = () => {
     c.fillText(`device memory, ${bytes(t.capacity)}`, PLOT.left + 6, at - 2);
   }
   paintFound(c, t, y, width, colours);
+  paintAdvice(c, t, y, width, colours);
   paintBands(c, t, bottom, width, colours);
   c.restore();
   paintTime(c, bottom, width, colours);

@@ -1,0 +1,91 @@
+//! The changes that lower the peak of a track most, with the curve under each: `memtrace advise` in the page.
+
+use serde_json::{Value, json};
+
+use super::pack::Pack;
+use crate::error::Result;
+use crate::options::Options;
+use crate::read::stream::TraceFile;
+use crate::state::replay_trace::Replayed;
+use crate::state::series::TimeGrid;
+use crate::whatif::{Change, Prediction, Predictor, advice, sureness};
+
+/// The most changes in a track.
+const MOST: usize = 5;
+/// The time buckets of the measured curve in one bucket of a predicted one.
+pub(super) const CURVE: usize = 8;
+/// The most rows of one step that are kept at once: some 100 MB.
+const MOST_ROWS: usize = 500_000;
+
+/// The predictions for the devices of a trace, made while its rows are read.
+pub(super) struct TraceAdvice<'a> {
+    trace: &'a TraceFile,
+    options: &'a Options,
+    /// One change each.
+    lists: &'a [Vec<Change>],
+    predictor: Predictor<'a>,
+}
+
+impl<'a> TraceAdvice<'a> {
+    /// The predictions of `lists`, with a curve for each device of `grids`; `None` without a change to try.
+    pub(super) fn new(
+        trace: &'a TraceFile,
+        options: &'a Options,
+        lists: &'a [Vec<Change>],
+        grids: impl Iterator<Item = (i32, TimeGrid)>,
+    ) -> Option<TraceAdvice<'a>> {
+        let mut predictor = Predictor::new(trace, lists, options, MOST_ROWS);
+        for (device, grid) in grids {
+            let width_ns = grid.width_ns.saturating_mul(CURVE as i64);
+            predictor = predictor
+                .with_curves(device, TimeGrid { width_ns, buckets: grid.buckets.div_ceil(CURVE), ..grid });
+        }
+        (!lists.is_empty()).then_some(TraceAdvice { trace, options, lists, predictor })
+    }
+
+    /// The predictor, which takes the rows.
+    pub(super) fn predictor(&mut self) -> &mut Predictor<'a> {
+        &mut self.predictor
+    }
+
+    /// The predictions of all devices.
+    ///
+    /// # Errors
+    /// When the trace cannot answer.
+    pub(super) fn finish(self, replayed: &Replayed) -> Result<FoundAdvice<'a>> {
+        let predictions = self.predictor.finish(self.trace, replayed, self.options)?;
+        Ok(FoundAdvice { lists: self.lists, predictions })
+    }
+}
+
+/// The predictions for the devices of a trace.
+pub(super) struct FoundAdvice<'a> {
+    lists: &'a [Vec<Change>],
+    predictions: Vec<Prediction>,
+}
+
+impl FoundAdvice<'_> {
+    /// The changes of a device as JSON, those that save most first, with their curves in `pack`.
+    pub(super) fn json(&self, device: i32, replayed: &Replayed, pack: &mut Pack) -> Vec<Value> {
+        let Some(prediction) = self.predictions.iter().find(|each| each.device == device) else {
+            return Vec::new();
+        };
+        let ranked = prediction.ranked(self.lists.len()).into_iter().take(MOST);
+        ranked
+            .map(|(index, outcome, saved)| {
+                let change = &self.lists[index][0];
+                let about = sureness(change);
+                let curve = &prediction.curves[index].high;
+                json!({
+                    "change": change.option(),
+                    "peak": replayed.moment(&outcome.peak),
+                    "saved_bytes": saved,
+                    "assumes": about.assumes,
+                    "sure": about.word,
+                    "costs": advice(change, outcome.again).costs,
+                    "high": pack.column(curve.iter().copied()),
+                })
+            })
+            .collect()
+    }
+}

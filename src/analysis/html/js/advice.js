@@ -1,0 +1,106 @@
+// The switch that shows the predicted curve under an advice.
+
+const ADVICE = { light: "#007A59", dark: "#2FD3A5" };
+const adviceColour = () => (isDark() ? ADVICE.dark : ADVICE.light);
+
+/** The advice whose curve is shown; null for none. */
+const chosenAdvice = (t) => t.advices[state.advice] ?? null;
+
+/** The time bucket of a moment in the curve of an advice. */
+const adviceBucket = (t, advice, ts) =>
+  Math.max(0, Math.min(advice.high.length - 1, Math.floor(t.bucket(ts) / t.advice_each)));
+
+function showAdvice(place) {
+  state.advice = place;
+  draw("curve", "advice");
+}
+
+/** The highest total of an advice in each pixel column. */
+function adviceColumns(t, advice, pixels) {
+  const high = new Float64Array(pixels),
+    scale = (state.to - state.from) / pixels;
+  for (let x = 0; x < pixels; x++) {
+    const first = adviceBucket(t, advice, state.from + x * scale),
+      end = Math.max(first, adviceBucket(t, advice, state.from + (x + 1) * scale - 1e-6));
+    let most = advice.high[first];
+    for (let i = first + 1; i <= end; i++) if (advice.high[i] > most) most = advice.high[i];
+    high[x] = most;
+  }
+  return high;
+}
+
+/** The curve under the chosen advice, over the measured one, and its peak. */
+function paintAdvice(c, t, y, width, colours) {
+  const advice = chosenAdvice(t);
+  if (!advice) return;
+  const pixels = Math.max(1, Math.floor(plotWidth(width))),
+    line = new Path2D();
+  adviceColumns(t, advice, pixels).forEach((value, x) => {
+    if (x) line.lineTo(PLOT.left + x, y(value));
+    else line.moveTo(PLOT.left, y(value));
+    line.lineTo(PLOT.left + x + 1, y(value));
+  });
+  // A seam in the colour of the ground keeps it apart from what it crosses.
+  for (const [colour, wide] of [
+    [colours.panel, 4],
+    [adviceColour(), 2],
+  ]) {
+    c.strokeStyle = colour;
+    c.lineWidth = wide;
+    c.stroke(line);
+  }
+  if (advice.peak.ts_ns < state.from || advice.peak.ts_ns > state.to) return;
+  const x = toX(advice.peak.ts_ns, width),
+    at = y(advice.peak.bytes),
+    text = bytes(advice.peak.bytes),
+    half = c.measureText(text).width / 2 + 6;
+  const middle = Math.max(PLOT.left + half, Math.min(width - PLOT.right - half, x));
+  c.fillStyle = adviceColour();
+  c.beginPath();
+  c.arc(x, at, 4, 0, 7);
+  c.fill();
+  c.strokeStyle = colours.panel;
+  c.lineWidth = 1.5;
+  c.stroke();
+  c.fillStyle = adviceColour();
+  c.beginPath();
+  c.roundRect(middle - half, Math.max(PLOT.top, at - 24), half * 2, 16, 4);
+  c.fill();
+  c.fillStyle = readable(adviceColour());
+  c.textAlign = "center";
+  c.textBaseline = "middle";
+  c.fillText(text, middle, Math.max(PLOT.top, at - 24) + 8.5);
+}
+
+painters.advice = () => {
+  const t = track(),
+    box = $("advice"),
+    text = $("advice-text");
+  // A run without PyTorch's allocator has no advice, and no reason to say so.
+  box.hidden = !t.raw.advice && !t.no_advice_because;
+  $("advices").hidden = !t.advices.length;
+  text.replaceChildren();
+  if (!t.advices.length) {
+    text.append(
+      t.no_advice_because ? `no prediction: ${t.no_advice_because}` : "no known change lowers this peak",
+    );
+    return;
+  }
+  const save = (advice) => `${advice.change.replace(/^--/, "")} −${bytes(advice.saved_bytes)}`;
+  choices(
+    "advices",
+    [[-1, "as it was"], ...t.advices.map((advice, place) => [place, save(advice)])],
+    state.advice,
+    showAdvice,
+  );
+  const advice = chosenAdvice(t);
+  if (!advice) return;
+  const share = ((100 * advice.saved_bytes) / t.peak.bytes).toFixed(1);
+  const { step, phase, op, module } = advice.peak;
+  const where = [step >= 0 ? `step ${step}` : "", phase, op, module].filter(Boolean).join(", ");
+  text.append(
+    element("b", "", `${bytes(advice.peak.bytes)} with ${advice.change}`),
+    ` in place of ${bytes(t.peak.bytes)}, ${bytes(advice.saved_bytes)} less (${share} %)${where ? `, at ${where}` : ""}. `,
+    `Sure: ${advice.sure}; assumes ${advice.assumes}. Costs: ${advice.costs}. The code: memtrace advise.`,
+  );
+};
