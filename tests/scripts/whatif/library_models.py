@@ -1,4 +1,4 @@
-"""Small models of transformers and diffusers, built from their configurations: nothing is loaded from the hub."""
+"""Small models of transformers and diffusers, from their configurations: nothing comes from the hub."""
 
 from __future__ import annotations
 
