@@ -13,7 +13,11 @@ const SCRIPT: &str = "detail/steps.py";
 const WITHOUT: &str = "(without detail)";
 const STEPS: i64 = 8;
 
-on_every_torch![detail_by_schedule_replays_as_torch_and_is_off_between_its_steps];
+on_every_torch![
+    detail_by_schedule_replays_as_torch_and_is_off_between_its_steps,
+    repeats_leave_every_row_of_a_loop_as_it_is,
+    repeats_and_a_sigkill_leave_a_trace_that_replays_as_torch,
+];
 
 /// For each step, whether torch has callbacks for ops, backward functions and user scopes.
 fn callbacks(run: &Run) -> Vec<String> {
@@ -142,5 +146,112 @@ fn detail_follows_a_new_peak_and_an_oom_in_parts_and_in_a_forked_child() {
         }
         let answer = run.json("peak", &[]);
         assert_eq!(answer["detailed_steps"], serde_json::json!([[0, 0], [4, 4], [6, 6]]));
+    });
+}
+
+const LOOPS: &str = "detail/loops.py";
+
+/// The lines of a trace without times; the ids of the process and of its threads are those of any run.
+fn lines(run: &Run) -> Vec<String> {
+    const TIMES: [&str; 5] = ["seq", "ts_ns", "pid", "tid", "latency_ns"];
+    let rows = harness::plain(&run.file());
+    let mut reader = csv::Reader::from_reader(rows.as_slice());
+    let names = reader.headers().unwrap().clone();
+    let rows: Vec<csv::StringRecord> = reader.records().map(Result::unwrap).collect();
+    let text = |row: &csv::StringRecord, name: &str| {
+        row[names.iter().position(|known| known == name).unwrap()].to_owned()
+    };
+    // Samples come with the clock.
+    let timed = ["sample", "meta", "end", "op"];
+    let kept: Vec<_> = rows.iter().filter(|row| !timed.contains(&text(row, "event").as_str())).collect();
+    let place: BTreeMap<String, usize> =
+        kept.iter().enumerate().map(|(index, row)| (text(row, "seq"), index)).collect();
+    kept.iter()
+        .map(|row| {
+            let columns = names.iter().filter(|name| !TIMES.contains(name)).map(|name| match name {
+                // The allocation, by its place among the rows that both runs have.
+                "alloc_id" => format!("{:?}", place.get(&text(row, name))),
+                name => text(row, name),
+            });
+            columns.collect::<Vec<_>>().join(",")
+        })
+        .collect()
+}
+
+fn repeats_leave_every_row_of_a_loop_as_it_is(torch: &Torch) {
+    for mode in ["plain", "print", "amp", "varying", "loader"] {
+        let trace = |repeats| {
+            let variables = [("MEMTRACE_DETAIL", "steps:0-1,every:20"), ("MEMTRACE_REPEATS", repeats)];
+            let run = torch.trace_with(LOOPS, &[mode, "45"], &variables).expect_success();
+            torch.check(memtrace().arg("check").arg(run.file()));
+            torch.verify_file(&run.file(), &run.checkpoints);
+            run
+        };
+        let (some, all) = (trace("1"), trace("0"));
+        let [short, long] = [&some, &all].map(|run| std::fs::read_to_string(run.file()).unwrap());
+        let (mut found, mut expected) = (lines(&some), lines(&all));
+        assert_eq!(found.len(), expected.len(), "{mode}");
+        if mode == "amp" {
+            // Autocast frees the weights that it cast in the order of a hash of addresses of the process.
+            (found, expected) = (Vec::new(), Vec::new());
+        }
+        for (found, expected) in found.iter().zip(&expected) {
+            assert_eq!(found, expected, "{mode}");
+        }
+        assert!(short.contains(",repeat,") && !long.contains(",repeat,"), "{mode}");
+        // The detailed steps are the same, and those in between are most of the rest.
+        assert!(
+            mode == "varying" || short.len() * 3 < long.len() * 2,
+            "{mode}: {} of {}",
+            short.len(),
+            long.len()
+        );
+    }
+}
+
+fn repeats_and_a_sigkill_leave_a_trace_that_replays_as_torch(torch: &Torch) {
+    for flush in ["1", "60000"] {
+        let variables = [("MEMTRACE_DETAIL", "steps:0"), ("MEMTRACE_FLUSH_MS", flush)];
+        let run = torch.trace_with(LOOPS, &["kill", "30"], &variables);
+        assert_eq!(harness::exit_of(&run.output), 128 + 9, "{}", run.stderr());
+        // The first command that reads the trace finishes it; `check` finds no gap and no other total.
+        torch.check(memtrace().arg("check").arg(run.file()));
+        torch.verify_file(&run.file(), &run.checkpoints);
+        assert!(std::fs::read_to_string(run.file()).unwrap().contains("killed"));
+    }
+}
+
+/// Two threads, whose rows come in any order, and parts, each of which is read by itself.
+#[test]
+fn repeats_of_two_threads_and_in_parts_replay_as_torch() {
+    Torch::run("2.11.0", |torch| {
+        let variables = [("MEMTRACE_DETAIL", "off")];
+        let run = torch.trace_with(LOOPS, &["threads", "60"], &variables).expect_success();
+        torch.check(memtrace().arg("check").arg(run.file()));
+        torch.verify_file(&run.file(), &run.checkpoints);
+
+        let variables = [("MEMTRACE_DETAIL", "off"), ("MEMTRACE_ROTATE", "64k")];
+        let run = torch.trace_with(LOOPS, &["plain", "120"], &variables).expect_success();
+        assert!(run.files().len() > 1, "{:?}", run.files());
+        torch.check(memtrace().arg("check").arg(run.dir()));
+        for file in run.files() {
+            torch.check(memtrace().arg("check").arg(file));
+        }
+        assert!(run.report("summary", &[]).contains("120 steps"), "{}", run.report("summary", &[]));
+    });
+}
+
+/// The package reads such a trace as one that has all rows, in each of its backends.
+#[test]
+fn repeats_are_rows_in_the_frames_of_the_package() {
+    Torch::run("2.11.0", |torch| {
+        let variables = [("MEMTRACE_DETAIL", "off")];
+        let run = torch.trace_with(LOOPS, &["plain", "20"], &variables).expect_success();
+        let rows = run.rows().len();
+        let package = harness::scripts().join("../../python");
+        let code = "import sys, memtrace\nfor backend in ('polars', 'pyarrow'):\n rows = memtrace.read(sys.argv[1], backend=backend)\n print(len(rows), 'repeat' in set(rows['event'].to_pylist() if backend == 'pyarrow' else rows['event']))";
+        let output =
+            torch.command().args(["-c", code]).arg(run.dir()).env("PYTHONPATH", package).output().unwrap();
+        assert_eq!(text(&output.stdout), format!("{rows} False\n{rows} False\n"), "{}", text(&output.stderr));
     });
 }

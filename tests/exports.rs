@@ -432,6 +432,36 @@ fn parquet_export_reads_as_the_csv_in_duckdb_and_polars() {
     }
 }
 
+/// The rows of a trace, of which any file may be compressed, in order.
+fn rows_of(path: &Path) -> Vec<String> {
+    let bytes = std::fs::read(path).unwrap();
+    let mut text = Vec::new();
+    if path.extension() == Some(OsStr::new("gz")) {
+        std::io::Read::read_to_end(&mut flate2::read::GzDecoder::new(&bytes[..]), &mut text).unwrap();
+    } else {
+        text = bytes;
+    }
+    let mut reader = memtrace_trace::csv::RowReader::new(path, text.as_slice()).unwrap();
+    let mut rows = Vec::new();
+    // The meta row says less: the export has no parts and no repeats.
+    reader.next_row().unwrap();
+    while let Some(row) = reader.next_row().unwrap() {
+        rows.push(format!("{row:?}"));
+    }
+    rows
+}
+
+#[test]
+fn csv_export_has_every_row_of_the_trace_as_it_is() {
+    for name in ["leaks", "gpt"] {
+        let folder = TempDir::new().unwrap();
+        let file = exported("csv", name, &folder.path().join("rows.csv"));
+        let expected = rows_of(&fixtures().join(name).join("host.r0.1.csv.gz"));
+        assert!(expected.len() > 10, "{}", expected.len());
+        assert_eq!(rows_of(&file), expected, "{name}");
+    }
+}
+
 /// The queries of docs/exports.md over four ranks, in DuckDB and in Polars.
 #[test]
 fn parquet_queries_of_the_docs_have_the_answer_of_ranks() {

@@ -391,6 +391,66 @@ fn mutated_traces_make_no_command_panic() {
     }
 }
 
+/// A trace with a block, marks, and rows `repeat` with these values: the first row that is repeated and the number.
+fn with_repeats(repeats: &[(i64, i64)]) -> Vec<u8> {
+    let mut trace = TraceBuilder::new(Meta { repeats: true, ..Meta::default() });
+    trace.segment(2 << 20);
+    let mut seq = trace.alloc(512, Row { module: "Net", ..Row::default() });
+    for _ in 0..64 {
+        seq = trace.raw(Row { event: EventName::Mark, api: "user", name: "again", ..Row::default() });
+    }
+    let mut writer = memtrace_trace::csv::RowWriter::without_header(trace.unfinished());
+    for &(of, rows) in repeats {
+        seq = seq.saturating_add(1);
+        let row = Row {
+            seq,
+            ts_ns: seq.saturating_mul(1000),
+            event: EventName::Repeat,
+            alloc_id: of,
+            requested_bytes: rows,
+            latency_ns: rows,
+            ..Row::default()
+        };
+        writer.write(&row).unwrap();
+        seq = seq.saturating_add(rows.clamp(1, 1 << 17) - 1);
+    }
+    let end = Row {
+        seq: seq.saturating_add(1),
+        event: EventName::End,
+        api: "memtrace",
+        name: "exit lost=0",
+        ..Row::default()
+    };
+    writer.write(&Row { ts_ns: end.seq.saturating_mul(1000), ..end }).unwrap();
+    writer.into_inner().unwrap()
+}
+
+#[test]
+fn repeats_of_repeats_exhaust_neither_memory_nor_time() {
+    // The marks are rows 4 to 67. Each repeat doubles them, and more follow.
+    let mut repeats: Vec<(i64, i64)> = (6..15).map(|power| (4, 1 << power)).collect();
+    repeats.extend((0..8).map(|_| (4, 1 << 15)));
+    let (_folder, path) = with_trace(&with_repeats(&repeats));
+    let answers = every_command(&path);
+    let check = &answers.iter().find(|(said, _)| said.contains("\"check\"")).unwrap().1;
+    let said = String::from_utf8_lossy(&check.stdout);
+    // The last of them reach further back than they may: those are damage, which is told.
+    assert!(said.contains("further back") && said.contains("rows"), "{said}");
+}
+
+#[test]
+fn repeats_that_are_damaged_are_told_by_every_command() {
+    for repeat in
+        [(4, 0), (4, i64::MAX), (4, -3), (1, 4), (60, 20), (0, 4), (-9, 4), (i64::MIN, 1), (1 << 62, 9)]
+    {
+        let (_folder, path) = with_trace(&with_repeats(&[(4, 10), repeat, (4, 10)]));
+        let answer = bounded(&["check", path.to_str().unwrap()]);
+        let said = String::from_utf8_lossy(&answer.stdout);
+        assert!(answer.status.code() == Some(1) && said.contains("repeat: "), "{repeat:?}: {said}");
+        every_command(&path);
+    }
+}
+
 #[test]
 fn a_trace_in_a_pipe_or_a_device_gives_an_error_and_waits_for_nothing() {
     let folder = TempDir::new().unwrap();

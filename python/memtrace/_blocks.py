@@ -144,6 +144,8 @@ def _rows(path, start, end, others):
             place, at = at, at + len(line)
             # The columns before `event` are numbers.
             fields = line.split(b",", 7)
+            if fields[6:7] == [b"repeat"]:
+                raise NotMeasured("rows of the trace stand for others: set MEMTRACE_REPEATS=0")
             if len(fields) < 8 or fields[6].decode(errors="replace") not in _EVENTS:
                 continue
             if fields[6] == b"alloc" and any(low <= place < high for low, high in others):

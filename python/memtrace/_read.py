@@ -15,7 +15,7 @@ class Source(NamedTuple):
     """A file of a run."""
 
     path: str
-    # Its whole lines, if its last one was cut; else None.
+    # Its whole lines, if its last one was cut or rows stand for others; else None.
     lines: bytes | None
     # The rows behind the header that an earlier part has too.
     repeated: int
@@ -71,7 +71,11 @@ def _source(file: dict[str, Any]) -> Source:
     """A file as `memtrace files --json` lists it. The row that a cut copy, or a program that is writing, ends
     with is left out, as in every report."""
     path, lines = file["file"], None
-    if path.endswith(".csv"):
+    if file["repeats"]:
+        # Rows `repeat` stand for others (MEMTRACE_DETAIL): the command writes them out.
+        lines = _command.run(["export", "--to", "csv", "-o", "-", "--", path]).stdout.encode()
+        path = path.removesuffix(".gz").removesuffix(".zst")
+    elif path.endswith(".csv"):
         with open(path, "rb") as stream:
             size = stream.seek(0, os.SEEK_END)
             stream.seek(max(size - 1, 0))

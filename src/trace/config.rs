@@ -179,6 +179,8 @@ pub struct Settings {
     pub detail: Detail,
     /// `MEMTRACE_RETAINED`: the time of one search in milliseconds; 0 when there is none
     pub retained_ms: u64,
+    /// `MEMTRACE_REPEATS`
+    pub repeats: bool,
     /// `MEMTRACE_MODULES`
     pub modules: bool,
     /// `MEMTRACE_WRAPPERS`
@@ -417,6 +419,13 @@ const TABLE: &[Entry] = &[
         }
     ),
     entry!(
+        "MEMTRACE_REPEATS",
+        "1",
+        "0 writes every row of the steps without detail (MEMTRACE_DETAIL); else one row `repeat` stands for rows \
+         that equal those of an earlier step, and the commands read it as those rows",
+        |s, v| flag(v).map(|on| s.repeats = on)
+    ),
+    entry!(
         "MEMTRACE_MODULES",
         "1",
         "0 installs no hooks in Python: no module paths, no tags of parameters, gradients and optimizer \
@@ -601,6 +610,7 @@ impl Settings {
             ops: Ops::Top,
             detail: Detail::Full,
             retained_ms: RETAINED_MS,
+            repeats: true,
             modules: true,
             wrappers: false,
             stacks: Stacks::Ops,
@@ -622,6 +632,12 @@ impl Settings {
         (settings.rotate_bytes, settings.rotate_secs) =
             settings.keep.rotation(settings.rotate_bytes, settings.rotate_secs);
         (settings, warnings)
+    }
+
+    /// Returns true if rows `repeat` may stand for others: some steps are without detail.
+    #[must_use]
+    pub fn has_repeats(&self) -> bool {
+        self.repeats && self.detail != Detail::Full
     }
 
     /// Reads the settings from the environment. The second value has a line for each invalid or unknown variable.

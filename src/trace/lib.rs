@@ -29,6 +29,7 @@ pub mod memory;
 pub mod meta;
 pub mod private_file;
 pub mod ranges;
+pub mod repeats;
 pub mod rounding;
 pub mod sample;
 pub mod stacks;

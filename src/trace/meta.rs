@@ -48,6 +48,9 @@ pub struct Meta {
     pub modules: bool,
     /// The value of `MEMTRACE_DETAIL`; empty in older traces, which have every step in detail.
     pub detail: String,
+    /// True if rows `repeat` stand for rows of this file; see [`crate::repeats`].
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub repeats: bool,
     /// The capabilities that this process lacked, a sentence each.
     pub degraded: Vec<String>,
 }

@@ -5,6 +5,7 @@
 //! that it reads. Most exports need memory that does not grow with the trace.
 
 mod chrome;
+mod csv;
 pub mod digest;
 mod downsample;
 mod export;
@@ -40,6 +41,7 @@ pub const EXPORTS: &[&dyn Export] = &[
     &snapshot::Snapshot,
     &chrome::Chrome,
     &parquet::Parquet,
+    &csv::Csv,
     &folded::Speedscope,
     &folded::Collapsed,
     &timeline::Timeline,

@@ -26,7 +26,7 @@ pub(super) struct BlockJob {
     /// The range of the file to read into `bytes`; `None` when they are read.
     range: Option<FileRange>,
     /// True if the block begins with the header.
-    header: bool,
+    pub(super) header: bool,
     /// True if the block ends with an unterminated last line of the file.
     pub(super) cut: bool,
     /// The bytes on disk that it covers.

@@ -5,6 +5,7 @@ pub mod input;
 mod ordered_pool;
 pub mod record;
 mod removed_parts;
+mod repeats;
 pub(crate) mod scan;
 pub(crate) mod source;
 pub mod stream;

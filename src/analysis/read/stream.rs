@@ -17,9 +17,13 @@ use crate::read::blocks::{BLOCK, BlockJob, Blocks, Lines};
 use crate::read::ordered_pool::in_order;
 use crate::read::record::{Record, Wanted};
 use crate::read::removed_parts::{self, LivePieces, OpeningRows};
+use crate::read::repeats::Rows;
 use crate::read::scan::{Fault, MOST_FAULTS, Scanner};
 use crate::read::source::{self, Source};
 use crate::read::symbols::SymbolTable;
+
+/// The advice with the first line that is not a row.
+const LENIENT: &str = "; --lenient skips and counts such lines";
 
 /// A trace file whose header and meta row were checked, with the later parts of a rotated trace.
 #[derive(Clone, Debug)]
@@ -256,6 +260,8 @@ impl TraceFile {
     ) -> Result<ReadSummary> {
         let io = |source| memtrace_trace::Error::Io { path: self.path.clone(), source };
         let mut summary = ReadSummary::default();
+        let mut rows = Rows::new(self.meta.repeats);
+        let wanted = rows.wanted(wanted);
         let mut line = 1;
         let mut take = |job: &mut BlockJob| -> Result<ControlFlow<()>> {
             if let Some(source) = job.error.take() {
@@ -263,22 +269,32 @@ impl TraceFile {
             }
             self.progress.fetch_add(job.size, Ordering::Relaxed);
             let chunk = &mut job.chunk;
-            for record in &chunk.records {
-                if visit(record).is_break() {
-                    summary.stopped = true;
-                    return Ok(ControlFlow::Break(()));
-                }
-            }
-            summary.skipped += chunk.skipped;
-            summary.cut |= job.cut;
             let place = |fault: Fault, advice: &str| memtrace_trace::Error::Row {
                 path: self.path.clone(),
                 line: line + fault.line,
                 what: format!("{}{advice}", fault.what),
             };
+            for (index, record) in chunk.records.iter().enumerate() {
+                let what = match rows.each(record, &mut visit) {
+                    Ok(ControlFlow::Continue(())) => continue,
+                    Ok(ControlFlow::Break(())) => {
+                        summary.stopped = true;
+                        return Ok(ControlFlow::Break(()));
+                    }
+                    Err(what) => what,
+                };
+                let fault = Fault { line: (index + usize::from(job.header)) as u64, what };
+                if !lenient {
+                    return Err(place(fault, LENIENT).into());
+                }
+                summary.skipped += 1;
+                summary.keep([place(fault, "").to_string()]);
+            }
+            summary.skipped += chunk.skipped;
+            summary.cut |= job.cut;
             let mut faults = chunk.faults.drain(..);
             if !lenient && let Some(fault) = faults.next() {
-                return Err(place(fault, "; --lenient skips and counts such lines").into());
+                return Err(place(fault, LENIENT).into());
             }
             summary.keep(faults.map(|fault| place(fault, "").to_string()));
             line += chunk.lines;

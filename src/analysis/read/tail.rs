@@ -4,10 +4,12 @@
 //! never waits.
 
 use std::io::Read;
+use std::ops::ControlFlow;
 
 use memtrace_trace::csv::LONGEST_LINE;
 
-use super::record::Wanted;
+use super::record::{Record, Wanted};
+use super::repeats::Rows;
 use super::scan::{Chunk, Scanner};
 use super::source;
 use super::stream::TraceFile;
@@ -22,12 +24,24 @@ pub(crate) struct PartTail {
     scanner: Scanner,
     /// The start of a line whose end is not written yet.
     rest: Vec<u8>,
-    /// Lines still to skip: the header, and the opening rows that repeat the part before.
+    /// The header is still to come.
+    header: bool,
+    /// The rows still to skip: the opening rows that repeat the part before.
     skip: u64,
+    rows: Rows,
+}
+
+/// The result of one read.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct BlockRead {
+    /// The number of rows.
+    pub(crate) rows: u64,
+    /// The number of lines that are not rows.
+    pub(crate) skipped: u64,
 }
 
 impl PartTail {
-    /// Opens `part` to read the `wanted` columns behind its header and `opening_rows` more lines.
+    /// Opens `part` to read the `wanted` columns behind its header and `opening_rows` more rows.
     ///
     /// # Errors
     /// When the file cannot be opened.
@@ -37,38 +51,53 @@ impl PartTail {
         symbols: &SymbolTable,
         opening_rows: u64,
     ) -> std::io::Result<PartTail> {
+        let rows = Rows::new(part.meta.repeats);
         Ok(PartTail {
             source: source::bytes(&part.path)?,
-            scanner: Scanner::new(wanted, part.width(), true, symbols.clone()),
+            scanner: Scanner::new(rows.wanted(wanted), part.width(), true, symbols.clone()),
             rest: Vec::new(),
-            skip: opening_rows + 1,
+            header: true,
+            skip: opening_rows,
+            rows,
         })
     }
 
-    /// The rows of the next block; `None` when nothing new was written.
-    pub(crate) fn read_block(&mut self) -> Option<Chunk> {
+    /// Passes the rows of the next block to `visit`; `None` when nothing new was written.
+    pub(crate) fn read_block(&mut self, mut visit: impl FnMut(&Record)) -> Option<BlockRead> {
         let old = self.rest.len();
         // A file that cannot be read any more has nothing new.
         let got = self.source.by_ref().take(BLOCK as u64).read_to_end(&mut self.rest).ok()?;
         if got == 0 {
             return None;
         }
-        let mut chunk = Chunk::default();
         let Some(end) = self.rest[old..].iter().rposition(|byte| *byte == b'\n') else {
             if self.rest.len() > LONGEST_LINE {
                 // No trace has such a line: the rest of the file is not read.
                 (self.rest, self.source) = (Vec::new(), Box::new(std::io::empty()));
             }
-            return Some(chunk);
+            return Some(BlockRead::default());
         };
         let mut lines = &self.rest[..old + end + 1];
-        while self.skip > 0 {
-            let Some(end) = lines.iter().position(|byte| *byte == b'\n') else { break };
+        if std::mem::take(&mut self.header) {
+            let end = lines.iter().position(|byte| *byte == b'\n').unwrap_or_default();
             lines = &lines[end + 1..];
-            self.skip -= 1;
         }
+        let mut chunk = Chunk::default();
         self.scanner.scan(lines, &mut chunk);
         self.rest.drain(..=old + end);
-        Some(chunk)
+        let mut read = BlockRead { rows: 0, skipped: chunk.skipped };
+        for record in &chunk.records {
+            let each = self.rows.each(record, &mut |row| {
+                if self.skip > 0 {
+                    self.skip -= 1;
+                } else {
+                    visit(row);
+                    read.rows += 1;
+                }
+                ControlFlow::Continue(())
+            });
+            read.skipped += u64::from(each.is_err());
+        }
+        Some(read)
     }
 }

@@ -202,28 +202,28 @@ impl LiveProcess {
 
     /// Takes the next block of the part. Returns the number of rows, or `None` when nothing new was written.
     fn read_block(&mut self) -> Option<u64> {
-        let chunk = self.reading.read_block()?;
-        self.skipped += chunk.skipped;
-        for row in &chunk.records {
-            self.replay.feed(row);
-            self.ended = row.event == EventName::End
-                && Ending::of(&self.symbols.get(row.name)) != Some(Ending::Rotated);
+        let LiveProcess { reading, replay, symbols, history, ended, .. } = self;
+        let read = reading.read_block(|row| {
+            replay.feed(row);
+            *ended =
+                row.event == EventName::End && Ending::of(&symbols.get(row.name)) != Some(Ending::Rotated);
             if row.device == HOST {
-                continue;
+                return;
             }
-            let Some(device) = self.replay.find(row.device) else { continue };
-            let at = match self.history.iter().position(|known| known.0 == row.device) {
+            let Some(device) = replay.find(row.device) else { return };
+            let at = match history.iter().position(|known| known.0 == row.device) {
                 Some(at) => at,
                 None => {
-                    self.history.push((row.device, GrowingSeries::default(), GrowingSeries::default()));
-                    self.history.len() - 1
+                    history.push((row.device, GrowingSeries::default(), GrowingSeries::default()));
+                    history.len() - 1
                 }
             };
-            let (_, allocated, used) = &mut self.history[at];
-            allocated.set(self.replay.ts_ns, device.totals.allocated);
-            used.set(self.replay.ts_ns, device.totals.get(Metric::Used));
-        }
-        Some(chunk.records.len() as u64)
+            let (_, allocated, used) = &mut history[at];
+            allocated.set(replay.ts_ns, device.totals.allocated);
+            used.set(replay.ts_ns, device.totals.get(Metric::Used));
+        })?;
+        self.skipped += read.skipped;
+        Some(read.rows)
     }
 }
 

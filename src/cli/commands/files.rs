@@ -52,6 +52,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
                 "rank": part.meta.rank,
                 "part": part.meta.part.max(1),
                 "repeated_rows": repeated,
+                "repeats": part.meta.repeats,
                 "formulas": formulas,
             }));
         }

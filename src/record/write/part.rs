@@ -11,33 +11,60 @@ use memtrace_trace::Row;
 use memtrace_trace::config::Settings;
 use memtrace_trace::csv::RowWriter;
 use memtrace_trace::files;
+use memtrace_trace::repeats::Finder;
 use memtrace_trace::stacks::StackWriter;
 
 use super::output;
 
 /// The rows of a part.
-pub(crate) struct RowFile(RowWriter<File>);
+pub(crate) struct RowFile {
+    writer: RowWriter<File>,
+    /// `None` if every row is written.
+    repeats: Option<Finder>,
+    /// The rows so far are those that open the part: each is written.
+    opens: bool,
+}
 
 impl RowSink for RowFile {
     type Error = io::Error;
     fn row(&mut self, row: &Row<'_>) -> io::Result<()> {
-        self.0.write(row)
+        let RowFile { writer, repeats, opens } = self;
+        match repeats {
+            None => writer.write(row),
+            Some(repeats) if *opens => {
+                repeats.note(row);
+                writer.write(row)
+            }
+            Some(repeats) => repeats.row(row, &mut |row| writer.write(row)),
+        }
     }
 }
 
 impl RowFile {
-    pub(crate) fn new(file: File) -> RowFile {
-        RowFile(RowWriter::new(file))
+    /// The rows of a new file, the opening ones first; `repeats` finds those that equal earlier ones.
+    pub(crate) fn new(file: File, repeats: Option<Finder>) -> RowFile {
+        RowFile { writer: RowWriter::new(file), repeats, opens: true }
     }
 
-    /// Writes the buffered rows and returns the length of the file in bytes.
+    /// A finder for the next part.
+    pub(crate) fn repeats_of_next(&self) -> Option<Finder> {
+        self.repeats.as_ref().map(|repeats| Finder::new(repeats.is_detailed()))
+    }
+
+    /// Writes the buffered rows and returns the length of the file in bytes. Behind the first flush come rows that are
+    /// not opening ones.
     pub(crate) fn flush(&mut self) -> io::Result<u64> {
-        self.0.flush()?;
+        let RowFile { writer, repeats, opens } = self;
+        if let Some(repeats) = repeats {
+            repeats.end_run(&mut |row| writer.write(row))?;
+        }
+        *opens = false;
+        writer.flush()?;
         self.file().stream_position()
     }
 
     pub(crate) fn file(&self) -> &File {
-        self.0.get_ref()
+        self.writer.get_ref()
     }
 }
 

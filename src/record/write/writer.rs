@@ -13,6 +13,7 @@ use memtrace_trace::config::Level;
 use memtrace_trace::end_row::{Ending, refused_names_word};
 use memtrace_trace::journal::Written;
 use memtrace_trace::keep::Keep;
+use memtrace_trace::repeats::Finder;
 
 use super::compress::Compressor;
 use super::definitions_file::DefinitionsFile;
@@ -161,13 +162,15 @@ impl Writer {
         let mut encoder = Encoder::new(start_ns, session.rank, pid, session.rounding, session.caching);
         encoder.tags = session.settings.modules;
         encoder.buffer_bytes = session.settings.buffer_bytes as u64;
+        let settings = &session.settings;
+        let repeats = settings.has_repeats().then(|| Finder::new(settings.detail.names(0)));
         Ok(Writer {
             session,
             queue,
             control,
             merge: Merge::default(),
             encoder,
-            part: Part::new(RowFile::new(file), path.clone(), 0, 1),
+            part: Part::new(RowFile::new(file, repeats), path.clone(), 0, 1),
             definitions: DefinitionsFile::new(queue.pool().path()),
             sampler: Sampler::new(session),
             compressor: Compressor::new(session),
@@ -352,7 +355,7 @@ impl Writer {
         self.encoder.end(now, 0, Ending::Rotated, "", &mut self.part.rows)?;
         let number = self.meta.part + 1;
         let (file, path) = output::create_part(&self.first, number)?;
-        let mut rows = RowFile::new(file);
+        let mut rows = RowFile::new(file, self.part.rows.repeats_of_next());
         let mut meta = Meta { part: number, ..self.meta.clone() };
         let json = |opening_rows| {
             meta.opening_rows = opening_rows;

@@ -9,6 +9,7 @@ use crate::EventName;
 use crate::columns::{COLUMNS, FIRST_COLUMNS, Row, SCHEMA_VERSION};
 use crate::error::{Error, Result};
 use crate::meta::Meta;
+use crate::repeats::{Expansion, NO_REPEATS, Repeat, StoredRow, Window};
 
 /// Reads a trace row by row in bounded memory.
 pub struct RowReader<R> {
@@ -19,6 +20,10 @@ pub struct RowReader<R> {
     missing: Vec<String>,
     meta: Meta,
     first: bool,
+    /// The rows so far, if rows `repeat` stand for some of them.
+    window: Window<StoredRow>,
+    /// The row `repeat` whose rows come next.
+    expansion: Option<Expansion>,
 }
 
 impl RowReader<File> {
@@ -49,6 +54,8 @@ impl<R: Read> RowReader<R> {
             missing: Vec::new(),
             meta: Meta::default(),
             first: false,
+            window: Window::default(),
+            expansion: None,
         };
         reader.check_header()?;
         reader.read_meta()?;
@@ -61,15 +68,32 @@ impl<R: Read> RowReader<R> {
         &self.meta
     }
 
-    /// The next row, the meta row first; `None` at the end.
+    /// The next row, the meta row first; `None` at the end. A row `repeat` comes as the rows that it stands for.
     ///
     /// # Errors
     /// When a row is malformed; with file, line and the expected value.
     pub fn next_row(&mut self) -> Result<Option<Row<'_>>> {
+        if let Some(mut expansion) = self.expansion.filter(|expansion| !expansion.is_done()) {
+            self.window.next_row(&mut expansion);
+            self.expansion = Some(expansion);
+            return Ok(self.window.last().map(StoredRow::row));
+        }
         if !std::mem::take(&mut self.first) && !self.advance()? {
             return Ok(None);
         }
-        self.row().map(Some)
+        if !self.meta.repeats {
+            return self.row().map(Some);
+        }
+        let row = self.row()?;
+        if row.event == EventName::Repeat {
+            let bad = |what| Error::Row { path: self.path.clone(), line: self.line(), what };
+            self.expansion = Some(self.window.begin(Repeat::of(&row)).map_err(bad)?);
+            // It has one row at least.
+            return self.next_row();
+        }
+        let stored = StoredRow::new(&row, self.window.last());
+        self.window.add(stored);
+        Ok(self.window.last().map(StoredRow::row))
     }
 
     /// The line of the last row, counted from the header, which is line 1.
@@ -90,7 +114,7 @@ impl<R: Read> RowReader<R> {
     }
 
     fn row(&self) -> Result<Row<'_>> {
-        self.record.deserialize(None).map_err(|error| {
+        let row: Row<'_> = self.record.deserialize(None).map_err(|error| {
             let what = match error.kind() {
                 csv::ErrorKind::Deserialize { err, .. } => match err.field() {
                     Some(index) => format!(
@@ -104,7 +128,12 @@ impl<R: Read> RowReader<R> {
                 _ => error.to_string(),
             };
             Error::Row { path: self.path.clone(), line: self.line(), what }
-        })
+        })?;
+        if row.event == EventName::Repeat && !self.meta.repeats {
+            let what = NO_REPEATS.to_owned();
+            return Err(Error::Row { path: self.path.clone(), line: self.line(), what });
+        }
+        Ok(row)
     }
 
     fn check_header(&mut self) -> Result<()> {

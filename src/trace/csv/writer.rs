@@ -77,6 +77,15 @@ impl<W: Write> RowWriter<W> {
         &self.sink
     }
 
+    /// The sink, with all rows added so far.
+    ///
+    /// # Errors
+    /// The sink's.
+    pub fn into_inner(mut self) -> io::Result<W> {
+        self.flush()?;
+        Ok(self.sink)
+    }
+
     /// The next line, with space for `texts` bytes of text beside its other fields, and the cache.
     fn line(&mut self, texts: usize) -> (LineBuffer<'_>, &mut FieldCache) {
         // Each byte may be a quote, which becomes two.

@@ -1,0 +1,97 @@
+//! Turns rows `repeat` into the rows that they stand for ([`memtrace_trace::repeats`]).
+//!
+//! Both readers of files pass their rows through here, so that no report knows of such rows.
+
+use std::ops::ControlFlow;
+
+use memtrace_trace::EventName;
+use memtrace_trace::repeats::{NO_REPEATS, NUMBERS, Numbers, Repeat, Repeatable, Window};
+
+use crate::read::record::{Columns, Record, Wanted};
+
+/// The columns that the rule of repeats depends on.
+const COLUMNS: Columns = Columns::of(&NUMBERS);
+/// What a row `repeat` has beside them.
+const REPEAT: Columns = Columns::of(&["requested_bytes", "latency_ns"]);
+
+/// The rows of one file, in order.
+#[derive(Default)]
+pub(super) struct Rows {
+    /// `None` for a file without rows `repeat`.
+    window: Option<Window<Record>>,
+}
+
+impl Rows {
+    /// Of a file whose meta row says whether it `has_repeats`.
+    pub(super) fn new(has_repeats: bool) -> Rows {
+        Rows { window: has_repeats.then(Window::default) }
+    }
+
+    /// The columns to parse for `wanted`.
+    pub(super) fn wanted(&self, wanted: Wanted) -> Wanted {
+        match self.window {
+            Some(_) => wanted.and(COLUMNS).plus(EventName::Repeat, REPEAT),
+            None => wanted,
+        }
+    }
+
+    /// Passes a row of the file to `visit`, or those that it stands for, until `visit` breaks.
+    ///
+    /// # Errors
+    /// The reason why a row `repeat` stands for none.
+    #[inline]
+    pub(super) fn each(
+        &mut self,
+        record: &Record,
+        visit: &mut impl FnMut(&Record) -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>, String> {
+        let Some(window) = &mut self.window else {
+            return if record.event == EventName::Repeat {
+                Err(NO_REPEATS.to_owned())
+            } else {
+                Ok(visit(record))
+            };
+        };
+        if record.event != EventName::Repeat {
+            window.add(*record);
+            return Ok(visit(record));
+        }
+        let mut expansion = window.begin(Repeat {
+            seq: record.seq,
+            ts_ns: record.ts_ns,
+            duration_ns: record.latency_ns,
+            of: record.alloc_id,
+            rows: record.requested_bytes,
+            device: record.device,
+            totals: [record.allocated_bytes, record.active_bytes, record.reserved_bytes],
+            step: record.step,
+        })?;
+        while let Some(made) = window.next_row(&mut expansion) {
+            if visit(made).is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+}
+
+impl Repeatable for Record {
+    fn numbers(&self) -> Numbers {
+        Numbers {
+            seq: self.seq,
+            ts_ns: self.ts_ns,
+            device: self.device,
+            event: self.event,
+            alloc_id: self.alloc_id,
+            addr: self.addr,
+            totals: [self.allocated_bytes, self.active_bytes, self.reserved_bytes],
+            step: self.step,
+        }
+    }
+
+    fn set_numbers(&mut self, numbers: &Numbers) {
+        (self.seq, self.ts_ns) = (numbers.seq, numbers.ts_ns);
+        (self.alloc_id, self.step) = (numbers.alloc_id, numbers.step);
+        [self.allocated_bytes, self.active_bytes, self.reserved_bytes] = numbers.totals;
+    }
+}

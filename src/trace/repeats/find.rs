@@ -1,0 +1,412 @@
+//! The writer's side: finds rows that repeat earlier ones, and writes one row in their place.
+//!
+//! A run is a sequence of rows that equal earlier ones, row for row. It grows while the rows come, and nothing is held
+//! back for longer than a run: [`Finder::end_run`] writes its row at any time, before a checkpoint for one, and the
+//! next row begins another run where this one stopped.
+
+use std::collections::VecDeque;
+use std::hash::Hasher;
+
+use rustc_hash::{FxHashMap, FxHasher};
+
+use super::{Born, Numbers, Repeat, Shift, StoredRow, WINDOW, is_repeatable};
+use crate::columns::{MAX_BYTES, MAX_NUMBER, Row};
+use crate::detail::DetailMark;
+use crate::{Api, EventName};
+
+/// Fewer rows than this are written as they are: one row says little more.
+const LEAST_ROWS: i64 = 4;
+/// The most earlier rows that are compared with a row that begins a run, and the most places that a run follows.
+const MOST_COMPARED: usize = 24;
+const MOST_PLACES: usize = 3;
+/// With this many rows all are forgotten, so that a damaged line never costs more rows than these.
+const FRESH_START: i64 = 1 << 20;
+
+/// Finds repeats in the rows of a file.
+pub struct Finder {
+    /// The last rows, their `seq` without gaps.
+    slots: VecDeque<Slot>,
+    born: Born,
+    /// The newest slot for each hash.
+    newest: FxHashMap<u64, i64>,
+    run: Option<Run>,
+    /// Where the last run stopped.
+    stopped: Places,
+    /// The `seq` from which on all rows are forgotten once.
+    fresh_at: i64,
+    /// The step of the last row that begins a block or a range.
+    step: i64,
+    /// The step is a detailed one: its rows are written as they are.
+    detailed: bool,
+}
+
+/// A row.
+struct Slot {
+    numbers: Numbers,
+    /// The row; `None` where it cannot be repeated.
+    row: Option<StoredRow>,
+    /// The `seq` of the row that was written in full, of which this one is a repeat or which it is.
+    origin: i64,
+    /// By the content of the row; also by content and as the first row of a step, for such a row.
+    links: [Link; 2],
+}
+
+/// A chain of rows with the same hash.
+#[derive(Clone, Copy, Default)]
+struct Link {
+    /// 0 for none.
+    hash: u64,
+    /// The `seq` of the row before with this hash; 0 for none.
+    before: i64,
+}
+
+/// Rows that repeat earlier ones and are not written yet.
+#[derive(Clone, Copy)]
+struct Run {
+    /// The places that all of them equal.
+    places: Places,
+    /// The `seq` of the first row of one of them.
+    of: i64,
+    first: Numbers,
+    last_ns: i64,
+    /// The last totals of the first row's device.
+    totals: [i64; 3],
+    /// -1 while none of the rows has the step of its time.
+    step: i64,
+    rows: i64,
+    rank: i32,
+    pid: i32,
+}
+
+/// A place among the earlier rows.
+#[derive(Clone, Copy, Default)]
+struct Place {
+    /// The `seq` of its first row.
+    start: i64,
+    /// The totals of the run less those of the place.
+    shift: [i64; 3],
+}
+
+/// A few places.
+#[derive(Clone, Copy, Default)]
+struct Places {
+    places: [Place; MOST_PLACES],
+    count: usize,
+}
+
+impl Places {
+    fn all(&self) -> &[Place] {
+        &self.places[..self.count]
+    }
+
+    fn all_mut(&mut self) -> &mut [Place] {
+        &mut self.places[..self.count]
+    }
+
+    fn first(&self) -> Option<Place> {
+        self.all().first().copied()
+    }
+
+    /// Adds a place if there is room.
+    fn add(&mut self, place: Place) {
+        if let Some(free) = self.places.get_mut(self.count) {
+            *free = place;
+            self.count += 1;
+        }
+    }
+}
+
+impl Link {
+    fn new(hash: u64) -> Link {
+        Link { hash, before: 0 }
+    }
+}
+
+impl Finder {
+    /// A finder for a new file whose first step has detail or not.
+    #[must_use]
+    pub fn new(detailed: bool) -> Finder {
+        Finder {
+            slots: VecDeque::new(),
+            born: Born::default(),
+            newest: FxHashMap::default(),
+            run: None,
+            stopped: Places::default(),
+            fresh_at: i64::MIN,
+            step: -1,
+            detailed,
+        }
+    }
+
+    /// Returns true if the last row belongs to a detailed step.
+    #[must_use]
+    pub fn is_detailed(&self) -> bool {
+        self.detailed
+    }
+
+    /// Takes a row that is written as it is, and that no row repeats.
+    pub fn note(&mut self, row: &Row<'_>) {
+        self.push(Numbers::of(row), None, row.seq, [Link::default(); 2]);
+    }
+
+    /// Takes the next row. Passes the rows that are to be written now to `write`.
+    ///
+    /// # Errors
+    /// Those of `write`.
+    pub fn row<E>(
+        &mut self,
+        row: &Row<'_>,
+        write: &mut impl FnMut(&Row<'_>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let is_mark = row.event == EventName::Mark && row.api == Api::Detail.as_str();
+        let detail = if is_mark { DetailMark::parse(row.name) } else { None };
+        if let Some(mark) = detail {
+            self.detailed = mark != DetailMark::Off;
+        }
+        if self.detailed || detail.is_some() || !is_repeatable(row.event) || is_huge(row) {
+            self.end_run(write)?;
+            self.note(row);
+            return write(row);
+        }
+        let numbers = Numbers::of(row);
+        let born = self.born.find(&numbers);
+        let has_step = born.is_none() && row.step >= 0;
+        let begins_step = has_step && self.step != row.step;
+        if has_step {
+            self.step = row.step;
+        }
+        if let Some(run) = self.run
+            && let Some(run) = self.with_row(run, row, &numbers, born)
+        {
+            let of = run.of + run.rows - 1;
+            self.run = Some(run);
+            self.push_repeat(numbers, of, begins_step);
+            return Ok(());
+        }
+        self.end_run(write)?;
+        if row.seq >= self.fresh_at {
+            self.forget();
+            self.fresh_at = row.seq.saturating_add(FRESH_START);
+        }
+        let hash = hash(row);
+        let links = [hash, if begins_step { first_of_step(hash) } else { 0 }].map(Link::new);
+        let places = self.places(row, &numbers, links, born);
+        let Some(of) = places.first().map(|place| place.start) else {
+            let before = self.slots.back().and_then(|slot| slot.row.as_ref());
+            let stored = StoredRow::new(row, before);
+            self.push(numbers, Some(stored), row.seq, links);
+            return write(row);
+        };
+        self.run = Some(Run {
+            places,
+            of,
+            first: numbers,
+            last_ns: row.ts_ns,
+            totals: numbers.totals,
+            step: if has_step { row.step } else { -1 },
+            rows: 1,
+            rank: row.rank,
+            pid: row.pid,
+        });
+        self.push_repeat(numbers, of, begins_step);
+        Ok(())
+    }
+
+    /// The run with one more row; `None` when no place goes on with it.
+    fn with_row(
+        &self,
+        mut run: Run,
+        row: &Row<'_>,
+        numbers: &Numbers,
+        born: Option<(i64, i64)>,
+    ) -> Option<Run> {
+        if row.ts_ns < run.last_ns {
+            return None;
+        }
+        let step = if run.step < 0 { row.step } else { run.step };
+        let mut places = Places::default();
+        for place in run.places.all() {
+            let at = place.start + run.rows;
+            // A run does not repeat itself.
+            if at < run.first.seq && self.fits(row, numbers, at, (run.first.device, place.shift, step), born)
+            {
+                places.add(*place);
+            }
+        }
+        run.of = places.first()?.start;
+        run.places = places;
+        run.rows += 1;
+        run.last_ns = row.ts_ns;
+        if born.is_none() && row.step >= 0 {
+            run.step = row.step;
+        }
+        if row.device == run.first.device {
+            run.totals = numbers.totals;
+        }
+        Some(run)
+    }
+
+    /// Writes the row of the run that goes on now, if one does. Behind it everything taken so far is written.
+    ///
+    /// # Errors
+    /// Those of `write`.
+    pub fn end_run<E>(&mut self, write: &mut impl FnMut(&Row<'_>) -> Result<(), E>) -> Result<(), E> {
+        let Some(run) = self.run.take() else { return Ok(()) };
+        // Where these places go on, when the next row is done: it may be one more, one less or another.
+        self.stopped = run.places;
+        self.stopped.all_mut().iter_mut().for_each(|place| place.start += run.rows);
+        if run.rows < LEAST_ROWS {
+            return self.write_rows(&run, write);
+        }
+        let Numbers { seq, ts_ns, device, .. } = run.first;
+        let repeat = Repeat {
+            seq,
+            ts_ns,
+            duration_ns: run.last_ns - ts_ns,
+            of: run.of,
+            rows: run.rows,
+            device,
+            totals: run.totals,
+            step: run.step,
+        };
+        write(&repeat.row(run.rank, run.pid))
+    }
+
+    /// Forgets all rows.
+    fn forget(&mut self) {
+        self.slots.clear();
+        self.newest.clear();
+    }
+
+    /// Writes the rows of a run as they are.
+    fn write_rows<E>(&self, run: &Run, write: &mut impl FnMut(&Row<'_>) -> Result<(), E>) -> Result<(), E> {
+        for seq in run.first.seq..run.first.seq + run.rows {
+            if let Some(row) = self.slot(seq).and_then(|slot| slot.row.as_ref()) {
+                write(&row.row())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn slot(&self, seq: i64) -> Option<&Slot> {
+        let first = self.slots.front()?.numbers.seq;
+        self.slots.get(usize::try_from(seq.checked_sub(first)?).ok()?)
+    }
+
+    /// Returns true if `row` repeats the row `at`, with this shift of the totals of a device and this step.
+    fn fits(
+        &self,
+        row: &Row<'_>,
+        numbers: &Numbers,
+        at: i64,
+        (device, totals, step): (i32, [i64; 3], i64),
+        born: Option<(i64, i64)>,
+    ) -> bool {
+        let Some(of) = self.slot(at).and_then(|slot| slot.row.as_ref()) else { return false };
+        let shift = Shift { device, totals, step };
+        let made = shift.apply(&of.numbers, numbers.seq, born);
+        (made.alloc_id, made.totals, made.step) == (numbers.alloc_id, numbers.totals, numbers.step)
+            // A row without a step has none in every repeat.
+            && (born.is_some() || (of.numbers.step < 0) == (numbers.step < 0))
+            && of.fits(row)
+    }
+
+    /// The places where a run may begin that begins with `row`. At the beginning of a step, those of the last steps that
+    /// begin with such a row: two patterns often take turns, because a variable such as `loss` keeps a block until it is
+    /// assigned again. Elsewhere first those where the last run stopped, then those of rows with the same content; of
+    /// places that repeat the same row the last one counts.
+    fn places(&self, row: &Row<'_>, numbers: &Numbers, links: [Link; 2], born: Option<(i64, i64)>) -> Places {
+        let mut places = Places::default();
+        let mut origins = [0; MOST_PLACES];
+        let begins_step = links[1].hash != 0;
+        let mut add = |seq: i64| {
+            let Some(slot) = self.slot(seq) else { return };
+            let is_known = !begins_step && origins[..places.count].contains(&slot.origin);
+            if places.count == MOST_PLACES || is_known || places.all().iter().any(|place| place.start == seq)
+            {
+                return;
+            }
+            let mut shift = numbers.totals;
+            shift
+                .iter_mut()
+                .zip(slot.numbers.totals)
+                .for_each(|(total, of)| *total = total.saturating_sub(of));
+            if self.fits(row, numbers, seq, (row.device, shift, row.step), born) {
+                origins[places.count] = slot.origin;
+                places.add(Place { start: seq, shift });
+            }
+        };
+        // There a row was added, left out or changed.
+        if !begins_step {
+            let around = |place: &Place| [0, 1, 2].map(|more| place.start + more);
+            self.stopped.all().iter().flat_map(around).for_each(&mut add);
+        }
+        for (chain, Link { hash, .. }) in links.iter().enumerate().rev().filter(|(_, link)| link.hash != 0) {
+            let mut next = self.newest.get(hash).copied();
+            for _ in 0..MOST_COMPARED {
+                let Some(slot) = next.and_then(|seq| self.slot(seq)) else { break };
+                add(slot.numbers.seq);
+                next = Some(slot.links[chain].before);
+            }
+        }
+        places
+    }
+
+    /// Adds a row that repeats the row `of`.
+    fn push_repeat(&mut self, numbers: Numbers, of: i64, begins_step: bool) {
+        let Some(slot) = self.slot(of) else { return };
+        let row = slot.row.as_ref().map(|row| StoredRow { numbers, ..row.clone() });
+        let (origin, hash) = (slot.origin, slot.links[0].hash);
+        let links = [hash, if begins_step { first_of_step(hash) } else { 0 }].map(Link::new);
+        self.push(numbers, row, origin, links);
+    }
+
+    fn push(&mut self, numbers: Numbers, row: Option<StoredRow>, origin: i64, mut links: [Link; 2]) {
+        self.born.note(&numbers);
+        // The end row of a trace that goes on was taken back.
+        if self.slots.back().is_some_and(|slot| slot.numbers.seq + 1 != numbers.seq) {
+            self.forget();
+        }
+        if self.slots.len() >= WINDOW
+            && let Some(old) = self.slots.pop_front()
+        {
+            for link in old.links.iter().filter(|link| link.hash != 0) {
+                if self.newest.get(&link.hash) == Some(&old.numbers.seq) {
+                    self.newest.remove(&link.hash);
+                }
+            }
+        }
+        for link in links.iter_mut().filter(|link| link.hash != 0) {
+            link.before = self.newest.insert(link.hash, numbers.seq).unwrap_or(0);
+        }
+        self.slots.push_back(Slot { numbers, row, origin, links });
+    }
+}
+
+/// Returns true if a number of the row is cut when it is written: then the reader has another one.
+fn is_huge(row: &Row<'_>) -> bool {
+    let bytes =
+        [row.delta_bytes, row.allocated_bytes, row.active_bytes, row.reserved_bytes, row.device_free_bytes];
+    let others =
+        [row.ts_ns, row.addr, row.alloc_id, row.requested_bytes, row.rounded_bytes, row.step, row.latency_ns];
+    bytes.iter().any(|number| number.unsigned_abs() > MAX_BYTES)
+        || others.iter().any(|number| number.unsigned_abs() > MAX_NUMBER)
+}
+
+/// The hash of a row with this hash that is the first of its step.
+fn first_of_step(hash: u64) -> u64 {
+    !hash | 1
+}
+
+/// A hash of columns that a repeat does not change; never 0.
+fn hash(row: &Row<'_>) -> u64 {
+    let mut hasher = FxHasher::default();
+    hasher.write_u64(row.event as u64);
+    for number in [row.addr, row.delta_bytes, row.requested_bytes, row.stream, row.pool] {
+        hasher.write_i64(number);
+    }
+    hasher.write_i32(row.tid);
+    hasher.write_i32(row.device);
+    hasher.write(row.name.as_bytes());
+    hasher.finish() | 1 << 63
+}

@@ -1,0 +1,226 @@
+//! Repeats: one row that stands for rows which equal earlier ones.
+//!
+//! Outside the detailed steps of `MEMTRACE_DETAIL` the steps of a training loop mostly have the same rows: the same
+//! blocks at the same addresses. A row `repeat` stands for such rows. [`Finder`] makes these rows where a trace is
+//! written, and [`Window`] turns them back into the rows wherever one is read, so that nothing behind a reader knows
+//! of them. Both apply the rule of [`Born`] and [`Shift`], so what the reader makes is what the writer compared.
+//!
+//! A repeated row has every column of the row that it repeats, but for these:
+//!
+//! - `seq` counts on;
+//! - `ts_ns`: the first and the last row have their own time; between them the times of the repeated rows are scaled;
+//! - `alloc_id` and `step` of a free, a `free_completed` and a `tag` are those of the last allocation at that address.
+//!   Elsewhere an `alloc_id` that was the row's own `seq` is so again, and `step` is that of the `repeat` row unless it
+//!   is negative;
+//! - the totals of the device of the `repeat` row are shifted so that they end with those of the `repeat` row.
+
+mod find;
+mod stored;
+mod window;
+
+pub use find::Finder;
+pub use stored::StoredRow;
+pub use window::{Expansion, Window};
+
+use rustc_hash::FxHashMap;
+
+use crate::columns::{MAX_BYTES, Row};
+use crate::memory::{Effect, MemoryKind};
+use crate::{Api, EventName};
+
+/// How far back a `repeat` row may reach, in rows, and the most rows that one stands for. Both sides keep as many.
+pub const WINDOW: usize = 1 << 16;
+
+/// The fault of a row `repeat` in a file that has none.
+pub const NO_REPEATS: &str = "repeat: the meta row says that this file has no such rows";
+
+/// The most addresses whose last allocation is known. With one more, all are forgotten, on both sides.
+const MOST_ADDRESSES: usize = 1 << 20;
+
+/// The columns that a repeat changes, and those that it depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Numbers {
+    /// The column `seq`.
+    pub seq: i64,
+    /// The column `ts_ns`.
+    pub ts_ns: i64,
+    /// The column `device`.
+    pub device: i32,
+    /// The column `event`.
+    pub event: EventName,
+    /// The column `alloc_id`.
+    pub alloc_id: i64,
+    /// The column `addr`.
+    pub addr: i64,
+    /// The columns `allocated_bytes`, `active_bytes` and `reserved_bytes`.
+    pub totals: [i64; 3],
+    /// The column `step`.
+    pub step: i64,
+}
+
+/// A row as one of the readers keeps it.
+pub trait Repeatable: Clone {
+    /// Its numbers.
+    fn numbers(&self) -> Numbers;
+
+    /// Replaces the numbers that a repeat changes.
+    fn set_numbers(&mut self, numbers: &Numbers);
+}
+
+/// The names of the columns in [`Numbers`].
+pub const NUMBERS: [&str; 10] = [
+    "seq",
+    "ts_ns",
+    "device",
+    "event",
+    "alloc_id",
+    "addr",
+    "allocated_bytes",
+    "active_bytes",
+    "reserved_bytes",
+    "step",
+];
+
+/// The content of a `repeat` row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Repeat {
+    /// The `seq` of the first row that it stands for.
+    pub seq: i64,
+    /// The time of that row.
+    pub ts_ns: i64,
+    /// The time from it to the last one (`latency_ns`).
+    pub duration_ns: i64,
+    /// The `seq` of the first row that is repeated (`alloc_id`).
+    pub of: i64,
+    /// The number of rows (`requested_bytes`).
+    pub rows: i64,
+    /// The device whose totals it has.
+    pub device: i32,
+    /// The totals of that device behind the last row.
+    pub totals: [i64; 3],
+    /// The step of the rows.
+    pub step: i64,
+}
+
+impl Repeat {
+    /// The content of a row `repeat`.
+    #[must_use]
+    pub fn of(row: &Row<'_>) -> Repeat {
+        Repeat {
+            seq: row.seq,
+            ts_ns: row.ts_ns,
+            duration_ns: row.latency_ns,
+            of: row.alloc_id,
+            rows: row.requested_bytes,
+            device: row.device,
+            totals: [row.allocated_bytes, row.active_bytes, row.reserved_bytes],
+            step: row.step,
+        }
+    }
+
+    /// The row, of the process of `rank` and `pid`.
+    #[must_use]
+    pub fn row(&self, rank: i32, pid: i32) -> Row<'static> {
+        let [allocated_bytes, active_bytes, reserved_bytes] = self.totals;
+        Row {
+            seq: self.seq,
+            ts_ns: self.ts_ns,
+            rank,
+            pid,
+            tid: pid,
+            device: self.device,
+            event: EventName::Repeat,
+            api: Api::Memtrace.as_str(),
+            alloc_id: self.of,
+            requested_bytes: self.rows,
+            allocated_bytes,
+            active_bytes,
+            reserved_bytes,
+            step: self.step,
+            latency_ns: self.duration_ns,
+            ..Row::default()
+        }
+    }
+}
+
+impl Numbers {
+    /// The numbers of a row.
+    #[must_use]
+    pub fn of(row: &Row<'_>) -> Numbers {
+        Numbers {
+            seq: row.seq,
+            ts_ns: row.ts_ns,
+            device: row.device,
+            event: row.event,
+            alloc_id: row.alloc_id,
+            addr: row.addr,
+            totals: [row.allocated_bytes, row.active_bytes, row.reserved_bytes],
+            step: row.step,
+        }
+    }
+}
+
+/// Returns true if rows of this event can be repeated: they say nothing but what a loop does again.
+#[must_use]
+pub const fn is_repeatable(event: EventName) -> bool {
+    MemoryKind::of(event).is_some() && !matches!(event, EventName::Live)
+        || matches!(event, EventName::RangeBegin | EventName::RangeEnd | EventName::Mark)
+}
+
+/// The last allocation at each address: its `alloc_id` and step.
+#[derive(Default)]
+struct Born(FxHashMap<(u8, i64), (i64, i64)>);
+
+impl Born {
+    /// Takes the next row.
+    fn note(&mut self, row: &Numbers) {
+        let Some((kind, Effect::Alloc | Effect::Tag)) = MemoryKind::of(row.event) else { return };
+        if row.alloc_id <= 0 {
+            return;
+        }
+        let key = (kind as u8, row.addr);
+        if self.0.len() >= MOST_ADDRESSES && !self.0.contains_key(&key) {
+            self.0.clear();
+        }
+        self.0.insert(key, (row.alloc_id, row.step));
+    }
+
+    /// The allocation that a row is about which has the `alloc_id` and the step of an earlier row.
+    fn find(&self, row: &Numbers) -> Option<(i64, i64)> {
+        match MemoryKind::of(row.event)? {
+            (kind, Effect::Free | Effect::Complete | Effect::Tag) => {
+                self.0.get(&(kind as u8, row.addr)).copied()
+            }
+            (_, Effect::Alloc) => None,
+        }
+    }
+}
+
+/// What a repeat adds to the rows that it repeats.
+#[derive(Clone, Copy, Debug)]
+struct Shift {
+    device: i32,
+    totals: [i64; 3],
+    step: i64,
+}
+
+impl Shift {
+    /// The numbers of the row `seq` that repeats `of`, with the time of `of`. `born` is what [`Born::find`] says of it.
+    fn apply(&self, of: &Numbers, seq: i64, born: Option<(i64, i64)>) -> Numbers {
+        let (alloc_id, step) = born.unwrap_or((
+            if of.alloc_id == of.seq { seq } else { of.alloc_id },
+            if of.step < 0 { of.step } else { self.step },
+        ));
+        let mut totals = of.totals;
+        if of.device == self.device {
+            let most = MAX_BYTES.cast_signed();
+            for (total, by) in totals.iter_mut().zip(self.totals) {
+                *total = total.saturating_add(by).clamp(-most, most);
+            }
+        }
+        Numbers { seq, alloc_id, totals, step, ..*of }
+    }
+}
+
+#[cfg(test)]
+mod tests;

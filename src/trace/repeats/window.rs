@@ -1,0 +1,132 @@
+//! The reader's side: a `repeat` row becomes the rows that it stands for.
+
+use std::collections::VecDeque;
+
+use super::{Born, Numbers, Repeat, Repeatable, Shift, WINDOW, is_repeatable};
+use crate::columns::MAX_NUMBER;
+
+/// The last [`WINDOW`] rows of a file, and what is known of its blocks. Each file has its own: a `repeat` row never
+/// reaches into another part. Its memory grows with the rows up to that bound.
+pub struct Window<T> {
+    pub(super) rows: VecDeque<T>,
+    born: Born,
+}
+
+/// A `repeat` row whose rows are being made.
+#[derive(Clone, Copy, Debug)]
+pub struct Expansion {
+    repeat: Repeat,
+    shift: Shift,
+    /// The index of the next row that is repeated.
+    at: usize,
+    /// The number of rows made.
+    done: i64,
+    /// The times of the first and of the last row that is repeated.
+    from_ns: i64,
+    to_ns: i64,
+}
+
+impl<T: Repeatable> Default for Window<T> {
+    fn default() -> Self {
+        Window { rows: VecDeque::new(), born: Born::default() }
+    }
+}
+
+impl<T: Repeatable> Window<T> {
+    /// Takes a row of the file that is no `repeat`.
+    pub fn add(&mut self, row: T) {
+        if self.rows.len() >= WINDOW {
+            self.rows.pop_front();
+        }
+        self.born.note(&row.numbers());
+        self.rows.push_back(row);
+    }
+
+    /// The last row, of the file or made.
+    #[must_use]
+    pub fn last(&self) -> Option<&T> {
+        self.rows.back()
+    }
+
+    /// Begins with the rows of a `repeat` row; [`Window::next_row`] makes them.
+    ///
+    /// # Errors
+    /// The reason why there are none: the row was damaged, or the rows that it repeats are missing.
+    pub fn begin(&self, repeat: Repeat) -> Result<Expansion, String> {
+        let Repeat { seq, of, rows, device, duration_ns, .. } = repeat;
+        let most = WINDOW as i64;
+        if !(1..=most).contains(&rows) || duration_ns < 0 {
+            return Err(format!("repeat: expected 1 to {most} rows and no negative time, found {rows}"));
+        }
+        if of <= 0 || of.saturating_add(rows) > seq {
+            return Err(format!("repeat: the {rows} rows from seq {of} on do not all lie before seq {seq}"));
+        }
+        let missing = || {
+            let (first, last) = (of, of + rows - 1);
+            format!(
+                "repeat: rows {first} to {last} of this file, which it repeats, are missing or further back than {most} rows"
+            )
+        };
+        let numbers = |index: usize| self.rows.get(index).map(T::numbers);
+        let at = self.rows.partition_point(|row| row.numbers().seq < of);
+        let last_at = at + rows as usize - 1;
+        let (first, last) = numbers(at).zip(numbers(last_at)).ok_or_else(missing)?;
+        if (first.seq, last.seq) != (of, of + rows - 1) {
+            return Err(missing());
+        }
+        let mut end = None;
+        for Numbers { event, device: on, totals, .. } in (at..=last_at).filter_map(numbers) {
+            if !is_repeatable(event) {
+                return Err(format!("repeat: a row `{}` cannot be repeated", event.as_str()));
+            }
+            if on == device {
+                end = Some(totals);
+            }
+        }
+        let end = end.ok_or_else(|| format!("repeat: none of its rows is of device {device}"))?;
+        let mut totals = repeat.totals;
+        totals.iter_mut().zip(end).for_each(|(total, end)| *total = total.saturating_sub(end));
+        let shift = Shift { device, totals, step: repeat.step };
+        Ok(Expansion { repeat, shift, at, done: 0, from_ns: first.ts_ns, to_ns: last.ts_ns })
+    }
+
+    /// The next row of a `repeat` row; `None` behind the last one.
+    pub fn next_row(&mut self, expansion: &mut Expansion) -> Option<&T> {
+        let seq = expansion.repeat.seq;
+        if expansion.is_done() {
+            return None;
+        }
+        let mut row = self.rows.get(expansion.at)?.clone();
+        let of = row.numbers();
+        let mut numbers = expansion.shift.apply(&of, seq.saturating_add(expansion.done), self.born.find(&of));
+        numbers.ts_ns = expansion.time(of.ts_ns);
+        row.set_numbers(&numbers);
+        expansion.done += 1;
+        // The first row goes when one is added to a full window, and the index of each falls by one.
+        expansion.at += usize::from(self.rows.len() < WINDOW);
+        self.add(row);
+        self.rows.back()
+    }
+}
+
+impl Expansion {
+    /// Returns true if all rows were made.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        self.done >= self.repeat.rows
+    }
+
+    /// The time of the next row, which repeats one of the time `of`.
+    fn time(&self, of: i64) -> i64 {
+        let Repeat { ts_ns, duration_ns, rows, .. } = self.repeat;
+        let (span, into) = (self.to_ns.saturating_sub(self.from_ns), of.saturating_sub(self.from_ns));
+        let into = match () {
+            () if self.done == 0 => 0,
+            () if self.done + 1 == rows => duration_ns,
+            () if span <= 0 => 0,
+            () => (i128::from(into.clamp(0, span)) * i128::from(duration_ns) / i128::from(span)) as i64,
+        };
+        let most = MAX_NUMBER.cast_signed();
+        ts_ns.saturating_add(into).clamp(-most, most)
+    }
+}
