@@ -19,6 +19,11 @@ const LEAST_ROWS: i64 = 4;
 /// The most earlier rows that are compared with a row that begins a run, and the most places that a run follows.
 const MOST_COMPARED: usize = 24;
 const MOST_PLACES: usize = 3;
+/// Of so many rows one in `LEAST_SHARE` must repeat another. Else none is looked for in the next `PAUSE` rows: to keep and
+/// to compare rows costs as much as to write them.
+const TRIAL: i64 = 1 << 14;
+const LEAST_SHARE: i64 = 8;
+const PAUSE: i64 = 1 << 16;
 /// With this many rows all are forgotten, so that a damaged line never costs more rows than these.
 const FRESH_START: i64 = 1 << 20;
 
@@ -34,6 +39,11 @@ pub struct Finder {
     stopped: Places,
     /// The `seq` from which on all rows are forgotten once.
     fresh_at: i64,
+    /// The rows of the trial that goes on, and those of them that repeat others.
+    tried: i64,
+    repeated: i64,
+    /// The rows that are still to be written as they are.
+    pause: i64,
     /// The step of the last row that begins a block or a range.
     step: i64,
     /// The step is a detailed one: its rows are written as they are.
@@ -133,6 +143,9 @@ impl Finder {
             run: None,
             stopped: Places::default(),
             fresh_at: i64::MIN,
+            tried: 0,
+            repeated: 0,
+            pause: 0,
             step: -1,
             detailed,
         }
@@ -163,7 +176,8 @@ impl Finder {
         if let Some(mark) = detail {
             self.detailed = mark != DetailMark::Off;
         }
-        if self.detailed || detail.is_some() || !is_repeatable(row.event) || is_huge(row) {
+        if self.detailed || detail.is_some() || !is_repeatable(row.event) || is_huge(row) || self.is_paused()
+        {
             self.end_run(write)?;
             self.note(row);
             return write(row);
@@ -210,6 +224,21 @@ impl Finder {
         });
         self.push_repeat(numbers, of, begins_step);
         Ok(())
+    }
+
+    /// Counts a row. Returns true if none is looked for that it repeats, because few rows did.
+    fn is_paused(&mut self) -> bool {
+        if self.pause > 0 {
+            self.pause -= 1;
+            return true;
+        }
+        self.tried += 1;
+        if self.tried > TRIAL {
+            let few = self.repeated * LEAST_SHARE < TRIAL;
+            (self.tried, self.repeated) = (0, 0);
+            self.pause = if few { PAUSE } else { 0 };
+        }
+        false
     }
 
     /// The run with one more row; `None` when no place goes on with it.
@@ -354,6 +383,7 @@ impl Finder {
 
     /// Adds a row that repeats the row `of`.
     fn push_repeat(&mut self, numbers: Numbers, of: i64, begins_step: bool) {
+        self.repeated += 1;
         let Some(slot) = self.slot(of) else { return };
         let row = slot.row.as_ref().map(|row| StoredRow { numbers, ..row.clone() });
         let (origin, hash) = (slot.origin, slot.links[0].hash);

@@ -231,6 +231,26 @@ fn repeats_change_no_row_of_any_program() {
     }
 }
 
+/// A program whose rows never repeat costs little more than one without repeats, and a loop behind it repeats again.
+#[test]
+fn repeats_are_not_looked_for_while_there_are_few() {
+    let mut program = Program::default();
+    for block in 0..60_000 {
+        program.alloc(block << 9, 512);
+    }
+    (0..400).for_each(|_| program.step(100));
+    let text = written(&program.rows, 0);
+    assert_same(&text, &program.rows);
+    let repeats: Vec<usize> = text
+        .lines()
+        .enumerate()
+        .filter(|(_, line)| line.contains(",repeat,"))
+        .map(|(line, _)| line)
+        .collect();
+    // The trial of 16,384 rows failed, and 65,536 more were written.
+    assert!(repeats[0] > 81_920 && repeats.len() > 250, "{} repeats from line {}", repeats.len(), repeats[0]);
+}
+
 #[test]
 fn repeats_stop_where_a_step_has_detail() {
     let mut program = Program::default();
