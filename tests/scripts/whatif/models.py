@@ -391,6 +391,8 @@ class GAN(Model):
     """DCGAN: a step of the discriminator and of the generator, as one loss."""
 
     checkpointed = "GAN.judge.*"
+    # Both networks are sharded.
+    units = "GAN.*.*"
     rows = 64
 
     def __init__(self, width=96):
