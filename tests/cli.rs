@@ -188,6 +188,7 @@ const OTHER_OPTIONS: &[&str] = &[
     "phantom-fault",
     "python",
     "ranks",
+    "reserved",
     "shard",
     "steps",
     "to",

@@ -22,13 +22,21 @@ const BOUND: i64 = 200;
 /// Trains a model of `tests/scripts/whatif` on a simulated GPU with these options; its trace goes to `out`. Returns torch's
 /// own peak of allocated bytes.
 fn train(torch: &Torch, out: &Path, model: &str, options: &[&str]) -> i64 {
+    trained(torch, out, model, options).1
+}
+
+/// The same with the peaks of reserved and of allocated bytes.
+fn trained(torch: &Torch, out: &Path, model: &str, options: &[&str]) -> (i64, i64) {
     // Rank 0 of eight; the others are stand-ins.
     let ranks: &[&dyn AsRef<OsStr>] =
         &[&"--quiet", &"--phantom", &"8xh100-80g", &"--ranks", &"0", &"-o", &out];
     let is_sharded = options.contains(&"--shard");
     let mut command = if is_sharded { torch.run_command(ranks) } else { torch.traced_command(out) };
     let output = command.arg(scripts().join("whatif/train.py")).arg(model).args(options).output().unwrap();
-    succeeded(model, &output).lines().last().unwrap().parse().unwrap()
+    let said = succeeded(model, &output);
+    let mut peaks = said.lines().rev().map(|line| line.parse().unwrap());
+    let allocated = peaks.next().unwrap();
+    (peaks.next().unwrap(), allocated)
 }
 
 fn whatif(arguments: &[&str], trace: &Path) -> Output {
@@ -121,6 +129,44 @@ fn whatif_predicts_the_shards_of_eight_ranks() {
         let optimizer: (&[&str], &[&str]) = (&["--shard", "8:optimizer"], &["--shard", "optimizer"]);
         predicts(torch, "gpt", &[sharded, both, optimizer]);
         predicts(torch, "vit", &[sharded]);
+    });
+}
+
+#[test]
+fn whatif_reserved_asks_the_allocator_of_torch() {
+    Torch::run("2.11.0", |torch| {
+        let folder = TempDir::new().unwrap();
+        let base = folder.path().join("base");
+        let (before, _) = trained(torch, &base, "gpt", &[]);
+        let python = torch.python.display().to_string();
+        for (asked, made, bound) in [
+            (&["--batch", "x2"][..], &["--batch", "2"][..], BOUND),
+            (&["--optimizer", "sgd"], &["--optimizer", "sgd"], 0),
+            // The blocks of the second forward are requested at once.
+            (&["--checkpoint", "GPT.h.*"], &["--checkpoint"], 1200),
+        ] {
+            let changed = folder.path().join("changed");
+            let (real, _) = trained(torch, &changed, "gpt", made);
+            fs::remove_dir_all(changed).unwrap();
+            let words = [asked, &["--reserved", "--python", &python]].concat();
+            let found = &answer(&words, &base)["reserved"];
+            assert_eq!(
+                (&found["before_bytes"], &found["out_of_memory_bytes"]),
+                (&before.into(), &Value::Null)
+            );
+            let predicted = found["peak_bytes"].as_i64().unwrap();
+            let error = (predicted - real).abs() * 10_000 / real;
+            assert!(error <= bound, "{asked:?}: {predicted} predicted, {real} real");
+        }
+        // A hundred times the batch is more than the card has.
+        let words = ["--batch", "x100", "--reserved", "--python", &python];
+        assert!(answer(&words, &base)["reserved"]["out_of_memory_bytes"].as_i64().unwrap() > 0);
+        let said = text(&whatif(&words, &base).stdout);
+        assert!(said.contains("then out of memory with a request of"), "{said}");
+        let said = text(&whatif(&["--batch", "x2", "--reserved", "--step", "1"], &base).stderr);
+        assert!(said.contains("without --window and --step"), "{said}");
+        let said = text(&whatif(&["--batch", "x2", "--reserved", "--python", "/no/python"], &base).stderr);
+        assert!(said.contains("cannot run /no/python; name a Python with PyTorch"), "{said}");
     });
 }
 

@@ -53,6 +53,11 @@ impl Report for WhatIf {
                     "N",
                     "Divide parameters, gradients and optimizer state over N ranks (FSDP2); 8:optimizer its state alone",
                 ),
+                Flag::switch(
+                    "reserved",
+                    "Also make the changed requests of PyTorch's own allocator: the peak of reserved memory",
+                ),
+                flag("python", "PATH", "The Python whose PyTorch makes them; python3 without it"),
                 flag(
                     "without",
                     "CONDITIONS",

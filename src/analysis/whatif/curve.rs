@@ -50,6 +50,21 @@ impl<'a> Curve<'a> {
         }
     }
 
+    /// The spans of a block that lives at other times than in the run; `None` for any other.
+    pub(super) fn spans(&self, life: u32) -> Option<[(u32, u32); 2]> {
+        self.moved.get(&life).copied()
+    }
+
+    /// The blocks that the run did not have: birth, death, bytes.
+    pub(super) fn more(&self) -> impl Iterator<Item = (u32, u32, i64)> {
+        self.more.iter().copied()
+    }
+
+    /// What is allocated and freed before an allocation: that allocation, and bytes.
+    pub(super) fn spikes(&self) -> impl Iterator<Item = (u32, i64)> {
+        self.spikes.iter().map(|spike| (spike.at, spike.bytes))
+    }
+
     /// Adds `bytes` to the total before the allocation `at`, for a moment; `owner` has them.
     pub(super) fn add_spike(&mut self, at: u32, bytes: i64, owner: Owner) {
         self.spikes.push(Spike { at, bytes, owner });

@@ -10,6 +10,7 @@ use super::calls::MOST_LEVELS;
 use super::candidates::{candidates, module_groups};
 use super::changes::{Change, takes_module};
 use super::curve::Curve;
+use super::requests::ChangedRequests;
 use super::sizes::{SizeRules, Traits};
 use super::step::{Life, Step, StepRecorder, with_columns};
 use super::{checkpoint, chunk_loss, in_backward, optimizer, shard};
@@ -19,6 +20,7 @@ use crate::read::record::{Columns, Record, Wanted};
 use crate::read::stream::TraceFile;
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::render::numbers::count;
+use crate::requests::Requests;
 use crate::selection::nearest_names;
 use crate::state::categories::Phases;
 use crate::state::device::Moment;
@@ -56,6 +58,8 @@ pub struct Prediction {
     pub outcomes: Vec<Outcome>,
     /// By list of changes: the total over time. Empty unless the caller asked for it.
     pub curves: Vec<Series>,
+    /// The requests under the first list, when they were asked for.
+    requests: Option<ChangedRequests>,
     /// A step with a part in the window of which rows outside the window were not kept: what they say of its blocks is unknown.
     pub cut_step: Option<i64>,
 }
@@ -98,6 +102,8 @@ struct DevicePrediction {
     outcomes: Vec<Outcome>,
     /// By list of changes, or empty.
     curves: Vec<Series>,
+    /// Those of the first list, when they are asked for.
+    requests: Option<ChangedRequests>,
     /// True if rows of the step are not kept.
     is_cut: bool,
     cut_step: Option<i64>,
@@ -142,6 +148,8 @@ pub(crate) struct Predictor<'a> {
     most_rows: usize,
     /// By device: the time grid on which the curve under each list is wanted.
     grids: Vec<(i32, TimeGrid)>,
+    /// True if the requests of the first list are wanted.
+    makes_requests: bool,
     devices: Vec<DevicePrediction>,
     contents: Contents,
     /// By list: the modules that its changes take.
@@ -164,6 +172,7 @@ impl<'a> Predictor<'a> {
             only: options.device,
             most_rows,
             grids: Vec::new(),
+            makes_requests: false,
             devices: Vec::new(),
             contents: Contents::default(),
             modules: vec![ChosenModules::default(); lists.len()],
@@ -174,6 +183,12 @@ impl<'a> Predictor<'a> {
     /// The same with [`Prediction::curves`] of a device on `grid`.
     pub(crate) fn with_curves(mut self, device: i32, grid: TimeGrid) -> Predictor<'a> {
         self.grids.push((device, grid));
+        self
+    }
+
+    /// The same with the requests of the first list, for [`Predictor::requests`].
+    fn with_requests(mut self) -> Predictor<'a> {
+        self.makes_requests = true;
         self
     }
 
@@ -203,7 +218,9 @@ impl<'a> Predictor<'a> {
         if is_wanted && !self.devices.iter().any(|device| device.recorder.device() == row.device) {
             let grid = self.grids.iter().find(|(device, _)| *device == row.device).map(|(_, grid)| *grid);
             let api = self.contents.module_api(symbols);
-            self.devices.push(DevicePrediction::new(row, replay.phases, api, self.lists, grid));
+            let mut device = DevicePrediction::new(row, replay.phases, api, self.lists, grid);
+            device.requests = self.makes_requests.then(ChangedRequests::default);
+            self.devices.push(device);
         }
         for device in &mut self.devices {
             device.recorder.feed(row, replay.in_window());
@@ -250,6 +267,7 @@ impl<'a> Predictor<'a> {
             before: device.before,
             outcomes: device.outcomes,
             curves: device.curves.into_iter().map(Series::finish).collect(),
+            requests: device.requests,
             cut_step: device.cut_step,
         };
         Ok(self.devices.into_iter().map(prediction).collect())
@@ -273,6 +291,27 @@ pub fn predict(
     })?;
     let predictions = predictor.finish(trace, &replayed, options)?;
     Ok((replayed, predictions))
+}
+
+/// The requests of `base`, which are those of `trace`, under `changes`.
+///
+/// # Errors
+/// Those of [`predict`].
+pub fn changed_requests(
+    trace: &TraceFile,
+    changes: &[Change],
+    base: &Requests,
+    options: &Options,
+) -> Result<Requests> {
+    let lists = [changes.to_vec()];
+    let mut predictor = Predictor::new(trace, &lists, options, MOST_ROWS).with_requests();
+    let wanted = with_columns(replay::COLUMNS);
+    let replayed = replay_rows(trace, wanted, options, Metric::Allocated, |row, replay| {
+        predictor.feed(row, replay);
+    })?;
+    let predictions = predictor.finish(trace, &replayed, options)?;
+    let made = predictions.into_iter().find(|each| each.device == base.device).and_then(|each| each.requests);
+    Ok(made.unwrap_or_default().finish(base))
 }
 
 /// Returns true for a row that has the role of a block as tags tell it: a tag, or the opening row of a block that has it.
@@ -418,6 +457,7 @@ impl DevicePrediction {
             before: Moment::default(),
             outcomes,
             curves,
+            requests: None,
             is_cut: false,
             cut_step: None,
         }
@@ -452,6 +492,7 @@ impl DevicePrediction {
         let unchanged = Curve::new(step, unchanged);
         raise(&mut self.before, unchanged.peak(&unchanged.differences()));
         let mut series = self.curves.iter_mut();
+        let mut made = None;
         let places = modules.iter().zip(&mut self.inside);
         for ((changes, (modules, inside)), outcome) in lists.iter().zip(places).zip(&mut self.outcomes) {
             let sizes = rules.sizes(step, changes, symbols);
@@ -482,6 +523,10 @@ impl DevicePrediction {
             }
             let differences = curve.differences();
             raise(&mut outcome.peak, curve.peak(&differences));
+            if let Some(mut requests) = self.requests.take() {
+                requests.add(step, &curve);
+                made = Some(requests);
+            }
             if let Some(series) = series.next() {
                 curve.follow(&differences, |ts_ns, bytes| series.set(ts_ns, bytes));
             }
@@ -489,6 +534,7 @@ impl DevicePrediction {
                 outcome.again = outcome.again.max(ops_again(step, patterns, inside, symbols, phases));
             }
         }
+        self.requests = made;
     }
 }
 

@@ -15,7 +15,7 @@ use crate::state::categories::Phases;
 
 /// The columns of `wanted`, and those that a [`StepRecorder`] and [`super::Contents`] read beside those of the replay.
 pub(crate) fn with_columns(wanted: Wanted) -> Wanted {
-    const BLOCK: Columns = Columns::of(&["requested_bytes"]);
+    const BLOCK: Columns = Columns::of(&["requested_bytes", "stream", "pool"]);
     const CALL: Columns = Columns::of(&["api", "name", "module"]);
     wanted
         .plus(EventName::Alloc, BLOCK)
@@ -59,6 +59,9 @@ pub(super) struct Life {
     pub(super) call: u32,
     /// The outermost op that freed it.
     pub(super) freed_by: u32,
+    pub(super) stream: i64,
+    /// The private pool; 0 for none.
+    pub(super) pool: i64,
 }
 
 /// An allocation, or the opening row of a block that was live when a part of the trace began.
@@ -71,6 +74,8 @@ pub(super) struct Allocation {
     /// The time of the last free before it; `i64::MIN` without one.
     pub(super) freed_ns: i64,
     pub(super) owner: Owner,
+    /// The requested size in bytes.
+    pub(super) requested: i64,
     /// The block: an index of [`Step::lives`]. `None` for a request that ran out of memory.
     pub(super) life: Option<u32>,
     /// True if it is in the window of the options.
@@ -270,8 +275,17 @@ impl StepRecorder {
         }
         self.now.is_wanted |= in_window;
         let (seq, ts_ns, owner) = (row.seq, row.ts_ns, Owner::of(row));
-        let freed_ns = self.now.freed_ns;
-        self.now.allocations.push(Allocation { allocated, seq, ts_ns, freed_ns, owner, life, in_window });
+        let (freed_ns, requested) = (self.now.freed_ns, row.requested_bytes);
+        self.now.allocations.push(Allocation {
+            allocated,
+            seq,
+            ts_ns,
+            freed_ns,
+            owner,
+            requested,
+            life,
+            in_window,
+        });
     }
 
     fn alloc(&mut self, row: &Record, in_window: bool) {
@@ -291,6 +305,8 @@ impl StepRecorder {
             born_in: row.module,
             call: NO_CALL,
             freed_by: NO_CALL,
+            stream: row.stream,
+            pool: row.pool.max(0),
         });
         self.live.insert(row.alloc_id, index);
         // No op of this part allocated what was live when it began.

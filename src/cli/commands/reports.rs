@@ -41,7 +41,10 @@ pub(crate) fn run(name: &str, matches: &ArgMatches) -> Result<ExitCode> {
         inputs.push(trace_input::open_arg(name, matches, recover)?);
     }
     let progress = terminal::Progress::start(&inputs);
-    let answer = reports::answer(report, &inputs, &options)?;
+    let mut answer = reports::answer(report, &inputs, &options)?;
+    if name == "whatif" && matches.get_flag("reserved") {
+        super::tune::reserved::add(&mut answer, &inputs[0], &options)?;
+    }
     drop(progress);
     let is_json =
         matches.get_flag("json") || matches.get_one::<String>("format").is_some_and(|form| form == "json");

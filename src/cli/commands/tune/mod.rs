@@ -6,6 +6,7 @@
 mod answer;
 mod candidates;
 mod replays;
+pub(super) mod reserved;
 
 use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
@@ -13,6 +14,7 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use memtrace_analysis::read::stream::TraceFile;
 use memtrace_analysis::requests::Requests;
 use memtrace_analysis::selection::select;
 
@@ -60,8 +62,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     let progress = terminal::Progress::start(std::slice::from_ref(&input));
     let mut fullest = None;
     for trace in &input.traces {
-        let allocator = &trace.meta.allocator;
-        if !allocator.caching || !matches!(allocator.backend.as_str(), "" | "native") {
+        if !uses_caching_allocator(trace) {
             bail!(
                 "{}: this run did not use PyTorch's caching allocator, so its settings have no effect",
                 trace.path.display()
@@ -82,10 +83,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
         Some(given) => std::iter::once(own.clone()).chain(given.cloned()).collect(),
         None => candidates::candidates(own, &requests),
     };
-    let total = trace.meta.total_bytes(requests.device);
-    let total = if total > 0 { total } else { requests.peak_reserved * 2 };
-    let taken = trace.meta.phantom["context_bytes"].as_i64().or(requests.taken);
-    let capacity = Capacity { total, free_at_start: taken.map(|taken| total - taken) };
+    let capacity = Capacity::of(trace, &requests);
     let python = matches.get_one::<OsString>("python").cloned().unwrap_or_default();
     let is_terminal = std::io::stderr().is_terminal();
     let show = |done: usize| {
@@ -108,4 +106,10 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     stdout.write_all(text.as_bytes())?;
     stdout.flush()?;
     Ok(if answer.fits() { ExitCode::SUCCESS } else { ExitCode::from(3) })
+}
+
+/// Returns true if the blocks of a run are those of PyTorch's caching allocator.
+fn uses_caching_allocator(trace: &TraceFile) -> bool {
+    let allocator = &trace.meta.allocator;
+    allocator.caching && matches!(allocator.backend.as_str(), "" | "native")
 }

@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 
 use anyhow::{Context, Result, anyhow, bail};
+use memtrace_analysis::read::stream::TraceFile;
 use memtrace_analysis::requests::Requests;
 use memtrace_cards::CARD_VARIABLE;
 use memtrace_machine::MACHINE_VARIABLE;
@@ -28,6 +29,16 @@ pub(super) struct Capacity {
     pub(super) total: i64,
     /// The memory in bytes that the allocator can get; `None` when unknown.
     pub(super) free_at_start: Option<i64>,
+}
+
+impl Capacity {
+    /// The device of a trace. Without its size, twice what the run reserved.
+    pub(super) fn of(trace: &TraceFile, requests: &Requests) -> Capacity {
+        let total = trace.meta.total_bytes(requests.device);
+        let total = if total > 0 { total } else { requests.peak_reserved * 2 };
+        let taken = trace.meta.phantom["context_bytes"].as_i64().or(requests.taken);
+        Capacity { total, free_at_start: taken.map(|taken| total - taken) }
+    }
 }
 
 /// The answers of all replays, in the order of `settings`, and the Python and torch that made them.

@@ -1,0 +1,169 @@
+//! The requests that a changed program makes of the allocator, so that it can be asked what it would reserve.
+//!
+//! A block that no change touches is requested and freed where the run did so. One with other times is so at the allocation that its
+//! time stands for.
+
+use std::cmp::Ordering;
+
+use rustc_hash::FxHashMap;
+
+use super::curve::Curve;
+use super::step::{ALIVE, Step};
+use crate::requests::{Kind, Requests};
+
+/// The requests so far, over all steps.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ChangedRequests {
+    requests: Requests,
+    /// The slot and the bytes of each live block, by `alloc_id`; those that the run did not have are below 0.
+    slots: FxHashMap<i64, (i64, i64)>,
+    free_slots: Vec<i64>,
+    streams: FxHashMap<i64, i64>,
+    pool: i64,
+    allocated: i64,
+    next_own: i64,
+}
+
+/// What happens between two allocations of the run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    Death,
+    /// A block that the run had at another time, or not at all.
+    Birth,
+    /// A block that goes at once: of a second forward, or of a step.
+    Spike,
+    /// The run's own allocation.
+    Own,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Change {
+    at: u32,
+    event: Event,
+    id: i64,
+    bytes: i64,
+    stream: i64,
+    pool: i64,
+}
+
+impl ChangedRequests {
+    /// Adds the requests of a step.
+    pub(super) fn add(&mut self, step: &Step, curve: &Curve<'_>) {
+        if let Some(first) = step.allocations.first() {
+            self.requests.operations.push([Kind::Step as i64, first.owner.step, 0, 0]);
+        }
+        let end = step.end();
+        let mut changes = self.changes(step, curve);
+        changes.sort_by(|a, b| {
+            let frees_last = |change: &Change| change.at.min(end);
+            frees_last(a).cmp(&frees_last(b)).then(a.event.cmp(&b.event)).then(Ordering::Equal)
+        });
+        for change in changes {
+            match change.event {
+                Event::Death => self.free(change.id),
+                Event::Birth | Event::Own => self.alloc(&change),
+                Event::Spike => {
+                    self.alloc(&change);
+                    self.free(change.id);
+                }
+            }
+        }
+    }
+
+    /// The requests after the last step, in place of those of `base`.
+    pub(super) fn finish(self, base: &Requests) -> Requests {
+        Requests {
+            device: base.device,
+            streams: self.streams.len().max(1),
+            taken: base.taken,
+            large: base.large.clone(),
+            ..self.requests
+        }
+    }
+
+    fn changes(&mut self, step: &Step, curve: &Curve<'_>) -> Vec<Change> {
+        let mut changes = Vec::new();
+        for (index, life) in step.lives.iter().enumerate() {
+            let size = curve.sizes[index];
+            let bytes = if size == life.bytes { life.requested } else { size };
+            let change =
+                |at, event| Change { at, event, id: life.id, bytes, stream: life.stream, pool: life.pool };
+            let own = [(life.birth, life.death), (0, 0)];
+            for (from, to) in
+                curve.spans(index as u32).unwrap_or(own).into_iter().filter(|(from, to)| from < to)
+            {
+                let is_there = life.is_older && from == 0;
+                let known = self.slots.get(&life.id).map(|(_, bytes)| *bytes);
+                if is_there && known != Some(bytes) {
+                    // It has another size, or was gone, in the step before.
+                    changes.extend(known.map(|_| change(0, Event::Death)));
+                    changes.push(change(0, Event::Birth));
+                } else if !is_there {
+                    let is_own = from == life.birth && !life.is_older;
+                    changes.push(change(from, if is_own { Event::Own } else { Event::Birth }));
+                }
+                if to != ALIVE && to <= step.end() {
+                    changes.push(change(to, Event::Death));
+                }
+            }
+            if curve.spans(index as u32).is_some_and(|spans| spans.iter().all(|(from, to)| from >= to))
+                && self.slots.contains_key(&life.id)
+            {
+                changes.push(change(0, Event::Death));
+            }
+        }
+        for (at, allocation) in step.allocations.iter().enumerate().filter(|(_, at)| at.life.is_none()) {
+            // The request that ran out of memory.
+            let (stream, pool) = (0, 0);
+            self.next_own -= 1;
+            let (at, id, bytes) = (at as u32, self.next_own, allocation.requested);
+            changes.push(Change { at, event: Event::Spike, id, bytes, stream, pool });
+        }
+        for (from, to, bytes) in curve.more() {
+            self.next_own -= 1;
+            let change = |at, event| Change { at, event, id: self.next_own, bytes, stream: 0, pool: 0 };
+            changes.push(change(from, Event::Birth));
+            // What lives longer has a block of its own in the next step.
+            changes.push(change(to.min(step.end()), Event::Death));
+        }
+        for (at, bytes) in curve.spikes() {
+            self.next_own -= 1;
+            changes.push(Change { at, event: Event::Spike, id: self.next_own, bytes, stream: 0, pool: 0 });
+        }
+        changes
+    }
+
+    fn alloc(&mut self, change: &Change) {
+        if change.bytes <= 0 || self.slots.contains_key(&change.id) {
+            return;
+        }
+        let requests = &mut self.requests;
+        if change.pool != self.pool {
+            self.pool = change.pool;
+            requests.operations.push([Kind::Pool as i64, change.pool, 0, 0]);
+        }
+        let next = if change.stream == 0 { 0 } else { self.streams.len().max(1) as i64 };
+        self.streams.entry(0).or_insert(0);
+        let stream = *self.streams.entry(change.stream).or_insert(next);
+        let slot = self.free_slots.pop().unwrap_or_else(|| {
+            requests.slots += 1;
+            requests.slots as i64 - 1
+        });
+        self.slots.insert(change.id, (slot, change.bytes));
+        requests.operations.push([Kind::Alloc as i64, slot, change.bytes, stream]);
+        requests.requests += 1;
+        self.allocated = self.allocated.wrapping_add(change.bytes);
+        if self.allocated > requests.peak_allocated {
+            requests.peak_allocated = self.allocated;
+            requests.peak_index = requests.operations.len();
+        }
+    }
+
+    fn free(&mut self, id: i64) {
+        if let Some((slot, bytes)) = self.slots.remove(&id) {
+            self.allocated = self.allocated.wrapping_sub(bytes);
+            self.requests.operations.push([Kind::Free as i64, slot, 0, 0]);
+            self.free_slots.push(slot);
+        }
+    }
+}
