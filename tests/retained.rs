@@ -140,3 +140,52 @@ fn retained_search_of_a_million_objects_ends_when_its_time_is_over() {
         }
     });
 }
+
+/// `memtrace retained` with these arguments: its status, its answer and its messages.
+fn ask(arguments: &[&str]) -> (Option<i32>, String, String) {
+    let output = memtrace().arg("retained").args(arguments).output().unwrap();
+    (output.status.code(), harness::text(&output.stdout), harness::text(&output.stderr))
+}
+
+#[test]
+fn retained_of_a_running_process_is_asked_for_by_its_id() {
+    Torch::run("2.11.0", |torch| {
+        let out = tempfile::TempDir::new().unwrap();
+        let mut command = torch.traced_command(&out.path().join("trace"));
+        command.arg(harness::scripts().join("retained/running.py")).arg(out.path().join("end"));
+        command.stdout(std::process::Stdio::piped());
+        let mut running = command.spawn().unwrap();
+        let mut lines = std::io::BufRead::lines(std::io::BufReader::new(running.stdout.take().unwrap()));
+        let pid = lines.next().unwrap().unwrap();
+        let (status, answer, messages) = ask(&[&pid]);
+        let (_, again, _) = ask(&[&pid, "--json"]);
+        std::fs::write(out.path().join("end"), "").unwrap();
+        assert!(running.wait().unwrap().success());
+        assert_eq!((status, messages.as_str()), (Some(0), ""), "{answer}");
+        assert!(answer.contains("memtrace retained asked"), "{answer}");
+        assert!(answer.contains("list `history` of main() (running.py:"), "{answer}");
+        let again: Value = serde_json::from_str(&again).unwrap();
+        let searches = again["processes"][0]["searches"].as_array().unwrap();
+        assert_eq!(searches.iter().filter(|search| search["why"] == "command").count(), 2, "{again}");
+        let (status, _, messages) = ask(&[&pid]);
+        assert_eq!(status, Some(2), "{messages}");
+        assert!(messages.contains("is running"), "{messages}");
+    });
+}
+
+#[test]
+fn retained_of_a_process_that_cannot_be_asked_is_an_error() {
+    let own = std::process::id().to_string();
+    for (arguments, text) in [
+        (vec![own.as_str()], "has no journal of memtrace"),
+        (vec!["4194304"], "no process 4194304 is running"),
+        (vec!["1", "--wait", "0"], "process 1"),
+        (vec!["99999999999"], "no such file"),
+        (vec![own.as_str(), "--wait=-1"], "expected seconds"),
+        (vec![own.as_str(), "--wait", "some"], "expected seconds"),
+    ] {
+        let (status, answer, messages) = ask(&arguments);
+        assert_eq!((status, answer.as_str()), (Some(2), ""), "{arguments:?}: {messages}");
+        assert!(messages.contains(text), "{arguments:?}: {messages}");
+    }
+}

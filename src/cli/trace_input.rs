@@ -19,6 +19,14 @@ pub(crate) fn open_arg(name: &str, matches: &ArgMatches, recover: bool) -> Resul
     open(path, matches, recover)
 }
 
+/// Opens the trace at `path` as it is.
+///
+/// # Errors
+/// When there is none, or it cannot be read.
+pub(crate) fn open_plain(path: &Path) -> Result<Input> {
+    Ok(Input::open(path)?)
+}
+
 /// Opens the trace at `path` and keeps the rank that `--rank` names. With `recover`, the traces of killed
 /// processes are completed from their journals first.
 ///

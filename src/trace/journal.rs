@@ -226,6 +226,9 @@ pub struct DetailRequest {
 }
 
 impl DetailRequest {
+    /// The number of steps that asks for a search for what holds memory instead (`memtrace retained PID`).
+    pub const SEARCH: u32 = u32::MAX;
+
     /// The request in one word; 0 stands for none.
     #[must_use]
     pub fn pack(self) -> u64 {

@@ -21,15 +21,24 @@ impl Report for Retained {
     }
 
     fn about(&self) -> &'static str {
-        "Name what holds memory that earlier steps left behind: a list, a closure, a cache, a graph, a traceback"
+        "Name what holds memory of earlier steps (list, closure, cache, graph, traceback); TRACE or a PID to ask"
     }
 
     fn flags(&self) -> &'static [Flag] {
         const {
-            &[Flag::switch(
-                "all",
-                "Every search, and what it found to be held for one step or since the last step",
-            )]
+            &[
+                Flag::switch(
+                    "all",
+                    "Every search, and what it found to be held for one step or since the last step",
+                ),
+                Flag {
+                    name: "wait",
+                    value: Some("SECS"),
+                    default: "60",
+                    choices: &[],
+                    help: "With the id of a running process for TRACE: wait so long for its next step, which searches",
+                },
+            ]
         }
     }
 

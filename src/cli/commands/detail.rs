@@ -3,8 +3,10 @@
 //! The request is a word in the journal that the process has mapped, which only its user can write. The process
 //! reads the word when a step begins: no port is open, and no signal is sent.
 
+use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -13,7 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use clap::{Arg, ArgMatches, Command, value_parser};
 use memtrace_trace::journal::{
-    DetailAnswer, DetailRequest, HEADER_BYTES, JournalName, MAGIC, layout, process_start,
+    DetailAnswer, DetailRequest, HEADER_BYTES, JournalName, MAGIC, MAX_PATH, layout, process_start,
 };
 use rustix::fs::OFlags;
 
@@ -109,6 +111,36 @@ impl Request {
             bail!("the process of this trace has no journal, so it cannot be asked")
         };
         Request::send(pid, steps, Some(journal))
+    }
+
+    /// Asks process `pid` for a search for what holds memory.
+    ///
+    /// # Errors
+    /// When it cannot be asked.
+    pub(super) fn to_search(pid: u32) -> Result<Request> {
+        Request::send(pid, DetailRequest::SEARCH, None)
+    }
+
+    /// Returns true once the process has taken the request.
+    ///
+    /// # Errors
+    /// When the process ended before.
+    pub(super) fn is_taken(&self) -> Result<bool> {
+        Ok(self.answer()?.is_some())
+    }
+
+    /// The path of the trace that the process writes.
+    ///
+    /// # Errors
+    /// When the journal does not name one yet.
+    pub(super) fn trace(&self) -> Result<PathBuf> {
+        let length = word(&self.journal, layout::TRACE_LEN)? as usize;
+        let mut path = vec![0; length.min(MAX_PATH)];
+        self.journal.read_exact_at(&mut path, layout::TRACE as u64).context("cannot read the journal")?;
+        if path.is_empty() {
+            bail!("process {} has not written its trace yet; try again later", self.pid);
+        }
+        Ok(PathBuf::from(OsString::from_vec(path)))
     }
 
     fn send(pid: u32, steps: u32, named: Option<&Path>) -> Result<Request> {

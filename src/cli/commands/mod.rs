@@ -21,6 +21,7 @@ mod live;
 pub(crate) mod nvidia_smi;
 mod page;
 mod reports;
+mod retained;
 mod run;
 mod shell;
 mod terms;

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, anyhow};
 use clap::{ArgMatches, Command};
 use memtrace_analysis::reports::{self, Report, Verdict};
 
+use super::retained;
 use crate::args::{self};
 use crate::terminal;
 use crate::trace_input;
@@ -38,7 +39,14 @@ pub(crate) fn run(name: &str, matches: &ArgMatches) -> Result<ExitCode> {
     for name in report.inputs() {
         // `check` judges the file as it is; other reports read the completed trace.
         let recover = report.name() != "check" || matches.get_flag("repair");
-        inputs.push(trace_input::open_arg(name, matches, recover)?);
+        let process = matches.get_one::<PathBuf>(name).and_then(|place| retained::process_of(place));
+        match process.filter(|_| report.name() == "retained") {
+            Some(pid) => {
+                let trace = retained::ask(pid, options.text("wait"))?;
+                inputs.push(trace_input::open(&trace, matches, recover)?);
+            }
+            None => inputs.push(trace_input::open_arg(name, matches, recover)?),
+        }
     }
     let progress = terminal::Progress::start(&inputs);
     let mut answer = reports::answer(report, &inputs, &options)?;

@@ -9,9 +9,10 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use memtrace_record::Recorder;
 use memtrace_record::recorder::STEP;
 use memtrace_trace::detail::{Detail, DetailMark, Reason};
-use memtrace_trace::journal::DetailAnswer;
+use memtrace_trace::journal::{DetailAnswer, DetailRequest};
 use memtrace_trace::{Api, Event, Header, Payload};
 
+use crate::attribution::growth;
 use crate::runtime::fixed_text::FixedText;
 use crate::runtime::fork::ForkSafe;
 use crate::runtime::state_version;
@@ -79,7 +80,11 @@ pub(crate) fn step_begins(step: i32) {
     let Some(schedule) = SCHEDULE.get() else { return };
     let answer = DetailAnswer { step, is_full: *schedule == Detail::Full };
     if let Some(steps) = Recorder::active().and_then(|recorder| recorder.take_detail_request(answer)) {
-        ask(steps);
+        if steps == DetailRequest::SEARCH {
+            growth::search_asked();
+        } else {
+            ask(steps);
+        }
     }
     if *schedule == Detail::Full {
         ASKED.store(0, Ordering::Relaxed);

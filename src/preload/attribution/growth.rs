@@ -69,20 +69,27 @@ pub(crate) fn allocated(device: i8, bytes: u64) {
     }
 }
 
-/// Asks for a search for what grows; set when there is somebody to search.
-static SEARCH: OnceLock<fn()> = OnceLock::new();
+/// Ask for a search, because memory grows and because a command asked; set when there is somebody to search.
+static SEARCHES: OnceLock<[fn(); 2]> = OnceLock::new();
 
-/// Sets the function that asks for a search for what grows. It must not wait.
-pub(crate) fn set_search(search: fn()) {
-    let _ = SEARCH.set(search);
+/// Sets the functions that ask for a search: because memory grows, and because a command asked. They must not wait.
+pub(crate) fn set_searches(grows: fn(), asked: fn()) {
+    let _ = SEARCHES.set([grows, asked]);
+}
+
+/// A command asks for a search for what holds memory.
+pub(crate) fn search_asked() {
+    if let Some([_, asked]) = SEARCHES.get() {
+        asked();
+    }
 }
 
 /// A step begins.
 pub(crate) fn step_begins() {
-    let Some(search) = SEARCH.get() else { return };
+    let Some([grows, _]) = SEARCHES.get() else { return };
     let bytes = ALLOCATED.iter().map(|device| device.load(Ordering::Relaxed)).sum();
     if STEPS.with(|steps| steps.begin(bytes)) {
-        search();
+        grows();
     }
 }
 

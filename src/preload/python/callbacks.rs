@@ -24,6 +24,7 @@ static OUT_OF_MEMORY: Callback = Callback::new("when memory ran out");
 static TRACK: Callback = Callback::new("track_external");
 static RETAINED: Callback = Callback::new("retained");
 static RETAINED_AT_OOM: Callback = Callback::new("retained at an OOM");
+static RETAINED_ON_REQUEST: Callback = Callback::new("retained, because a command asked");
 static RETAINED_GROWTH: Callback = Callback::new("retained, because memory grows");
 
 impl Callback {
@@ -64,6 +65,7 @@ pub(crate) fn install(functions: Object<'_>) {
         (c"retained", &RETAINED),
         (c"retained_at_oom", &RETAINED_AT_OOM),
         (c"retained_growth", &RETAINED_GROWTH),
+        (c"retained_on_request", &RETAINED_ON_REQUEST),
     ];
     for (name, callback) in callbacks {
         if let Some(function) = functions.item(name) {
@@ -71,9 +73,15 @@ pub(crate) fn install(functions: Object<'_>) {
         }
     }
     if RETAINED_GROWTH.is_set() {
-        growth::set_search(|| {
-            call_soon(memory_grows);
-        });
+        // When Python's queue is full, the search does not happen.
+        growth::set_searches(
+            || {
+                call_soon(memory_grows);
+            },
+            || {
+                call_soon(command_asks);
+            },
+        );
     }
     if AFTER_BACKWARD.is_set() {
         backward_passes::set_schedule(|| call_soon(after_backward));
@@ -118,6 +126,12 @@ unsafe extern "C" fn after_out_of_memory(_: *mut c_void) -> c_int {
         Some(gil) if result == 0 => shielded(|| RETAINED_AT_OOM.call(gil, None)).unwrap_or(0),
         _ => result,
     }
+}
+
+unsafe extern "C" fn command_asks(_: *mut c_void) -> c_int {
+    // SAFETY: a pending call runs with the GIL.
+    let gil = unsafe { Gil::held() };
+    gil.and_then(|gil| shielded(|| RETAINED_ON_REQUEST.call(gil, None))).unwrap_or(0)
 }
 
 unsafe extern "C" fn memory_grows(_: *mut c_void) -> c_int {

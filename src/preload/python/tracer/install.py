@@ -9,7 +9,13 @@ from .hooks import after_backward, after_forward, after_step, before_forward, be
 from .known_objects import use_known_tensors
 from .main_code import remember_main
 from .native import MEMORY_UNIT, MODULE_PATHS, RETAINED_MS, hide, hook_vectorcall, leave_module
-from .retained import retained, retained_at_exit, retained_at_oom, retained_growth
+from .retained import (
+    retained,
+    retained_at_exit,
+    retained_at_oom,
+    retained_growth,
+    retained_on_request,
+)
 from .steps import hook_steps
 from .torch_api import Module, is_compiling, nn_module, optim_optimizer, set_eval_frame
 from .uncalled import tag_everything_held, tag_registered
@@ -45,6 +51,7 @@ def install() -> dict:
             "retained": retained,
             "retained_at_oom": retained_at_oom,
             "retained_growth": retained_growth,
+            "retained_on_request": retained_on_request,
         }
         # The last of the functions at exit, in most programs.
         atexit.register(hide(retained_at_exit))

@@ -394,6 +394,11 @@ def retained_growth(*_) -> None:
     walk("growth")
 
 
+def retained_on_request(*_) -> None:
+    """`memtrace retained PID`."""
+    walk("command")
+
+
 def retained_at_exit(*_) -> None:
     """The program ends."""
     if is_growing():

@@ -1,0 +1,96 @@
+//! `memtrace retained PID`: asks a running process to search for what holds memory, and waits for its answer.
+//!
+//! The request goes the way of `memtrace detail`: a word in the journal that the process reads when a step begins.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use memtrace_analysis::options::Options;
+use memtrace_analysis::state::retained::RetainedSearches;
+
+use super::detail::Request;
+use crate::terminal;
+use crate::trace_input;
+
+/// The time between two looks for the answer.
+const PAUSE: Duration = Duration::from_millis(200);
+/// The time for the rows to come into the file, beside that of the search.
+const WRITTEN: Duration = Duration::from_secs(20);
+
+/// The process that a trace's place names: a number, and no file of that name.
+pub(super) fn process_of(place: &Path) -> Option<u32> {
+    let number = place.to_str()?.parse().ok().filter(|pid| *pid > 0)?;
+    (!place.exists()).then_some(number)
+}
+
+/// Asks the process, waits so many seconds for a step to begin, and returns the trace that has the answer.
+///
+/// # Errors
+/// When the process cannot be asked, ends before it answers, or does not answer.
+pub(super) fn ask(pid: u32, seconds: &str) -> Result<PathBuf> {
+    let Some(patience) = seconds.parse().ok().filter(|seconds| *seconds <= 86_400) else {
+        bail!("--wait {seconds}: expected seconds, up to 86400")
+    };
+    let request = Request::to_search(pid)?;
+    let trace = request.trace()?;
+    let before = last_search(&trace);
+    let since = Instant::now();
+    while !request.is_taken()? {
+        if since.elapsed() >= Duration::from_secs(patience) {
+            bail!(
+                "process {pid} has begun no step for {patience} s; it searches when its next one begins, and \
+                 memtrace retained {} then shows the answer",
+                trace.display()
+            );
+        }
+        std::thread::sleep(PAUSE);
+    }
+    let taken = Instant::now();
+    while last_search(&trace) <= before {
+        if taken.elapsed() >= WRITTEN {
+            terminal::say(&format!(
+                "process {pid} has not searched: it runs no torch or a long call, MEMTRACE_RETAINED is off, or the \
+                 search takes longer"
+            ));
+            break;
+        }
+        std::thread::sleep(PAUSE);
+    }
+    Ok(trace)
+}
+
+/// The number of the last search in a trace that a command asked for; 0 for none, also while the trace cannot be read.
+fn last_search(trace: &Path) -> i64 {
+    let read = || -> Result<i64> {
+        let input = trace_input::open_plain(trace)?;
+        let mut last = 0;
+        for trace in &input.traces {
+            let searches = RetainedSearches::read(trace, &Options { lenient: true, ..Options::default() })?;
+            // Others may come meanwhile: memory grows, or it runs out.
+            let asked = searches.all.iter().rev().find(|search| search.why == "command");
+            last = last.max(asked.map_or(0, |search| search.number));
+        }
+        Ok(last)
+    };
+    read().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn retained_takes_a_number_for_a_process_and_anything_else_for_a_trace() {
+        for (place, process) in [
+            ("4711", Some(4711)),
+            ("0", None),
+            ("-1", None),
+            ("99999999999", None),
+            ("out", None),
+            ("", None),
+        ] {
+            assert_eq!(process_of(Path::new(place)), process, "{place}");
+        }
+    }
+}
