@@ -48,8 +48,9 @@ impl Export for Csv {
         let trace = job.trace()?;
         let failed = |source| Error::from(memtrace_trace::Error::Io { path: job.place.to_owned(), source });
         let mut writer = RowWriter::new(Out::create(job.place)?);
-        let meta =
-            Meta { repeats: false, ..trace.meta.clone() }.to_json().map_err(|why| failed(why.into()))?;
+        let meta = Meta { repeats: false, journal: String::new(), ..trace.meta.clone() }
+            .to_json()
+            .map_err(|why| failed(why.into()))?;
         let mut texts = Texts::default();
         let mut failure = None;
         let mut rows = 0_u64;

@@ -39,7 +39,7 @@ pub struct Finder {
     stopped: Places,
     /// The `seq` from which on all rows are forgotten once.
     fresh_at: i64,
-    /// The rows of the trial that goes on, and those of them that repeat others.
+    /// The rows of the trial that goes on, and those of them that were written as repeats.
     tried: i64,
     repeated: i64,
     /// The rows that are still to be written as they are.
@@ -287,6 +287,7 @@ impl Finder {
         if run.rows < LEAST_ROWS {
             return self.write_rows(&run, write);
         }
+        self.repeated += run.rows;
         let Numbers { seq, ts_ns, device, .. } = run.first;
         let repeat = Repeat {
             seq,
@@ -383,7 +384,6 @@ impl Finder {
 
     /// Adds a row that repeats the row `of`.
     fn push_repeat(&mut self, numbers: Numbers, of: i64, begins_step: bool) {
-        self.repeated += 1;
         let Some(slot) = self.slot(of) else { return };
         let row = slot.row.as_ref().map(|row| StoredRow { numbers, ..row.clone() });
         let (origin, hash) = (slot.origin, slot.links[0].hash);
