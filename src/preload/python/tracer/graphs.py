@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 
-from .native import learn_saved_tensor, saved_storages
-from .torch_api import torch, without_modes
+from .failures import count
+from .native import learn_saved_tensor, saved_storages, with_observed_ops
+from .torch_api import is_compiling, torch, without_modes
 
 Base = torch._C.TensorBase if hasattr(torch._C, "TensorBase") else torch._C._TensorBase
 grad_fn_of = Base.grad_fn.__get__
@@ -22,15 +23,25 @@ namespace_of_type = type.__dict__["__dict__"].__get__
 bases_of = type.__dict__["__mro__"].__get__
 
 
-def learn() -> bool:
-    """Learns where a node keeps the storage of a tensor that it saved."""
+def learn() -> None:
+    """Learns where a node keeps the storage of a tensor that it saved. A profiler of the program sees neither
+    the ops nor the memory of it."""
+    try:
+        if not is_compiling():
+            with_observed_ops(_learn)
+    except Exception as error:
+        # An op that the program overrides.
+        count("saved tensors", error)
+
+
+def _learn() -> None:
     with without_modes(), torch.enable_grad():
         known = torch.zeros(11, device="cpu", requires_grad=True)
         other = torch.zeros(11, device="cpu", requires_grad=True)
         node = (known * other).grad_fn
         storage = known.untyped_storage()
         addresses = (known._cdata, storage._cdata, storage.data_ptr())
-        return bool(learn_saved_tensor(node._raw_saved_self, *addresses))
+        learn_saved_tensor(node._raw_saved_self, *addresses)
 
 
 def _raw_names_of(kind: type) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import time
 
+from .graphs import learn as learn_graphs
 from .hooks import after_backward, after_forward, after_step, before_forward, before_step
 from .known_objects import use_known_tensors
 from .main_code import remember_main
@@ -47,6 +48,7 @@ def install() -> dict:
     }
     if RETAINED_MS:
         remember_main()
+        learn_graphs()
         callbacks |= {
             "retained": retained,
             "retained_at_oom": retained_at_oom,

@@ -20,7 +20,6 @@ from .failures import count
 from .frames import learn as learn_frames
 from .frames import running_variables
 from .graphs import Base, Graphs, bases_of, grad_fn_of, namespace_of_type
-from .graphs import learn as learn_graphs
 from .holders import SEQUENCES, Names, Root, dict_of, is_own
 from .live_objects import live_objects
 from .main_code import main_code
@@ -262,7 +261,6 @@ def _holders(deadline: float) -> tuple[list[dict], bool]:
     if not _state["is_learned"]:
         _state["is_learned"] = True
         learn_frames()
-        learn_graphs()
     things = live_objects(Module, Optimizer, Tensor, BaseException, types.TracebackType)
     modules = [thing for thing in things if issubclass(type(thing), Module)]
     optimizers = [thing for thing in things if issubclass(type(thing), Optimizer)]
