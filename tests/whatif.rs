@@ -157,7 +157,17 @@ fn whatif_reserved_asks_the_allocator_of_torch() {
             let predicted = found["peak_bytes"].as_i64().unwrap();
             let error = (predicted - real).abs() * 10_000 / real;
             assert!(error <= bound, "{asked:?}: {predicted} predicted, {real} real");
+            assert_eq!(found["is_lower_bound"], asked[0] == "--checkpoint");
         }
+        // What is reduced behind the last allocation of each step is gone with it: one step more reserves no more.
+        let shards = |more: &[&str]| {
+            let words = [&["--shard", "8", "--optimizer", "sgd"], more].concat();
+            answer(&words, &base)
+        };
+        let found = shards(&["--reserved", "--python", &python]);
+        let (allocated, reserved) = (&found["after"]["bytes"], &found["reserved"]["peak_bytes"]);
+        let (allocated, reserved) = (allocated.as_i64().unwrap(), reserved.as_i64().unwrap());
+        assert!((allocated..allocated * 5 / 4 + (64 << 20)).contains(&reserved), "{reserved} of {allocated}");
         // A hundred times the batch is more than the card has.
         let words = ["--batch", "x100", "--reserved", "--python", &python];
         assert!(answer(&words, &base)["reserved"]["out_of_memory_bytes"].as_i64().unwrap() > 0);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Union
 
@@ -15,7 +16,7 @@ class Source(NamedTuple):
     """A file of a run."""
 
     path: str
-    # Its whole lines, if its last one was cut or rows stand for others; else None.
+    # Its whole lines, if its last one was cut; else None.
     lines: bytes | None
     # The rows behind the header that an earlier part has too.
     repeated: int
@@ -57,7 +58,9 @@ def read(
     else:
         from ._read_arrow import read_files
     try:
-        table = read_files([_source(file) for file in answer["files"]], [known[name] for name in wanted])
+        with tempfile.TemporaryDirectory(prefix="memtrace-read-") as folder:
+            files = [_source(file, f"{folder}/{number}.csv") for number, file in enumerate(answer["files"])]
+            table = read_files(files, [known[name] for name in wanted])
     except OSError as error:
         raise _command.TraceError(f"{os.fspath(trace)}: {error}") from error
     if backend == "pandas":
@@ -67,14 +70,14 @@ def read(
     return table
 
 
-def _source(file: dict[str, Any]) -> Source:
-    """A file as `memtrace files --json` lists it. The row that a cut copy, or a program that is writing, ends
+def _source(file: dict[str, Any], written_out: str) -> Source:
+    """A file as `memtrace files --json` lists it. If rows stand for others (MEMTRACE_DETAIL), the command writes
+    all of them to `written_out`, which may be far larger. The row that a cut copy, or a program that is writing, ends
     with is left out, as in every report."""
     path, lines = file["file"], None
     if file["repeats"]:
-        # Rows `repeat` stand for others (MEMTRACE_DETAIL): the command writes them out.
-        lines = _command.run(["export", "--to", "csv", "-o", "-", "--", path]).stdout.encode()
-        path = path.removesuffix(".gz").removesuffix(".zst")
+        _command.run(["export", "--to", "csv", "-o", written_out, "--", path])
+        path = written_out
     elif path.endswith(".csv"):
         with open(path, "rb") as stream:
             size = stream.seek(0, os.SEEK_END)

@@ -3,8 +3,6 @@
 //! A block that no change touches is requested and freed where the run did so. One with other times is so at the allocation that its
 //! time stands for.
 
-use std::cmp::Ordering;
-
 use rustc_hash::FxHashMap;
 
 use super::curve::Curve;
@@ -56,7 +54,7 @@ impl ChangedRequests {
         let mut changes = self.changes(step, curve);
         changes.sort_by(|a, b| {
             let frees_last = |change: &Change| change.at.min(end);
-            frees_last(a).cmp(&frees_last(b)).then(a.event.cmp(&b.event)).then(Ordering::Equal)
+            frees_last(a).cmp(&frees_last(b)).then(a.event.cmp(&b.event))
         });
         for change in changes {
             match change.event {
@@ -122,9 +120,14 @@ impl ChangedRequests {
         for (from, to, bytes) in curve.more() {
             self.next_own -= 1;
             let change = |at, event| Change { at, event, id: self.next_own, bytes, stream: 0, pool: 0 };
-            changes.push(change(from, Event::Birth));
             // What lives longer has a block of its own in the next step.
-            changes.push(change(to.min(step.end()), Event::Death));
+            let to = to.min(step.end());
+            if from < to {
+                changes.extend([change(from, Event::Birth), change(to, Event::Death)]);
+            } else {
+                // Behind the last allocation of the step a death would come before its birth.
+                changes.push(change(from, Event::Spike));
+            }
         }
         for (at, bytes) in curve.spikes() {
             self.next_own -= 1;

@@ -10,7 +10,7 @@ use memtrace_analysis::reports::Answer;
 use memtrace_analysis::requests::Requests;
 use memtrace_analysis::selection::select;
 use memtrace_analysis::state::replay::Window;
-use memtrace_analysis::whatif;
+use memtrace_analysis::whatif::{self, Change};
 use serde_json::{Value, json};
 
 use super::replays::{self, Capacity};
@@ -47,6 +47,7 @@ fn predict(trace: &TraceFile, base: &Requests, options: &Options) -> Result<Valu
     let changes = whatif::parse(|name| options.text(name))?;
     let changes = whatif::with_units(trace, &changes, options)?;
     let requests = whatif::changed_requests(trace, &changes, base, options)?;
+    let is_low = changes.iter().any(|change| matches!(change, Change::Checkpoint(_) | Change::Shard { .. }));
     let python = match options.text("python") {
         "" => "python3",
         path => path,
@@ -64,6 +65,7 @@ fn predict(trace: &TraceFile, base: &Requests, options: &Options) -> Result<Valu
         "peak_bytes": answer["peak_reserved_bytes"],
         "requests": requests.requests,
         "torch": replays.torch,
+        "is_lower_bound": is_low,
         "out_of_memory_step": stopped["step"],
         "out_of_memory_bytes": stopped["requested_bytes"],
     }))
@@ -81,6 +83,11 @@ fn text(base: &Requests, found: &Value, options: &Options) -> String {
     match found["out_of_memory_bytes"].as_i64() {
         Some(bytes) => {
             format!("{peak}, then out of memory with a request of {}, {by}", options.units.show(bytes))
+        }
+        None if found["is_lower_bound"] == true => {
+            format!(
+                "{peak}, {by}: at least so much, for blocks of a second forward or of a gathered unit come and go in turn"
+            )
         }
         None => format!("{peak}, {by}; it fits"),
     }
