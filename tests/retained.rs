@@ -15,6 +15,8 @@ on_every_torch![
     retained_keeps_nothing_alive_and_changes_no_peak,
     retained_runs_no_code_of_the_program,
     retained_is_found_at_an_oom,
+    retained_leaves_checkpoints_and_hooks_of_saved_tensors_alone,
+    retained_does_not_accuse_a_window_or_a_table,
 ];
 
 /// Traces a script of `tests/scripts/retained`, with the package `memtrace` of this repository.
@@ -107,6 +109,26 @@ fn retained_is_found_at_an_oom(torch: &Torch) {
     assert!(run.stdout().contains("out of memory in step 12"), "{}", run.stdout());
     let clean = trace(torch, "oom.py", &["clean"], &[]);
     assert!(!clean.report("oom", &[]).contains("oom.py:"), "{}", clean.report("oom", &[]));
+}
+
+fn retained_leaves_checkpoints_and_hooks_of_saved_tensors_alone(torch: &Torch) {
+    let run = trace(torch, "saved_hooks.py", &[], &[]);
+    assert!(run.stdout().starts_with("out of memory\n"), "{}", run.stdout());
+    assert!(run.stdout().contains("packed: {'cuda'}"), "{}", run.stdout());
+    assert!(run.stdout().contains("('losses', 7)"), "graphs are found: {}", run.stdout());
+}
+
+fn retained_does_not_accuse_a_window_or_a_table(torch: &Torch) {
+    let run = trace(torch, "bounded.py", &[], &[]);
+    for line in ["window window", "table old", "everything grows"] {
+        assert!(run.stdout().lines().any(|found| found == line), "{line}: {}", run.stdout());
+    }
+    let searches = &run.json("retained", &["--all"])["processes"][0]["searches"];
+    let last = searches.as_array().unwrap().last().unwrap();
+    assert_eq!(last["is_whole"], false, "{last}");
+    assert!(last["reason"].as_str().unwrap().contains("20 million objects"), "{last}");
+    let report = run.report("retained", &["--all"]);
+    assert!(report.contains("nothing was found to be retained") && report.contains("20 million"), "{report}");
 }
 
 /// Nobody asks: memory grows from step to step.

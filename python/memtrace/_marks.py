@@ -194,8 +194,8 @@ def retained(everything: bool = False) -> list[dict]:
     closures of hooks, caches, the graphs of autograd, the traceback of an exception.
 
     Each holder is a dict: `holder` names it in a line, `bytes` is the size of the blocks that it keeps, and
-    `verdict` is `grows` (blocks of at least two steps that ended before the last one) or `traceback`.
-    `everything` adds those that are `old` (blocks of one step) or `recent`. The trace has them too.
+    `verdict` is `grows` (blocks of ever more steps) or `traceback`. `everything` adds those that are `window`
+    (blocks of the last steps alone), `old` (blocks of early steps alone) or `recent`. The trace has them too.
 
     Returns an empty list when the script is not traced, uses no GPU yet, or MEMTRACE_RETAINED is off."""
     if not is_traced():

@@ -168,13 +168,15 @@ def leaks(trace: Trace = DEFAULT, **options: Any) -> Answer:
     return _answer("leaks", [trace], options)
 
 
-def retained(trace: Trace | None = None, everything: bool = False, **options: Any) -> Any:
+def retained(trace: Trace | None = None, *, everything: bool = False, **options: Any) -> Any:
     """What holds memory that earlier steps left behind.
 
     With a trace, the answer of `memtrace retained`; `options` are those of the command, with `_` for `-`.
     Without one it searches this process, as memtrace traces it, and returns a list of dicts."""
     if trace is None:
         return _marks.retained(everything)
+    if isinstance(trace, bool):
+        raise TypeError("retained(True): the first argument is a trace; write retained(everything=True)")
     return _answer("retained", [trace], {"all": True, **options} if everything else options)
 
 

@@ -59,7 +59,7 @@ impl Report for Leaks {
             any |= !found.leaks.is_empty();
             found.print(&mut printer, options);
             let searches = RetainedSearches::read(trace, options)?;
-            print_retained(&mut printer, &searches, options);
+            print_retained(&mut printer, searches.telling(), options);
             let mut value = found.json(trace);
             value["retained"] = searches.telling().map(RetainedSearch::json).into();
             json.push(value);

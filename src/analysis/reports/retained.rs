@@ -87,24 +87,26 @@ fn print_search(printer: &mut Printer, search: &RetainedSearch, options: &Option
     printer.plain(search.moment());
     let mut holders = search.holders.iter().filter(|holder| all || holder.is_retained()).peekable();
     if holders.peek().is_none() {
-        printer.plain("  nothing is retained");
+        printer.plain(if search.is_whole {
+            "  nothing is retained"
+        } else {
+            "  nothing was found to be retained"
+        });
     }
+    let least = if search.is_whole { "" } else { "at least " };
     for holder in holders.take(most) {
         let style = if holder.is_retained() { Style::Alarm } else { Style::Plain };
-        let kind = if all { format!("  [{}] ", holder.verdict) } else { "  ".to_owned() };
+        let kind = if all { format!("  [{}] {least}", holder.verdict) } else { format!("  {least}") };
         printer.line([kind.into(), Cell::new(holder.line(options.units), style)]);
     }
-    if !search.is_whole {
-        printer.plain(format!(
-            "  the search ended after {} ms and has not seen everything (MEMTRACE_RETAINED)",
-            search.milliseconds
-        ));
+    if let Some(gap) = search.gap() {
+        printer.plain(format!("  {gap}"));
     }
 }
 
 /// The lines of the holders of what is retained, for other reports, below a title of their own.
-pub(super) fn print_retained(printer: &mut Printer, searches: &RetainedSearches, options: &Options) {
-    let Some(search) = searches.telling().filter(|search| search.retained().next().is_some()) else { return };
+pub(super) fn print_retained(printer: &mut Printer, search: Option<&RetainedSearch>, options: &Options) {
+    let Some(search) = search.filter(|search| search.retained().next().is_some()) else { return };
     let holders: Vec<_> = search.retained().collect();
     printer.gap();
     printer.plain(format!(
@@ -113,6 +115,10 @@ pub(super) fn print_retained(printer: &mut Printer, searches: &RetainedSearches,
         search.moment()
     ));
     for holder in holders.into_iter().take(options.top.unwrap_or(5)) {
-        printer.line(["  ".into(), Cell::new(holder.line(options.units), Style::Strong)]);
+        let least = if search.is_whole { "  " } else { "  at least " };
+        printer.line([least.into(), Cell::new(holder.line(options.units), Style::Strong)]);
+    }
+    if let Some(gap) = search.gap() {
+        printer.plain(format!("  {gap}"));
     }
 }

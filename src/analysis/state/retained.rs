@@ -42,6 +42,8 @@ pub struct Holder {
     pub last_step: Option<i64>,
     /// The number of different steps among them.
     pub steps: i64,
+    /// The step of the search.
+    pub searched_in: i64,
     /// The whole row.
     value: Value,
 }
@@ -60,6 +62,7 @@ impl Holder {
             first_step: number("first_step"),
             last_step: number("last_step"),
             steps: number("steps")?,
+            searched_in: -1,
             value,
         })
     }
@@ -70,11 +73,12 @@ impl Holder {
         ["grows", "traceback"].contains(&self.verdict.as_str())
     }
 
-    /// The bytes that it keeps of a step; `None` unless it keeps blocks of several.
+    /// The bytes that it keeps of each step since its first; `None` unless it grows.
     #[must_use]
     pub fn bytes_per_step(&self) -> Option<i64> {
-        let span = self.last_step?.checked_sub(self.first_step?.max(0))?.checked_add(1)?;
-        (self.steps > 1 && span > 1).then(|| self.bytes / span)
+        let end = self.last_step?.checked_add(1)?.max(self.searched_in);
+        let span = end.checked_sub(self.first_step?.max(0))?;
+        (self.verdict == "grows" && self.steps > 1 && span > 1).then(|| self.bytes / span)
     }
 
     /// One line: ``3.0 MiB a step: list `losses` (train.py:41) keeps 120 graphs, 360 MiB of steps 0-119``.
@@ -111,8 +115,10 @@ pub struct RetainedSearch {
     pub why: String,
     /// The step in which it ran.
     pub step: i64,
-    /// False if its time ran out before it had looked at everything.
+    /// False if it has not looked at everything: what it tells is the least that there is.
     pub is_whole: bool,
+    /// Why it has not, unless its time ran out; empty otherwise.
+    pub reason: String,
     /// The time that it took.
     pub milliseconds: i64,
     /// The holders, those that are retained first, then by size.
@@ -123,6 +129,21 @@ impl RetainedSearch {
     /// The holders of what steps have left behind.
     pub fn retained(&self) -> impl Iterator<Item = &Holder> {
         self.holders.iter().filter(|holder| holder.is_retained())
+    }
+
+    /// Why it has not looked at everything; `None` when it has.
+    #[must_use]
+    pub fn gap(&self) -> Option<String> {
+        let late = || {
+            format!(
+                "the search ended after {} ms and has not seen everything (MEMTRACE_RETAINED)",
+                self.milliseconds
+            )
+        };
+        (!self.is_whole).then(|| match self.reason.as_str() {
+            "" => late(),
+            reason => format!("the search has not seen everything: {reason}"),
+        })
     }
 
     /// ``memtrace searched at step 31 (at the end of the program)``.
@@ -147,6 +168,7 @@ impl RetainedSearch {
             "why": self.why,
             "step": self.step,
             "is_whole": self.is_whole,
+            "reason": self.reason,
             "milliseconds": self.milliseconds,
             "holders": self.holders.iter().map(Holder::json).collect::<Vec<_>>(),
         })
@@ -186,7 +208,8 @@ impl RetainedSearches {
         }
         let (Some(why), Some(step)) = (value["why"].as_str(), value["step"].as_i64()) else { return };
         let holders = std::mem::take(&mut self.pending).into_iter();
-        let holders = holders.filter(|(of, _)| *of == number).map(|(_, holder)| holder).collect();
+        let holders = holders.filter(|(of, _)| *of == number);
+        let holders = holders.map(|(_, holder)| Holder { searched_in: step, ..holder }).collect();
         if self.all.len() >= MOST {
             self.all.remove(0);
         }
@@ -195,6 +218,7 @@ impl RetainedSearches {
             why: why.to_owned(),
             step,
             is_whole: value["is_whole"].as_bool().unwrap_or(true),
+            reason: value["reason"].as_str().unwrap_or_default().to_owned(),
             milliseconds: value["ms"].as_i64().unwrap_or(0),
             holders,
         });
@@ -205,6 +229,12 @@ impl RetainedSearches {
     pub fn telling(&self) -> Option<&RetainedSearch> {
         let found = self.all.iter().rev().find(|search| search.retained().next().is_some());
         found.or_else(|| self.all.last())
+    }
+
+    /// The first search at an OOM, which is the one that the report `oom` tells of; otherwise [`Self::telling`].
+    #[must_use]
+    pub fn at_oom(&self) -> Option<&RetainedSearch> {
+        self.all.iter().find(|search| search.why == "oom").or_else(|| self.telling())
     }
 
     /// Reads the rows of a trace.

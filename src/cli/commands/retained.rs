@@ -47,7 +47,11 @@ pub(super) fn ask(pid: u32, seconds: &str) -> Result<PathBuf> {
         std::thread::sleep(PAUSE);
     }
     let taken = Instant::now();
-    while last_search(&trace) <= before {
+    loop {
+        let look = Instant::now();
+        if last_search(&trace) > before {
+            break;
+        }
         if taken.elapsed() >= WRITTEN {
             terminal::say(&format!(
                 "process {pid} has not searched: it runs no torch or a long call, MEMTRACE_RETAINED is off, or the \
@@ -55,7 +59,8 @@ pub(super) fn ask(pid: u32, seconds: &str) -> Result<PathBuf> {
             ));
             break;
         }
-        std::thread::sleep(PAUSE);
+        // A look reads the whole trace, which may be long.
+        std::thread::sleep(PAUSE.max(look.elapsed() * 4));
     }
     Ok(trace)
 }

@@ -72,7 +72,7 @@ impl Report for Oom {
             }
             holders(&mut printer, &replayed, row.device, options);
             let searches = RetainedSearches::read(trace, options)?;
-            print_retained(&mut printer, &searches, options);
+            print_retained(&mut printer, searches.at_oom(), options);
             let (advised, why_not) =
                 if case.is_too_big() { helps(trace, options) } else { (Vec::new(), None) };
             if !advised.is_empty() {
@@ -89,7 +89,7 @@ impl Report for Oom {
             footer.note_detail(trace, &detail);
             footer.add_share(&replayed, row.device);
             let mut value = case.json(&replayed);
-            value["retained"] = searches.telling().map(RetainedSearch::json).into();
+            value["retained"] = searches.at_oom().map(RetainedSearch::json).into();
             value["advised"] = advised.into();
             value["not_advised_because"] = why_not.into();
             cases.push(value);

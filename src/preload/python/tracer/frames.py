@@ -7,6 +7,7 @@ Nothing here refers to a value: tables have the `id` of each.
 from __future__ import annotations
 
 import sys
+import time
 import types
 from typing import NamedTuple
 
@@ -15,6 +16,8 @@ from .native import frame_values, learn_frame_values
 OWN_FILES = "<memtrace "
 # The frames of one thread that are looked at, from the innermost outwards.
 MAX_FRAMES = 500
+# Instructions between two looks at the clock.
+STRIDE = 512
 CELLS_WITH_LOCALS = sys.version_info >= (3, 11)
 
 
@@ -74,20 +77,42 @@ def running_variables() -> tuple[dict[int, Variable], dict[int, list[types.CodeT
     return found, modules
 
 
-def setting_line(code, name: str, kinds: tuple[str, ...]) -> int:
-    """The first line of a function or module that sets a name with one of these instructions; 0 when no line
-    does, or when the program has not loaded the module `dis`."""
-    dis = sys.modules.get("dis")
-    if dis is None or name not in code.co_names and name not in names_of(code):
-        return 0
-    line = code.co_firstlineno
-    for instruction in dis.get_instructions(code):
-        starts = instruction.starts_line
-        if starts is not None and starts is not False:
-            line = getattr(instruction, "line_number", None) or starts
-        if instruction.argval == name and instruction.opname in kinds:
-            return line
-    return 0
+SETS = ("STORE_NAME", "STORE_GLOBAL", "STORE_ATTR")
+
+
+class Lines:
+    """The lines that set names. Each function is read once, until the deadline in seconds of
+    `time.monotonic`: lines after it are unknown."""
+
+    def __init__(self, deadline: float) -> None:
+        self._deadline = deadline
+        # By the `id` of the code: itself, which keeps the id, and the first line that sets a name, by kind.
+        self._lines: dict[int, tuple[types.CodeType, dict[tuple[str, str], int]]] = {}
+
+    def setting(self, code, name: str, kinds: tuple[str, ...]) -> int:
+        """The first line of a function or module that sets a name with one of these instructions; 0 when no
+        line does, or when the program has not loaded the module `dis`."""
+        dis = sys.modules.get("dis")
+        known = self._lines.get(id(code))
+        if known is None:
+            if dis is None or name not in code.co_names or time.monotonic() > self._deadline:
+                return 0
+            known = self._lines[id(code)] = (code, self._read(dis, code))
+        lines = [line for kind in kinds if (line := known[1].get((kind, name)))]
+        return min(lines, default=0)
+
+    def _read(self, dis, code) -> dict[tuple[str, str], int]:
+        found: dict[tuple[str, str], int] = {}
+        line = code.co_firstlineno
+        for number, instruction in enumerate(dis.get_instructions(code)):
+            if number % STRIDE == 0 and time.monotonic() > self._deadline:
+                break
+            starts = instruction.starts_line
+            if starts is not None and starts is not False:
+                line = getattr(instruction, "line_number", None) or starts
+            if instruction.opname in SETS:
+                found.setdefault((instruction.opname, instruction.argval), line)
+        return found
 
 
 def place(file: str, line: int) -> str:

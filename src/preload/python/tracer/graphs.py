@@ -23,6 +23,10 @@ namespace_of_type = type.__dict__["__dict__"].__get__
 bases_of = type.__dict__["__mro__"].__get__
 
 
+# One entry once the layout of a node is known.
+known_layouts: list[bool] = []
+
+
 def learn() -> None:
     """Learns where a node keeps the storage of a tensor that it saved. A profiler of the program sees neither
     the ops nor the memory of it."""
@@ -41,7 +45,7 @@ def _learn() -> None:
         node = (known * other).grad_fn
         storage = known.untyped_storage()
         addresses = (known._cdata, storage._cdata, storage.data_ptr())
-        learn_saved_tensor(node._raw_saved_self, *addresses)
+        known_layouts[:] = [True] if learn_saved_tensor(node._raw_saved_self, *addresses) else []
 
 
 def _raw_names_of(kind: type) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import sys
 import types
 from typing import NamedTuple
 
-from .frames import OWN_FILES, Variable, place, setting_line, variables_of
+from .frames import OWN_FILES, Lines, Variable, place, variables_of
 from .graphs import bases_of, namespace_of_type
 from .paths import path_of
 from .torch_api import Module
@@ -19,8 +19,10 @@ from .torch_api import Module
 # Containers whose items are one thing, whichever their number.
 SEQUENCES = (list, tuple, set, frozenset, collections.deque)
 GLOBAL_SETS = ("STORE_NAME", "STORE_GLOBAL")
-LOCAL_SETS = ("STORE_FAST", "STORE_DEREF", "STORE_FAST_STORE_FAST", "STORE_FAST_LOAD_FAST")
 MAX_KEY = 40
+# A metaclass may have a method that answers `kind.__name__`.
+name_of_type = type.__dict__["__name__"].__get__
+qualified_name_of_type = type.__dict__["__qualname__"].__get__
 
 
 class Root(NamedTuple):
@@ -55,7 +57,7 @@ def dict_of(thing) -> dict | None:
 def slot_of(thing, child: int) -> str:
     """The name of the slot that has a value."""
     for base in bases_of(type(thing)):
-        for name, slot in namespace_of_type(base).items():
+        for name, slot in list(namespace_of_type(base).items()):
             if type(slot) is types.MemberDescriptorType:
                 try:
                     if id(slot.__get__(thing)) == child:
@@ -70,9 +72,16 @@ class Names:
     """What is known of the program's names during one walk. It refers to no value."""
 
     def __init__(
-        self, variables: dict[int, Variable], codes: dict[int, list[types.CodeType]], main_code: list
+        self,
+        variables: dict[int, Variable],
+        codes: dict[int, list[types.CodeType]],
+        main_code: list,
+        lines: Lines,
     ) -> None:
         self.variables = variables
+        self._lines = lines
+        # By the `id` of a class and an attribute.
+        self._places: dict[tuple[int, str], tuple[str, int]] = {}
         # By the `id` of a namespace: the name of the module, its file, and its code where that is known.
         self._modules: dict[int, tuple[str, str, list[types.CodeType]]] = {}
         for name, module in list(sys.modules.items()):
@@ -80,7 +89,8 @@ class Names:
                 namespace = types.ModuleType.__dict__["__dict__"].__get__(module)
                 file = namespace.get("__file__")
                 file = file if type(file) is str else ""
-                known = codes.get(id(namespace), []) + (main_code if name == "__main__" else [])
+                known = [*codes.get(id(namespace), ()), *(main_code if name == "__main__" else ())]
+                known = list({id(code): code for code in known}.values())
                 self._modules.setdefault(id(namespace), (name, file, known))
         self._keys: dict[int, dict[int, object]] = {}
 
@@ -99,7 +109,7 @@ class Names:
         if module is not None:
             name, file, codes = module
             key = self.key_of(parent, child) or "?"
-            lines = ((code.co_filename, setting_line(code, key, GLOBAL_SETS)) for code in codes)
+            lines = ((code.co_filename, self._lines.setting(code, key, GLOBAL_SETS)) for code in codes)
             file, line = next((found for found in lines if found[1]), (file, 0))
             return Root("global", key, "" if name == "__main__" else name, file, line)
         if kind is types.FunctionType:
@@ -109,10 +119,10 @@ class Names:
             line = code.co_firstlineno
             return Root(use, "", parent.__qualname__, code.co_filename, line, code.co_freevars)
         if issubclass(kind, Module):
-            name = path_of(parent) or kind.__name__
+            name = path_of(parent) or name_of_type(kind)
             return Root("attribute", name, "", *self._class_place(kind, ""))
         if issubclass(kind, type):
-            return Root("class", parent.__qualname__, "", *self._class_place(parent, ""))
+            return Root("class", qualified_name_of_type(parent), "", *self._class_place(parent, ""))
         return None
 
     def variable(self, child: int) -> Root | None:
@@ -126,12 +136,18 @@ class Names:
 
     def _class_place(self, kind: type, attribute: str) -> tuple[str, int]:
         """The file of a class, and the line that sets an attribute of its objects."""
+        found = self._places.get((id(kind), attribute))
+        if found is None:
+            found = self._places[id(kind), attribute] = self._find_class_place(kind, attribute)
+        return found
+
+    def _find_class_place(self, kind: type, attribute: str) -> tuple[str, int]:
         for base in bases_of(kind):
             first = ("", 0)
             for value in list(namespace_of_type(base).values()):
                 if type(value) is types.FunctionType:
                     code = value.__code__
-                    line = setting_line(code, attribute, ("STORE_ATTR",)) if attribute else 0
+                    line = self._lines.setting(code, attribute, ("STORE_ATTR",)) if attribute else 0
                     if line:
                         return code.co_filename, line
                     first = first if first[0] else (code.co_filename, 0)
@@ -155,7 +171,7 @@ class Names:
             if kind is types.CellType or kind is types.MethodType:
                 continue
             if issubclass(kind, BaseException) and type(lower) in (types.TracebackType, types.FrameType):
-                error = kind.__name__
+                error = name_of_type(kind)
                 continue
             if kind is types.TracebackType:
                 continue
@@ -167,7 +183,7 @@ class Names:
             if frame is not None:
                 continue
             if issubclass(kind, SEQUENCES):
-                container = container or kind.__name__
+                container = container or name_of_type(kind)
                 path += "[*]"
             elif issubclass(kind, dict):
                 key = self.key_of(upper, id(lower))
@@ -177,7 +193,7 @@ class Names:
                 elif key is not None and len(key) <= MAX_KEY and not any(c.isdigit() for c in key):
                     path += f"[{key!r}]"
                 else:
-                    container = container or kind.__name__
+                    container = container or name_of_type(kind)
                     path += "[*]"
             elif dict_of(upper) is lower:
                 attribute = "pending"

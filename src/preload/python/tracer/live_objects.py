@@ -16,9 +16,14 @@ from .torch_api import Module
 OBJECT_LIMIT = 20_000_000
 
 
+def are_searchable() -> bool:
+    """False when the program has too many objects to search."""
+    return sys.getallocatedblocks() <= OBJECT_LIMIT
+
+
 def live_objects(*kinds) -> list:
     """The live objects of these types; none when the program has too many objects to search."""
-    if sys.getallocatedblocks() > OBJECT_LIMIT:
+    if not are_searchable():
         return []
     return find_objects(gc.get_objects, *kinds)
 

@@ -4,24 +4,24 @@ It begins at the live tensors that are no parameters, buffers, gradients or opti
 autograd graphs, and goes from each to the objects that refer to it until the program has a name for one. The
 answer goes into the trace, one row for each holder, and to the caller.
 
-Nothing is kept alive by it: while it runs no other thread of Python does, and every reference is gone at its
-end. No code of the program runs. It is bounded in time (MEMTRACE_RETAINED).
+Nothing is kept alive by it: every reference is gone at its end. Other threads of Python go on meanwhile, and
+what they let go of then lives until the end of the search. No code of the program runs. It is bounded in time
+(MEMTRACE_RETAINED).
 """
 
 from __future__ import annotations
 
 import gc
 import json
-import sys
 import time
 import types
 
 from .failures import count
+from .frames import Lines, running_variables
 from .frames import learn as learn_frames
-from .frames import running_variables
-from .graphs import Base, Graphs, bases_of, grad_fn_of, namespace_of_type
-from .holders import SEQUENCES, Names, Root, dict_of, is_own
-from .live_objects import live_objects
+from .graphs import Base, Graphs, bases_of, grad_fn_of, known_layouts, namespace_of_type
+from .holders import SEQUENCES, Names, Root, dict_of, is_own, name_of_type
+from .live_objects import OBJECT_LIMIT, are_searchable, live_objects
 from .main_code import main_code
 from .native import (
     RETAINED_MS,
@@ -45,12 +45,22 @@ MIN_BYTES = 64 << 10
 AGE = 2
 MAX_TEXT = 700
 UNKNOWN = -2
+# What has been kept since one of the first steps has been kept from the beginning.
+FIRST_STEPS = 5
+# Of the time of a search, the part after which it only names what it has.
+SEARCHING = 0.75
+# Objects between two looks at the clock.
+STRIDE = 1024
+# Targets that are named between two looks at the clock.
+LOOK = 16
 
-GROWS, TRACEBACK, OLD, RECENT = "grows", "traceback", "old", "recent"
+GROWS, TRACEBACK, WINDOW, OLD, RECENT = "grows", "traceback", "window", "old", "recent"
 RETAINED = (GROWS, TRACEBACK)
 
 _plain: dict[type, bool] = {}
-_state = {"is_learned": False, "is_busy": False, "walks": 0}
+_state = {"is_busy": False, "walks": 0}
+# Whether the layout of frames is known.
+_known = {"frames": False}
 address_of = getattr(Base, "const_data_ptr", None) or Base.data_ptr
 offset_of, item_size = Base.storage_offset, Base.element_size
 gradient_of, is_leaf = Base.grad.__get__, Base.is_leaf.__get__
@@ -147,6 +157,8 @@ class Search:
         # From an object to those that it refers to.
         self._below: dict[int, list[int]] = {}
         self._above: dict[int, int] = {}
+        # The same for objects that no name leads to.
+        self._unnamed_above: dict[int, int] = {}
         # The ids that a name leads to.
         self.reached: set[int] = set()
 
@@ -178,7 +190,10 @@ class Search:
                 self.is_whole = False
                 break
             pairs = iter(found)
-            for parent, child in zip(pairs, pairs, strict=True):
+            for number, (parent, child) in enumerate(zip(pairs, pairs, strict=True)):
+                if number % STRIDE == 0 and time.monotonic() > self._deadline:
+                    self.is_whole = False
+                    break
                 if child in self._ends or is_own(parent) or id(parent) == id(found):
                     continue
                 end = self._names.root(parent, child)
@@ -190,7 +205,7 @@ class Search:
                 self._add(id(parent), child, seen, following)
             del found, pairs
             frontier = following
-            if not frontier:
+            if not frontier or not self.is_whole:
                 break
         self._connect()
 
@@ -210,6 +225,9 @@ class Search:
                     self.reached.add(child)
                     self._above[child] = parent
                     queue.append(child)
+        self._unnamed_above = {
+            child: parent for parent, children in self._below.items() for child in children
+        }
 
     def describe(self, target: int, thing) -> dict | None:
         """The holder of a target, which is `thing`; None when no object of Python refers to it."""
@@ -220,14 +238,13 @@ class Search:
         end = self._ends.get(chain[0])
         if end is None:
             # The outermost object that was found.
-            above = {child: parent for parent, children in self._below.items() for child in children}
             top = target
             for _ in range(LEVELS):
-                top = above.get(top, top)
+                top = self._unnamed_above.get(top, top)
             if top == target or top not in self._objects:
                 return None
             kind = type(self._objects[top])
-            root = Root("unnamed", "", f"{kind.__name__} object", "", 0)
+            root = Root("unnamed", "", f"{name_of_type(kind)} object", "", 0)
             return self._names.describe(root, [])
         root, keep = end
         objects = [self._objects.get(number, thing) for number in chain]
@@ -239,28 +256,51 @@ def walk(why: str) -> list[dict]:
     what asked for it."""
     if _state["is_busy"]:
         return []
-    _state["is_busy"] = True
-    interval = sys.getswitchinterval()
-    # Another thread that let go of a tensor meanwhile would find it alive.
-    sys.setswitchinterval(60)
-    begin = time.monotonic()
     try:
+        _state["is_busy"] = True
+        begin = time.monotonic()
         with without_torch_function(), without_torch_dispatch():
-            holders, is_whole = _holders(begin + RETAINED_MS / 1000)
-        _record(why, holders, is_whole, begin)
+            holders, is_whole, reason = _holders(begin, RETAINED_MS / 1000)
+        _record(why, holders, is_whole, reason, begin)
         return holders
     except Exception as error:
         count("search for what is retained", error)
         return []
     finally:
-        sys.setswitchinterval(interval)
         _state["is_busy"] = False
 
 
-def _holders(deadline: float) -> tuple[list[dict], bool]:
-    if not _state["is_learned"]:
-        _state["is_learned"] = True
-        learn_frames()
+def _each(things, deadline: float):
+    """The things, until the deadline."""
+    for number, thing in enumerate(things):
+        if number % STRIDE == 0 and time.monotonic() > deadline:
+            return
+        yield thing
+
+
+def _unknown() -> str:
+    """What cannot be read of this program, or nothing."""
+    _known["frames"] = _known["frames"] or learn_frames()
+    if not known_layouts:
+        return "what autograd's graphs have saved cannot be read with this torch"
+    return "" if _known["frames"] else "the variables of running functions cannot be read with this Python"
+
+
+def _chosen(by_size: list[int]) -> list[int]:
+    """At most TARGETS: the largest, and as many of the rest, evenly: of equal ones some of each step."""
+    if len(by_size) <= TARGETS:
+        return by_size
+    half = TARGETS // 2
+    count_of_rest = len(by_size) - half
+    return by_size[:half] + [by_size[half + index * count_of_rest // half] for index in range(half)]
+
+
+def _holders(begin: float, seconds: float) -> tuple[list[dict], bool, str]:
+    """The holders, whether the search has seen everything, and why not when it is not for lack of time."""
+    if not are_searchable():
+        return [], False, f"the program has more than {OBJECT_LIMIT // 10**6} million objects"
+    reason = _unknown()
+    deadline, end = begin + seconds * SEARCHING, begin + seconds
     things = live_objects(Module, Optimizer, Tensor, BaseException, types.TracebackType)
     modules = [thing for thing in things if issubclass(type(thing), Module)]
     optimizers = [thing for thing in things if issubclass(type(thing), Optimizer)]
@@ -268,9 +308,10 @@ def _holders(deadline: float) -> tuple[list[dict], bool]:
     tensors = {id(thing): thing for thing in things if issubclass(type(thing), Tensor)}
     owned = _owned(modules, optimizers)
     frames = _frames_of_errors(errors)
-    nodes = [(number, node) for number, tensor in tensors.items() if (node := _node_of(tensor)) is not None]
+    looked_at = list(_each(tensors, deadline))
+    nodes = [(number, node) for number in looked_at if (node := _node_of(tensors[number])) is not None]
     graphs = Graphs(nodes, deadline)
-    pointers = {number: _pointer(tensor) for number, tensor in tensors.items()}
+    pointers = {number: _pointer(tensors[number]) for number in _each(looked_at, deadline)}
     direct = {n: p for n, p in pointers.items() if p and p not in owned and block_step(p) != UNKNOWN}
     saved: dict[int, set[int]] = {}
     for number, (_, storages) in graphs.by_root.items():
@@ -281,8 +322,11 @@ def _holders(deadline: float) -> tuple[list[dict], bool]:
         {*direct, *saved},
         key=lambda n: -sum(map(block_bytes, saved.get(n, ()))) - block_bytes(direct.get(n, 0)),
     )
-    targets = by_size[:TARGETS]
-    search = Search(Names(*running_variables(), main_code()), graphs.root_of, frames, deadline)
+    targets = _chosen(by_size)
+    if len(targets) < len(by_size):
+        reason = reason or f"it looked at {len(targets)} of {len(by_size)} tensors"
+    names = Names(*running_variables(), main_code(), Lines(end))
+    search = Search(names, graphs.root_of, frames, deadline)
     own = [id(own) for own in (things, modules, optimizers, errors, tensors, nodes, *nodes, frames)]
     search.run(set(targets), [*own, *graphs.ids()])
     # Storages with a holder of their own. torch itself keeps the object of a tensor that a node has saved.
@@ -290,7 +334,11 @@ def _holders(deadline: float) -> tuple[list[dict], bool]:
     groups: dict[str, dict] = {}
     placed: set[int] = set()
     # Variables and containers before graphs: a storage is told once.
+    described = 0
     for number in sorted(targets, key=lambda number: number in saved):
+        if described % LOOK == 0 and time.monotonic() > end:
+            break
+        described += 1
         found = search.describe(number, tensors[number])
         if found is None:
             continue
@@ -307,8 +355,9 @@ def _holders(deadline: float) -> tuple[list[dict], bool]:
             placed.add(pointer)
             group["bytes"] += block_bytes(pointer)
             group["births"].add(block_step(pointer))
-    is_whole = graphs.is_whole and search.is_whole
-    return _judged(list(groups.values())), is_whole
+    is_whole = not reason and graphs.is_whole and search.is_whole
+    is_whole = is_whole and len(pointers) == len(tensors) and described == len(targets)
+    return _judged(list(groups.values())), is_whole, reason
 
 
 def _node_of(tensor):
@@ -319,6 +368,12 @@ def _node_of(tensor):
         return None
 
 
+def _goes_on(births: list[int], step: int) -> bool:
+    """Returns True if the last of these steps is no longer ago than twice their usual distance."""
+    births = [born for born in births if born >= 0]
+    return (step - AGE - births[-1]) * (len(births) - 1) <= 2 * (births[-1] - births[0])
+
+
 def _judged(groups: list[dict]) -> list[dict]:
     """Says of each holder whether it keeps more from step to step, and puts the largest first."""
     step = current_step()
@@ -327,8 +382,8 @@ def _judged(groups: list[dict]) -> list[dict]:
         old = [born for born in births if 0 <= born <= step - AGE]
         if group["kind"] == "traceback" and old:
             verdict = TRACEBACK
-        elif len(old) > 1:
-            verdict = GROWS
+        elif len(old) > 1 and _goes_on(births, step):
+            verdict = GROWS if old[0] <= max(FIRST_STEPS, step // 2) else WINDOW
         elif births and births[0] <= step - AGE:
             verdict = OLD
         else:
@@ -342,7 +397,7 @@ def _judged(groups: list[dict]) -> list[dict]:
     return groups[:HOLDERS]
 
 
-def _record(why: str, holders: list[dict], is_whole: bool, begin: float) -> None:
+def _record(why: str, holders: list[dict], is_whole: bool, reason: str, begin: float) -> None:
     _state["walks"] += 1
     number = _state["walks"]
     for holder in holders:
@@ -357,6 +412,7 @@ def _record(why: str, holders: list[dict], is_whole: bool, begin: float) -> None
         "retained": len(retained),
         "bytes": sum(holder["bytes"] for holder in retained),
         "is_whole": is_whole,
+        "reason": reason,
         "ms": round((time.monotonic() - begin) * 1000),
     }
     record_retained(json.dumps(summary))

@@ -1,0 +1,23 @@
+"""Keeps tensors in a window of five steps and a table filled in three, which do not grow, and in a list that
+does."""
+
+import collections
+import sys
+
+import memtrace
+import torch
+
+table, window, everything = {}, collections.deque(maxlen=5), []
+for step in range(100):
+    memtrace.step(step)
+    if step < 3:
+        table[step] = torch.ones(1 << 18, device="cuda")
+    window.append(torch.ones(1 << 18, device="cuda"))
+    if step % 10 == 0:
+        everything.append(torch.ones(1 << 18, device="cuda"))
+for holder in memtrace.retained(everything=True):
+    print(holder["name"], holder["verdict"])
+# Too many objects.
+real, sys.getallocatedblocks = sys.getallocatedblocks, lambda: 30_000_000
+assert memtrace.retained() == []
+sys.getallocatedblocks = real
