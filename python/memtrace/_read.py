@@ -71,9 +71,11 @@ def read(
 
 
 def _source(file: dict[str, Any], written_out: str) -> Source:
-    """A file as `memtrace files --json` lists it. If rows stand for others (MEMTRACE_DETAIL), the command
-    writes all of them to `written_out`, which may be far larger. The row that a cut copy, or a program that is
-    writing, ends with is left out, as in every report."""
+    """A file as `memtrace files --json` lists it.
+
+    If rows stand for others (MEMTRACE_DETAIL), the command writes all of them to `written_out`, which may be
+    far larger. The row that a cut copy, or a program that is writing, ends with is left out, as in every
+    report."""
     path, lines = file["file"], None
     if file["repeats"]:
         _command.run(["export", "--to", "csv", "-o", written_out, "--", path])

@@ -186,7 +186,7 @@ impl<'a> Predictor<'a> {
         self
     }
 
-    /// The same with the requests of the first list, for [`Predictor::requests`].
+    /// The same with the requests of the first list, for [`Prediction::requests`].
     fn with_requests(mut self) -> Predictor<'a> {
         self.makes_requests = true;
         self
