@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import atexit
+import sys
 import time
 
-from .graphs import learn as learn_graphs
+from .failures import count
 from .hooks import after_backward, after_forward, after_step, before_forward, before_step
 from .known_objects import use_known_tensors
-from .main_code import remember_main
 from .native import MEMORY_UNIT, MODULE_PATHS, RETAINED_MS, hide, hook_vectorcall, leave_module
-from .retained import (
-    retained,
-    retained_at_exit,
-    retained_at_oom,
-    retained_growth,
-    retained_on_request,
-)
 from .steps import hook_steps
-from .torch_api import Module, is_compiling, nn_module, optim_optimizer, set_eval_frame
+from .torch_api import Module, is_compiling, nn_module, optim_optimizer, set_eval_frame, torch
 from .uncalled import tag_everything_held, tag_registered
 
 
@@ -47,17 +40,40 @@ def install() -> dict:
         "track": tag_registered,
     }
     if RETAINED_MS:
-        remember_main()
-        learn_graphs()
-        callbacks |= {
-            "retained": retained,
-            "retained_at_oom": retained_at_oom,
-            "retained_growth": retained_growth,
-            "retained_on_request": retained_on_request,
-        }
-        # The last of the functions at exit, in most programs.
-        atexit.register(hide(retained_at_exit))
+        callbacks |= searches()
     return callbacks
+
+
+def searches() -> dict:
+    """The searches for what holds memory, by name: none on an older Python, and none in a torch whose tensors
+    have another base. All else works without them."""
+    has_base = hasattr(torch._C, "TensorBase") or hasattr(torch._C, "_TensorBase")
+    if sys.version_info < (3, 10) or not has_base:
+        return {}
+    try:
+        # Not at the top: they read more of torch than the hooks do.
+        from .graphs import learn
+        from .main_code import remember_main
+        from .retained import (
+            retained,
+            retained_at_exit,
+            retained_at_oom,
+            retained_growth,
+            retained_on_request,
+        )
+    except Exception as error:
+        count("search for what is retained", error)
+        return {}
+    remember_main()
+    learn()
+    # The last of the functions at exit, in most programs.
+    atexit.register(hide(retained_at_exit))
+    return {
+        "retained": retained,
+        "retained_at_oom": retained_at_oom,
+        "retained_growth": retained_growth,
+        "retained_on_request": retained_on_request,
+    }
 
 
 def hook_module_calls() -> bool:
