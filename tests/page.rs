@@ -234,6 +234,36 @@ fn report_page_hides_a_sampled_line_that_flattens_the_others() {
     }
 }
 
+/// What holds memory stands on the page as in the report, also where a name is markup; without a search nothing does.
+#[test]
+fn report_page_tells_who_has_retained_memory() {
+    let mut trace = TraceBuilder::new(Meta { world_size: 1, ..Meta::default() });
+    trace.alloc(1 << 20, Row::default());
+    let mark = |trace: &mut TraceBuilder, text: Value| {
+        let row = Row { event: EventName::Mark, api: "retained", ..Row::default() };
+        trace.change(Row { name: &text.to_string(), ..row }, [0; 3]);
+    };
+    let holder = serde_json::json!({
+        "walk": 1, "holder": "list `<img src=x onerror=owned=1>` (train.py:41)", "verdict": "grows", "bytes": 360 << 20,
+        "tensors": 0, "graphs": 120, "nodes": 960, "first_step": 0, "last_step": 119, "steps": 120,
+    });
+    mark(&mut trace, holder);
+    let search = serde_json::json!({ "walk": 1, "why": "exit", "step": 120, "is_whole": false, "ms": 7 });
+    mark(&mut trace, search);
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("host.r0.1.csv");
+    std::fs::write(&path, trace.finish()).unwrap();
+    let Some(page) = Page::of(&[&path], &[]) else { return };
+    let report = run(memtrace().arg("retained").arg(&path));
+    let line =
+        "3.00 MiB a step: list `<img src=x onerror=owned=1>` (train.py:41) keeps 120 graphs, 360.00 MiB";
+    assert!(report.contains(line), "{report}");
+    page.check("retained", &["step 120: the program ended", line, "has not seen everything"]);
+    if let Some(page) = Page::of(&[&fixture("gpt")], &[]) {
+        page.check("retained", &[]);
+    }
+}
+
 #[test]
 fn report_page_escapes_names_that_are_markup() {
     let names = ["</script><script>owned=1</script>", "<img src=x onerror=owned=1>", "<!--{script}-->"];

@@ -21,6 +21,7 @@ use crate::state::group::{Key, sorted};
 use crate::state::last_oom::LastOom;
 use crate::state::replay::{self, HOST, Metric};
 use crate::state::replay_trace::{Replayed, replay_rows, replay_rows_knowing};
+use crate::state::retained::{self, RetainedSearch, RetainedSearches};
 use crate::state::series::TimeGrid;
 use crate::whatif::{self, Change, Contents};
 
@@ -35,6 +36,7 @@ pub(super) struct FirstReading {
     time_ns: (i64, i64),
     /// The changes that could lower a peak.
     changes: Vec<Change>,
+    retained: RetainedSearches,
 }
 
 impl FirstReading {
@@ -59,9 +61,13 @@ impl FirstReading {
         let mut ooms: Vec<(i32, Option<LastOom>)> = Vec::new();
         let mut time: Option<(i64, i64)> = None;
         let mut contents = Contents::default();
-        let wanted = replay::COLUMNS.plus(EventName::RangeBegin, Columns::of(&["api", "name"]));
+        let mut retained = RetainedSearches::default();
+        let wanted = replay::COLUMNS
+            .plus(EventName::RangeBegin, Columns::of(&["api", "name"]))
+            .plus(EventName::Mark, retained::MARK_COLUMNS);
         let replayed = replay_rows_knowing(trace, wanted, options, metric, flow, |row, replay| {
             contents.feed(row, &replay.symbols);
+            retained.feed_row(row, &replay.symbols);
             if replay.in_window() {
                 let (start, _) = *time.get_or_insert((replay.ts_ns, replay.ts_ns));
                 time = Some((start, replay.ts_ns));
@@ -87,7 +93,7 @@ impl FirstReading {
         // A program without torch has nothing to change.
         let changes =
             if metric == Metric::Allocated { contents.candidates(&replayed.symbols) } else { Vec::new() };
-        Ok(FirstReading { replayed, metric, sizes, ooms, time_ns, changes })
+        Ok(FirstReading { replayed, metric, sizes, ooms, time_ns, changes, retained })
     }
 
     /// The GPUs that were used, the highest peak first.
@@ -151,6 +157,21 @@ impl FirstReading {
         line
     }
 
+    /// What holds memory that earlier steps left behind: the moment of the search, a line for each holder, and why
+    /// it has not seen everything. Null when nobody searched or nothing was found.
+    fn retained(&self, options: &Options) -> Value {
+        let has_oom = !self.ooms.is_empty();
+        let search = if has_oom { self.retained.at_oom() } else { self.retained.telling() };
+        let lines = |search: &RetainedSearch| -> Vec<String> {
+            search.retained().map(|holder| holder.line(options.units)).collect()
+        };
+        let told = search.map(|search| (search, lines(search))).filter(|(_, lines)| !lines.is_empty());
+        told.map_or(
+            Value::Null,
+            |(search, lines)| json!({ "moment": search.moment(), "lines": lines, "gap": search.gap() }),
+        )
+    }
+
     /// The second reading: fills a track for each device that was used. `size` gives the number of time
     /// buckets and of allocations of a device.
     pub(super) fn second_reading(
@@ -163,6 +184,7 @@ impl FirstReading {
     ) -> Result<Vec<Value>> {
         let mut tracks = Vec::new();
         let mut about = Vec::new();
+        let retained = self.retained(options);
         for (ordinal, metric) in self.devices(options) {
             let Some(device) = self.replayed.replay.find(ordinal) else { continue };
             let at_peak = self.replayed.replay.at_peak(ordinal, false);
@@ -205,6 +227,7 @@ impl FirstReading {
                 "finished": !self.replayed.replay.problems.unfinished,
                 "lost": self.replayed.replay.counts.lost,
                 "pinned_peak": pinned_peak,
+                "retained": retained,
             }));
             tracks.push(Track::new(TrackPlan {
                 ordinal,

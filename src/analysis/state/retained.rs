@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::error::Result;
 use crate::options::Options;
-use crate::read::record::{Columns, Wanted};
+use crate::read::record::{Columns, Record, Wanted};
 use crate::read::stream::TraceFile;
 use crate::read::symbols::SymbolTable;
 use crate::render::numbers::counted;
@@ -187,6 +187,9 @@ impl Holder {
     }
 }
 
+/// The columns that [`RetainedSearches::feed_row`] needs of a mark.
+pub const MARK_COLUMNS: Columns = Columns::of(&["api", "name", "step"]);
+
 /// The searches of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RetainedSearches {
@@ -196,6 +199,13 @@ pub struct RetainedSearches {
 }
 
 impl RetainedSearches {
+    /// Takes a row of any event, with the columns [`MARK_COLUMNS`] of a mark.
+    pub fn feed_row(&mut self, row: &Record, symbols: &SymbolTable) {
+        if row.event == EventName::Mark && *symbols.get(row.api) == *Api::Retained.as_str() {
+            self.feed(&symbols.get(row.name));
+        }
+    }
+
     /// Takes the text of a row.
     fn feed(&mut self, text: &str) {
         let Ok(value) = serde_json::from_str::<Value>(text) else { return };
@@ -224,11 +234,18 @@ impl RetainedSearches {
         });
     }
 
-    /// The last search that found something retained; otherwise the last one.
+    /// The last search that found something retained which no later one has found to be bounded; otherwise the last
+    /// one.
     #[must_use]
     pub fn telling(&self) -> Option<&RetainedSearch> {
-        let found = self.all.iter().rev().find(|search| search.retained().next().is_some());
-        found.or_else(|| self.all.last())
+        let stands = |(index, search): &(usize, &RetainedSearch)| {
+            let later = || self.all[index + 1..].iter().flat_map(|search| &search.holders);
+            search
+                .retained()
+                .any(|holder| !later().any(|other| other.holder == holder.holder && !other.is_retained()))
+        };
+        let found = self.all.iter().enumerate().rev().find(stands);
+        found.map(|(_, search)| search).or_else(|| self.all.last())
     }
 
     /// The first search at an OOM, which is the one that the report `oom` tells of; otherwise [`Self::telling`].
@@ -244,13 +261,9 @@ impl RetainedSearches {
     pub fn read(trace: &TraceFile, options: &Options) -> Result<RetainedSearches> {
         let mut found = RetainedSearches::default();
         let symbols = SymbolTable::default();
-        let columns = Columns::of(&["api", "name", "step"]);
-        let wanted = Wanted::all_events(Columns::of(&["seq"])).plus(EventName::Mark, columns);
-        let api = symbols.intern(Api::Retained.as_str());
+        let wanted = Wanted::all_events(Columns::of(&["seq"])).plus(EventName::Mark, MARK_COLUMNS);
         trace.read(wanted, options.lenient, &symbols, |row| {
-            if row.event == EventName::Mark && row.api == api {
-                found.feed(&symbols.get(row.name));
-            }
+            found.feed_row(row, &symbols);
             ControlFlow::Continue(())
         })?;
         Ok(found)
@@ -284,6 +297,10 @@ mod tests {
             "3.00 MiB a step: list `losses` (train.py:41) keeps 120 graphs, 360.00 MiB of steps 0-119"
         );
         assert_eq!(first.moment(), "step 120: the program ended");
+        // A later search has seen that the list is bounded.
+        searches.feed(&holder(3, "window", 360 << 20));
+        searches.feed(r#"{"walk":3,"why":"call","step":122}"#);
+        assert_eq!(searches.telling().map(|search| search.number), Some(3));
     }
 
     #[test]

@@ -481,6 +481,20 @@ def advice(path, answer):
     print("advice", len(changes))
 
 
+def retained(path, *told):
+    """The box of what holds memory has these texts, and nothing of them is markup; without any it is hidden."""
+    for width, dark in [(1400, False), (390, True)]:
+        with Open(path, width=width, dark=dark) as it:
+            assert it.page.is_visible("#retained") == bool(told)
+            text = it.text("#retained") if told else ""
+            for part in told:
+                assert part in text, (part, text)
+            assert it.page.evaluate("typeof owned") == "undefined"
+            wide = it.page.evaluate("document.documentElement.scrollWidth - innerWidth")
+            assert wide <= 0, (width, wide)
+            accessible(it)
+
+
 def no_advice(path, reason):
     """Without a change that helps the page says why."""
     with Open(path, "#advice=0") as it:

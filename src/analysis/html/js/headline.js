@@ -182,8 +182,20 @@ painters.headline = () => {
   if (op && op !== "(none)") fact("op at the peak", op, "");
   const steps = t.steps.length ? t.steps.last[t.steps.length - 1] - t.steps.first[0] + 1 : 0;
   fact("duration", duration(t.duration_ns), `${counted(steps, "step")}, ${counted(t.rows, "event")}`);
+  paintRetained(t.retained);
   document.title = `${t.oom ? "out of memory" : `${bytes(peak.bytes)} peak`}, ${words}`;
 };
+
+/** What holds memory that earlier steps left behind, as `memtrace retained` tells it. */
+function paintRetained(found) {
+  const box = $("retained");
+  box.hidden = !found;
+  if (!found) return;
+  const list = element("ul", "");
+  for (const line of found.lines) list.append(element("li", "", line));
+  box.replaceChildren(element("b", "", `Retained (${found.moment})`), list);
+  if (found.gap) box.append(element("p", "quiet", found.gap));
+}
 
 const total = (groups) => groups.reduce((sum, group) => sum + group[1], 0) || 1;
 
