@@ -72,7 +72,7 @@ fn format_markdown_and_csv_have_the_tables_of_each_report_and_json_is_json() {
     }
     let csv = stdout(&memtrace(&["peak", gpt, "--format", "csv"]));
     let mut reader = csv::Reader::from_reader(csv.as_bytes());
-    let bytes = reader.headers().unwrap().iter().position(|head| head == "bytes").unwrap();
+    let bytes = reader.headers().unwrap().iter().position(|head| head == "own").unwrap();
     let sum: i64 = reader.records().map(|row| row.unwrap()[bytes].parse::<i64>().unwrap()).sum();
     assert!(sum > 100 << 20, "{sum}");
     let json = |form: &[&str]| stdout(&memtrace(&[&["peak", gpt], form].concat()));

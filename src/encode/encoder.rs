@@ -136,9 +136,11 @@ impl Encoder {
             Payload::HostAlloc(alloc) => self.alloc(call(alloc.call, true), &alloc, sink),
             Payload::HostFree(free) => self.call_free(&call(free, true), sink),
             Payload::FreeCompleted { address } => self.free_completed(tid, header, address, sink),
-            Payload::RangeBegin { name } => self.named(EventName::RangeBegin, tid, header, name, sink),
-            Payload::RangeEnd { name } => self.named(EventName::RangeEnd, tid, header, name, sink),
-            Payload::Mark { name } => self.named(EventName::Mark, tid, header, name, sink),
+            Payload::RangeBegin { name, class } => {
+                self.named(EventName::RangeBegin, tid, header, (name, class), sink)
+            }
+            Payload::RangeEnd { name } => self.named(EventName::RangeEnd, tid, header, (name, 0), sink),
+            Payload::Mark { name } => self.named(EventName::Mark, tid, header, (name, 0), sink),
             Payload::Op { bytes, duration_ns, overload } => {
                 self.op(tid, header, (bytes, duration_ns, overload), sink)
             }

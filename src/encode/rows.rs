@@ -100,17 +100,18 @@ impl Encoder {
         self.emit(&Row { event: live.kind.free_event(), delta_bytes: -live.bytes, ..row }, sink)
     }
 
-    /// The row of a range or of a mark.
+    /// The row of a range or of a mark, with its name and the class of a module, which is 0 for others.
     pub(crate) fn named<S: RowSink>(
         &mut self,
         event: EventName,
         tid: u32,
         header: &Header,
-        name: u32,
+        (name, class): (u32, u32),
         sink: &mut S,
     ) -> Result<(), S::Error> {
         let base = self.base(tid, &Header { device: Event::HOST, ..*header });
-        self.emit(&Row { event, source: LIBRARY, name: self.text(name), ..base }, sink)
+        let source = if class == 0 { LIBRARY } else { self.text(class) };
+        self.emit(&Row { event, source, name: self.text(name), ..base }, sink)
     }
 
     /// The row of a device sample.

@@ -88,7 +88,8 @@ macro_rules! columns {
                 /// the call: `cudaMalloc`, `caching_allocator`, ...; for `io` rows the use of the memory; see
                 /// Events
                 api: text = NONE, any, rare, plain;
-                /// the library that made the call: `libc10_cuda.so`, `libnccl.so.2`
+                /// the library that made the call: `libc10_cuda.so`, `libnccl.so.2`; for the `range_begin` of a
+                /// module's call the class of the module: `Linear`
                 source: text = NONE, any, rare, plain;
                 /// the `seq` of the allocation that this row belongs to; 0 for none; a reused address gets
                 /// a new one

@@ -3,25 +3,27 @@
 use serde_json::{Value, json};
 
 use crate::options::Options;
-use crate::read::symbols::SymbolTable;
 use crate::state::group::{KEYS, Key, sorted};
-use crate::state::replay::Block;
+use crate::state::replay::{Block, Replay};
 
 /// The most lines of each list; the rest is summed in one more.
 const MOST: usize = 200;
 
-/// The blocks by module, op, category, phase and step: `[key, bytes, blocks]`, largest first.
-pub(super) fn json(blocks: &[Block], symbols: &SymbolTable) -> Value {
+/// The blocks by module, op, category, phase and step: `[key, bytes, blocks]`, largest first. A module has also its number of
+/// modules, which is above 1 for repeated layers.
+pub(super) fn json(blocks: &[Block], replay: &Replay) -> Value {
     let mut all = serde_json::Map::new();
     for name in KEYS {
         let mut options = Options::default();
         options.values.insert("by", (*name).to_owned());
         // Only an invalid --depth is an error, and none is given.
         let Ok(key) = Key::from_options(&options) else { continue };
-        let groups = sorted(key.groups(blocks, symbols));
+        let groups = sorted(key.on_modules(replay, blocks).groups(blocks, &replay.symbols));
         let (first, rest) = groups.split_at(groups.len().min(MOST));
-        let mut lines: Vec<Value> =
-            first.iter().map(|(name, group)| json!([name, group.bytes, group.blocks])).collect();
+        let mut lines: Vec<Value> = first
+            .iter()
+            .map(|(name, group)| json!([name, group.bytes, group.blocks, group.modules]))
+            .collect();
         if !rest.is_empty() {
             let bytes: i64 = rest.iter().map(|(_, group)| group.bytes).sum();
             let count: u64 = rest.iter().map(|(_, group)| group.blocks).sum();

@@ -1,15 +1,14 @@
 //! The parts of a model in the stacked curve: the tree of modules, cut where the memory is.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use rustc_hash::FxHashMap;
 
 use crate::read::symbols::{NO_MODULE, Symbol, SymbolTable};
+use crate::state::module_layers::Layers;
 
 /// The most parts; all other modules form one more.
 const MOST: usize = 12;
-/// The numbered children of a level are merged when they are more than this: `h.*.mlp`.
-const MOST_LAYERS: usize = 8;
 
 /// The name of the part of all other modules.
 pub(super) const REST: &str = "(other)";
@@ -21,20 +20,13 @@ pub(super) struct ModuleCut {
     /// Modules, and whether their submodules belong to the part too.
     parts: BTreeMap<String, (usize, bool)>,
     known: FxHashMap<Symbol, usize>,
-    /// The levels with merged children: `GPT.h`.
-    layers: BTreeSet<String>,
+    layers: Layers,
 }
 
 impl ModuleCut {
     /// Splits the part with the most bytes repeatedly, while there are few parts. `bytes` are the bytes of
-    /// each module at the peak.
-    pub(super) fn new(bytes: &[(String, i64)]) -> ModuleCut {
-        let layers = layers(bytes);
-        let mut joined: BTreeMap<String, i64> = BTreeMap::new();
-        for (path, held) in bytes {
-            *joined.entry(starred(path, &layers)).or_default() += held;
-        }
-        let bytes: &[(String, i64)] = &joined.into_iter().collect::<Vec<_>>();
+    /// each module at the peak, with repeated layers joined.
+    pub(super) fn new(bytes: &[(String, i64)], layers: Layers) -> ModuleCut {
         // The path, whether it includes its submodules, and the bytes.
         let mut parts: Vec<(String, bool, i64)> = Vec::new();
         for (path, held) in bytes {
@@ -71,7 +63,7 @@ impl ModuleCut {
         if let Some(place) = self.known.get(&module) {
             return *place;
         }
-        let place = self.find(&starred(&symbols.or(module, NO_MODULE), &self.layers));
+        let place = self.find(&self.layers.joined(&symbols.or(module, NO_MODULE)));
         self.known.insert(module, place);
         place
     }
@@ -90,50 +82,6 @@ impl ModuleCut {
             }
         }
     }
-}
-
-fn is_number(name: &str) -> bool {
-    name.bytes().all(|byte| byte.is_ascii_digit())
-}
-
-/// The levels with many numbered children, as paths with stars at upper levels.
-fn layers(bytes: &[(String, i64)]) -> BTreeSet<String> {
-    let mut layers = BTreeSet::new();
-    loop {
-        let mut numbers: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
-        for (path, _) in bytes {
-            let mut upper = String::new();
-            for name in path.split('.') {
-                if is_number(name) && !layers.contains(&upper) {
-                    numbers.entry(upper.clone()).or_default().insert(name);
-                }
-                let name = if is_number(name) && layers.contains(&upper) { "*" } else { name };
-                push(&mut upper, name);
-            }
-        }
-        let before = layers.len();
-        layers.extend(numbers.into_iter().filter(|(_, all)| all.len() > MOST_LAYERS).map(|(upper, _)| upper));
-        if layers.len() == before {
-            return layers;
-        }
-    }
-}
-
-/// `path` with a star for each number at a level of `layers`.
-fn starred(path: &str, layers: &BTreeSet<String>) -> String {
-    let mut whole = String::new();
-    for name in path.split('.') {
-        let name = if is_number(name) && layers.contains(&whole) { "*" } else { name };
-        push(&mut whole, name);
-    }
-    whole
-}
-
-fn push(path: &mut String, name: &str) {
-    if !path.is_empty() {
-        path.push('.');
-    }
-    path.push_str(name);
 }
 
 /// The parts of `path`: itself alone if it has bytes, and each child with its submodules. `None` without
@@ -169,7 +117,7 @@ mod tests {
             [("GPT", 5), ("GPT.h.0.mlp", 50), ("GPT.h.1.mlp", 40), ("GPT.head", 30)]
                 .map(|(path, held)| (path.to_owned(), held))
                 .into();
-        let cut = ModuleCut::new(&bytes);
+        let cut = ModuleCut::new(&bytes, Layers::default());
         assert_eq!(cut.names, ["GPT.h.0.mlp", "GPT.h.1.mlp", "GPT.head", "GPT", REST]);
         assert_eq!(cut.find("GPT.h.1.mlp.fc"), 1);
         assert_eq!(cut.find("GPT"), 3);
@@ -178,19 +126,20 @@ mod tests {
     }
 
     #[test]
-    fn the_page_merges_many_layers() {
-        let bytes: Vec<(String, i64)> = (0..48)
-            .flat_map(|n| [(format!("GPT.h.{n}.attn"), 3), (format!("GPT.h.{n}.mlp"), 4)])
-            .chain([("GPT.head".to_owned(), 9)])
-            .collect();
-        let cut = ModuleCut::new(&bytes);
-        assert_eq!(cut.names, ["GPT.h.*.mlp", "GPT.h.*.attn", "GPT.head", REST]);
-        assert_eq!(cut.find(&starred("GPT.h.47.mlp.fc", &cut.layers)), 0);
+    fn the_page_merges_repeated_layers() {
+        let bytes: Vec<(String, i64)> = [("GPT.h.*.attn", 3), ("GPT.h.*.mlp", 4), ("GPT.head", 9)]
+            .map(|(path, held)| (path.to_owned(), held))
+            .into();
+        let layers = Layers::find(&[("GPT.h.0", Some("Block")), ("GPT.h.1", Some("Block"))]);
+        let mut cut = ModuleCut::new(&bytes, layers);
+        assert_eq!(cut.names, ["GPT.head", "GPT.h.*.mlp", "GPT.h.*.attn", REST]);
+        let symbols = SymbolTable::default();
+        assert_eq!(cut.index_of(symbols.intern("GPT.h.47.mlp.fc"), &symbols), 1);
     }
 
     #[test]
     fn the_page_keeps_a_wide_level_whole() {
         let bytes: Vec<(String, i64)> = (0..40).map(|n| (format!("Net.layer.x{n}"), 1)).collect();
-        assert_eq!(ModuleCut::new(&bytes).names, ["Net.layer", REST]);
+        assert_eq!(ModuleCut::new(&bytes, Layers::default()).names, ["Net.layer", REST]);
     }
 }

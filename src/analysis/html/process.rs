@@ -17,7 +17,7 @@ use crate::read::record::Columns;
 use crate::read::stream::TraceFile;
 use crate::read::symbols::Symbol;
 use crate::state::categories::KnownCategories;
-use crate::state::group::{Key, sorted};
+use crate::state::group::{Key, layers_of, sorted};
 use crate::state::last_oom::LastOom;
 use crate::state::replay::{self, HOST, Metric};
 use crate::state::replay_trace::{Replayed, replay_rows, replay_rows_knowing};
@@ -64,6 +64,7 @@ impl FirstReading {
         let mut retained = RetainedSearches::default();
         let wanted = replay::COLUMNS
             .plus(EventName::RangeBegin, Columns::of(&["api", "name"]))
+            .plus(EventName::RangeEnd, Columns::of(&["api", "name"]))
             .plus(EventName::Mark, retained::MARK_COLUMNS);
         let replayed = replay_rows_knowing(trace, wanted, options, metric, flow, |row, replay| {
             contents.feed(row, &replay.symbols);
@@ -189,7 +190,8 @@ impl FirstReading {
             let Some(device) = self.replayed.replay.find(ordinal) else { continue };
             let at_peak = self.replayed.replay.at_peak(ordinal, false);
             let (buckets, most) = size(ordinal);
-            let modules = sorted(Key::MODULE.groups(&at_peak, &self.replayed.symbols));
+            let layers = layers_of(&self.replayed.replay, &at_peak);
+            let modules = sorted(Key::MODULE.joining(&layers).groups(&at_peak, &self.replayed.symbols));
             let modules: Vec<_> = modules.into_iter().map(|(name, group)| (name, group.bytes)).collect();
             let none = SizeHistogram::default();
             let sizes = self.sizes.iter().find(|sizes| sizes.0 == ordinal).map_or(&none, |(_, sizes)| sizes);
@@ -214,8 +216,9 @@ impl FirstReading {
                 "peak_reserved": self.replayed.moment(device.peak(Metric::Reserved)),
                 "used_name": device.name_of(Metric::Used),
                 "peak_used": self.replayed.moment(device.peak(Metric::Used)),
-                "at_peak": groups::json(&at_peak, &self.replayed.symbols),
-                "at_oom": at_oom.as_ref().map(|blocks| groups::json(blocks, &self.replayed.symbols)),
+                "layers": layers.levels().collect::<Vec<_>>(),
+                "at_peak": groups::json(&at_peak, &self.replayed.replay),
+                "at_oom": at_oom.as_ref().map(|blocks| groups::json(blocks, &self.replayed.replay)),
                 "allocations": sizes.count,
                 "rows": self.replayed.replay.counts.rows,
                 "frees": self.replayed.replay.counts.of(EventName::Free),
@@ -235,7 +238,7 @@ impl FirstReading {
                 grid: TimeGrid::new(self.time_ns.0, self.time_ns.1, buckets),
                 moments: vec![device.peak(metric).seq, oom],
                 peak_ns: device.peak(metric).ts_ns,
-                module_cut: ModuleCut::new(&modules),
+                module_cut: ModuleCut::new(&modules, layers),
                 selection: BlockSelection::new(sizes, &at_peak, &at_oom.unwrap_or_default(), most),
             }));
         }

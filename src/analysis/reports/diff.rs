@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
 use super::report::{Answer, Report, Verdict, next};
@@ -16,7 +17,8 @@ use crate::render::heading::heading;
 use crate::render::numbers::change;
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::group::{self, Group, Key};
-use crate::state::replay::{Device, HOST, Metric};
+use crate::state::module_layers::Layers;
+use crate::state::replay::{Block, Device, HOST, Metric};
 use crate::state::replay_trace::{Replayed, replay_trace};
 
 /// `memtrace diff`.
@@ -39,6 +41,7 @@ impl Report for Diff {
         &[
             group::BY,
             group::DEPTH,
+            group::APART,
             Flag {
                 name: "fail-over",
                 value: Some("LIMIT"),
@@ -55,8 +58,13 @@ impl Report for Diff {
         let mut footer = Footer::default();
         inputs.iter().for_each(|input| footer.phantom.add(input));
         let mut printer = options.printer();
-        let before = DiffSide::new(&inputs[0], options, &by, &mut footer)?;
-        let after = DiffSide::new(&inputs[1], options, &by, &mut footer)?;
+        let mut before = DiffSide::new(&inputs[0], options, &by, &mut footer)?;
+        let mut after = DiffSide::new(&inputs[1], options, &by, &mut footer)?;
+        // A layer more must not change the names of all others.
+        let mut layers = before.layers();
+        layers.extend(&after.layers());
+        before.group(&by, &layers);
+        after.group(&by, &layers);
         heading(&mut printer, &inputs[0], &before.trace.meta);
         heading(&mut printer, &inputs[1], &after.trace.meta);
         if inputs.iter().any(|input| input.traces.len() > 1) {
@@ -125,7 +133,7 @@ struct DiffSide<'a> {
     trace: &'a TraceFile,
     replayed: Replayed,
     device: Device,
-    groups: rustc_hash::FxHashMap<String, Group>,
+    groups: FxHashMap<String, Group>,
     /// The peak of each step.
     steps: BTreeMap<i64, i64>,
 }
@@ -151,14 +159,27 @@ impl<'a> DiffSide<'a> {
             let Some(device) = replayed.fullest(Metric::Allocated, options).cloned() else { continue };
             steps.retain(|step, _| *step <= replayed.replay.last_step());
             footer.add(trace, &replayed, Some(device.ordinal));
-            let groups =
-                by.on(trace).groups(&replayed.replay.at_peak(device.ordinal, false), &replayed.symbols);
-            let new = DiffSide { trace, replayed, device, groups, steps };
+            let new = DiffSide { trace, replayed, device, groups: FxHashMap::default(), steps };
             if best.as_ref().is_none_or(|best| new.peak(Metric::Allocated) > best.peak(Metric::Allocated)) {
                 best = Some(new);
             }
         }
         best.ok_or_else(|| Error::usage(format!("{}: no GPU memory in this trace", input.path.display())))
+    }
+
+    fn at_peak(&self) -> Vec<Block> {
+        self.replayed.replay.at_peak(self.device.ordinal, false)
+    }
+
+    fn layers(&self) -> Layers {
+        group::layers_of(&self.replayed.replay, &self.at_peak())
+    }
+
+    /// Groups the blocks at the peak, with the repeated layers of both runs.
+    fn group(&mut self, by: &Key, layers: &Layers) {
+        let blocks = self.at_peak();
+        let by = by.on(self.trace).on_modules(&self.replayed.replay, &blocks).joining(layers);
+        self.groups = by.groups(&blocks, &self.replayed.symbols);
     }
 
     fn peak(&self, metric: Metric) -> i64 {
@@ -236,7 +257,8 @@ fn changes(before: &DiffSide<'_>, after: &DiffSide<'_>) -> Vec<(String, Group, G
 }
 
 fn owners(printer: &mut Printer, changes: &[(String, Group, Group)], by: &Key, options: &Options) {
-    let changed: Vec<_> = changes.iter().filter(|(_, old, new)| old != new).collect();
+    let changed: Vec<_> =
+        changes.iter().filter(|(_, old, new)| (old.bytes, old.blocks) != (new.bytes, new.blocks)).collect();
     if changed.is_empty() {
         printer.plain(format!("every {} has the same bytes at both peaks", by.name));
         return;

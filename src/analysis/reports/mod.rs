@@ -9,6 +9,7 @@ mod budget;
 mod check;
 mod diff;
 pub(crate) mod frag;
+mod group_table;
 pub(crate) mod leaks;
 mod ledger;
 mod mem_tracker;

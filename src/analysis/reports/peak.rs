@@ -3,6 +3,7 @@
 use memtrace_trace::text::WITHOUT_DETAIL;
 use serde_json::{Value, json};
 
+use super::group_table::print_groups;
 use super::report::{Answer, Report, next};
 use crate::error::{Error, Result};
 use crate::options::{Flag, Options};
@@ -11,8 +12,8 @@ use crate::read::input::Input;
 use crate::read::stream::TraceFile;
 use crate::render::footer::Footer;
 use crate::render::heading::heading;
-use crate::render::numbers::{bar, count, duration, percent, share};
-use crate::render::printer::{Cell, Printer, Side, Style, Table};
+use crate::render::numbers::{duration, share};
+use crate::render::printer::{Cell, Style};
 use crate::state::group::{self, Group, Key, sorted, without_mark};
 use crate::state::replay::{Device, Metric};
 use crate::state::replay_trace::{Replayed, replay_trace};
@@ -34,6 +35,7 @@ impl Report for Peak {
             &[
                 group::BY,
                 group::DEPTH,
+                group::APART,
                 Flag {
                     name: "of",
                     value: Some("TOTAL"),
@@ -101,6 +103,7 @@ fn answer(input: &Input, options: &Options, metric: Metric, by: &Key, best: Best
     if by.name == "category" && !options.is_set("as-of") {
         footer.note_inference(&replayed);
     }
+    let by = by.on_modules(&replayed.replay, &blocks);
     let mut groups = by.groups(&blocks, &replayed.symbols);
     // Cached by the allocator: no block has it, but the device counts it as in use.
     let listed: i64 = groups.values().map(|group| group.bytes).sum();
@@ -111,12 +114,18 @@ fn answer(input: &Input, options: &Options, metric: Metric, by: &Key, best: Best
             ("(not traced: context, others)", untraced),
         ];
         for (name, bytes) in rest.into_iter().filter(|(_, bytes)| *bytes > 0) {
-            groups.insert(name.to_owned(), Group { bytes, blocks: 0 });
+            groups.insert(name.to_owned(), Group { bytes, ..Group::default() });
         }
     }
     let groups = sorted(groups);
     if matches!(by.name, "line" | "stack") && !by.has_lines() {
         footer.notes.push("no lines of Python in this trace: MEMTRACE_STACKS=python records them".to_owned());
+    }
+    if by.name == "type" && !replayed.replay.classes.has_classes(&replayed.symbols) {
+        footer.notes.push(
+            "no classes of modules in this trace: an older version wrote it, or no module was called"
+                .to_owned(),
+        );
     }
     if !matches!(by.name, "size" | "step") {
         let missing =
@@ -152,18 +161,24 @@ fn answer(input: &Input, options: &Options, metric: Metric, by: &Key, best: Best
     }
     printer.gap();
     let top = options.top.unwrap_or(20);
-    table(&mut printer, &groups, by.name, peak.bytes, top, options);
+    print_groups(&mut printer, &groups, &by, ("bytes", peak.bytes), top, options);
     let json: Vec<Value> = groups
         .iter()
         .map(|(name, group)| {
             let (key, is_inferred) = without_mark(name);
-            json!({
+            let mut value = json!({
                 "key": key,
                 "inferred": is_inferred,
                 "bytes": group.bytes,
                 "blocks": group.blocks,
                 "share": share(group.bytes, peak.bytes),
-            })
+            });
+            if by.name == "module" {
+                value["total_bytes"] = group.total.into();
+                value["modules"] = group.modules.into();
+                value["largest_bytes"] = group.largest.into();
+            }
+            value
         })
         .collect();
     let json = json!({
@@ -192,40 +207,4 @@ fn memory_name(device: &Device, metric: Metric) -> String {
         Metric::Used => format!("memory of {}", Metric::UNSAMPLED),
         metric => format!("{} memory", metric.name()),
     }
-}
-
-fn table(
-    printer: &mut Printer,
-    groups: &[(String, Group)],
-    by: &str,
-    total: i64,
-    top: usize,
-    options: &Options,
-) {
-    let mut table = Table::new(&[
-        ("bytes", Side::Right),
-        ("share", Side::Right),
-        ("", Side::Left),
-        ("blocks", Side::Right),
-        (by, Side::Left),
-    ]);
-    let mut line = |bytes: i64, blocks: u64, name: Cell| {
-        table.row([
-            Cell::new(options.units.show(bytes).to_string(), Style::Strong),
-            percent(share(bytes, total)).into(),
-            bar(share(bytes, total), 16).into(),
-            count(blocks).into(),
-            name,
-        ]);
-    };
-    for (name, group) in groups.iter().take(top) {
-        line(group.bytes, group.blocks, name.as_str().into());
-    }
-    if groups.len() > top {
-        let rest = &groups[top..];
-        let bytes = rest.iter().map(|(_, group)| group.bytes).sum();
-        let blocks = rest.iter().map(|(_, group)| group.blocks).sum();
-        line(bytes, blocks, Cell::new(format!("{} more; --top N lists them", rest.len()), Style::Faint));
-    }
-    printer.table(&table);
 }

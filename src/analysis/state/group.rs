@@ -3,18 +3,19 @@
 use std::sync::Arc;
 
 use memtrace_trace::Category;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::error::Result;
 use crate::options::{Flag, Options};
 use crate::read::record::Columns;
 use crate::read::stream::TraceFile;
-use crate::read::symbols::{NO_CATEGORY, NO_LINE, NO_MODULE, NO_OP, NO_PHASE, NO_STACK, SymbolTable};
-use crate::state::replay::{Block, Owner};
+use crate::read::symbols::{NO_CATEGORY, NO_LINE, NO_MODULE, NO_OP, NO_PHASE, NO_STACK, Symbol, SymbolTable};
+use crate::state::module_layers::{Layers, ModuleClasses};
+use crate::state::replay::{Block, Owner, Replay};
 use crate::state::stacks::Stacks;
 
 /// The keys by which blocks can be grouped.
-pub const KEYS: &[&str] = &["module", "op", "category", "phase", "step", "size", "line", "stack"];
+pub const KEYS: &[&str] = &["module", "type", "op", "category", "phase", "step", "size", "line", "stack"];
 
 /// The option that selects one of [`KEYS`].
 pub const BY: Flag = Flag {
@@ -34,14 +35,27 @@ pub const DEPTH: Flag = Flag {
     help: "Join modules below the N-th level of their path",
 };
 
+/// The switch that shows repeated layers one by one.
+pub const APART: Flag =
+    Flag::switch("apart", "Show repeated layers apart: GPT.h.0, GPT.h.1, ... in place of GPT.h.*");
+
+/// The name of the group of the blocks of modules whose class is unknown.
+pub const NO_TYPE: &str = "(unknown type)";
+
 /// A key by which blocks are grouped.
 #[derive(Clone, Debug)]
 pub struct Key {
     /// One of [`KEYS`].
     pub name: &'static str,
     depth: Option<usize>,
+    /// True if repeated layers stay apart.
+    apart: bool,
     /// The stacks of the trace, where the key needs them.
     stacks: Option<Arc<Stacks>>,
+    /// The repeated layers to join.
+    layers: Option<Arc<Layers>>,
+    /// The classes of modules, where the key needs them.
+    classes: Option<Arc<ModuleClasses>>,
 }
 
 /// The blocks of one group.
@@ -51,13 +65,23 @@ pub struct Group {
     pub bytes: i64,
     /// The number of blocks.
     pub blocks: u64,
+    /// By module: the sum with all modules below, in bytes.
+    pub total: i64,
+    /// By module: the number of modules with blocks that are one group.
+    pub modules: u64,
+    /// By module: the bytes of the largest of these modules.
+    pub largest: i64,
 }
 
 impl Key {
-    /// By module, with whole paths.
-    pub const MODULE: Key = Key { name: "module", depth: None, stacks: None };
+    /// By module, with whole paths. [`Key::joining`] adds the repeated layers.
+    pub const MODULE: Key = Key::named("module");
     /// By category.
-    pub const CATEGORY: Key = Key { name: "category", depth: None, stacks: None };
+    pub const CATEGORY: Key = Key::named("category");
+
+    const fn named(name: &'static str) -> Key {
+        Key { name, depth: None, apart: false, stacks: None, layers: None, classes: None }
+    }
 
     /// The key that [`BY`] and [`DEPTH`] select.
     ///
@@ -66,7 +90,8 @@ impl Key {
     pub fn from_options(options: &Options) -> Result<Key> {
         let wanted = options.text(BY.name);
         let name = KEYS.iter().find(|key| **key == wanted).unwrap_or(&KEYS[0]);
-        Ok(Key { name, depth: options.count(DEPTH.name)?, stacks: None })
+        let (depth, apart) = (options.count(DEPTH.name)?, options.is_set(APART.name));
+        Ok(Key { depth, apart, ..Key::named(name) })
     }
 
     /// The columns that the key needs in addition to those of a replay.
@@ -82,10 +107,30 @@ impl Key {
         Key { stacks, ..self.clone() }
     }
 
+    /// The same key with the modules of a replay: their repeated layers, which `--apart` keeps apart, and their classes.
+    #[must_use]
+    pub fn on_modules(&self, replay: &Replay, blocks: &[Block]) -> Key {
+        let classes = (self.name == "type").then(|| Arc::new(replay.classes.clone()));
+        Key { classes, ..self.joining(&layers_of(replay, blocks)) }
+    }
+
+    /// The same key with these repeated layers, unless `--apart` keeps them apart.
+    #[must_use]
+    pub fn joining(&self, layers: &Layers) -> Key {
+        let layers = (self.name == "module" && !self.apart).then(|| Arc::new(layers.clone()));
+        Key { layers, ..self.clone() }
+    }
+
     /// Returns true if the trace has lines of Python.
     #[must_use]
     pub fn has_lines(&self) -> bool {
         self.stacks.as_deref().is_some_and(Stacks::has_lines)
+    }
+
+    /// Returns true if modules below a level of their path are joined.
+    #[must_use]
+    pub fn has_depth(&self) -> bool {
+        self.depth.is_some()
     }
 
     fn needs_stacks(&self) -> bool {
@@ -101,6 +146,7 @@ impl Key {
             "category" => NO_CATEGORY,
             "line" => NO_LINE,
             "stack" => NO_STACK,
+            "type" => NO_TYPE,
             _ => NO_MODULE,
         }
     }
@@ -134,13 +180,23 @@ impl Key {
             "category" => category(owner.category).to_owned(),
             "step" if owner.step < 0 => "before the first".to_owned(),
             "step" => owner.step.to_string(),
-            _ => {
-                let module = symbols.or(owner.module, NO_MODULE);
-                match self.depth {
-                    Some(depth) => upper_levels(&module, depth).to_owned(),
-                    None => module,
-                }
+            "type" if [Symbol::NONE, Symbol::SCRIPT, Symbol::WITHOUT_DETAIL].contains(&owner.module) => {
+                symbols.or(owner.module, NO_MODULE)
             }
+            "type" => {
+                let class = self.classes.as_ref().and_then(|classes| classes.of(owner.module, symbols));
+                class.map_or_else(|| NO_TYPE.to_owned(), |class| class.to_string())
+            }
+            _ => self.of_module(owner.module, symbols),
+        }
+    }
+
+    fn of_module(&self, module: Symbol, symbols: &SymbolTable) -> String {
+        let path = symbols.or(module, NO_MODULE);
+        let joined = self.layers.as_ref().map_or_else(|| path.clone(), |layers| layers.joined(&path));
+        match self.depth {
+            Some(depth) => upper_levels(&joined, depth).to_owned(),
+            None => joined,
         }
     }
 
@@ -161,12 +217,48 @@ impl Key {
             group.blocks += 1;
         }
         let mut groups: FxHashMap<String, Group> = FxHashMap::default();
+        let mut modules: FxHashMap<Symbol, i64> = FxHashMap::default();
         for (block, part) in owners.values() {
             let group = groups.entry(self.of(block, symbols)).or_default();
             group.bytes += part.bytes;
             group.blocks += part.blocks;
+            *modules.entry(block.owner.module).or_default() += part.bytes;
+        }
+        if self.name == "module" {
+            // Each layer by itself, with the modules that --depth joins into it.
+            let apart = Key { layers: None, ..self.clone() };
+            let mut layers: FxHashMap<String, (Symbol, i64)> = FxHashMap::default();
+            for (module, bytes) in modules {
+                layers.entry(apart.of_module(module, symbols)).or_insert((module, 0)).1 += bytes;
+            }
+            for (module, bytes) in layers.into_values() {
+                let group = groups.entry(self.of_module(module, symbols)).or_default();
+                group.modules += 1;
+                group.largest = group.largest.max(bytes);
+            }
+            add_totals(&mut groups);
         }
         groups
+    }
+}
+
+/// The repeated layers of a replay, and of blocks that it knows.
+#[must_use]
+pub fn layers_of(replay: &Replay, blocks: &[Block]) -> Layers {
+    let modules: FxHashSet<Symbol> = blocks.iter().map(|block| block.owner.module).collect();
+    replay.classes.layers(modules, &replay.symbols)
+}
+
+/// Adds to each group of modules the bytes of the groups below it.
+fn add_totals(groups: &mut FxHashMap<String, Group>) {
+    let own: Vec<(String, i64)> = groups.iter().map(|(name, group)| (name.clone(), group.bytes)).collect();
+    for (path, bytes) in own {
+        let ends = path.match_indices('.').map(|(end, _)| end).chain([path.len()]);
+        for end in ends {
+            if let Some(group) = groups.get_mut(&path[..end]) {
+                group.total += bytes;
+            }
+        }
     }
 }
 
@@ -218,6 +310,8 @@ fn upper_levels(path: &str, depth: usize) -> &str {
 
 #[cfg(test)]
 mod tests {
+    use memtrace_trace::memory::MemoryKind;
+
     use super::*;
 
     #[test]
@@ -225,5 +319,51 @@ mod tests {
         assert_eq!(upper_levels("GPT.h.0.mlp", 2), "GPT.h");
         assert_eq!(upper_levels("GPT", 2), "GPT");
         assert_eq!(upper_levels("GPT.h", 1), "GPT");
+    }
+
+    #[test]
+    fn groups_join_repeated_layers_with_their_number_sum_and_largest() {
+        let symbols = SymbolTable::default();
+        let block = |path: &str, bytes| {
+            let (category, step) = (Category::None, 0);
+            let [op, phase] = [Symbol::NONE; 2];
+            let owner = Owner { op, module: symbols.intern(path), phase, category, step };
+            let (kind, device, id, born_ns, requested, rounded) = (MemoryKind::Block, 0, 1, 0, bytes, bytes);
+            let (addr, stream, pool, stack, then, pass, died) = (0, 0, 0, 0, None, 0, None);
+            let (managed, inferred, in_window) = (false, false, true);
+            Block {
+                kind,
+                device,
+                id,
+                born_ns,
+                bytes,
+                requested,
+                rounded,
+                addr,
+                stream,
+                pool,
+                stack,
+                owner,
+                then,
+                pass,
+                died,
+                managed,
+                inferred,
+                in_window,
+            }
+        };
+        let blocks =
+            [block("N", 1), block("N.h.0", 2), block("N.h.1", 3), block("N.h.1", 4), block("N.h.1.a", 5)];
+        let layers = Layers::find(&[("N.h.0", Some("B")), ("N.h.1", Some("B"))]);
+        let groups = sorted(Key::MODULE.joining(&layers).groups(&blocks, &symbols));
+        let joined = Group { bytes: 9, blocks: 3, total: 14, modules: 2, largest: 7 };
+        assert_eq!(groups[0], ("N.h.*".to_owned(), joined));
+        assert_eq!(
+            groups[2],
+            ("N".to_owned(), Group { bytes: 1, blocks: 1, total: 15, modules: 1, largest: 1 })
+        );
+        assert_eq!(groups.iter().map(|(_, group)| group.bytes).sum::<i64>(), 15);
+        let apart = Key { apart: true, ..Key::MODULE }.joining(&layers);
+        assert_eq!(apart.groups(&blocks, &symbols).len(), 4);
     }
 }

@@ -9,6 +9,7 @@ pub mod last_oom;
 pub mod layout;
 pub mod live_blocks;
 pub mod live_run;
+pub mod module_layers;
 pub mod moment;
 pub mod op_calls;
 pub mod problems;

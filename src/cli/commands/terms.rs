@@ -189,6 +189,11 @@ pub(super) const TERMS: &[Term] = &[
         "Memory that a module's forward allocated and that is still held at its end: mostly \
          activations for the backward.",
     ),
+    term(&["own"], "The blocks of the module itself, without the modules below it."),
+    term(&["total"], "The blocks of the module and of all modules below it."),
+    term(&["largest"], "The bytes of the largest of the repeated layers that one row joins."),
+    term(&["own parameters"], "The parameters of the module itself, without the modules below it."),
+    term(&["type"], "The class of the module, such as Linear. A module that was never called has none."),
     term(&["recomputed"], "Forwards that a checkpoint ran again during the backward."),
     term(&["calls"], "The number of calls of a module, an operator or a function of CUDA."),
     term(&["took"], "The duration of the call; in `memtrace fit` that of a run, or of the runs of a row."),

@@ -125,7 +125,12 @@ fn recompute(ranges: &OpenRanges, version: u64, stream: i64) {
         if let Some(recorder) = Recorder::active().filter(|_| !pause::is_paused()) {
             for range in open.iter_mut().filter(|range| !range.has_row) {
                 range.has_row = true;
-                range_rows::record(range.api(), recorder, || Payload::RangeBegin { name: range.name }, 0);
+                range_rows::record(
+                    range.api(),
+                    recorder,
+                    || Payload::RangeBegin { name: range.name, class: range.class },
+                    0,
+                );
                 if range.id != 0 {
                     shared_ranges::set_has_row(range.id);
                 }

@@ -14,19 +14,20 @@ fn on_thread<R>(work: impl FnOnce(&OpenRanges) -> R) -> Option<R> {
     thread::with(|state| work(&state.ranges))
 }
 
-/// Opens the forward of the module object at `key` on this thread, and returns how many modules were open.
-pub(crate) fn enter(path: TextId, key: usize) -> usize {
+/// Opens the forward of the module object at `key`, of class `class`, on this thread. Returns how many modules were open.
+pub(crate) fn enter(path: TextId, class: TextId, key: usize) -> usize {
     on_thread(|thread| {
         if !thread.is_autograd() {
             steps::training_began();
         }
         let around = context::current().0;
         let mut range = OpenRange::new(Role::Module { path, key }, path, MODULE_DOMAIN);
+        range.class = class;
         range.around =
             Around { base: thread.base.get(), context: thread.context.get(), version: thread.version.get() };
         if let Some(recorder) = Recorder::active().filter(|_| !pause::is_paused()) {
             range.has_row = true;
-            range_rows::record(Api::Module, recorder, || Payload::RangeBegin { name: path }, around);
+            range_rows::record(Api::Module, recorder, || Payload::RangeBegin { name: path, class }, around);
         }
         thread.invalidate();
         let Ok(mut open) = thread.open.try_borrow_mut() else { return 0 };

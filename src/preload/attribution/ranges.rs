@@ -52,7 +52,12 @@ fn open(name: &str, domain: usize, category: Option<&str>, id: u64) {
         let context = context::current().0;
         if let Some(recorder) = Recorder::active().filter(|_| !pause::is_paused()) {
             range.has_row = true;
-            range_rows::record(range.api(), recorder, || Payload::RangeBegin { name: range.name }, context);
+            range_rows::record(
+                range.api(),
+                recorder,
+                || Payload::RangeBegin { name: range.name, class: range.class },
+                context,
+            );
         }
         if let Ok(mut open) = thread.open.try_borrow_mut() {
             open.push(range);

@@ -18,17 +18,17 @@ use crate::python::vectorcall::{self, Around, TracerFunction, positional, releas
 use crate::runtime::guard::shielded;
 use crate::runtime::thread;
 
-/// The path of each module object, by its address. Only a thread that holds the GIL takes the lock.
-static PATHS: Mutex<Option<FxHashMap<usize, TextId>>> = Mutex::new(None);
+/// The path and the class of each module object, by its address. Only a thread that holds the GIL takes the lock.
+static PATHS: Mutex<Option<FxHashMap<usize, (TextId, TextId)>>> = Mutex::new(None);
 
-fn with_paths<R>(work: impl FnOnce(&mut FxHashMap<usize, TextId>) -> R) -> R {
+fn with_paths<R>(work: impl FnOnce(&mut FxHashMap<usize, (TextId, TextId)>) -> R) -> R {
     work(PATHS.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default())
 }
 
-/// `assign_path(module, path)`.
+/// `assign_path(module, path, class)`.
 pub(crate) fn assign_path(arguments: Arguments<'_>) {
-    let (module, path) = (arguments.id(0), text_id(arguments.text(1)));
-    with_paths(|paths| paths.insert(module, path));
+    let (path, class) = (text_id(arguments.text(1)), text_id(arguments.text(2)));
+    with_paths(|paths| paths.insert(arguments.id(0), (path, class)));
 }
 
 /// `forget_module(id)`: the module has been garbage-collected.
@@ -71,8 +71,10 @@ impl Entered {
 }
 
 fn enter(module: usize) -> Entered {
-    let Some(path) = with_paths(|paths| paths.get(&module).copied()) else { return Entered::Unknown };
-    if module_ranges::enter(path, module) > 0 || thread::is_autograd() {
+    let Some((path, class)) = with_paths(|paths| paths.get(&module).copied()) else {
+        return Entered::Unknown;
+    };
+    if module_ranges::enter(path, class, module) > 0 || thread::is_autograd() {
         return Entered::Inside;
     }
     backward_passes::gradients_are_due();

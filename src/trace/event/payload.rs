@@ -96,6 +96,8 @@ pub enum Payload {
     RangeBegin {
         /// The id of the name.
         name: TextId,
+        /// The id of the class of a module; 0 for every other range.
+        class: TextId,
     },
     /// A range ended.
     RangeEnd {
@@ -323,9 +325,10 @@ impl Payload {
             }
             Payload::DeviceFree(free) | Payload::HostFree(free) => call(free, event),
             Payload::FreeCompleted { address } => Event { addr: address, ..event },
-            Payload::RangeBegin { name } | Payload::RangeEnd { name } | Payload::Mark { name } => {
-                Event { extra: i64::from(name), ..event }
+            Payload::RangeBegin { name, class } => {
+                Event { extra: i64::from(name), reserved: u64::from(class), ..event }
             }
+            Payload::RangeEnd { name } | Payload::Mark { name } => Event { extra: i64::from(name), ..event },
             Payload::Op { bytes, duration_ns, overload } => {
                 Event { size: bytes, extra: duration_ns as i64, reserved: u64::from(overload), ..event }
             }
@@ -447,7 +450,9 @@ impl Event {
             Kind::DeviceFree => Payload::DeviceFree(self.call()),
             Kind::HostFree => Payload::HostFree(self.call()),
             Kind::FreeCompleted => Payload::FreeCompleted { address: self.addr },
-            Kind::RangeBegin => Payload::RangeBegin { name: self.extra as TextId },
+            Kind::RangeBegin => {
+                Payload::RangeBegin { name: self.extra as TextId, class: self.reserved as TextId }
+            }
             Kind::RangeEnd => Payload::RangeEnd { name: self.extra as TextId },
             Kind::Mark => Payload::Mark { name: self.extra as TextId },
             Kind::Op => {
@@ -594,7 +599,7 @@ mod tests {
             Payload::DeviceFree(call),
             Payload::HostAlloc(AllocCall { call: Call { unreported: false, ..call }, ..alloc }),
             Payload::HostFree(Call { from_torch_allocator: false, ..call }),
-            Payload::RangeBegin { name: u32::MAX },
+            Payload::RangeBegin { name: u32::MAX, class: 6 },
             Payload::RangeEnd { name: 2 },
             Payload::Mark { name: 3 },
             Payload::DefineText { id: 4, length: 70 },

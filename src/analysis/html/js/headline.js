@@ -177,7 +177,10 @@ painters.headline = () => {
   if (t.oom && t.oom.requested_bytes >= 0)
     fact("requested at the OOM", bytes(t.oom.requested_bytes), `${duration(t.oom.ts_ns)} ${when(t.oom)}`);
   const top = t.atOpening.module[0];
-  if (top) fact(`largest module ${moment}`, top[0], `${bytes(top[1])}, ${percent(top[1] / sum)}`);
+  if (top) {
+    const layers = top[3] > 1 ? `, ${count(top[3])} modules` : "";
+    fact(`largest module ${moment}`, top[0], `own ${bytes(top[1])}, ${percent(top[1] / sum)}${layers}`);
+  }
   const op = peak.op;
   if (op && op !== "(none)") fact("op at the peak", op, "");
   const steps = t.steps.length ? t.steps.last[t.steps.length - 1] - t.steps.first[0] + 1 : 0;

@@ -2,8 +2,9 @@
 
 const TABLES = ["module", "category", "op", "phase", "step", "block"];
 const TREES = {
-  module: { text: "module, then category", path: (b) => [...b.module.split("."), b.category] },
-  category: { text: "category, then module", path: (b) => [b.category, ...b.module.split(".")] },
+  module: { text: "module, then category", path: (b) => [...b.joined.split("."), b.category] },
+  apart: { text: "module, layers apart, then category", path: (b) => [...b.module.split("."), b.category] },
+  category: { text: "category, then module", path: (b) => [b.category, ...b.joined.split(".")] },
   phase: { text: "phase, then op", path: (b) => [b.phase, b.op, b.category] },
 };
 
@@ -15,16 +16,30 @@ function blockWords(t, i) {
   return [strings[b.module[i]], strings[b.op[i]], strings[b.phase[i]], categories[b.category[i]]];
 }
 
+/** The path of a module with `*` for the numbers of repeated layers, as `memtrace peak` has it. */
+function joined(t, path) {
+  const levels = new Set(t.layers);
+  let whole = "";
+  for (const name of path.split(".")) {
+    const level = /^\d+$/.test(name) && levels.has(whole) ? "*" : name;
+    whole += (whole ? "." : "") + level;
+  }
+  return whole;
+}
+
 /** The listed blocks that are live at a moment, and the bytes of all others. */
 function liveAt(t, ts) {
   const b = t.blocks,
     { strings, categories } = page.about,
-    live = [];
+    live = [],
+    joins = new Map();
   let sum = 0;
   for (let i = 0; i < b.length; i++) {
     if (b.born[i] > ts) continue;
     if (b.age[i] >= 0 && b.born[i] + b.age[i] <= ts) continue;
     sum += b.bytes[i];
+    const module = strings[b.module[i]];
+    if (!joins.has(module)) joins.set(module, joined(t, module));
     live.push({
       id: b.id[i],
       bytes: b.bytes[i],
@@ -35,7 +50,8 @@ function liveAt(t, ts) {
       step: b.step[i],
       pool: b.pool[i],
       stream: b.stream[i],
-      module: strings[b.module[i]],
+      module,
+      joined: joins.get(module),
       op: strings[b.op[i]],
       phase: strings[b.phase[i]],
       category: categories[b.category[i]] + (b.inferred[i] ? " *" : ""),
@@ -64,7 +80,8 @@ function groupsAt(t, ts, at, by) {
   if (known) return known[by].map(([name, bytes, blocks]) => ({ name, bytes, blocks }));
   const groups = new Map();
   for (const block of at.live) {
-    const name = by === "step" ? (block.step < 0 ? "before the first" : String(block.step)) : block[by];
+    const key = by === "module" ? "joined" : by;
+    const name = by === "step" ? (block.step < 0 ? "before the first" : String(block.step)) : block[key];
     const group = groups.get(name) ?? { name, bytes: 0, blocks: 0 };
     group.bytes += block.bytes;
     group.blocks++;

@@ -290,7 +290,7 @@ impl LedgerState {
         let asleep_bytes: i64 = asleep.iter().map(|block| block.bytes).sum();
         let asleep =
             sorted(Key::CATEGORY.groups(&asleep, &replayed.symbols)).into_iter().map(|(name, group)| {
-                let Group { bytes, blocks } = group;
+                let Group { bytes, blocks, .. } = group;
                 LedgerLine {
                     group: "torch",
                     what: format!("torch: {name}"),

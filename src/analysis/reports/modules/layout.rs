@@ -1,18 +1,64 @@
 //! The layouts of the report: the table of modules, MemTracker's two layouts, and JSON.
 
 use memtrace_trace::units::Unit;
+use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
 use super::super::mem_tracker::{TYPES, rounds_to_nothing, value};
-use super::memory;
+use super::memory::{self, Memory};
 use super::natural_order::natural;
 use super::snapshots::{DeviceTypes, Snapshots};
 use super::tracker::{CallState, ModuleStats, Tracker, total};
 use crate::options::Options;
-use crate::render::numbers::count;
+use crate::render::numbers::{count, counted};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::render::rst;
-use crate::state::replay::HOST;
+use crate::state::group::APART;
+use crate::state::module_layers::Layers;
+use crate::state::replay::{HOST, Replay};
+
+/// A row of the table: a module, or repeated layers. All but numbers of calls and modules are in bytes.
+#[derive(Default)]
+struct ModuleRow {
+    path: String,
+    modules: u64,
+    calls: u64,
+    before: Option<i64>,
+    peak_forward: Option<i64>,
+    /// The sum of what the modules retain, and the most of one.
+    retained: i64,
+    largest: i64,
+    peak_backward: Option<i64>,
+    recomputed: u64,
+    own_parameters: i64,
+    /// Parameters, buffers, inputs, outputs.
+    memory: [Option<i64>; 4],
+}
+
+impl ModuleRow {
+    fn add(&mut self, stats: &ModuleStats, memory: &Memory) {
+        let highest = |state| stats.of(state).map(|series| series.highest);
+        let calls = |state| stats.of(state).map_or(0, |series| series.calls);
+        self.modules += 1;
+        self.calls += calls(CallState::PreForward);
+        self.before = self.before.max(highest(CallState::PreForward));
+        self.peak_forward = self.peak_forward.max(highest(CallState::PeakForward));
+        self.retained += stats.retained;
+        self.largest = self.largest.max(stats.retained);
+        self.peak_backward = self.peak_backward.max(highest(CallState::PeakBackward));
+        self.recomputed += calls(CallState::PreForwardAc);
+        self.own_parameters += memory.own_parameters();
+        let [parameters, buffers, inputs, outputs] = memory.columns();
+        let sum = |all: Option<i64>, one: Option<i64>| one.map(|one| all.unwrap_or(0) + one).or(all);
+        let [all_parameters, all_buffers, most_inputs, most_outputs] = self.memory;
+        self.memory = [
+            sum(all_parameters, parameters),
+            sum(all_buffers, buffers),
+            most_inputs.max(inputs),
+            most_outputs.max(outputs),
+        ];
+    }
+}
 
 impl Tracker {
     /// The modules in MemTracker's natural order.
@@ -22,7 +68,16 @@ impl Tracker {
         all
     }
 
-    pub(super) fn print(&self, printer: &mut Printer, options: &Options) {
+    /// The repeated layers of these modules; empty with `--apart`.
+    pub(super) fn layers(&self, replay: &Replay, options: &Options) -> Layers {
+        if options.is_set(APART.name) {
+            return Layers::default();
+        }
+        let paths = self.modules.keys().map(|path| replay.symbols.intern(path));
+        replay.classes.layers(paths, &replay.symbols)
+    }
+
+    pub(super) fn print(&self, printer: &mut Printer, layers: &Layers, options: &Options) {
         if self.modules.is_empty() {
             printer.plain(
                 "This trace has no module calls. Mark them with ranges: \
@@ -34,7 +89,9 @@ impl Tracker {
             self.print_memories(printer, options.units);
         }
         if options.is_set("full") || options.is_set("table") {
-            for (path, stats) in self.sorted() {
+            let (kept, deeper): (Vec<_>, Vec<_>) =
+                self.sorted().into_iter().partition(|(path, _)| self.keeps_calls(path));
+            for (path, stats) in kept {
                 printer.plain(format!("Module:  {path}"));
                 if options.is_set("table") {
                     print_table(printer, stats, &self.snapshots, options.units);
@@ -43,57 +100,101 @@ impl Tracker {
                 }
                 printer.gap();
             }
+            self.print_too_deep(printer, deeper.len());
             return;
         }
-        let mut table = Table::new(&[
-            ("calls", Side::Right),
-            ("before", Side::Right),
-            ("peak forward", Side::Right),
-            ("retained", Side::Right),
+        let rows = self.rows(layers);
+        let is_joined = rows.iter().any(|row| row.modules > 1);
+        let joined_columns =
+            |columns: &[(&'static str, Side)]| if is_joined { columns.to_vec() } else { Vec::new() };
+        let mut columns = vec![("calls", Side::Right)];
+        columns.extend(joined_columns(&[("modules", Side::Right)]));
+        columns.extend([("before", Side::Right), ("peak forward", Side::Right), ("retained", Side::Right)]);
+        columns.extend(joined_columns(&[("largest", Side::Right)]));
+        columns.extend([
             ("peak backward", Side::Right),
             ("recomputed", Side::Right),
+            ("own parameters", Side::Right),
             ("parameters", Side::Right),
             ("buffers", Side::Right),
             ("inputs", Side::Right),
             ("outputs", Side::Right),
             ("module", Side::Left),
         ]);
-        let sorted = self.sorted();
+        let mut table = Table::new(&columns);
+        let show = |bytes: i64| options.units.show(bytes).to_string();
+        let show_known = |bytes: Option<i64>| bytes.map_or_else(|| "-".to_owned(), show);
         let top = options.top.unwrap_or(40);
-        for (path, stats) in sorted.iter().take(top) {
-            let most = |state| {
-                stats.of(state).map_or_else(|| "-".to_owned(), |s| options.units.show(s.highest).to_string())
-            };
-            let calls = |state| stats.of(state).map_or(0, |series| series.calls);
-            let [parameters, buffers, inputs, outputs] = self.memories.of(path).columns().map(|bytes| {
-                bytes.map_or_else(|| "-".to_owned(), |bytes| options.units.show(bytes).to_string())
-            });
-            table.row([
-                count(calls(CallState::PreForward)).into(),
-                most(CallState::PreForward).into(),
-                Cell::new(most(CallState::PeakForward), Style::Strong),
-                options.units.show(stats.retained).to_string().into(),
-                most(CallState::PeakBackward).into(),
-                count(calls(CallState::PreForwardAc)).into(),
-                parameters.into(),
-                buffers.into(),
-                inputs.into(),
-                outputs.into(),
-                path.as_str().into(),
+        for row in rows.iter().take(top) {
+            let mut cells: Vec<Cell> = vec![count(row.calls).into()];
+            if is_joined {
+                cells.push(count(row.modules).into());
+            }
+            cells.extend([
+                show_known(row.before).into(),
+                Cell::new(show_known(row.peak_forward), Style::Strong),
+                show(row.retained).into(),
             ]);
+            if is_joined {
+                let largest = if row.modules > 1 { show(row.largest) } else { String::new() };
+                cells.push(largest.into());
+            }
+            cells.extend([
+                show_known(row.peak_backward).into(),
+                count(row.recomputed).into(),
+                show(row.own_parameters).into(),
+            ]);
+            cells.extend(row.memory.map(|bytes| Cell::from(show_known(bytes))));
+            cells.push(row.path.as_str().into());
+            table.row(cells);
         }
         printer.table(&table);
-        if sorted.len() > top {
-            printer
-                .line([Cell::new(format!("{} more; --top N lists them", sorted.len() - top), Style::Faint)]);
+        if rows.len() > top {
+            printer.line([Cell::new(format!("{} more; --top N lists them", rows.len() - top), Style::Faint)]);
         }
-        printer.plain("device memory, the maximum over all calls; --full shows each call by category");
+        self.print_too_deep(printer, 0);
+        printer.plain(
+            "device memory, the maximum over all calls, in the order of the model; each figure but own parameters includes \
+             the modules below; --full shows each call by category",
+        );
+        if is_joined {
+            printer.plain(
+                "* joins repeated layers: calls, retained, recomputed, parameters and buffers are their sums, largest is the most \
+                 that one retains, the others are maxima; --apart lists each",
+            );
+        }
         if !self.memories.has_io {
             printer.plain(memory::NO_IO);
         }
         if self.modules.values().all(|stats| stats.of(CallState::PreBackward).is_none()) {
             printer.plain("no row of the backward pass belongs to a module, so there are no backward states");
         }
+    }
+
+    /// Says how many modules are left out, `more` of them followed.
+    fn print_too_deep(&self, printer: &mut Printer, more: usize) {
+        let deeper = self.too_deep() + more;
+        if deeper > 0 {
+            printer.plain(format!(
+                "{} at deeper levels of their path left out; --depth N sets the deepest level",
+                counted(deeper as u64, "module")
+            ));
+        }
+    }
+
+    /// The rows of the table: the modules, with repeated layers joined.
+    fn rows(&self, layers: &Layers) -> Vec<ModuleRow> {
+        let mut rows: Vec<ModuleRow> = Vec::new();
+        let mut places: FxHashMap<String, usize> = FxHashMap::default();
+        for (path, stats) in self.sorted() {
+            let joined = layers.joined(path);
+            let place = *places.entry(joined.clone()).or_insert_with(|| {
+                rows.push(ModuleRow { path: joined, ..ModuleRow::default() });
+                rows.len() - 1
+            });
+            rows[place].add(stats, &self.memories.of(path));
+        }
+        rows
     }
 
     /// Prints parameters, buffers, inputs and outputs of each module as a table.
@@ -129,8 +230,14 @@ impl Tracker {
                         (series.state.name().to_owned(), kept.into())
                     })
                     .collect();
+                let highest: serde_json::Map<String, Value> = stats
+                    .states
+                    .iter()
+                    .map(|series| (series.state.name().to_owned(), series.highest.into()))
+                    .collect();
                 let mut module = json!({
                     "module": path,
+                    "highest_bytes": highest,
                     "calls": stats.of(CallState::PreForward).map_or(0, |series| series.calls),
                     "retained_bytes": stats.retained,
                     "states": states,

@@ -28,6 +28,8 @@ pub(super) struct Memory {
     has_calls: bool,
     /// Bytes of tagged blocks, now and at the peak: parameters, buffers.
     tagged: [(i64, i64); 2],
+    /// The same for the parameters of this module without its submodules.
+    tagged_here: (i64, i64),
 }
 
 impl Memory {
@@ -45,6 +47,11 @@ impl Memory {
         self.has_calls.then_some(self.most[which])
     }
 
+    /// The parameters of the module without its submodules, in bytes.
+    pub(super) fn own_parameters(&self) -> i64 {
+        self.tagged_here.1
+    }
+
     /// Parameters, buffers, inputs and outputs, for a table.
     pub(super) fn columns(&self) -> [Option<i64>; 4] {
         [Some(self.own(0)), Some(self.own(1)), self.largest_call(0), self.largest_call(1)]
@@ -54,6 +61,7 @@ impl Memory {
     pub(super) fn add_to(&self, value: &mut Value) {
         let calls = |bytes: &Vec<i64>| if self.has_calls { json!(bytes) } else { Value::Null };
         value["parameter_bytes"] = self.own(0).into();
+        value["own_parameter_bytes"] = self.own_parameters().into();
         value["buffer_bytes"] = self.own(1).into();
         value["input_bytes"] = calls(&self.inputs);
         value["output_bytes"] = calls(&self.outputs);
@@ -136,6 +144,11 @@ impl Memories {
                 let (now, most) = &mut memory.tagged[which];
                 *now = now.wrapping_add(rounded);
                 *most = (*most).max(*now);
+                if which == 0 && path.len() == module.len() {
+                    let (now, most) = &mut memory.tagged_here;
+                    *now = now.wrapping_add(rounded);
+                    *most = (*most).max(*now);
+                }
             }
         }
     }

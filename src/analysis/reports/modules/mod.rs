@@ -32,7 +32,7 @@ use crate::state::group;
 use crate::state::replay::Metric;
 use crate::state::replay_trace::replay_trace;
 use memtrace_trace::config::Ops;
-use tracker::Tracker;
+use tracker::{Depth, Tracker};
 
 /// `memtrace modules`.
 pub(super) struct Modules;
@@ -53,7 +53,11 @@ impl Report for Modules {
     fn flags(&self) -> &'static [Flag] {
         const {
             &[
-                Flag { default: "2", help: "Modules down to the N-th level of their path", ..group::DEPTH },
+                Flag {
+                    help: "Modules down to the N-th level of their path; without it all, and with --full or --table two",
+                    ..group::DEPTH
+                },
+                group::APART,
                 Flag {
                     name: "calls",
                     value: Some("N"),
@@ -81,7 +85,10 @@ impl Report for Modules {
         let mut printer = options.printer();
         let mut footer = Footer::new(input);
         let mut json = Vec::new();
-        let depth = options.count(group::DEPTH.name)?.unwrap_or(2);
+        let depth = match options.count(group::DEPTH.name)? {
+            Some(depth) => Depth { followed: depth, kept: depth },
+            None => Depth { followed: usize::MAX, kept: 2 },
+        };
         let calls = options.count("calls")?.unwrap_or(100);
         for (index, trace) in input.traces.iter().enumerate() {
             let mut tracker = Tracker::new(depth, calls, options);
@@ -119,7 +126,8 @@ impl Report for Modules {
                 footer.notes.push(format!("{} without a begin", counted(tracker.unmatched, "range end")));
             }
             process_heading(&mut printer, input, index);
-            tracker.print(&mut printer, options);
+            let layers = tracker.layers(&replayed.replay, options);
+            tracker.print(&mut printer, &layers, options);
             json.push(json!({
                 "file": trace.path.display().to_string(),
                 "rank": trace.meta.rank,

@@ -94,6 +94,11 @@ impl ModuleStats {
     }
 }
 
+/// The level of a module in its path, from 1.
+fn level(path: &str) -> usize {
+    path.matches('.').count() + 1
+}
+
 fn highest(snapshot: &DeviceTypes) -> i64 {
     snapshot.iter().filter(|(device, _)| **device != HOST).map(|(_, types)| total(types)).max().unwrap_or(0)
 }
@@ -114,8 +119,19 @@ struct OpenCall {
     memory: CallMemory,
 }
 
+/// The levels of the path of a module that are followed.
+#[derive(Clone, Copy)]
+pub(super) struct Depth {
+    /// Deeper modules are only counted.
+    pub(super) followed: usize,
+    /// The calls of deeper modules are not kept one by one.
+    pub(super) kept: usize,
+}
+
 pub(super) struct Tracker {
-    depth: usize,
+    depth: Depth,
+    /// The called modules below `depth.followed`.
+    deeper: FxHashSet<String>,
     keep: usize,
     op_boundary: bool,
     rounded: bool,
@@ -134,9 +150,10 @@ pub(super) struct Tracker {
 }
 
 impl Tracker {
-    pub(super) fn new(depth: usize, keep: usize, options: &Options) -> Tracker {
+    pub(super) fn new(depth: Depth, keep: usize, options: &Options) -> Tracker {
         Tracker {
             depth,
+            deeper: FxHashSet::default(),
             keep,
             op_boundary: options.is_set("op-boundary"),
             rounded: options.is_set(ROUNDED.name),
@@ -155,6 +172,21 @@ impl Tracker {
     /// The number of module calls that the trace leaves open.
     pub(super) fn open_calls(&self) -> usize {
         self.ranges.values().flatten().filter(|(_, call)| call.is_some()).count()
+    }
+
+    /// The called modules that are too deep to be followed.
+    pub(super) fn too_deep(&self) -> usize {
+        self.deeper.len()
+    }
+
+    /// Returns true if the calls of a module are kept one by one.
+    pub(super) fn keeps_calls(&self, path: &str) -> bool {
+        level(path) <= self.depth.kept
+    }
+
+    /// The number of calls of a module that are kept.
+    fn kept_calls(&self, path: &str) -> usize {
+        if self.keeps_calls(path) { self.keep } else { 0 }
     }
 
     pub(super) fn feed(&mut self, row: &Record, replay: &Replay) {
@@ -198,17 +230,18 @@ impl Tracker {
 
     /// Records `state` of the module at `path`: the memory before row `seq`.
     fn add(&mut self, path: &str, state: CallState, seq: i64) {
+        let keep = self.kept_calls(path);
         let stats = self.modules.entry(path.to_owned()).or_default();
         let series = stats.series(state);
         series.calls += 1;
         series.highest = series.highest.max(highest(&self.now));
-        if series.kept.len() < self.keep {
+        if series.kept.len() < keep {
             series.kept.push(self.snapshots.take(&self.now, seq - 1));
         }
     }
 
     /// The path of the module whose range opens; `None` when the range is not a module, or is too deep.
-    fn path_of(&self, row: &Record, replay: &Replay) -> Option<String> {
+    fn path_of(&mut self, row: &Record, replay: &Replay) -> Option<String> {
         let name = replay.symbols.get(row.name);
         let path = match meaning(&name, None, &[]) {
             // The forward of a torch.nn.Module: its name is its path.
@@ -219,7 +252,14 @@ impl Tracker {
             Meaning::Phase(_) | Meaning::Op(_) | Meaning::Step(_) | Meaning::Library => return None,
         };
         // CUDA's libraries open ranges for their C++ functions, which are not modules.
-        (path.matches('.').count() < self.depth && !path.contains("::")).then_some(path)
+        if path.contains("::") {
+            return None;
+        }
+        if level(&path) > self.depth.followed {
+            self.deeper.insert(path);
+            return None;
+        }
+        Some(path)
     }
 
     fn begin(&mut self, row: &Record, replay: &Replay) {
@@ -244,6 +284,7 @@ impl Tracker {
         peak: Option<CallState>,
         seq: i64,
     ) -> OpenCall {
+        let keep = self.kept_calls(&path);
         let stats = self.modules.entry(path.clone()).or_default();
         // A forward has one backward: more of it, after rows of another owner, is no further call.
         let resumed = before == CallState::PreBackward
@@ -259,7 +300,7 @@ impl Tracker {
             self.now.iter().map(|(device, types)| (*device, total(types))).collect();
         let mut kept_peak = None;
         if let Some(series) = peak.and_then(|peak| self.modules.get(&path)?.of(peak)) {
-            kept_peak = series.kept.len().checked_sub(1).filter(|_| series.calls as usize <= self.keep);
+            kept_peak = series.kept.len().checked_sub(1).filter(|_| series.calls as usize <= keep);
             if let Some(kept) = kept_peak.filter(|_| resumed) {
                 let so_far = self.snapshots.get(&series.kept[kept]);
                 local_peak = so_far.iter().map(|(device, types)| (*device, total(types))).collect();
@@ -278,8 +319,9 @@ impl Tracker {
     }
 
     fn leave(&mut self, call: OpenCall, seq: i64) {
+        let keep = self.kept_calls(&call.path);
         if call.after == CallState::PostForward {
-            self.memories.end_call(&call.path, &call.memory, self.keep);
+            self.memories.end_call(&call.path, &call.memory, keep);
         }
         let stats = self.modules.entry(call.path.clone()).or_default();
         if call.after == CallState::PostForward {
@@ -289,7 +331,7 @@ impl Tracker {
             let series = stats.series(call.after);
             series.calls = series.calls.saturating_sub(1);
             // The entry of the last call is kept only while there are few.
-            if (series.calls as usize) < self.keep
+            if (series.calls as usize) < keep
                 && let Some(first_part) = series.kept.pop()
             {
                 self.snapshots.remove(&first_part);
@@ -340,7 +382,7 @@ impl Tracker {
             self.leave(call, row.seq);
         }
         let ends = module.match_indices('.').map(|(end, _)| end).chain([module.len()]);
-        for path in ends.take(self.depth).map(|end| &module[..end]) {
+        for path in ends.take(self.depth.followed).map(|end| &module[..end]) {
             // A container (`GPT.h`) is never called, so it has no states.
             let was_called = self.modules.contains_key(path);
             if was_called && !self.backward.iter().any(|call| call.path == path) {

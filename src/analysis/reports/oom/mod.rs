@@ -5,6 +5,7 @@ mod case;
 use serde_json::json;
 
 use super::advise::Advised;
+use super::group_table::print_groups;
 use super::report::{Answer, Report, next};
 use super::retained::print_retained;
 use crate::error::Result;
@@ -15,8 +16,7 @@ use crate::read::record::Columns;
 use crate::read::stream::TraceFile;
 use crate::render::footer::Footer;
 use crate::render::heading::heading;
-use crate::render::numbers::{bar, count, percent, share};
-use crate::render::printer::{Printer, Side, Table};
+use crate::render::printer::Printer;
 use crate::state::detail::DetailedSteps;
 use crate::state::group::{Key, sorted};
 use crate::state::layout::{self, Layout};
@@ -120,25 +120,10 @@ fn holders(printer: &mut Printer, replayed: &Replayed, ordinal: i32, options: &O
     let live: Vec<Block> = replayed.replay.live_on(ordinal, false);
     let total: i64 = live.iter().map(|block| block.bytes).sum();
     let kinds = sorted(Key::CATEGORY.groups(&live, &replayed.symbols));
-    let modules = sorted(Key::MODULE.groups(&live, &replayed.symbols));
-    for (title, groups, most) in [("category", kinds, 9), ("module", modules, options.top.unwrap_or(10))] {
+    let by_module = Key::MODULE.on_modules(&replayed.replay, &live);
+    let modules = sorted(by_module.groups(&live, &replayed.symbols));
+    for (by, groups, most) in [(&Key::CATEGORY, kinds, 9), (&by_module, modules, options.top.unwrap_or(10))] {
         printer.gap();
-        let mut table = Table::new(&[
-            ("held", Side::Right),
-            ("share", Side::Right),
-            ("", Side::Left),
-            ("blocks", Side::Right),
-            (title, Side::Left),
-        ]);
-        for (name, group) in groups.iter().take(most) {
-            table.row([
-                options.units.show(group.bytes).to_string().into(),
-                percent(share(group.bytes, total)).into(),
-                bar(share(group.bytes, total), 16).into(),
-                count(group.blocks).into(),
-                name.as_str().into(),
-            ]);
-        }
-        printer.table(&table);
+        print_groups(printer, &groups, by, ("held", total), most, options);
     }
 }

@@ -25,6 +25,7 @@ use crate::state::detail::{DetailedSteps, MARK_COLUMNS};
 use crate::state::device::Devices;
 pub use crate::state::device::{Device, Moment};
 use crate::state::live_blocks::{FreedSlot, LiveBlocks};
+use crate::state::module_layers::{ModuleClasses, RANGE_COLUMNS};
 pub use crate::state::problems::{Counts, Problems};
 
 /// The columns needed of every row.
@@ -50,7 +51,7 @@ pub const COLUMNS: Wanted = Wanted::all_events(ANY.and(MEMORY).and(OWNED))
     .except(EventName::Free, MEMORY)
     .except(EventName::Op, ANY)
     .except(EventName::Io, ANY)
-    .except(EventName::RangeBegin, ANY)
+    .except(EventName::RangeBegin, ANY.and(RANGE_COLUMNS))
     .except(EventName::RangeEnd, ANY)
     .except(EventName::Mark, ANY.and(MARK_COLUMNS))
     .except(EventName::Lost, ANY.and(Columns::of(&["requested_bytes"])))
@@ -96,6 +97,8 @@ pub struct Replay {
     last_alloc: i64,
     /// The phases and ops that inference depends on.
     pub phases: Phases,
+    /// The classes of the called modules.
+    pub classes: ModuleClasses,
     /// The symbols of the rows.
     pub symbols: SymbolTable,
     /// Categories that an earlier reading inferred, for a trace without tags.
@@ -140,6 +143,7 @@ impl Replay {
             passes: Passes::default(),
             last_alloc: 0,
             phases: Phases::new(symbols),
+            classes: ModuleClasses::default(),
             symbols: symbols.clone(),
             known: KnownCategories::default(),
             window,
@@ -216,6 +220,7 @@ impl Replay {
         match row.event {
             EventName::Oom => self.totals(row),
             EventName::Sample => self.sample(row),
+            EventName::RangeBegin => self.classes.feed(row, &self.symbols),
             EventName::Lost => {
                 let lost = row.requested_bytes.max(0).cast_unsigned();
                 self.counts.lost = self.counts.lost.saturating_add(lost);

@@ -399,7 +399,9 @@ fn groups(process: &LiveProcess, by: usize) -> Vec<(String, Group)> {
     options.values.insert("by", GROUPINGS[by].to_owned());
     // Only an invalid --depth is an error, and none is given.
     let Ok(key) = Key::from_options(&options) else { return Vec::new() };
-    memtrace_analysis::state::group::sorted(key.groups(&blocks, &process.symbols))
+    memtrace_analysis::state::group::sorted(
+        key.on_modules(&process.replay, &blocks).groups(&blocks, &process.symbols),
+    )
 }
 
 fn keys(page: &mut Printer, settings: &ViewSettings) {

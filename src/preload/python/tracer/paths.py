@@ -62,7 +62,7 @@ def _assign_path(module, path: str, root_id: int) -> None:
     if module_id not in _references:
         _references[module_id] = weakref.ref(module, hide(lambda _: _forget(module_id)))
     _paths[module_id], _root_ids[module_id] = path, root_id
-    assign_path(module, path)
+    assign_path(module, path, class_name(module))
 
 
 def _root_name(root) -> str:

@@ -40,6 +40,8 @@ pub(crate) struct OpenRange {
     pub(crate) role: Role,
     /// The whole name, for the rows.
     pub(crate) name: TextId,
+    /// The class of a module; 0 for other ranges.
+    pub(crate) class: TextId,
     /// The id of a start/end range; 0 for push/pop.
     pub(crate) id: u64,
     /// The id of its phase in the process-wide list; 0 for none.
@@ -60,6 +62,7 @@ impl OpenRange {
         OpenRange {
             role,
             name,
+            class: 0,
             id: 0,
             phase: 0,
             domain,

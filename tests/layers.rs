@@ -1,0 +1,121 @@
+//! Repeated layers: `GPT.h.*` in the tables of modules, and the classes of modules.
+
+use std::fs;
+use std::path::Path;
+use std::process::Output;
+
+use memtrace_analysis::testing::TraceBuilder;
+use memtrace_trace::{EventName, Row};
+use serde_json::Value;
+use tempfile::TempDir;
+
+#[path = "common/torch.rs"]
+#[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
+mod harness;
+use harness::{Torch, scripts, succeeded, text};
+
+fn memtrace(arguments: &[&str], trace: &Path) -> Output {
+    harness::memtrace().args(arguments).arg(trace).output().unwrap()
+}
+
+fn printed(arguments: &[&str], trace: &Path) -> String {
+    succeeded(&arguments.join(" "), &memtrace(arguments, trace))
+}
+
+fn json(arguments: &[&str], trace: &Path) -> Value {
+    serde_json::from_str(&printed(&[arguments, &["--json"]].concat(), trace)).unwrap()
+}
+
+/// A model with `layers` blocks, each of a class and with 2 MiB of its own and 1 MiB in its `fc`; `head` has 4 MiB.
+fn model(layers: usize, class: &str) -> Vec<u8> {
+    let mut trace = TraceBuilder::default();
+    let mut call = |path: &str, class: &str, bytes: i64| {
+        let row = Row { phase: "forward", step: 0, ..Row::default() };
+        let range = Row { api: "module", name: path, source: class, ..row };
+        trace.raw(Row { event: EventName::RangeBegin, ..range });
+        trace.alloc(bytes, Row { op: "aten::mm", module: path, ..row });
+        trace.raw(Row { event: EventName::RangeEnd, ..range });
+    };
+    for layer in 0..layers {
+        call(&format!("N.h.{layer}"), class, 2 << 20);
+        call(&format!("N.h.{layer}.fc"), "Linear", 1 << 20);
+    }
+    call("N.head", "Linear", 4 << 20);
+    trace.finish()
+}
+
+fn written(folder: &TempDir, name: &str, bytes: &[u8]) -> std::path::PathBuf {
+    let path = folder.path().join(name);
+    fs::write(&path, bytes).unwrap();
+    path
+}
+
+fn keys(answer: &Value, list: &str) -> Vec<String> {
+    answer[list].as_array().unwrap().iter().map(|each| each["key"].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn layers_join_in_peak_and_modules_and_an_option_shows_them_apart() {
+    let folder = TempDir::new().unwrap();
+    let path = written(&folder, "a.csv", &model(3, "Block"));
+    let found = json(&["peak"], &path);
+    assert_eq!(keys(&found, "groups"), ["N.h.*", "N.head", "N.h.*.fc"]);
+    let first = &found["groups"][0];
+    let mib = |name: &str| first[name].as_i64().unwrap() >> 20;
+    assert_eq!((mib("bytes"), mib("total_bytes"), mib("largest_bytes")), (6, 9, 2));
+    assert_eq!(first["modules"], 3);
+    let said = printed(&["peak"], &path);
+    assert!(said.contains("own") && said.contains("sorted by own"), "{said}");
+    assert_eq!(keys(&json(&["peak", "--apart"], &path), "groups").len(), 7);
+    assert_eq!(keys(&json(&["peak", "--depth", "2"], &path), "groups"), ["N.h", "N.head"]);
+
+    let said = printed(&["modules"], &path);
+    assert!(said.contains("N.h.*.fc") && !said.contains("N.h.1"), "{said}");
+    let said = printed(&["modules", "--apart"], &path);
+    assert!(said.contains("N.h.1.fc"), "{said}");
+    // What the depth leaves out is counted.
+    let said = printed(&["modules", "--depth", "2"], &path);
+    assert!(said.contains("6 modules at deeper levels of their path left out"), "{said}");
+    let said = printed(&["modules", "--full"], &path);
+    assert!(said.contains("6 modules at deeper levels of their path left out"), "{said}");
+}
+
+#[test]
+fn layers_of_unknown_or_different_classes_stay_apart_unless_they_are_many() {
+    let folder = TempDir::new().unwrap();
+    // As in a trace of an older version.
+    let old = written(&folder, "old.csv", &model(8, "libmemtrace.so"));
+    assert_eq!(keys(&json(&["peak", "--depth=3"], &old), "groups").len(), 9);
+    let many = written(&folder, "many.csv", &model(9, "libmemtrace.so"));
+    assert_eq!(keys(&json(&["peak", "--depth=3"], &many), "groups"), ["N.h.*", "N.head"]);
+    let said = printed(&["peak", "--by", "type"], &old);
+    assert!(said.contains("(unknown type)") && said.contains("Linear"), "{said}");
+}
+
+#[test]
+fn layers_of_two_runs_have_the_same_names_in_a_diff() {
+    let folder = TempDir::new().unwrap();
+    let before = written(&folder, "before.csv", &model(8, "libmemtrace.so"));
+    let after = written(&folder, "after.csv", &model(9, "libmemtrace.so"));
+    let output = harness::memtrace().args(["diff", "--json"]).arg(&before).arg(&after).output().unwrap();
+    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(keys(&found, "changes"), ["N.h.*", "N.h.*.fc", "N.head"], "{}", text(&output.stderr));
+}
+
+#[test]
+fn layers_and_types_of_a_model_are_those_of_its_classes() {
+    Torch::run("2.11.0", |torch| {
+        let folder = TempDir::new().unwrap();
+        let out = folder.path().join("out");
+        let mut command = torch.traced_command(&out);
+        let script = scripts().join("whatif/train.py");
+        succeeded("train", &command.arg(script).args(["vit", "--steps=2"]).output().unwrap());
+        let types = keys(&json(&["peak", "--by", "type"], &out), "groups");
+        for class in ["Linear", "Dropout", "LayerNorm", "TransformerEncoderLayer", "ViT", "Conv2d"] {
+            assert!(types.iter().any(|name| name == class), "{class}: {types:?}");
+        }
+        let modules = keys(&json(&["peak"], &out), "groups");
+        assert!(modules.iter().any(|name| name == "ViT.blocks.*.linear1"), "{modules:?}");
+        assert!(!modules.iter().any(|name| name.contains(".blocks.1")), "{modules:?}");
+    });
+}
