@@ -120,6 +120,22 @@ fn whatif_predicts_other_optimizers_of_a_diffusion_transformer() {
     });
 }
 
+/// The trace has no types: the bound is wider than that of other changes.
+#[test]
+fn whatif_predicts_autocast_of_a_language_model_and_of_convolutions() {
+    Torch::run("2.11.0", |torch| {
+        for (model, bound) in [("llama", 300), ("resnet", 300)] {
+            let folder = TempDir::new().unwrap();
+            let before = train(torch, &folder.path().join("base"), model, &[]);
+            let real = train(torch, &folder.path().join("changed"), model, &["--autocast"]);
+            let found = answer(&["--autocast", "bf16"], &folder.path().join("base"));
+            let predicted = found["after"]["bytes"].as_i64().unwrap();
+            let error = (predicted - real).abs() * 10_000 / real;
+            assert!(error <= bound, "{model}: {predicted} predicted, {real} real, {before} before");
+        }
+    });
+}
+
 #[test]
 fn whatif_predicts_the_shards_of_eight_ranks() {
     Torch::run("2.11.0", |torch| {
@@ -261,6 +277,7 @@ fn advise_names_changes_that_make_a_script_fit_on_a_t4() {
                 ("--checkpoint", _) => options.push("--checkpoint".to_owned()),
                 ("--batch", "x1/2") => options[1] = "--batch=2.5".to_owned(),
                 ("--offload", _) => options.push("--offload".to_owned()),
+                ("--autocast", _) => options.push("--autocast".to_owned()),
                 (option, value) => options.push(format!("{option}={value}")),
             }
         }
@@ -392,6 +409,61 @@ fn advise_answers_for_lists_of_modules_in_lists_and_any_name() {
         let said = text(&run(&["oom"]).stdout);
         assert!(said.contains(&format!("--checkpoint '{pattern}': saves")), "{said}");
     }
+}
+
+/// Steps of a model: the first one with many more ops, and three groups of modules of which one keeps little and one is a
+/// sequence of ops.
+fn of_steps() -> Vec<u8> {
+    let mut trace = TraceBuilder::default();
+    for step in 0..3 {
+        let mut live = Vec::new();
+        for (module, class, bytes, op) in [
+            ("Net.h.0", "Block", 64 * MIB, "aten::batch_norm"),
+            ("Net.h.1", "Block", 64 * MIB, "aten::mm"),
+            ("Net.tiny.0", "Tiny", 1024, "aten::mm"),
+            ("Net.tiny.1", "Tiny", 1024, "aten::mm"),
+            ("Net.stem.0", "Conv2d", 64 * MIB, "aten::conv2d"),
+            ("Net.stem.1", "ReLU", 64 * MIB, "aten::relu"),
+        ] {
+            let row = Row { module, phase: "forward", step, ..Row::default() };
+            let range = Row { api: "module", name: module, source: class, ..row };
+            trace.raw(Row { event: EventName::RangeBegin, ..range });
+            // What the call keeps for its backward, and its result.
+            for _ in 0..2 {
+                live.push((trace.alloc(bytes, Row { op, ..row }), bytes, module));
+            }
+            // Each op outside the first step is one of its kind.
+            for _ in 0..if step == 0 { 50 } else { 1 } {
+                trace.raw(Row { event: EventName::Op, op, device: 0, latency_ns: 1500, api: "op", ..row });
+            }
+            trace.raw(Row { event: EventName::RangeEnd, ..range });
+        }
+        for (id, bytes, module) in live.into_iter().rev() {
+            let row = Row { module, phase: "backward", step, op: "MmBackward0", ..Row::default() };
+            trace.free(id, bytes, row);
+            trace.raw(Row { event: EventName::Op, device: 0, latency_ns: 1500, api: "op", ..row });
+        }
+        // The optimizer's ops are no part of the share.
+        let row = Row { phase: "optimizer", step, op: "aten::add_", ..Row::default() };
+        for _ in 0..100 {
+            trace.raw(Row { event: EventName::Op, device: 0, latency_ns: 1500, api: "op", ..row });
+        }
+    }
+    trace.finish()
+}
+
+#[test]
+fn advise_checkpoints_what_keeps_memory_and_gives_the_cost_in_a_steady_step() {
+    let (_folder, path) = written(&of_steps());
+    let output = harness::memtrace().args(["advise", "--json"]).arg(&path).output().unwrap();
+    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let changes = found["devices"][0]["changes"].as_array().unwrap();
+    let is_it = |change: &&Value| change["change"] == "--checkpoint 'Net.h.*'";
+    let change = changes.iter().find(is_it).unwrap_or_else(|| panic!("{found:#}"));
+    let costs = change["costs"].as_str().unwrap();
+    assert!(costs.contains("2 more op calls to the 18 of a step's forward and backward (11 %)"), "{costs}");
+    assert!(costs.contains("batch norms"), "{costs}");
+    assert_eq!(change["code"][2], "for block in model.h.children():");
 }
 
 #[test]

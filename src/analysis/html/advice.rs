@@ -82,7 +82,7 @@ impl FoundAdvice<'_> {
                     "saved_bytes": saved,
                     "assumes": about.assumes,
                     "sure": about.word,
-                    "costs": advice(change, outcome.again).costs,
+                    "costs": advice(change, &outcome.again).costs,
                     "high": pack.column(curve.iter().copied()),
                 })
             })

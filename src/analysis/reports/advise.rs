@@ -130,7 +130,7 @@ impl Advised {
     pub(super) fn first_lines(&self, count: usize, options: &Options) -> Vec<String> {
         let Some(prediction) = &self.prediction else { return Vec::new() };
         let line = |(index, outcome, saved): &(usize, &Outcome, i64)| {
-            let costs = advice(&self.changes[*index], outcome.again).costs;
+            let costs = advice(&self.changes[*index], &outcome.again).costs;
             let saved = options.units.show(*saved);
             format!("{}: saves {saved} at the peak; costs: {costs}", self.changes[*index].option())
         };
@@ -171,12 +171,12 @@ impl Advised {
                 units.show(outcome.peak.bytes).to_string().into(),
                 sureness(change).word.into(),
                 change.option().into(),
-                advice(change, outcome.again).costs.into(),
+                advice(change, &outcome.again).costs.into(),
             ]);
         }
         printer.table(&table);
         for (index, outcome, _) in ranked.iter().take(options.top.unwrap_or(3)) {
-            print_code(printer, &self.changes[*index], &advice(&self.changes[*index], outcome.again));
+            print_code(printer, &self.changes[*index], &advice(&self.changes[*index], &outcome.again));
         }
     }
 
@@ -190,7 +190,7 @@ impl Advised {
             .into_iter()
             .map(|(index, outcome, saved)| {
                 let change = &self.changes[index];
-                let (about, advice) = (sureness(change), advice(change, outcome.again));
+                let (about, advice) = (sureness(change), advice(change, &outcome.again));
                 json!({
                     "change": change.option(),
                     "saved_bytes": saved,

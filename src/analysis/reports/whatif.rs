@@ -41,6 +41,7 @@ impl Report for WhatIf {
                     "Another optimizer: 8bit, adafactor, sgd or in-backward (8bit,in-backward)",
                 ),
                 flag("offload", "WHAT", "Keep this in host memory: optimizer"),
+                flag("autocast", "TYPE", "Run the forward under torch.autocast to this type: bf16 or fp16"),
                 flag("dtype", "TYPE", "Train in this type in place of float32: bf16 or fp16"),
                 flag(
                     "chunk-loss",
@@ -196,6 +197,7 @@ fn nothing(change: &Change) -> &'static str {
         Change::StepInBackward => "nothing changes: the trace has no gradients",
         Change::Shard { .. } => "nothing changes: the trace has no parameters",
         Change::ChunkLoss(_) => "nothing changes: no forward calls aten::cross_entropy_loss",
+        Change::Autocast => "nothing changes: no op of the forward runs in 16 bits under autocast",
         Change::Bfloat16 | Change::Batch(..) | Change::Without(_) => "nothing changes: no block matches",
     }
 }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::calls::MOST_LEVELS;
 use super::changes::{Change, NewOptimizer};
+use super::predict::OpsAgain;
 
 /// The parts of the tokens that the loss is advised to take.
 const PARTS: i64 = 8;
@@ -64,6 +65,7 @@ pub(super) fn candidates(groups: &[String]) -> Vec<Change> {
         Change::Optimizer(NewOptimizer::Adafactor),
         Change::StepInBackward,
         Change::OffloadOptimizer,
+        Change::Autocast,
         Change::Bfloat16,
         Change::Batch(1, 2),
     ]);
@@ -75,7 +77,8 @@ pub(super) fn fit_together(changes: &[&Change]) -> bool {
     let optimizers = changes.iter().filter(|change| matches!(change, Change::Optimizer(_))).count();
     let in_backward = changes.contains(&&Change::StepInBackward);
     let offloads = changes.contains(&&Change::OffloadOptimizer);
-    optimizers <= 1 && !(offloads && (in_backward || optimizers > 0))
+    let types = changes.iter().filter(|change| matches!(change, Change::Autocast | Change::Bfloat16)).count();
+    optimizers <= 1 && types <= 1 && !(offloads && (in_backward || optimizers > 0))
 }
 
 /// The sets of at most `most` changes that a program can have together, as indices of `changes`: the smallest first, and the
@@ -105,35 +108,16 @@ pub struct Advice {
     pub code: Vec<String>,
 }
 
-/// The cost of a change and its code. `again` has the ops that the forward of checkpointed modules runs again in a step, and all
-/// ops of that step.
+/// The cost of a change and its code. `again` has the ops that checkpointed modules run again.
 #[must_use]
-pub fn advice(change: &Change, again: (u64, u64)) -> Advice {
+pub fn advice(change: &Change, again: &OpsAgain) -> Advice {
     let of = |costs: &str, code: &[&str]| Advice {
         costs: costs.to_owned(),
         code: code.iter().map(|line| (*line).to_owned()).collect(),
     };
     match change {
         Change::Checkpoint(patterns) => {
-            let (ops, all) = again;
-            let share = (100 * ops).checked_div(all).unwrap_or(0);
-            let mut code = vec![
-                "import fnmatch, torch.utils.checkpoint as checkpoints".to_owned(),
-                "for name, module in model.named_modules():".to_owned(),
-                "    path = type(model).__name__ + \".\" + name".to_owned(),
-                format!("    for pattern in {:?}:", patterns.split(',').collect::<Vec<_>>()),
-                "        if path.count(\".\") == pattern.count(\".\") and fnmatch.fnmatchcase(path, pattern):".to_owned(),
-            ];
-            code.push(
-                "            module.forward = (lambda f: lambda *a, **k: checkpoints.checkpoint(f, *a, use_reentrant=False, **k))(module.forward)"
-                    .to_owned(),
-            );
-            Advice {
-                costs: format!(
-                    "a second forward of these modules: {ops} of {all} op calls of a step again ({share} %)"
-                ),
-                code,
-            }
+            Advice { costs: checkpoint_costs(again), code: checkpoint_code(patterns) }
         }
         Change::ChunkLoss(parts) => Advice {
             costs: "the head and the loss run twice".to_owned(),
@@ -174,6 +158,14 @@ pub fn advice(change: &Change, again: (u64, u64)) -> Advice {
                 "optimizer = CPUOffloadOptimizer(model.parameters(), torch.optim.AdamW, lr=lr)",
             ],
         ),
+        Change::Autocast => of(
+            "products, convolutions and attention in 16 bits; parameters and the optimizer stay float32",
+            &[
+                "with torch.autocast(\"cuda\", dtype=torch.bfloat16):  # around the forward and the loss, not the backward",
+                "    loss = model(x, target)",
+                "loss.backward()",
+            ],
+        ),
         Change::Bfloat16 => of(
             "less precision, in the parameters and the optimizer's state too",
             &["model = model.bfloat16()  # and the inputs of floats: x = x.bfloat16()"],
@@ -186,6 +178,86 @@ pub fn advice(change: &Change, again: (u64, u64)) -> Advice {
         },
         Change::Without(_) | Change::Shard { .. } | Change::ShardOptimizer(_) => of("", &[]),
     }
+}
+
+/// The second forward, as a share of the forward and backward of a step.
+fn checkpoint_costs(again: &OpsAgain) -> String {
+    let OpsAgain { ops, of, .. } = again;
+    let mut costs = "a second forward of these modules".to_owned();
+    if again.has_backward {
+        let share = (100 * ops).checked_div(*of).unwrap_or(0);
+        costs.push_str(&format!(
+            ": {ops} more op calls to the {of} of a step's forward and backward ({share} %)"
+        ));
+    } else if *ops > 0 {
+        costs.push_str(&format!(
+            ": {ops} op calls; their share is unknown, for the trace has no whole backward"
+        ));
+    }
+    if again.has_batch_norm {
+        costs.push_str("; batch norms in them update their running statistics twice a step");
+    }
+    costs
+}
+
+/// The lines that checkpoint the modules of these patterns.
+fn checkpoint_code(patterns: &str) -> Vec<String> {
+    let mut code = vec![
+        "from functools import partial".to_owned(),
+        "from torch.utils.checkpoint import checkpoint".to_owned(),
+    ];
+    for pattern in patterns.split(',') {
+        code.extend(loop_over(pattern.trim()));
+    }
+    code
+}
+
+/// A loop that checkpoints the modules of a pattern. A path that is no expression of Python is searched for by name.
+fn loop_over(pattern: &str) -> Vec<String> {
+    const SET: &str = "block.forward = partial(checkpoint, block.forward, use_reentrant=False)";
+    let mut levels = pattern.split('.');
+    levels.next();
+    let (mut container, mut loops, mut is_plain) = ("model".to_owned(), Vec::new(), true);
+    for level in levels {
+        is_plain &= level == "*" || is_name(level);
+        if level == "*" {
+            let item = if loops.is_empty() { "block" } else { "inner" };
+            loops.push(format!("for {item} in {container}.children():"));
+            item.clone_into(&mut container);
+        } else {
+            container.push_str(&format!(".{level}"));
+        }
+    }
+    // The loops end with the module, and there are two at most.
+    let is_known = is_plain && pattern.ends_with('*') && (1..=2).contains(&loops.len());
+    if !is_known {
+        return vec![
+            "from fnmatch import fnmatchcase".to_owned(),
+            "for name, block in model.named_modules():".to_owned(),
+            format!(
+                "    if fnmatchcase(name, {:?}) and name.count(\".\") == {}:",
+                relative(pattern),
+                relative(pattern).matches('.').count()
+            ),
+            format!("        {SET}"),
+        ];
+    }
+    let mut lines: Vec<String> =
+        loops.iter().enumerate().map(|(depth, line)| format!("{}{line}", "    ".repeat(depth))).collect();
+    lines.push(format!("{}{}", "    ".repeat(loops.len()), SET.replace("block", &container)));
+    lines
+}
+
+/// The pattern below the root.
+fn relative(pattern: &str) -> &str {
+    pattern.split_once('.').map_or(pattern, |(_, below)| below)
+}
+
+/// Returns true for a name that can follow a dot in Python.
+fn is_name(level: &str) -> bool {
+    !level.starts_with(|first: char| first.is_ascii_digit())
+        && !level.is_empty()
+        && level.chars().all(|char| char.is_alphanumeric() || char == '_')
 }
 
 #[cfg(test)]
@@ -208,6 +280,42 @@ mod tests {
         ];
         assert_eq!(module_groups(paths), ["E.x.*", "GPT.h.*"]);
         assert!(module_groups(["Net", "Net.fc"]).is_empty());
+    }
+
+    #[test]
+    fn advise_writes_the_loop_that_a_person_would_write() {
+        let code = checkpoint_code("GPT.h.*");
+        assert_eq!(
+            code[2..],
+            [
+                "for block in model.h.children():",
+                "    block.forward = partial(checkpoint, block.forward, use_reentrant=False)"
+            ]
+        );
+        assert_eq!(
+            loop_over("Net.x.*.y.*"),
+            [
+                "for block in model.x.children():",
+                "    for inner in block.y.children():",
+                "        inner.forward = partial(checkpoint, inner.forward, use_reentrant=False)"
+            ]
+        );
+        assert_eq!(loop_over("Sequential.*")[0], "for block in model.children():");
+        assert!(
+            loop_over("Net.it*s.*")[2].contains("fnmatchcase(name, \"it*s.*\") and name.count(\".\") == 1")
+        );
+    }
+
+    #[test]
+    fn advise_gives_the_cost_of_a_checkpoint_by_forward_and_backward() {
+        let again = OpsAgain { ops: 10, of: 40, has_backward: true, ..OpsAgain::default() };
+        assert!(
+            checkpoint_costs(&again)
+                .ends_with("10 more op calls to the 40 of a step's forward and backward (25 %)")
+        );
+        let cut = OpsAgain { has_backward: false, has_batch_norm: true, ..again };
+        let costs = checkpoint_costs(&cut);
+        assert!(costs.contains("share is unknown") && costs.ends_with("statistics twice a step"), "{costs}");
     }
 
     #[test]

@@ -32,6 +32,8 @@ pub enum Change {
     OffloadOptimizer,
     /// Parameters, activations, gradients and state of 16 bits in place of 32.
     Bfloat16,
+    /// The forward runs under `torch.autocast` to 16 bits: parameters, gradients and state stay float32.
+    Autocast,
     /// The head and the loss run on one of so many parts of the tokens at a time.
     ChunkLoss(i64),
     /// The batch is multiplied by a numerator over a denominator.
@@ -99,6 +101,7 @@ impl Change {
             Change::StepInBackward => "--optimizer in-backward".to_owned(),
             Change::OffloadOptimizer => "--offload optimizer".to_owned(),
             Change::Bfloat16 => "--dtype bf16".to_owned(),
+            Change::Autocast => "--autocast bf16".to_owned(),
             Change::ChunkLoss(parts) => format!("--chunk-loss {parts}"),
             Change::Batch(times, 1) => format!("--batch x{times}"),
             Change::Batch(times, parts) => format!("--batch x{times}/{parts}"),
@@ -229,6 +232,11 @@ pub fn parse<'a>(text: impl Fn(&str) -> &'a str) -> Result<Vec<Change>> {
         "bf16" | "bfloat16" | "fp16" | "float16" => all.push(Change::Bfloat16),
         other => return Err(Error::usage(format!("--dtype {other}: expected bf16 or fp16"))),
     }
+    match text("autocast") {
+        "" => {}
+        "bf16" | "bfloat16" | "fp16" | "float16" => all.push(Change::Autocast),
+        other => return Err(Error::usage(format!("--autocast {other}: expected bf16 or fp16"))),
+    }
     match text("chunk-loss") {
         "" => {}
         parts => match parts.parse::<i64>() {
@@ -248,8 +256,13 @@ pub fn parse<'a>(text: impl Fn(&str) -> &'a str) -> Result<Vec<Change>> {
     }
     if all.is_empty() {
         return Err(Error::usage(
-            "nothing is changed: name a change, such as --checkpoint 'GPT.h.*', --optimizer 8bit, --dtype bf16, \
-             --chunk-loss 8, --batch x2, --shard 8, --offload optimizer or --without 'category=temporary'",
+            "nothing is changed: name a change, such as --checkpoint 'GPT.h.*', --optimizer 8bit, --autocast bf16, \
+             --dtype bf16, --chunk-loss 8, --batch x2, --shard 8, --offload optimizer or --without 'category=temporary'",
+        ));
+    }
+    if all.contains(&Change::Autocast) && all.contains(&Change::Bfloat16) {
+        return Err(Error::usage(
+            "--dtype makes the whole model 16 bits, --autocast keeps its parameters in float32: ask for one of them",
         ));
     }
     let changes_state = all.iter().any(|change| matches!(change, Change::Optimizer(_)));
@@ -305,6 +318,7 @@ mod tests {
             ("optimizer", "8bit,sgd", "one optimizer"),
             ("optimizer", "in-backward,in-backward", "one optimizer"),
             ("dtype", "fp8", "expected bf16"),
+            ("autocast", "int8", "expected bf16"),
             ("chunk-loss", "1", "number from 2"),
             ("chunk-loss", "many", "number from 2"),
             ("offload", "gradients", "expected optimizer"),
@@ -336,6 +350,13 @@ mod tests {
             });
             assert!(why.unwrap_err().to_string().contains("ask for one of them"));
         }
+    }
+
+    #[test]
+    fn whatif_autocast_and_another_type_are_refused_together() {
+        let why = parse(|name| if matches!(name, "autocast" | "dtype") { "bf16" } else { "" });
+        assert!(why.unwrap_err().to_string().contains("ask for one of them"));
+        assert_eq!(of("autocast", "bf16").unwrap()[0].option(), "--autocast bf16");
     }
 
     #[test]

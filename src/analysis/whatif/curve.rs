@@ -43,6 +43,11 @@ impl<'a> Curve<'a> {
         self.moved.insert(life, both);
     }
 
+    /// The allocation that made a block.
+    pub(super) fn birth(&self, life: u32) -> u32 {
+        self.step.lives[life as usize].birth
+    }
+
     /// Adds a block of `bytes` that lives from the allocation `birth` up to `death`.
     pub(super) fn add_block(&mut self, birth: u32, death: u32, bytes: i64) {
         if birth < death && bytes != 0 {

@@ -4,6 +4,7 @@
 //! times, and the difference is added to the run's own totals ([`curve`]). So a block that no change touches, and
 //! what the allocator rounds up for it, is as the run had it.
 
+mod autocast;
 mod calls;
 mod candidates;
 mod changes;
@@ -23,6 +24,8 @@ mod sureness;
 pub use candidates::{Advice, advice, sets};
 pub use changes::{Change, NewOptimizer, parse};
 pub(crate) use predict::{Contents, Predictor};
-pub use predict::{MOST_ROWS, Outcome, Prediction, candidates_for, changed_requests, predict, with_units};
+pub use predict::{
+    MOST_ROWS, OpsAgain, Outcome, Prediction, candidates_for, changed_requests, predict, with_units,
+};
 pub(crate) use step::with_columns;
 pub use sureness::{Sureness, sureness};

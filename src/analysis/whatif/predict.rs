@@ -6,6 +6,7 @@ use memtrace_trace::rounding::Rounding;
 use memtrace_trace::{Api, Category, EventName};
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use super::autocast::Autocast;
 use super::calls::MOST_LEVELS;
 use super::candidates::{candidates, module_groups};
 use super::changes::{Change, takes_module};
@@ -13,7 +14,7 @@ use super::curve::Curve;
 use super::requests::ChangedRequests;
 use super::sizes::{SizeRules, Traits};
 use super::step::{Life, Step, StepRecorder, with_columns};
-use super::{checkpoint, chunk_loss, in_backward, optimizer, shard};
+use super::{autocast, checkpoint, chunk_loss, in_backward, optimizer, shard};
 use crate::error::{Error, Result};
 use crate::options::Options;
 use crate::read::record::{Columns, Record, Wanted};
@@ -24,6 +25,7 @@ use crate::requests::Requests;
 use crate::selection::nearest_names;
 use crate::state::categories::Phases;
 use crate::state::device::Moment;
+use crate::state::module_layers::{ModuleClasses, RANGE_COLUMNS};
 use crate::state::replay::{self, HOST, Metric, Replay, has_current_step};
 use crate::state::replay_trace::{Replayed, replay_rows};
 use crate::state::series::{Series, TimeGrid};
@@ -34,6 +36,10 @@ pub const MOST_ROWS: usize = 2_000_000;
 
 /// A change that saves less than this share of the peak is not listed.
 const LEAST_SAVED: f64 = 0.001;
+/// Modules whose calls leave less than this share of the highest total are not worth a checkpoint.
+const LEAST_LEFT: f64 = 0.01;
+/// The most open calls of modules that are followed.
+const MOST_OPEN_CALLS: usize = 10_000;
 
 /// The result of one list of changes on one device.
 #[derive(Clone, Debug, Default)]
@@ -42,9 +48,23 @@ pub struct Outcome {
     pub peak: Moment,
     /// What each change found, in the order of the changes: calls of modules, gradients, losses or blocks.
     pub found: Vec<u64>,
-    /// The op calls that checkpointed modules run again in a step, and all op calls of that step: those of the step with the
-    /// most.
-    pub again: (u64, u64),
+    /// The ops that checkpointed modules run again.
+    pub again: OpsAgain,
+}
+
+/// The op calls that checkpointed modules run again in a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OpsAgain {
+    /// The op calls in their forward.
+    pub ops: u64,
+    /// The op calls of the forward and the backward of that step.
+    pub of: u64,
+    /// True if the step has a backward and is not the first one, which sets things up.
+    pub is_steady: bool,
+    /// True if the step has a backward.
+    pub has_backward: bool,
+    /// True if a module among them is a batch norm.
+    pub has_batch_norm: bool,
 }
 
 /// The peaks of one device without and with changes.
@@ -331,6 +351,15 @@ pub(crate) struct Contents {
     names: FxHashSet<Symbol>,
     /// True if the trace has tags.
     pub(crate) tags: bool,
+    /// By device: the allocated bytes.
+    now: FxHashMap<i32, i64>,
+    /// The highest sum of these.
+    highest: i64,
+    /// The open calls of modules, and the allocated bytes when each began.
+    open: Vec<(Symbol, i64)>,
+    /// By module: the most that a call left allocated, in bytes.
+    left: FxHashMap<Symbol, i64>,
+    classes: ModuleClasses,
 }
 
 impl Contents {
@@ -341,17 +370,77 @@ impl Contents {
     /// Takes a row; returns true if it is the first call of a module.
     pub(crate) fn feed(&mut self, row: &Record, symbols: &SymbolTable) -> bool {
         self.tags |= tells_roles(row);
-        row.event == EventName::RangeBegin
-            && row.api == self.module_api(symbols)
-            && self.names.insert(row.name)
+        match row.event {
+            EventName::Alloc | EventName::Free | EventName::Live if row.device != HOST => {
+                self.now.insert(row.device, row.allocated_bytes);
+                self.highest = self.highest.max(self.allocated());
+                false
+            }
+            EventName::RangeBegin if row.api == self.module_api(symbols) => {
+                // A hostile trace never closes its calls.
+                if self.open.len() < MOST_OPEN_CALLS {
+                    self.open.push((row.name, self.allocated()));
+                }
+                self.classes.feed(row, symbols);
+                self.names.insert(row.name)
+            }
+            EventName::RangeEnd if row.api == self.module_api(symbols) => {
+                if let Some(at) = self.open.iter().rposition(|(name, _)| *name == row.name) {
+                    let left = self.allocated() - self.open[at].1;
+                    self.open.truncate(at);
+                    let most = self.left.entry(row.name).or_default();
+                    *most = left.max(*most);
+                }
+                false
+            }
+            _ => false,
+        }
+    }
+
+    fn allocated(&self) -> i64 {
+        self.now.values().fold(0, |sum: i64, bytes| sum.saturating_add(*bytes))
     }
 
     /// The changes to try for such a trace.
     pub(crate) fn candidates(&self, symbols: &SymbolTable) -> Vec<Change> {
         let paths: Vec<_> = self.names.iter().map(|name| symbols.get(*name)).collect();
-        let mut changes = candidates(&module_groups(paths.iter().map(|path| &**path)));
+        let mut changes =
+            candidates(&self.worth_checkpoints(&module_groups(paths.iter().map(|path| &**path)), symbols));
         changes.retain(|change| self.tags || !change.needs_tags());
         changes
+    }
+
+    /// The groups of modules whose calls leave enough behind for a checkpoint, those that leave most first.
+    fn worth_checkpoints(&self, groups: &[String], symbols: &SymbolTable) -> Vec<String> {
+        let left: Vec<_> = self.left.iter().map(|(name, bytes)| (symbols.get(*name), *bytes)).collect();
+        let of_group = |group: &String| -> i64 {
+            let modules = left.iter().filter(|(path, _)| takes_module(group, path));
+            modules.fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
+        };
+        let mut worth: Vec<(i64, &String)> = groups.iter().map(|group| (of_group(group), group)).collect();
+        worth.retain(|(bytes, group)| {
+            *bytes as f64 >= self.highest as f64 * LEAST_LEFT && !self.is_sequence_of_ops(group, symbols)
+        });
+        worth.sort_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
+        worth.into_iter().map(|(_, group)| group.clone()).collect()
+    }
+
+    /// Returns true if the modules of a group call no others and are of several classes: a convolution, a norm, a ReLU. Each alone
+    /// keeps little but its input.
+    fn is_sequence_of_ops(&self, group: &str, symbols: &SymbolTable) -> bool {
+        let mut classes = FxHashSet::default();
+        for name in &self.names {
+            let path = symbols.get(*name);
+            if takes_module(group, &path) {
+                let Some(class) = self.classes.of(*name, symbols) else { return false };
+                classes.insert(class);
+            }
+            let ends = path.match_indices('.').map(|(end, _)| end).take(MOST_LEVELS);
+            if ends.into_iter().any(|end| takes_module(group, &path[..end])) {
+                return false;
+            }
+        }
+        classes.len() > 1
     }
 
     /// The patterns of the modules that are one unit each when the model is sharded.
@@ -386,12 +475,19 @@ pub fn with_units(trace: &TraceFile, changes: &[Change], options: &Options) -> R
     Ok(changes.iter().map(filled).collect())
 }
 
+/// The columns that [`Contents::feed`] needs of a block, and of the call of a module.
+const TOTAL: Columns = Columns::of(&["device", "allocated_bytes"]);
+const CALL: Columns = RANGE_COLUMNS;
+
 fn contents(trace: &TraceFile, options: &Options) -> Result<(Contents, SymbolTable)> {
     let symbols = SymbolTable::default();
     let mut contents = Contents::default();
     let wanted = Wanted::all_events(Columns::of(&["event"]))
-        .plus(EventName::Live, Columns::of(&["category"]))
-        .plus(EventName::RangeBegin, Columns::of(&["api", "name"]));
+        .plus(EventName::Alloc, TOTAL)
+        .plus(EventName::Free, TOTAL)
+        .plus(EventName::Live, TOTAL.and(Columns::of(&["category"])))
+        .plus(EventName::RangeBegin, CALL)
+        .plus(EventName::RangeEnd, CALL);
     trace.read(wanted, options.lenient, &symbols, |row| {
         contents.feed(row, &symbols);
         ControlFlow::Continue(())
@@ -487,7 +583,11 @@ impl DevicePrediction {
         if !step.is_wanted() {
             return;
         }
-        let rules = SizeRules::new(step, symbols, *phases, *rounding, &mut self.traits);
+        let mut rules = SizeRules::new(step, symbols, *phases, *rounding, &mut self.traits);
+        let has_autocast = lists.iter().flatten().any(|change| *change == Change::Autocast);
+        let autocast =
+            if has_autocast { autocast::find(step, &rules, symbols, phases) } else { Autocast::default() };
+        rules.halved.clone_from(&autocast.halved);
         let unchanged: Vec<i64> = step.lives.iter().map(|life| life.bytes).collect();
         let unchanged = Curve::new(step, unchanged);
         raise(&mut self.before, unchanged.peak(&unchanged.differences()));
@@ -509,6 +609,7 @@ impl DevicePrediction {
                     Change::Optimizer(optimizer) => {
                         optimizer::apply(&mut curve, step, *optimizer, changes, phases)
                     }
+                    Change::Autocast => autocast.apply(&mut curve),
                     Change::OffloadOptimizer | Change::ShardOptimizer(_) => optimizer::states(step),
                     Change::Shard { ranks, .. } => {
                         let sharding =
@@ -531,21 +632,27 @@ impl DevicePrediction {
                 curve.follow(&differences, |ts_ns, bytes| series.set(ts_ns, bytes));
             }
             if let [Change::Checkpoint(patterns)] = &changes[..] {
-                outcome.again = outcome.again.max(ops_again(step, patterns, inside, symbols, phases));
+                let found = ops_again(step, patterns, inside, symbols, phases);
+                // The last step of the best kind: the first one sets things up, and one that ran out of memory has no end.
+                let rank = |again: &OpsAgain| (again.ops > 0, again.has_backward, again.is_steady);
+                if rank(&found) >= rank(&outcome.again) {
+                    outcome.again = found;
+                }
             }
         }
         self.requests = made;
     }
 }
 
-/// The op calls of a step in the forward of these modules, and all op calls of the step. `inside` keeps which modules are in these.
+/// The op calls of a step in the forward of these modules, and in the whole forward and backward. `inside` keeps which modules are
+/// in these.
 fn ops_again(
     step: &Step,
     patterns: &str,
     inside: &mut FxHashMap<Symbol, bool>,
     symbols: &SymbolTable,
     phases: &Phases,
-) -> (u64, u64) {
+) -> OpsAgain {
     let mut is_inside = |module: Symbol| {
         *inside.entry(module).or_insert_with(|| {
             let path = symbols.get(module);
@@ -553,8 +660,23 @@ fn ops_again(
             ends.into_iter().any(|end| takes_module(patterns, &path[..end]))
         })
     };
-    let forward = step.ops.iter().filter(|op| op.phase == phases.forward && is_inside(op.module)).count();
-    (forward as u64, step.ops.len() as u64)
+    let batch_norm = |name: Symbol| symbols.get(name).contains("batch_norm");
+    let of = |phase| step.ops.iter().filter(move |op| op.phase == phase);
+    let (mut ops, mut has_batch_norm) = (0, false);
+    for op in of(phases.forward).filter(|op| is_inside(op.module)) {
+        ops += 1;
+        has_batch_norm |= batch_norm(op.name);
+    }
+    let backward = of(phases.backward).count();
+    let has_backward = backward > 0 && step.oom().is_none();
+    let is_first = step.allocations.first().is_none_or(|first| first.owner.step <= 0);
+    OpsAgain {
+        ops,
+        of: (of(phases.forward).count() + backward) as u64,
+        is_steady: has_backward && !is_first,
+        has_backward,
+        has_batch_norm,
+    }
 }
 
 fn raise(peak: &mut Moment, found: Option<Moment>) {

@@ -46,6 +46,8 @@ pub(super) struct SizeRules<'a> {
     parameters: FxHashSet<(Symbol, i64)>,
     /// By op call: the largest request.
     largest: FxHashMap<u32, i64>,
+    /// The ids of the blocks that autocast halves.
+    pub(super) halved: FxHashSet<i64>,
     traits: &'a Traits,
 }
 
@@ -91,7 +93,8 @@ impl<'a> SizeRules<'a> {
         step.ops.iter().for_each(|op| add(op.name));
         step.lives.iter().for_each(|life| add(life.owner.op));
         let (parameters, largest) = (FxHashSet::default(), FxHashMap::default());
-        let mut rules = SizeRules { phases, rounding, parameters, largest, traits };
+        let halved = FxHashSet::default();
+        let mut rules = SizeRules { phases, rounding, parameters, largest, halved, traits };
         for life in &step.lives {
             if life.owner.category == Category::Parameter {
                 rules.parameters.insert((life.owner.module, life.requested));
@@ -144,7 +147,7 @@ impl<'a> SizeRules<'a> {
     }
 
     /// Returns true if a block of float32 has half of its bytes in bfloat16.
-    fn is_float(&self, step: &Step, life: &Life) -> bool {
+    pub(super) fn is_float(&self, step: &Step, life: &Life) -> bool {
         if life.owner.category == Category::Workspace {
             return false;
         }
@@ -199,6 +202,7 @@ impl<'a> SizeRules<'a> {
             Change::StepInBackward if self.is_of_step(life) => 0,
             Change::Bfloat16 if is_packed && life.owner.category == Category::OptimizerState => size,
             Change::Bfloat16 if self.is_float(step, life) => size / 2,
+            Change::Autocast if self.halved.contains(&life.id) => size / 2,
             Change::Batch(times, parts) if self.grows_with_batch(step, life) => {
                 size.saturating_mul(*times) / parts
             }

@@ -68,6 +68,13 @@ pub fn sureness(change: &Change) -> Sureness {
             "the trace has no types, and ops take other kernels in 16 bits, with other workspaces; before compute capability 8.0 \
              attention in bfloat16 has no fused kernel",
         ),
+        Change::Autocast => of(
+            "torch.autocast around the forward and the loss; all blocks are float32 now; products, convolutions and attention run in 16 \
+             bits on cast inputs and weights, norms and losses in float32; parameters, gradients and state stay float32",
+            "medium",
+            "the trace has neither types nor the inputs of ops: which op casts what is inferred from their order and sizes; other \
+             kernels have other workspaces",
+        ),
         Change::ChunkLoss(_) => of(
             "the head and F.cross_entropy run under torch.utils.checkpoint on one part of the tokens after the other",
             "medium",

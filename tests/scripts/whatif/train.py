@@ -19,6 +19,7 @@ parser.add_argument("model", choices=MODELS)
 parser.add_argument("--checkpoint", action="store_true")
 parser.add_argument("--optimizer", default="")
 parser.add_argument("--dtype", default="float32")
+parser.add_argument("--autocast", action="store_true", help="run the forward under autocast to bfloat16")
 parser.add_argument("--chunk-loss", type=int, default=1)
 parser.add_argument("--batch", type=float, default=1, help="times the model's own number of rows")
 parser.add_argument("--offload", action="store_true")
@@ -108,7 +109,8 @@ else:
     optimizer = optimizer_of(parameters)
 
 for _ in range(options.steps):
-    loss = model(*model.batch(rows, dtype))
+    with torch.autocast("cuda", torch.bfloat16, enabled=options.autocast):
+        loss = model(*model.batch(rows, dtype))
     loss.backward()
     if optimizer is not None:
         optimizer.step()

@@ -1,0 +1,432 @@
+//! Autocast to 16 bits: the blocks of a float32 run that get half of their size, and the copies that casts make.
+//!
+//! A trace has no types and no inputs of ops, so both are inferred. Matrix products, convolutions and attention run in 16 bits
+//! and cast their inputs and weights; norms, losses and sums run in float32; every other op has the type of its inputs. The
+//! input of an op is the latest live block of the right size. The backward has the types of the forward.
+
+use memtrace_trace::Category;
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::curve::Curve;
+use super::sizes::SizeRules;
+use super::step::{Call, Life, NO_CALL, Step};
+use crate::read::symbols::{Symbol, SymbolTable};
+use crate::state::block::Owner;
+use crate::state::categories::Phases;
+
+/// Parts of the names of ops that run in 16 bits, and of their backward functions.
+const HALF: [&str; 13] = [
+    "linear",
+    "matmul",
+    "mm",
+    "bmm",
+    "einsum",
+    "conv",
+    "attention",
+    "lstm",
+    "gru",
+    "rnn_",
+    "Rnn",
+    "prelu",
+    "Linear",
+];
+/// The same of backward functions of matrix products, which save their inputs.
+const PRODUCTS: [&str; 5] =
+    ["AddmmBackward", "MmBackward", "BmmBackward", "ConvolutionBackward", "LinearBackward"];
+const HALF_BACKWARD: [&str; 4] = ["Attention", "AttentionBackward", "Rnn", "Addmv"];
+/// Parts of the names of ops that run in float32, and of their backward functions; ops that make new tensors.
+const FLOAT: [&str; 27] = [
+    "layer_norm",
+    "group_norm",
+    "rms_norm",
+    "softmax",
+    "loss",
+    "cross_entropy",
+    "::sum",
+    "::mean",
+    "pow",
+    "::norm",
+    "exp",
+    "log",
+    "cumsum",
+    "cumprod",
+    "prod",
+    "rsqrt",
+    "embedding",
+    "rand",
+    "zeros",
+    "ones",
+    "arange",
+    "cdist",
+    "LayerNorm",
+    "GroupNorm",
+    "RmsNorm",
+    "Softmax",
+    "Loss",
+];
+/// The ends of the names of ops with two or more tensors: the result has the widest type among them.
+const OF_SEVERAL: [&str; 9] =
+    ["::add", "::add_", "::sub", "::mul", "::div", "::cat", "::stack", "::where", "::addcmul"];
+
+/// The loss of tokens. Autocast does not see the softmax inside.
+const CROSS_ENTROPY: &str = "aten::cross_entropy_loss";
+
+/// The way in which an op chooses the type of its result.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Half,
+    Float,
+    /// The type of its input; true for several inputs.
+    Follows(bool),
+}
+
+fn kind(name: &str) -> Kind {
+    // Batch norm and in-place norms of gradients are neither.
+    if name.contains("batch_norm") || name.contains("BatchNorm") {
+        return Kind::Follows(false);
+    }
+    let is_product = PRODUCTS.iter().chain(&HALF_BACKWARD).any(|part| name.contains(part));
+    let is_half = name.starts_with("aten::") && HALF.iter().any(|part| name.contains(part));
+    if is_product || is_half && !name.contains("comm") {
+        return Kind::Half;
+    }
+    if FLOAT.iter().any(|part| name.contains(part)) {
+        return Kind::Float;
+    }
+    Kind::Follows(OF_SEVERAL.iter().any(|end| name.ends_with(end)))
+}
+
+/// What autocast changes in a step. Blocks are indices of [`Step::lives`].
+#[derive(Default)]
+pub(super) struct Autocast {
+    /// The ids of the blocks with half of their size.
+    pub(super) halved: FxHashSet<i64>,
+    /// Copies: from, to, bytes.
+    copies: Vec<(u32, u32, i64)>,
+    /// Copies that one op needs for itself.
+    spikes: Vec<(u32, i64, Owner)>,
+    /// Blocks that a copy replaces: block, end.
+    shortened: Vec<(u32, u32)>,
+}
+
+/// The inference of the types of one step.
+struct Types<'a> {
+    step: &'a Step,
+    rules: &'a SizeRules<'a>,
+    symbols: &'a SymbolTable,
+    phases: &'a Phases,
+    kinds: FxHashMap<Symbol, Kind>,
+    /// By request: the blocks of the step so far, in order of birth.
+    by_size: FxHashMap<i64, Vec<u32>>,
+    /// The types of blocks: true for 16 bits.
+    is_half: FxHashMap<u32, bool>,
+    /// By module and request: the type of the latest block of the forward.
+    of_module: FxHashMap<(Symbol, i64), bool>,
+    /// By module: the request of the gradient of its input, and the end of its last backward op.
+    input_of: FxHashMap<Symbol, i64>,
+    backward_end: FxHashMap<Symbol, u32>,
+    /// Modules with parameters or buffers of their own: their bytes.
+    weights: FxHashMap<Symbol, i64>,
+    parameter_sizes: FxHashSet<i64>,
+    /// Modules whose input is cast.
+    casts_input: FxHashSet<Symbol>,
+    has_cast_weights: FxHashSet<Symbol>,
+    last: Option<u32>,
+    found: Autocast,
+}
+
+/// The changes of a step under autocast.
+pub(super) fn find(step: &Step, rules: &SizeRules<'_>, symbols: &SymbolTable, phases: &Phases) -> Autocast {
+    let mut types = Types {
+        step,
+        rules,
+        symbols,
+        phases,
+        kinds: FxHashMap::default(),
+        by_size: FxHashMap::default(),
+        is_half: FxHashMap::default(),
+        of_module: FxHashMap::default(),
+        input_of: FxHashMap::default(),
+        backward_end: FxHashMap::default(),
+        weights: FxHashMap::default(),
+        parameter_sizes: FxHashSet::default(),
+        casts_input: FxHashSet::default(),
+        has_cast_weights: FxHashSet::default(),
+        last: None,
+        found: Autocast::default(),
+    };
+    types.find_weights();
+    types.find_inputs();
+    let mut at = 0;
+    while let Some(place) = step.allocations.get(at) {
+        let call = place.life.map_or(NO_CALL, |life| step.lives[life as usize].call);
+        let same = |life: Option<u32>| life.is_some_and(|life| step.lives[life as usize].call == call);
+        let many = if call == NO_CALL {
+            1
+        } else {
+            step.allocations[at..].iter().take_while(|place| same(place.life)).count().max(1)
+        };
+        let lives: Vec<u32> = step.allocations[at..at + many].iter().filter_map(|place| place.life).collect();
+        types.take(call, &lives);
+        at += many;
+    }
+    types.found
+}
+
+impl Autocast {
+    /// Applies the copies to a curve, whose sizes have the halves already.
+    pub(super) fn apply(&self, curve: &mut Curve<'_>) -> u64 {
+        for (index, end) in &self.shortened {
+            let birth = curve.birth(*index);
+            curve.set_lives(*index, &[(birth, (*end).max(birth + 1))]);
+        }
+        for (from, to, bytes) in &self.copies {
+            curve.add_block(*from, *to, *bytes);
+        }
+        for (at, bytes, owner) in &self.spikes {
+            curve.add_spike(*at, *bytes, *owner);
+        }
+        self.halved.len() as u64
+    }
+}
+
+impl<'a> Types<'a> {
+    fn life(&self, index: u32) -> &'a Life {
+        &self.step.lives[index as usize]
+    }
+
+    fn kind(&mut self, name: Symbol) -> Kind {
+        let symbols = self.symbols;
+        *self.kinds.entry(name).or_insert_with(|| kind(&symbols.get(name)))
+    }
+
+    /// The weights that each module casts: its own, and those of modules below that are not called.
+    fn find_weights(&mut self) {
+        let called: FxHashSet<Symbol> = self.step.modules.iter().map(|call| call.name).collect();
+        for life in &self.step.lives {
+            let is_weight = matches!(life.owner.category, Category::Parameter | Category::Buffer);
+            if !is_weight {
+                continue;
+            }
+            if life.owner.category == Category::Parameter {
+                self.parameter_sizes.insert(life.requested);
+            }
+            let mut module = life.owner.module;
+            if !called.contains(&module) {
+                let path = self.symbols.get(module);
+                let mut ends = path.match_indices('.').map(|(end, _)| end).collect::<Vec<_>>();
+                ends.reverse();
+                let above = ends.into_iter().map(|end| self.symbols.intern(&path[..end]));
+                module = above.into_iter().find(|above| called.contains(above)).unwrap_or(module);
+            }
+            *self.weights.entry(module).or_default() += life.requested;
+        }
+    }
+
+    /// The sizes of the inputs of products, and the ends of their backward functions.
+    fn find_inputs(&mut self) {
+        let step = self.step;
+        for (index, op) in step.ops.iter().enumerate() {
+            if op.phase != self.phases.backward || self.kind(op.name) != Kind::Half {
+                continue;
+            }
+            self.backward_end.insert(op.module, op.to);
+            let own = step.allocations_of(index as u32).iter().filter_map(|place| place.life);
+            let input = own.map(|life| self.life(life)).find(|life| {
+                life.owner.category != Category::Gradient
+                    && life.death > op.to
+                    && !self.parameter_sizes.contains(&life.requested)
+            });
+            if let Some(input) = input {
+                self.input_of.entry(op.module).or_insert(input.requested);
+            }
+        }
+    }
+
+    /// Takes the blocks of one op.
+    fn take(&mut self, call: u32, lives: &[u32]) {
+        let Some(op) = self.step.op(call) else { return };
+        let kind = self.kind(op.name);
+        let is_backward = op.phase == self.phases.backward;
+        if op.phase != self.phases.forward && !is_backward {
+            return;
+        }
+        let largest = lives.iter().map(|index| self.life(*index).requested).max().unwrap_or(0);
+        let is_half = match kind {
+            _ if is_backward => false,
+            _ if &*self.symbols.get(op.name) == CROSS_ENTROPY => self.cross_entropy(op, lives, largest),
+            Kind::Half => {
+                self.cast_weights(op);
+                self.cast_input(op);
+                true
+            }
+            Kind::Float => {
+                if self.input(op.from, largest, false).is_some_and(|input| self.is_half(input)) {
+                    self.found.spikes.push((op.from, self.rules.rounded(largest), self.owner(op, lives)));
+                }
+                false
+            }
+            Kind::Follows(of_several) => self.follows(op, largest, of_several),
+        };
+        for index in lives {
+            let life = self.life(*index);
+            let is_half = if is_backward { self.is_half_in_backward(op, kind, *index) } else { is_half };
+            self.by_size.entry(life.requested).or_default().push(*index);
+            self.is_half.insert(*index, is_half);
+            if !is_backward {
+                self.of_module.insert((life.born_in, life.requested), is_half);
+            }
+            if is_half && self.rules.is_float(self.step, life) && !self.is_saved_in_float(life, is_backward) {
+                self.found.halved.insert(life.id);
+            }
+        }
+        self.last = lives.iter().copied().max_by_key(|index| self.life(*index).requested).or(self.last);
+    }
+
+    /// The softmax of the loss has the type of the logits. The sum over it has a copy in float32, up to its backward function.
+    fn cross_entropy(&mut self, op: &Call, lives: &[u32], size: i64) -> bool {
+        let is_half = self.input(op.from, size, false).is_some_and(|logits| self.is_half(logits));
+        let softmax = lives.iter().map(|index| self.life(*index)).find(|life| life.requested == size);
+        if let (true, Some(softmax)) = (is_half, softmax) {
+            let is_its = |other: &&Call| {
+                other.from >= op.to
+                    && other.phase == self.phases.backward
+                    && self.symbols.get(other.name).contains("NllLoss")
+            };
+            let end = self.step.ops.iter().find(is_its).map_or(op.to, |other| other.to);
+            self.found.copies.push((softmax.birth + 1, end, self.rules.rounded(size)));
+        }
+        is_half
+    }
+
+    fn owner(&self, op: &Call, lives: &[u32]) -> Owner {
+        let step = lives.first().map_or(-1, |index| self.life(*index).owner.step);
+        Owner { op: op.name, module: op.module, phase: op.phase, category: Category::Temporary, step }
+    }
+
+    fn is_half(&self, index: u32) -> bool {
+        self.is_half.get(&index).copied().unwrap_or(false)
+    }
+
+    /// The latest block of a size that is live at an allocation. `is_saved` asks for one that a product saves.
+    fn input(&mut self, at: u32, size: i64, is_saved: bool) -> Option<u32> {
+        let all = self.by_size.get(&size)?.clone();
+        all.into_iter().rev().find(|index| {
+            let life = self.life(*index);
+            life.death > at && (!is_saved || self.is_saved_by_product(life))
+        })
+    }
+
+    /// Returns true if a backward function of a product frees the block: the product saved it.
+    fn is_saved_by_product(&mut self, life: &Life) -> bool {
+        let Some(op) = self.step.op(life.freed_by) else { return false };
+        let name = self.symbols.get(op.name);
+        op.phase == self.phases.backward && PRODUCTS.iter().any(|part| name.contains(part))
+    }
+
+    /// Returns true if an op in float32 saves the block: it saves the copy that it casts.
+    fn is_saved_in_float(&mut self, life: &Life, is_backward: bool) -> bool {
+        let Some(op) = self.step.op(life.freed_by) else { return false };
+        let own = self.step.op(life.call).map(|call| self.symbols.get(call.name));
+        let is_of_loss = own.is_some_and(|name| *name == *CROSS_ENTROPY);
+        !is_backward && !is_of_loss && op.phase == self.phases.backward && self.kind(op.name) == Kind::Float
+    }
+
+    /// The weights of a product are cast once in a forward, and saved for the backward.
+    fn cast_weights(&mut self, op: &Call) {
+        if !self.has_cast_weights.insert(op.module) {
+            return;
+        }
+        let bytes = self.weights.get(&op.module).copied().unwrap_or(0) / 2;
+        let forward_end = || {
+            let ops = self.step.ops.iter().filter(|other| other.phase == self.phases.forward);
+            ops.map(|other| other.to).max().unwrap_or(op.to)
+        };
+        let end = self.backward_end.get(&op.module).copied().unwrap_or_else(forward_end);
+        if bytes > 0 {
+            self.found.copies.push((op.from, end, self.rules.rounded(bytes)));
+        }
+    }
+
+    /// An input in float32 is cast, and the copy is saved in its place.
+    fn cast_input(&mut self, op: &Call) {
+        let Some(size) = self.input_of.get(&op.module).copied() else { return };
+        let saved = self.input(op.from, size, true);
+        let Some(input) = saved.or_else(|| self.input(op.from, size, false)) else { return };
+        if self.is_half(input) {
+            return;
+        }
+        self.casts_input.insert(op.module);
+        // A block that goes in the forward was not saved: the product has saved a copy that it made itself.
+        let freed_in = self.step.op(self.life(input).freed_by).map(|freeing| freeing.phase);
+        let end = match self.backward_end.get(&op.module) {
+            Some(end) if freed_in == Some(self.phases.backward) => *end,
+            _ => op.to,
+        };
+        self.found.copies.push((op.from, end, self.rules.rounded(size / 2)));
+        if saved.is_some() {
+            self.found.shortened.retain(|(index, _)| *index != input);
+            self.found.shortened.push((input, op.to));
+        }
+    }
+
+    /// The type of the result of an op that has the type of its inputs.
+    fn follows(&mut self, op: &Call, size: i64, of_several: bool) -> bool {
+        let Some(input) = self.input(op.from, size, false).or(self.last) else { return false };
+        if !of_several || !self.is_half(input) {
+            return self.is_half(input);
+        }
+        if self.weights.contains_key(&op.module) {
+            return false;
+        }
+        // The other operand is of this module, or was there before its call.
+        let call = self
+            .step
+            .modules
+            .iter()
+            .rev()
+            .find(|call| call.name == op.module && call.from <= op.from && op.to <= call.to);
+        let from = call.map_or(0, |call| call.from);
+        let all = self.by_size.get(&size).cloned().unwrap_or_default();
+        let other = all.into_iter().rev().find(|index| {
+            let life = self.life(*index);
+            *index != input && life.death > op.from && (life.birth < from || life.born_in == op.module)
+        });
+        other.is_none_or(|other| self.is_half(other))
+    }
+
+    fn is_half_in_backward(&mut self, op: &Call, kind: Kind, index: u32) -> bool {
+        let life = self.life(index);
+        let half = self.rules.rounded(life.requested / 2);
+        if life.owner.category == Category::Gradient {
+            if kind == Kind::Half {
+                self.found.spikes.push((life.birth + 1, half, life.owner));
+            }
+            return false;
+        }
+        let of_forward = self.of_module.get(&(op.module, life.requested)).copied();
+        match kind {
+            Kind::Half => {
+                let is_cast_input = self.casts_input.contains(&op.module)
+                    && self.input_of.get(&op.module) == Some(&life.requested);
+                if is_cast_input && life.death > op.to {
+                    self.found.spikes.push((life.birth + 1, half, life.owner));
+                }
+                !is_cast_input
+            }
+            // The softmax of a loss in 16 bits: the gradient that it gets is cast first.
+            Kind::Float => {
+                let is_half = of_forward == Some(true) && self.symbols.get(op.name).contains("Softmax");
+                if is_half && let Some(gradient) = self.input(op.from, life.requested, false) {
+                    self.found.shortened.push((gradient, op.from));
+                    self.found.copies.push((op.from, op.to, half));
+                }
+                is_half
+            }
+            Kind::Follows(_) => of_forward.unwrap_or_else(|| {
+                let input = self.input(op.from, life.requested, false).or(self.last);
+                input.is_some_and(|input| self.is_half(input))
+            }),
+        }
+    }
+}
