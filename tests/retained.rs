@@ -50,8 +50,23 @@ fn retained_names_the_holder_of_each_of_six_mistakes_and_none_of_a_clean_script(
         let text = std::fs::read_to_string(file).unwrap();
         let line = text.lines().nth(found["line"].as_u64().unwrap() as usize - 1).unwrap();
         let name = found["name"].as_str().unwrap().rsplit('.').next().unwrap();
-        let wanted = if mistake == "hook" { "def hook" } else { name };
-        assert!(line.contains(wanted), "{mistake}: {line}");
+        assert!(line.contains(name), "{mistake}: {line}");
+        // The line that fills a container, and the one that adds to a total.
+        let filled = match mistake {
+            "losses" => "total = total + ",
+            "outputs" => "outputs.append(output)",
+            "hook" => "kept.append(",
+            "cache" => "self.cache[step] = ",
+            "retain_graph" => "state = model(x + state)",
+            _ => "",
+        };
+        assert!(line.contains(filled), "{mistake}: {line}");
+        assert_eq!(found["line_is"] == "filled", !filled.is_empty(), "{mistake}: {found}");
+        // The pause of the search belongs to no phase.
+        let rows = run.rows();
+        let marks: Vec<_> = rows.iter().filter(|row| row.api == "retained").collect();
+        assert!(marks[0].name.contains("\"begins\": \"call\""), "{mistake}: {}", marks[0].name);
+        assert!(marks.iter().all(|row| row.phase == "(none)" && row.module == "(none)"), "{mistake}");
         let bytes = found["bytes"].as_i64().unwrap();
         assert!(bytes >= per_step * 7 && bytes <= 40 << 20, "{mistake}: {found}");
         if per_step > 0 {
@@ -66,7 +81,9 @@ fn retained_names_the_holder_of_each_of_six_mistakes_and_none_of_a_clean_script(
 
         let report = run.report("retained", &["--all"]);
         assert!(report.contains(holder) && report.contains("the program asked"), "{mistake}: {report}");
-        assert!(run.report("leaks", &[]).contains(holder), "{mistake}");
+        let leaks = run.report("leaks", &[]);
+        // Who keeps it, and then what it is.
+        assert!(leaks.find(holder).unwrap() < leaks.find("never freed").unwrap(), "{mistake}: {leaks}");
         let answer = run.json("retained", &[]);
         let in_trace = &answer["processes"][0]["searches"][0]["holders"][0];
         assert_eq!((&in_trace["holder"], &in_trace["bytes"]), (&found["holder"], &found["bytes"]));

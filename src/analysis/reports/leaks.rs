@@ -57,9 +57,11 @@ impl Report for Leaks {
             footer.add(trace, &whole, whole.fullest(Metric::Allocated, options).map(|d| d.ordinal));
             process_heading(&mut printer, input, index);
             any |= !found.leaks.is_empty();
-            found.print(&mut printer, options);
+            // Who keeps it comes before what it is.
             let searches = RetainedSearches::read(trace, options)?;
             print_retained(&mut printer, searches.telling(), options);
+            printer.gap();
+            found.print(&mut printer, options);
             let mut value = found.json(trace);
             value["retained"] = searches.telling().map(RetainedSearch::json).into();
             json.push(value);

@@ -42,8 +42,6 @@ pub struct Holder {
     pub last_step: Option<i64>,
     /// The number of different steps among them.
     pub steps: i64,
-    /// The step of the search.
-    pub searched_in: i64,
     /// The whole row.
     value: Value,
 }
@@ -62,7 +60,6 @@ impl Holder {
             first_step: number("first_step"),
             last_step: number("last_step"),
             steps: number("steps")?,
-            searched_in: -1,
             value,
         })
     }
@@ -73,12 +70,16 @@ impl Holder {
         ["grows", "traceback"].contains(&self.verdict.as_str())
     }
 
-    /// The bytes that it keeps of each step since its first; `None` unless it grows.
+    /// The bytes that it keeps of each step; `None` unless it grows. A holder that keeps something of every third step has the
+    /// third of that. Steps after the last that it keeps count for nothing: the search may come before they add to it.
     #[must_use]
     pub fn bytes_per_step(&self) -> Option<i64> {
-        let end = self.last_step?.checked_add(1)?.max(self.searched_in);
-        let span = end.checked_sub(self.first_step?.max(0))?;
-        (self.verdict == "grows" && self.steps > 1 && span > 1).then(|| self.bytes / span)
+        let distance = self.last_step?.checked_sub(self.first_step?.max(0))?;
+        if self.verdict != "grows" || self.steps < 2 || distance < 1 {
+            return None;
+        }
+        let between = (distance as f64 / (self.steps - 1) as f64).max(1.0);
+        Some((self.bytes as f64 / self.steps as f64 / between) as i64)
     }
 
     /// One line: ``3.0 MiB a step: list `losses` (train.py:41) keeps 120 graphs, 360 MiB of steps 0-119``.
@@ -218,8 +219,7 @@ impl RetainedSearches {
         }
         let (Some(why), Some(step)) = (value["why"].as_str(), value["step"].as_i64()) else { return };
         let holders = std::mem::take(&mut self.pending).into_iter();
-        let holders = holders.filter(|(of, _)| *of == number);
-        let holders = holders.map(|(_, holder)| Holder { searched_in: step, ..holder }).collect();
+        let holders = holders.filter(|(of, _)| *of == number).map(|(_, holder)| holder).collect();
         if self.all.len() >= MOST {
             self.all.remove(0);
         }
@@ -297,6 +297,15 @@ mod tests {
             "3.00 MiB a step: list `losses` (train.py:41) keeps 120 graphs, 360.00 MiB of steps 0-119"
         );
         assert_eq!(first.moment(), "step 120: the program ended");
+        // Eight steps were kept, and the search was in the ninth.
+        let of = |steps: i64, last: i64| {
+            let value = json!({
+                "walk": 1, "holder": "x", "verdict": "grows", "bytes": 8 << 20, "tensors": 8, "graphs": 0, "nodes": 0,
+                "first_step": 0, "last_step": last, "steps": steps,
+            });
+            Holder::parse(value).and_then(|holder| holder.bytes_per_step())
+        };
+        assert_eq!((of(8, 7), of(4, 6), of(2, 0)), (Some(1 << 20), Some(1 << 20), None));
         // A later search has seen that the list is bounded.
         searches.feed(&holder(3, "window", 360 << 20));
         searches.feed(r#"{"walk":3,"why":"call","step":122}"#);

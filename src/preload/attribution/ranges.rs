@@ -128,6 +128,13 @@ pub(crate) fn mark(api: Api, name: &str) {
     range_rows::record(api, recorder, || Payload::Mark { name: text }, context);
 }
 
+/// Records a mark by `api` that belongs to no module, no op and no phase, so that the time after it belongs to none either.
+pub(crate) fn mark_without_owner(api: Api, name: &str) {
+    let Some(recorder) = session::recorder() else { return };
+    let text = text_id(name);
+    range_rows::record(api, recorder, || Payload::Mark { name: text }, 0);
+}
+
 /// Begins the step `number`, and records a mark of it when a trace exists.
 pub(crate) fn begin_step(number: i64) {
     steps::set(number);

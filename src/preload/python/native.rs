@@ -175,7 +175,7 @@ fn block_bytes(arguments: Arguments<'_>) -> i64 {
 }
 
 fn record_retained(arguments: Arguments<'_>) {
-    ranges::mark(Api::Retained, arguments.text(0));
+    ranges::mark_without_owner(Api::Retained, arguments.text(0));
 }
 
 fn is_growing(_: Arguments<'_>) -> bool {

@@ -78,6 +78,27 @@ def running_variables() -> tuple[dict[int, Variable], dict[int, list[types.CodeT
 
 
 SETS = ("STORE_NAME", "STORE_GLOBAL", "STORE_ATTR")
+LOCAL_SETS = ("STORE_FAST", "STORE_DEREF")
+# Methods that put something into a container.
+FILLING = frozenset(
+    (
+        "append",
+        "appendleft",
+        "add",
+        "extend",
+        "extendleft",
+        "insert",
+        "setdefault",
+        "update",
+        "put",
+        "put_nowait",
+        "push",
+    )
+)
+# The kind of a line that puts something into what a name has.
+FILLS = "FILLS"
+# Functions inside functions that are read for one name.
+MAX_CODES = 200
 
 
 class Lines:
@@ -95,23 +116,53 @@ class Lines:
         dis = sys.modules.get("dis")
         known = self._lines.get(id(code))
         if known is None:
-            if dis is None or name not in code.co_names or time.monotonic() > self._deadline:
+            names = (code.co_names, code.co_varnames, code.co_cellvars, code.co_freevars)
+            is_used = any(name in some for some in names)
+            if dis is None or not is_used or time.monotonic() > self._deadline:
                 return 0
             known = self._lines[id(code)] = (code, self._read(dis, code))
         lines = [line for kind in kinds if (line := known[1].get((kind, name)))]
         return min(lines, default=0)
 
+    def filling(self, codes, name: str) -> tuple[str, int]:
+        """The file and the first line in these functions, and in those inside them, that puts something
+        into what `name` has: `name.append(x)`, `name[key] = x`, `name = name + x`. The line is 0 when no
+        line does."""
+        codes = list(codes)
+        for code in codes:
+            line = self.setting(code, name, (FILLS,))
+            if line:
+                return code.co_filename, line
+            if len(codes) < MAX_CODES:
+                inners = [inner for inner in code.co_consts if type(inner) is types.CodeType]
+                # A variable of the same name is another one.
+                codes += [each for each in inners if name not in each.co_varnames + each.co_cellvars]
+        return "", 0
+
     def _read(self, dis, code) -> dict[tuple[str, str], int]:
         found: dict[tuple[str, str], int] = {}
         line = code.co_firstlineno
+        # The names that this line has loaded, in their order.
+        loaded: list[str] = []
         for number, instruction in enumerate(dis.get_instructions(code)):
             if number % STRIDE == 0 and time.monotonic() > self._deadline:
                 break
             starts = instruction.starts_line
             if starts is not None and starts is not False:
                 line = getattr(instruction, "line_number", None) or starts
-            if instruction.opname in SETS:
-                found.setdefault((instruction.opname, instruction.argval), line)
+                loaded = []
+            name, value = instruction.opname, instruction.argval
+            if name in SETS or name in LOCAL_SETS:
+                found.setdefault((name, value), line)
+                if value in loaded and name != "STORE_ATTR":
+                    found.setdefault((FILLS, value), line)
+            elif name == "STORE_SUBSCR" and len(loaded) > 1:
+                found.setdefault((FILLS, loaded[-2]), line)
+            elif name.startswith("LOAD_"):
+                if value in FILLING and loaded and name in ("LOAD_ATTR", "LOAD_METHOD"):
+                    found.setdefault((FILLS, loaded[-1]), line)
+                # Some instructions load two names.
+                loaded += [str(each) for each in (value if type(value) is tuple else (value,))]
         return found
 
 

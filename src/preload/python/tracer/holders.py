@@ -11,7 +11,7 @@ import sys
 import types
 from typing import NamedTuple
 
-from .frames import OWN_FILES, Lines, Variable, place, variables_of
+from .frames import LOCAL_SETS, OWN_FILES, Lines, Variable, place, variables_of
 from .graphs import bases_of, namespace_of_type
 from .paths import path_of
 from .torch_api import Module
@@ -19,6 +19,9 @@ from .torch_api import Module
 # Containers whose items are one thing, whichever their number.
 SEQUENCES = (list, tuple, set, frozenset, collections.deque)
 GLOBAL_SETS = ("STORE_NAME", "STORE_GLOBAL")
+# What the line of a holder is: where something is put into it, where its name is set, or where the function
+# was.
+FILLED, SET, RUNNING = "filled", "set", "running"
 MAX_KEY = 40
 # A metaclass may have a method that answers `kind.__name__`.
 name_of_type = type.__dict__["__name__"].__get__
@@ -37,6 +40,8 @@ class Root(NamedTuple):
     line: int
     # Of a closure: its names, in their order.
     names: tuple[str, ...] = ()
+    # The functions or modules that may fill what the name has.
+    codes: tuple[types.CodeType, ...] = ()
 
 
 def dict_of(thing) -> dict | None:
@@ -52,6 +57,12 @@ def dict_of(thing) -> dict | None:
                 return None
             return namespace if issubclass(type(namespace), dict) else None
     return None
+
+
+def _codes_of(kind: type) -> list[types.CodeType]:
+    """The functions that a class defines."""
+    functions = list(namespace_of_type(kind).values())
+    return [function.__code__ for function in functions if type(function) is types.FunctionType]
 
 
 def slot_of(thing, child: int) -> str:
@@ -111,13 +122,13 @@ class Names:
             key = self.key_of(parent, child) or "?"
             lines = ((code.co_filename, self._lines.setting(code, key, GLOBAL_SETS)) for code in codes)
             file, line = next((found for found in lines if found[1]), (file, 0))
-            return Root("global", key, "" if name == "__main__" else name, file, line)
+            return Root("global", key, "" if name == "__main__" else name, file, line, (), tuple(codes))
         if kind is types.FunctionType:
             code = parent.__code__
             where = {id(parent.__closure__): "closure", id(parent.__globals__): "namespace"}
             use = where.get(child, "function")
             line = code.co_firstlineno
-            return Root(use, "", parent.__qualname__, code.co_filename, line, code.co_freevars)
+            return Root(use, "", parent.__qualname__, code.co_filename, line, code.co_freevars, (code,))
         if issubclass(kind, Module):
             name = path_of(parent) or name_of_type(kind)
             return Root("attribute", name, "", *self._class_place(kind, ""))
@@ -132,7 +143,7 @@ class Names:
             return None
         code = found.code
         owner = getattr(code, "co_qualname", code.co_name)
-        return Root("local", found.name, owner, code.co_filename, found.line)
+        return Root("local", found.name, owner, code.co_filename, found.line, (), (code,))
 
     def _class_place(self, kind: type, attribute: str) -> tuple[str, int]:
         """The file of a class, and the line that sets an attribute of its objects."""
@@ -202,6 +213,7 @@ class Names:
                 key = self.key_of(namespace, id(lower)) if namespace is not None else None
                 key = key or slot_of(upper, id(lower))
                 path += f".{key}" if key else ""
+                attribute = key or ""
         name = root.name + path
         while name.endswith("[*]"):
             name = name[:-3]
@@ -209,6 +221,7 @@ class Names:
         if root.kind in ("attribute", "class") and attribute not in ("", "pending") and chain:
             kind = type(chain[0]) if root.kind == "attribute" else chain[0]
             file, line = self._class_place(kind, attribute)
+        file, line, how = self._place_of(root, name, attribute, chain, file, line)
         what = container or "variable"
         if root.kind in ("attribute", "class") and not container:
             what = "attribute"
@@ -225,7 +238,9 @@ class Names:
             text = f"defaults or attributes of function {root.owner}()"
         elif root.kind == "unnamed":
             text = f"{root.owner}, which no name of the program reaches"
-        text += f" ({place(file, line)})" if file else ""
+        text += (
+            f" ({place(file, line)}{', where the function was' if how == RUNNING else ''})" if file else ""
+        )
         group = text if error else ""
         if frame is not None:
             variable, code = frame
@@ -245,7 +260,29 @@ class Names:
             "owner": root.owner,
             "file": file,
             "line": line,
+            "line_is": how,
         }
+
+    def _place_of(
+        self, root: Root, name: str, attribute: str, chain: list, file: str, line: int
+    ) -> tuple[str, int, str]:
+        """The line that fills what has this name, or else the one that sets the name; and which it is."""
+        codes, filled = root.codes, root.name
+        if attribute not in ("", "pending") and name.endswith("." + attribute):
+            kinds = [type(each) for each in chain[:2]] + (
+                [chain[0]] if chain and root.kind == "class" else []
+            )
+            codes, filled = [*codes, *(code for kind in kinds for code in _codes_of(kind))], attribute
+        elif name != root.name:
+            # A key of a dict, or what another object has.
+            codes = ()
+        found, number = self._lines.filling(codes, filled)
+        if number:
+            return found, number, FILLED
+        if root.kind != "local":
+            return file, line, SET if line else ""
+        number = self._lines.setting(root.codes[0], root.name, LOCAL_SETS)
+        return (file, number, SET) if number else (file, line, RUNNING)
 
 
 def is_own(thing) -> bool:

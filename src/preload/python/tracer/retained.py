@@ -259,6 +259,9 @@ def walk(why: str) -> list[dict]:
     try:
         _state["is_busy"] = True
         begin = time.monotonic()
+        _state["walks"] += 1
+        # The time from here to the last row belongs to no phase.
+        record_retained(json.dumps({"walk": _state["walks"], "begins": why}))
         with without_torch_function(), without_torch_dispatch():
             holders, is_whole, reason = _holders(begin, RETAINED_MS / 1000)
         _record(why, holders, is_whole, reason, begin)
@@ -398,7 +401,6 @@ def _judged(groups: list[dict]) -> list[dict]:
 
 
 def _record(why: str, holders: list[dict], is_whole: bool, reason: str, begin: float) -> None:
-    _state["walks"] += 1
     number = _state["walks"]
     for holder in holders:
         text = json.dumps({"walk": number, **{key: holder[key] for key in KEYS}}, ensure_ascii=True)
@@ -424,6 +426,7 @@ KEYS = ("holder", "verdict", "bytes", "tensors", "graphs", "nodes", "first_step"
     "owner",
     "file",
     "line",
+    "line_is",
 )
 
 
