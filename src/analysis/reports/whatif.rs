@@ -197,7 +197,9 @@ fn nothing(change: &Change) -> &'static str {
         Change::StepInBackward => "nothing changes: the trace has no gradients",
         Change::Shard { .. } => "nothing changes: the trace has no parameters",
         Change::ChunkLoss(_) => "nothing changes: no forward calls aten::cross_entropy_loss",
-        Change::Autocast => "nothing changes: no op of the forward runs in 16 bits under autocast",
+        Change::Autocast => {
+            "nothing changes: the run has autocast already, or no op of its forward runs in 16 bits under it"
+        }
         Change::Bfloat16 | Change::Batch(..) | Change::Without(_) => "nothing changes: no block matches",
     }
 }

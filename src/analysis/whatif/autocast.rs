@@ -9,7 +9,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::curve::Curve;
 use super::sizes::SizeRules;
-use super::step::{Call, Life, NO_CALL, Step};
+use super::step::{Allocation, Call, Life, NO_CALL, Step};
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::block::Owner;
 use crate::state::categories::Phases;
@@ -156,6 +156,9 @@ pub(super) fn find(step: &Step, rules: &SizeRules<'_>, symbols: &SymbolTable, ph
         found: Autocast::default(),
     };
     types.find_weights();
+    if types.is_on() {
+        return Autocast::default();
+    }
     types.find_inputs();
     let mut at = 0;
     while let Some(place) = step.allocations.get(at) {
@@ -221,6 +224,28 @@ impl<'a> Types<'a> {
             }
             *self.weights.entry(module).or_default() += life.requested;
         }
+    }
+
+    /// Returns true if the run has autocast already: most products with weights begin with a copy of half the size of one.
+    fn is_on(&mut self) -> bool {
+        let step = self.step;
+        let copy = self.symbols.intern("aten::empty_strided");
+        let (mut products, mut casts) = (FxHashSet::default(), FxHashSet::default());
+        for (index, op) in step.ops.iter().enumerate() {
+            let is_product = op.phase == self.phases.forward && self.kind(op.name) == Kind::Half;
+            if !is_product || !self.weights.contains_key(&op.module) {
+                continue;
+            }
+            products.insert(op.module);
+            let own = step.allocations_of(index as u32).iter();
+            let is_cast = |place: &&Allocation| {
+                place.owner.op == copy && self.parameter_sizes.contains(&place.requested.saturating_mul(2))
+            };
+            if own.take(2).any(|place| is_cast(&place)) {
+                casts.insert(op.module);
+            }
+        }
+        casts.len() * 2 > products.len()
     }
 
     /// The sizes of the inputs of products, and the ends of their backward functions.
