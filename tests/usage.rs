@@ -83,6 +83,43 @@ fn format_markdown_and_csv_have_the_tables_of_each_report_and_json_is_json() {
 }
 
 #[test]
+fn format_csv_has_rows_or_says_that_it_has_none() {
+    let gpt = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/gpt");
+    let gpt = gpt.to_str().unwrap();
+    for view in [
+        "snapshot",
+        "snapshot --table",
+        "modules",
+        "modules --full",
+        "modules --table",
+        "top-ops",
+        "top-ops --legacy",
+        "timeline",
+        "oom",
+        "leaks",
+        "retained",
+        "check",
+        "summary",
+    ] {
+        let words: Vec<&str> = view.split(' ').chain([gpt, "--format", "csv"]).collect();
+        let output = memtrace(&words);
+        let said = String::from_utf8_lossy(&output.stdout);
+        let why = String::from_utf8_lossy(&output.stderr);
+        if output.status.success() {
+            assert!(said.lines().count() > 1 && said.contains(','), "{view}: {said}");
+        } else {
+            assert_eq!((output.status.code(), said.trim()), (Some(2), ""), "{view}");
+            assert!(why.lines().count() == 1 && why.contains("has no rows"), "{view}: {why}");
+        }
+    }
+    let csv = |view: &[&str]| stdout(&memtrace(&[view, &[gpt, "--format", "csv"]].concat()));
+    assert!(csv(&["snapshot"]).starts_with("Device,Parameter,"));
+    assert!(csv(&["modules", "--full"]).starts_with("Module,State & Call,Device,"));
+    let markdown = stdout(&memtrace(&["snapshot", "--table", gpt, "--format", "markdown"]));
+    assert!(markdown.contains("| Device | Parameter |") && !markdown.contains("===="), "{markdown}");
+}
+
+#[test]
 fn run_takes_settings_as_options_and_names_an_unknown_option() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().to_str().unwrap();

@@ -132,6 +132,9 @@ fn whatif_predicts_autocast_of_a_language_model_and_of_convolutions() {
             let predicted = found["after"]["bytes"].as_i64().unwrap();
             let error = (predicted - real).abs() * 10_000 / real;
             assert!(error <= bound, "{model}: {predicted} predicted, {real} real, {before} before");
+            // The changed run has autocast already.
+            let again = answer(&["--autocast", "bf16"], &folder.path().join("changed"));
+            assert_eq!(again["saved_bytes"], 0, "{model}");
         }
     });
 }

@@ -130,7 +130,7 @@ impl Printer {
     }
 
     /// The form of the text.
-    pub(super) fn form(&self) -> Form {
+    pub(crate) fn form(&self) -> Form {
         self.form
     }
 

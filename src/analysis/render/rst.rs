@@ -1,8 +1,25 @@
 //! reStructuredText tables, laid out as Python's `tabulate` does with `tablefmt="rst"`.
 
+use super::formats::Form;
+use super::printer::{Printer, Side, Table};
+
+/// Prints a table as lines of reStructuredText, or in Markdown or CSV as a table of that form.
+pub(crate) fn print(printer: &mut Printer, heads: &[&str], rows: &[Vec<String>]) {
+    if printer.form() == Form::Text {
+        table(heads, rows).into_iter().for_each(|line| printer.plain(line));
+        return;
+    }
+    let columns: Vec<(&str, Side)> = heads.iter().map(|head| (*head, Side::Left)).collect();
+    let mut table = Table::new(&columns);
+    for row in rows {
+        table.row(row.iter().map(|cell| cell.as_str().into()));
+    }
+    printer.table(&table);
+}
+
 /// The lines of a table. Every cell is aligned to the left, as `tabulate` aligns text.
 #[must_use]
-pub(crate) fn table(heads: &[&str], rows: &[Vec<String>]) -> Vec<String> {
+fn table(heads: &[&str], rows: &[Vec<String>]) -> Vec<String> {
     // tabulate pads each head by two columns, unless a cell is wider.
     let mut widths: Vec<usize> = heads.iter().map(|head| head.chars().count() + 2).collect();
     for row in rows {

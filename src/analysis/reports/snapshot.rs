@@ -12,6 +12,7 @@ use crate::read::input::Input;
 use crate::read::record::Columns;
 use crate::read::stream::TraceFile;
 use crate::render::footer::Footer;
+use crate::render::formats::Form;
 use crate::render::heading::heading;
 use crate::render::printer::Printer;
 use crate::render::rst;
@@ -205,15 +206,13 @@ fn print(printer: &mut Printer, devices: &[(String, Types)], units: Unit, table:
         types.iter().chain([&total]).map(|bytes| value(*bytes, units)).collect::<Vec<_>>()
     };
     let names: Vec<&str> = TYPES.iter().map(|(name, _)| *name).chain(["Total"]).collect();
-    if table {
+    if table || printer.form() == Form::Csv {
         let heads: Vec<&str> = ["Device"].into_iter().chain(names).collect();
         let rows: Vec<Vec<String>> = shown
             .iter()
             .map(|(device, types)| [device.clone()].into_iter().chain(cells(types)).collect())
             .collect();
-        for line in rst::table(&heads, &rows) {
-            printer.plain(line);
-        }
+        rst::print(printer, &heads, &rows);
         return;
     }
     for (device, types) in shown {

@@ -4,8 +4,9 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::{ArgMatches, Command};
+use memtrace_analysis::render::formats::Form;
 use memtrace_analysis::reports::{self, Report, Verdict};
 
 use super::retained;
@@ -57,6 +58,9 @@ pub(crate) fn run(name: &str, matches: &ArgMatches) -> Result<ExitCode> {
     let is_json =
         matches.get_flag("json") || matches.get_one::<String>("format").is_some_and(|form| form == "json");
     let text = if is_json { terminal::json_text(&answer.to_json(report.name())) } else { answer.text() };
+    if options.form == Form::Csv && !is_json && text.trim().is_empty() {
+        bail!("--format csv: this answer of memtrace {name} has no rows; --json has its figures");
+    }
     match output {
         Some(path) => {
             std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?

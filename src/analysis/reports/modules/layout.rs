@@ -10,6 +10,7 @@ use super::natural_order::natural;
 use super::snapshots::{DeviceTypes, Snapshots};
 use super::tracker::{CallState, ModuleStats, Tracker, total};
 use crate::options::Options;
+use crate::render::formats::Form;
 use crate::render::numbers::{count, counted};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::render::rst;
@@ -93,8 +94,9 @@ impl Tracker {
                 self.sorted().into_iter().partition(|(path, _)| self.keeps_calls(path));
             for (path, stats) in kept {
                 printer.plain(format!("Module:  {path}"));
-                if options.is_set("table") {
-                    print_table(printer, stats, &self.snapshots, options.units);
+                // CSV has tables alone.
+                if options.is_set("table") || options.form == Form::Csv {
+                    print_table(printer, path, stats, &self.snapshots, options.units);
                 } else {
                     print_states(printer, stats, &self.snapshots, options.units);
                 }
@@ -207,9 +209,7 @@ impl Tracker {
             std::iter::once(path.clone()).chain(cells).collect()
         };
         let rows: Vec<Vec<String>> = self.sorted().into_iter().map(|(path, _)| row(path)).collect();
-        for line in rst::table(&heads, &rows) {
-            printer.plain(line);
-        }
+        rst::print(printer, &heads, &rows);
         if !self.memories.has_io {
             printer.plain(memory::NO_IO);
         }
@@ -292,9 +292,13 @@ fn print_states(printer: &mut Printer, stats: &ModuleStats, snapshots: &Snapshot
 }
 
 /// MemTracker's table.
-fn print_table(printer: &mut Printer, stats: &ModuleStats, snapshots: &Snapshots, units: Unit) {
-    let heads: Vec<&str> = ["State & Call", "Device"]
+fn print_table(printer: &mut Printer, path: &str, stats: &ModuleStats, snapshots: &Snapshots, units: Unit) {
+    // A table of CSV has no title.
+    let is_csv = printer.form() == Form::Csv;
+    let module = is_csv.then_some("Module");
+    let heads: Vec<&str> = module
         .into_iter()
+        .chain(["State & Call", "Device"])
         .chain(TYPES.iter().map(|(name, _)| *name))
         .chain(["Total"])
         .collect();
@@ -307,13 +311,13 @@ fn print_table(printer: &mut Printer, stats: &ModuleStats, snapshots: &Snapshots
                     continue;
                 }
                 // Blank when it equals the row above.
-                let mut row = vec![std::mem::take(&mut label), device_name(*device)];
+                let label = if is_csv { label.clone() } else { std::mem::take(&mut label) };
+                let mut row: Vec<String> = module.map(|_| path.to_owned()).into_iter().collect();
+                row.extend([label, device_name(*device)]);
                 row.extend(types.iter().chain([&total(types)]).map(|bytes| value(*bytes, units)));
                 rows.push(row);
             }
         }
     }
-    for line in rst::table(&heads, &rows) {
-        printer.plain(line);
-    }
+    rst::print(printer, &heads, &rows);
 }
