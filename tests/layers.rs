@@ -93,6 +93,43 @@ fn layers_of_unknown_or_different_classes_stay_apart_unless_they_are_many() {
 }
 
 #[test]
+fn layers_and_phases_and_steps_have_their_own_peaks() {
+    let folder = TempDir::new().unwrap();
+    let mut trace = TraceBuilder::default();
+    // By phase, step and module: the bytes of a block that lives until the next one.
+    for (phase, step, module, mib) in [
+        ("forward", 0, "N.h.0", 4),
+        ("backward", 0, "N.h.1.fc", 7),
+        ("forward", 1, "N.h.1", 5),
+        ("optimizer", 1, "(none)", 6),
+    ] {
+        let row = Row { phase, step, module, op: "aten::mm", ..Row::default() };
+        let block = trace.alloc(mib << 20, row);
+        trace.free(block, mib << 20, row);
+    }
+    let path = written(&folder, "a.csv", &trace.finish());
+    let peaks = |each: &str| -> Vec<(String, i64)> {
+        let found = json(&["peak", "--each", each], &path);
+        let peaks = found["processes"][0]["peaks"].as_array().unwrap().clone();
+        let one = |peak: &Value| {
+            (peak["key"].as_str().unwrap().to_owned(), peak["peak"]["bytes"].as_i64().unwrap() >> 20)
+        };
+        peaks.iter().map(one).collect()
+    };
+    let of =
+        |rows: &[(&str, i64)]| rows.iter().map(|(name, mib)| ((*name).to_owned(), *mib)).collect::<Vec<_>>();
+    assert_eq!(peaks("phase"), of(&[("backward", 7), ("optimizer", 6), ("forward", 5)]));
+    assert_eq!(peaks("step"), of(&[("0", 7), ("1", 6)]));
+    let modules = peaks("module");
+    assert_eq!(modules[..2], of(&[("N", 7), ("N.h", 7)])[..]);
+    assert!(modules.contains(&("N.h.0".to_owned(), 4)) && modules.contains(&("N.h.1".to_owned(), 7)));
+    let said = printed(&["peak", "--each", "phase", "--format", "csv"], &path);
+    assert!(said.starts_with("phase,peak,at,step,op,module\nbackward,7340032,"), "{said}");
+    let wrong = memtrace(&["peak", "--each", "step", "--of", "used"], &path);
+    assert_eq!(wrong.status.code(), Some(2));
+}
+
+#[test]
 fn layers_of_two_runs_have_the_same_names_in_a_diff() {
     let folder = TempDir::new().unwrap();
     let before = written(&folder, "before.csv", &model(8, "libmemtrace.so"));

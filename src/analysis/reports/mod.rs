@@ -16,6 +16,7 @@ mod mem_tracker;
 mod modules;
 mod oom;
 mod peak;
+mod peaks_each;
 mod ranks;
 mod report;
 mod retained;

@@ -4,6 +4,7 @@ use memtrace_trace::text::WITHOUT_DETAIL;
 use serde_json::{Value, json};
 
 use super::group_table::print_groups;
+use super::peaks_each::{self, EACH};
 use super::report::{Answer, Report, next};
 use crate::error::{Error, Result};
 use crate::options::{Flag, Options};
@@ -43,6 +44,7 @@ impl Report for Peak {
                     choices: &["allocated", "used"],
                     help: "The total with the peak: torch's blocks, or all memory in use on the device as sampled",
                 },
+                EACH,
                 Flag::switch("as-of", "Use the owners as known at the peak, without what later rows add"),
             ]
         }
@@ -50,6 +52,9 @@ impl Report for Peak {
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
         let input = &inputs[0];
+        if !options.text(EACH.name).is_empty() {
+            return peaks_each::answer(input, options);
+        }
         let mut metric = if options.text("of") == "used" { Metric::Used } else { Metric::Allocated };
         let by = Key::from_options(options)?;
         let mut best = fullest(input, options, metric, &by)?;

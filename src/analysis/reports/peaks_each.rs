@@ -1,0 +1,214 @@
+//! `memtrace peak --each`: the peak of each phase, step or module, with its owner and op.
+
+use std::collections::BTreeMap;
+
+use rustc_hash::FxHashMap;
+use serde_json::{Value, json};
+
+use super::report::Answer;
+use crate::error::{Error, Result};
+use crate::options::{Flag, Options};
+use crate::read::input::Input;
+use crate::read::record::{Columns, Record};
+use crate::read::symbols::{NO_MODULE, NO_PHASE, Symbol, SymbolTable};
+use crate::render::footer::Footer;
+use crate::render::heading::process_heading;
+use crate::render::numbers::{duration, step_or_dash};
+use crate::render::printer::{Cell, Printer, Side, Style, Table};
+use crate::state::block::Owner;
+use crate::state::categories::KnownCategories;
+use crate::state::device::Moment;
+use crate::state::group::{APART, DEPTH};
+use crate::state::module_layers::Layers;
+use crate::state::replay::{HOST, Metric, Replay};
+use crate::state::replay_trace::{Replayed, replay_trace};
+use memtrace_trace::EventName;
+
+/// The option that asks for this answer.
+pub(super) const EACH: Flag = Flag {
+    name: "each",
+    value: Some("KIND"),
+    default: "",
+    choices: &["phase", "step", "module"],
+    help: "List the peak of each phase, step or module (with the modules below it), with its owner and op",
+};
+
+/// The part of a run that a peak belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Part {
+    /// A phase or a module.
+    Named(Symbol),
+    Step(i64),
+}
+
+/// The peaks of one device.
+type Peaks = FxHashMap<Part, Moment>;
+
+/// The answer for every process of `input`.
+///
+/// # Errors
+/// When a trace cannot be read, or `--of` asks for another total.
+pub(super) fn answer(input: &Input, options: &Options) -> Result<Answer> {
+    if options.text("of") == "used" {
+        return Err(Error::usage(
+            "--each lists peaks of allocated memory: --of used has none by phase, step or module",
+        ));
+    }
+    let kind = options.text(EACH.name);
+    let depth = options.count(DEPTH.name)?;
+    let mut printer = options.printer();
+    let mut footer = Footer::new(input);
+    let mut processes = Vec::new();
+    for (index, trace) in input.traces.iter().enumerate() {
+        let mut devices: BTreeMap<i32, Peaks> = BTreeMap::new();
+        let known = KnownCategories::default();
+        let replayed =
+            replay_trace(trace, Columns::of(&[]), options, Metric::Allocated, known, |row, replay| {
+                feed(&mut devices, kind, row, replay);
+            })?;
+        let ordinal = replayed.fullest(Metric::Allocated, options).map(|device| device.ordinal);
+        footer.add(trace, &replayed, ordinal);
+        process_heading(&mut printer, input, index);
+        let peaks = ordinal.and_then(|ordinal| devices.remove(&ordinal)).unwrap_or_default();
+        let rows = sorted(named(&peaks, kind, depth, options, &replayed));
+        print(&mut printer, kind, &rows, &replayed, options);
+        processes.push(json!({
+            "file": trace.path.display().to_string(),
+            "rank": trace.meta.rank,
+            "device": ordinal,
+            "each": kind,
+            "peaks": rows.iter()
+                .map(|(key, moment)| json!({ "key": key.text(), "peak": replayed.moment(moment) }))
+                .collect::<Vec<Value>>(),
+        }));
+    }
+    Ok(Answer { body: printer, json: json!({ "processes": processes }), footer, ..Answer::default() })
+}
+
+fn feed(devices: &mut BTreeMap<i32, Peaks>, kind: &str, row: &Record, replay: &Replay) {
+    if row.event != EventName::Alloc || row.device == HOST || !replay.in_window() {
+        return;
+    }
+    let part = match kind {
+        "phase" => Part::Named(row.phase),
+        "step" => Part::Step(row.step),
+        _ => Part::Named(row.module),
+    };
+    let peak = devices.entry(row.device).or_default().entry(part).or_default();
+    if row.allocated_bytes > peak.bytes {
+        let owner = Owner::of(row);
+        *peak = Moment { bytes: row.allocated_bytes, seq: row.seq, ts_ns: row.ts_ns, owner, untraced: 0 };
+    }
+}
+
+/// The name of a part; steps are in order of their number.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Name {
+    Step(i64),
+    Text(String),
+}
+
+impl Name {
+    fn text(&self) -> String {
+        match self {
+            Name::Step(step) if *step < 0 => "before the first".to_owned(),
+            Name::Step(step) => step.to_string(),
+            Name::Text(text) => text.clone(),
+        }
+    }
+}
+
+/// The peaks by name. A module's includes what happens in the modules below it.
+fn named(
+    peaks: &Peaks,
+    kind: &str,
+    depth: Option<usize>,
+    options: &Options,
+    replayed: &Replayed,
+) -> BTreeMap<Name, Moment> {
+    let symbols = &replayed.symbols;
+    let modules = peaks.keys().filter_map(|part| match part {
+        Part::Named(module) => Some(*module),
+        Part::Step(_) => None,
+    });
+    let layers = if options.is_set(APART.name) {
+        Layers::default()
+    } else {
+        replayed.replay.classes.layers(modules, symbols)
+    };
+    let mut all: BTreeMap<Name, Moment> = BTreeMap::new();
+    for (part, moment) in peaks {
+        for name in names(*part, kind, depth, &layers, symbols) {
+            let peak = all.entry(name).or_default();
+            // The earlier one of equal peaks.
+            if (moment.bytes, -moment.seq) > (peak.bytes, -peak.seq) {
+                *peak = *moment;
+            }
+        }
+    }
+    all
+}
+
+fn names(part: Part, kind: &str, depth: Option<usize>, layers: &Layers, symbols: &SymbolTable) -> Vec<Name> {
+    match part {
+        Part::Step(step) => vec![Name::Step(step)],
+        Part::Named(phase) if kind == "phase" => vec![Name::Text(symbols.or(phase, NO_PHASE))],
+        Part::Named(module) => {
+            let path = layers.joined(&symbols.or(module, NO_MODULE));
+            let ends = path.match_indices('.').map(|(end, _)| end).chain([path.len()]);
+            ends.take(depth.unwrap_or(usize::MAX)).map(|end| Name::Text(path[..end].to_owned())).collect()
+        }
+    }
+}
+
+/// Steps in their order, phases and modules by their peaks.
+fn sorted(peaks: BTreeMap<Name, Moment>) -> Vec<(Name, Moment)> {
+    let mut rows: Vec<(Name, Moment)> = peaks.into_iter().collect();
+    if !matches!(rows.first(), Some((Name::Step(_), _))) {
+        rows.sort_by_key(|(_, moment)| std::cmp::Reverse(moment.bytes));
+    }
+    rows
+}
+
+fn print(printer: &mut Printer, kind: &str, rows: &[(Name, Moment)], replayed: &Replayed, options: &Options) {
+    if rows.is_empty() {
+        printer.plain("No memory tracked.");
+        return;
+    }
+    // The column of the part itself would be there twice.
+    let others: Vec<&str> =
+        ["step", "phase", "op", "module"].into_iter().filter(|name| *name != kind).collect();
+    let mut columns = vec![(kind, Side::Left), ("peak", Side::Right), ("at", Side::Right)];
+    let side = |name: &str| if name == "step" { Side::Right } else { Side::Left };
+    columns.extend(others.iter().map(|name| (*name, side(name))));
+    // A module's peak may be in a module below it.
+    let is_by_module = kind == "module";
+    if is_by_module {
+        columns.push(("owner", Side::Left));
+    }
+    let mut table = Table::new(&columns);
+    let symbols = &replayed.symbols;
+    let top = options.top.unwrap_or(40);
+    for (name, moment) in rows.iter().take(top) {
+        let owner = &moment.owner;
+        let mut cells: Vec<Cell> = vec![
+            name.text().into(),
+            Cell::new(options.units.show(moment.bytes).to_string(), Style::Strong),
+            duration(moment.ts_ns).into(),
+        ];
+        cells.extend(others.iter().map(|other| match *other {
+            "step" => Cell::from(step_or_dash(owner.step)),
+            "phase" => symbols.or_dash(owner.phase).into(),
+            "op" => symbols.or_dash(owner.op).into(),
+            _ => symbols.or_dash(owner.module).into(),
+        }));
+        if is_by_module {
+            cells.push(symbols.or_dash(owner.module).into());
+        }
+        table.row(cells);
+    }
+    printer.table(&table);
+    if rows.len() > top {
+        printer.line([Cell::new(format!("{} more; --top N lists them", rows.len() - top), Style::Faint)]);
+    }
+}
