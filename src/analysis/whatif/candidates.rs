@@ -174,10 +174,25 @@ pub fn advice(change: &Change, again: &OpsAgain) -> Advice {
             costs: format!(
                 "{parts} passes for each {times} of now; with gradient accumulation the same result"
             ),
-            code: vec![format!("batch_size = batch_size * {times} // {parts}")],
+            code: batch_code(*times, *parts),
         },
         Change::Without(_) | Change::Shard { .. } | Change::ShardOptimizer(_) => of("", &[]),
     }
+}
+
+/// The lines that divide the batch and accumulate its gradients.
+fn batch_code(times: i64, parts: i64) -> Vec<String> {
+    if times != 1 {
+        return vec![format!("batch_size = batch_size * {times} // {parts}")];
+    }
+    vec![
+        format!("batch_size //= {parts}"),
+        "# for the same result as before, in the training loop:".to_owned(),
+        format!("(loss / {parts}).backward()"),
+        format!("if (step + 1) % {parts} == 0:"),
+        "    optimizer.step()".to_owned(),
+        "    optimizer.zero_grad()".to_owned(),
+    ]
 }
 
 /// The second forward, as a share of the forward and backward of a step.
@@ -300,6 +315,8 @@ mod tests {
                 "        inner.forward = partial(checkpoint, inner.forward, use_reentrant=False)"
             ]
         );
+        assert_eq!(batch_code(1, 2)[..3][2], "(loss / 2).backward()");
+        assert_eq!(batch_code(3, 2), ["batch_size = batch_size * 3 // 2"]);
         assert_eq!(loop_over("Sequential.*")[0], "for block in model.children():");
         assert!(
             loop_over("Net.it*s.*")[2].contains("fnmatchcase(name, \"it*s.*\") and name.count(\".\") == 1")
