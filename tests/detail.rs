@@ -132,7 +132,7 @@ fn detail_follows_a_new_peak_and_an_oom_in_parts_and_in_a_forked_child() {
             "{peak}"
         );
         assert!(peak.contains(WITHOUT) && peak.contains("steps 0, 4, 6 alone"), "{peak}");
-        let detailed = run.report("peak", &["--by", "module", "--step", "4:4"]);
+        let detailed = run.report("peak", &["--by", "module", "--apart", "--step", "4:4"]);
         assert!(
             detailed.contains("Sequential.1.inner") && !detailed.contains("step 4 is without"),
             "{detailed}"
