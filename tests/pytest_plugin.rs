@@ -381,3 +381,22 @@ fn a_limit_that_cannot_be_checked_fails_and_says_why() {
     assert_eq!(status, Some(1), "{said}");
     has(&said, &["2 failed, 1 passed", "the trace has several files, because MEMTRACE_ROTATE is set"]);
 }
+
+#[test]
+fn limits_of_a_run_without_a_gpu_fail_it_and_say_that_nothing_was_checked() {
+    let Some(installed) = installed() else { return };
+    let folder = suite(
+        "import pytest, torch\n\
+         @pytest.mark.skipif(not torch.cuda.is_available(), reason='no GPU')\n\
+         @pytest.mark.limit_gpu_memory('1g')\n\
+         def test_memory(): torch.zeros(9, device='cuda')\n\
+         def test_free(): pass\n",
+    );
+    let mut run = python(installed, folder.path());
+    run.args(["-m", "pytest", "--memtrace"]).env("CUDA_VISIBLE_DEVICES", "");
+    let (status, words) = said(&run.output().unwrap());
+    assert_eq!(status, Some(1), "{words}");
+    has(&words, &["1 passed, 1 skipped", "the limit of 1 test was not checked", "allocated no GPU memory"]);
+    let (status, words) = pytest(installed, folder.path(), &["--memtrace=t4"]);
+    assert_eq!(status, Some(0), "{words}");
+}

@@ -62,15 +62,33 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     # Errors in marks are found whether or not the run is traced.
-    limited = 0
+    limited = marked = 0
     for item in items:
         found = [limits.limit_of(item, name) for name in (limits.MEMORY, limits.LEAKS)]
         card = phantom_tests.card_of(item)
+        marked += card is not None
         limited += card is None and any(limit is not None for limit in found)
     config.stash[UNCHECKED] = 0 if limits.is_active() else limited
+    config.stash[LIMITED] = limited if limits.is_active() and not marked else 0
 
 
 UNCHECKED = pytest.StashKey[int]()
+# The tests with limits of a traced run; 0 where tests on other cards run, too.
+LIMITED = pytest.StashKey[int]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Fails a traced run that has limits and no trace: no GPU was found, so nothing was checked."""
+    config = session.config
+    is_worker = hasattr(config, "workerinput") or config.getoption("numprocesses", None)
+    unchecked = 0 if is_worker or config.option.collectonly else config.stash.get(LIMITED, 0)
+    if exitstatus == 0 and unchecked and limits.has_no_trace():
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        config.stash[UNTRACED] = unchecked
+
+
+UNTRACED = pytest.StashKey[int]()
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
@@ -95,6 +113,15 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
             terminalreporter.write_line(f"{len(ordered) - 5} more tests used less")
         if limits.is_active():
             terminalreporter.write_line(f"traced into {limits.trace_folder()}")
+    untraced = config.stash.get(UNTRACED, 0)
+    if untraced:
+        tests = "the limit of 1 test was" if untraced == 1 else f"the limits of {untraced} tests were"
+        terminalreporter.section("GPU memory")
+        terminalreporter.write_line(
+            f"{tests} not checked, because this run allocated no GPU memory; is there a GPU? "
+            "pytest --memtrace=h100-80g simulates one",
+            red=True,
+        )
     unchecked = config.stash.get(UNCHECKED, 0)
     if unchecked and not hasattr(config, "workerinput"):
         tests = "the limits of 1 test were" if unchecked == 1 else f"the limits of {unchecked} tests were"

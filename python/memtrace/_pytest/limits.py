@@ -183,3 +183,11 @@ def trace_folder() -> str:
 def is_active() -> bool:
     """Returns true if this process is traced, so that limits can be checked."""
     return _marks.is_traced()
+
+
+def has_no_trace() -> bool:
+    """Returns true if this process has written no trace: it allocated no GPU memory."""
+    try:
+        return _blocks.here().path is None
+    except _blocks.NotMeasured:
+        return False
