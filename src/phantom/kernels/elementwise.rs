@@ -15,6 +15,9 @@ use crate::cuda::reach;
 use crate::kernels::kernel_effects::KernelEffect;
 use crate::kernels::reduce::{self, Comparison, DataType, ncclUint8};
 
+/// The most values of which each is known to be ordinary: finite, and not NaN.
+const MOST_ORDINARY: usize = 1 << 20;
+
 /// An address that is not known.
 pub(crate) const UNKNOWN_ADDRESS: usize = usize::MAX;
 
@@ -75,6 +78,13 @@ impl ElementwiseLaunch {
     fn scalar(&self, data_type: DataType) -> Vec<u8> {
         let width = reduce::width(data_type);
         self.functor_bytes(width.max(4), width)
+    }
+
+    /// An input of known flags, however many.
+    fn flags(&self, index: usize) -> Option<Known> {
+        let from = self.operand(index)?;
+        // SAFETY: an input of the kernel, good for its elements.
+        (self.count <= MOST_ORDINARY).then(|| unsafe { read_known(from, self.count) }).flatten()
     }
 
     /// The elements of an input, when they are few and known.
@@ -190,7 +200,7 @@ fn and_flags(to: usize, launch: &ElementwiseLaunch) {
         return;
     }
     let count = launch.count;
-    if let Some((left, right)) = launch.input(1, ncclUint8).zip(launch.input(2, ncclUint8)) {
+    if let Some((left, right)) = launch.flags(1).zip(launch.flags(2)) {
         let result = of_two(&left, &right, |left, right| bytewise(left, right, |left, right| left & right));
         launch.write(to, Some(result), count);
         return;
@@ -259,7 +269,7 @@ fn equal(to: usize, data_type: Option<DataType>, launch: &ElementwiseLaunch) {
         return launch.write(to, Some(flags), launch.count);
     }
     let is_same = launch.operand(1) == launch.operand(2);
-    if let (true, Some(operator @ 0..=1), ..=SMALL) = (is_same, launch.operator(), launch.count) {
+    if let (true, Some(operator @ 0..=1), ..=MOST_ORDINARY) = (is_same, launch.operator(), launch.count) {
         // Each value equals itself unless it is NaN.
         let flags = Known { bytes: vec![operator as u8 ^ 1; launch.count], is_answer: false };
         return launch.write(to, Some(flags), launch.count);
@@ -282,6 +292,11 @@ fn equal_scalar(to: usize, data_type: DataType, launch: &ElementwiseLaunch) {
             let elements = known.bytes.chunks_exact(reduce::width(data_type));
             let bytes = elements.map(|element| u8::from((element == scalar) == wanted)).collect();
             launch.write(to, Some(Known { bytes, ..known }), launch.count);
+        }
+        None if reduce::is_infinite(data_type, &scalar) && launch.count <= MOST_ORDINARY => {
+            // Computed values are finite.
+            let bytes = vec![u8::from(!wanted); launch.count];
+            launch.write(to, Some(Known { bytes, is_answer: false }), launch.count);
         }
         None => {
             set_mask(to, launch.count);

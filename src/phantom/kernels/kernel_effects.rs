@@ -229,7 +229,9 @@ impl KernelEffect {
         if Self::is_equality(name) {
             return Some(Self::Equal(after(name, b"13BinaryFunctorI").and_then(data_type)));
         }
-        if contains(name, b"13BinaryFunctorI") && contains(name, b"17BitwiseAndFunctorIbE") {
+        // `isfinite` multiplies two flags.
+        let is_and = contains(name, b"17BitwiseAndFunctorIbE") || contains(name, b"10MulFunctorIbE");
+        if contains(name, b"13BinaryFunctorIbbb") && is_and {
             return Some(Self::And);
         }
         if contains(name, b"13BinaryFunctorI") && contains(name, b"16BitwiseOrFunctorIbE") {

@@ -156,6 +156,11 @@ pub(crate) fn equal(data_type: DataType, left: &[u8], right: &[u8]) -> Vec<u8> {
     pairs.map(|(left, right)| u8::from(decode(data_type, left) == decode(data_type, right))).collect()
 }
 
+/// Returns true if an element is infinite.
+pub(crate) fn is_infinite(data_type: DataType, bytes: &[u8]) -> bool {
+    matches!(decode(data_type, bytes), Element::Float(value) if value.is_infinite())
+}
+
 fn combine(operation: Operation, a: Element, b: Element) -> Element {
     use Element::{Float, Integer};
     match (a, b) {

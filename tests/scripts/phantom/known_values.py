@@ -46,4 +46,9 @@ for compare in (torch.ge, torch.lt, torch.eq, torch.ne):
 # NaN is equal to nothing.
 nan = torch.tensor([float("nan")], device="cuda")
 assert not (nan == torch.tensor([float("nan")], device="cuda")).item()
+# Values that no kernel computed are ordinary: finite and not NaN, however many.
+for count in (1, 2, 7, 300_000):
+    unknown = torch.randn(count, device="cuda")
+    assert torch.isfinite(unknown).all().item() and torch.isfinite(unknown.mean()).item(), count
+    assert not torch.isnan(unknown).any().item() and not torch.isinf(unknown).any().item(), count
 print("ok")
