@@ -27,7 +27,7 @@ const SMALL_WORKSPACES: &[(&str, &str)] =
 #[path = "common/torch.rs"]
 #[expect(dead_code, reason = "each test crate uses its own part")]
 mod harness;
-use harness::{CARD, Run, Torch, memtrace, on_every_torch, text};
+use harness::{CARD, Rec, Run, Torch, memtrace, on_every_torch, read, text};
 
 on_every_torch![
     owners_of_eight_models_cover_every_byte_and_agree_with_torch_per_module,
@@ -45,6 +45,7 @@ on_every_torch![
     owners_of_buckets_and_of_a_scripts_own_tensors_have_their_categories,
     owners_of_an_optimizers_step_are_temporary_unless_they_outlive_it,
     leaks_of_a_server_are_found_by_its_forwards,
+    steps_are_those_of_one_optimizers_object_or_of_updates_without_one,
     serving_adds_up_to_what_the_device_has_in_use,
     serving_knows_what_sleeps,
 ];
@@ -266,6 +267,26 @@ fn owners_of_an_optimizers_step_are_temporary_unless_they_outlive_it(torch: &Tor
         (Some(128 << 20), Some(64 << 20))
     );
     assert!(held["temporary"].as_i64().is_some_and(|bytes| bytes >= 64 << 20), "{held:#}");
+}
+
+fn steps_are_those_of_one_optimizers_object_or_of_updates_without_one(torch: &Torch) {
+    let run = torch.trace("steps/counted.py", &[]).expect_success();
+    // The last iteration of `critic` and of the second stages counts as docs/ranges.md says.
+    let expected = [6, 6, 6, 11, 18, 6, 6];
+    for (line, steps) in run.stdout().lines().zip(expected) {
+        let (pid, case) = line.split_once(' ').unwrap();
+        assert!(case.ends_with(" 0"), "{case}: {}", run.stderr());
+        let output = memtrace().args(["summary", "--json"]).arg(trace_of(&run, pid)).output().unwrap();
+        let summary: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(summary["processes"][0]["steps"], steps, "{case}");
+        if case.starts_with("own") {
+            let rows = read(&trace_of(&run, pid));
+            let is_state = |row: &&Rec| row.event == "alloc" && row.phase == "optimizer";
+            let state: i64 = rows.iter().filter(is_state).map(|row| row.requested_bytes).sum();
+            assert_eq!(state, 4 * (128 * 256 + 256 + 256 * 128 + 128), "the batches are elsewhere");
+        }
+    }
+    assert_eq!(run.stdout().lines().count(), expected.len());
 }
 
 fn serving_adds_up_to_what_the_device_has_in_use(torch: &Torch) {

@@ -42,6 +42,9 @@ on_every_torch![and_of_the_matrix:
     faults_of_the_file_system_cost_the_trace_and_not_the_program,
     out_file_never_overwrites_a_file_of_somebody_else,
     profilers_debuggers_and_coverage_see_the_same_events_as_without_memtrace,
+    state_of_torch_python_and_process_is_the_same_as_without_memtrace,
+    collector_that_another_thread_turns_off_stays_off,
+    thread_that_the_main_thread_waits_for_has_owners_and_steps,
 ];
 
 /// The program and the tools of `observers/observers.py`.
@@ -69,6 +72,39 @@ fn profilers_debuggers_and_coverage_see_the_same_events_as_without_memtrace(torc
         assert_eq!(difference, None, "{settings:?}: the first event that differs");
         assert_eq!(ours.lines().count(), expected.lines().count(), "{settings:?}");
     }
+}
+
+fn state_of_torch_python_and_process_is_the_same_as_without_memtrace(torch: &Torch) {
+    const SCRIPT: &str = "observers/state.py";
+    let fixed = ("PYTHONHASHSEED", "0");
+    let expected = torch.untraced_on(CARD, &[], SCRIPT, &[], &[fixed]).expect_success().stdout();
+    assert!(expected.lines().count() > 120 && expected.contains("start: sequence: 0\n"), "{expected}");
+    for settings in [[fixed; 2], [fixed, ("MEMTRACE_OPS", "io")]] {
+        let ours = torch.trace_on(CARD, &[], SCRIPT, &[], &settings).expect_success().stdout();
+        let differences: Vec<_> = ours.lines().zip(expected.lines()).filter(|(a, b)| a != b).collect();
+        assert!(differences.is_empty(), "{settings:?}: {differences:#?}");
+        assert_eq!(ours.lines().count(), expected.lines().count(), "{settings:?}");
+    }
+}
+
+fn collector_that_another_thread_turns_off_stays_off(torch: &Torch) {
+    let run = torch.trace("threads/collector.py", &[]).expect_success();
+    assert_eq!(run.stdout(), "enabled: False\n", "{}", run.stderr());
+}
+
+fn thread_that_the_main_thread_waits_for_has_owners_and_steps(torch: &Torch) {
+    let run = torch.trace("threads/joined.py", &[]).expect_success();
+    let summary = run.json("summary", &[]);
+    assert_eq!(summary["processes"][0]["steps"], 5, "{summary:#}");
+    let at_peak = &summary["processes"][0]["devices"][0]["at_peak_by_category_bytes"];
+    for category in ["parameter", "gradient", "optimizer_state"] {
+        assert!(at_peak[category].as_i64() > Some(2_000_000), "{category}: {at_peak}");
+    }
+    let run = torch.trace("threads/joined.py", &["oom"]).expect_success();
+    assert!(run.stdout().contains("out of memory"), "{}", run.stderr());
+    let rows = read(&run.file());
+    let is_owned = |row: &Rec| row.event == "alloc" && row.module == "Sequential.2" && row.phase == "forward";
+    assert!(rows.iter().any(is_owned));
 }
 
 fn trace_of_a_gpt_agrees_with_torch_to_the_byte(torch: &Torch) {

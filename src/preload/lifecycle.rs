@@ -9,8 +9,9 @@ use memtrace_record::{Recorder, Session, own_page};
 use memtrace_trace::config::{Level, Settings};
 
 use crate::attribution::{communicators, detail, phases, ranges};
+use crate::ffi::cpython::collector;
 use crate::ffi::{device_sample, symbols};
-use crate::python::errors;
+use crate::python::{errors, injection, own_threads};
 use crate::runtime::{fork, launcher, log, session};
 use crate::{hooks, process_info};
 
@@ -98,6 +99,9 @@ fn start_anew() {
     ranges::reset_in_child();
     communicators::reset_in_child();
     errors::reset_in_child();
+    collector::reset_in_child();
+    injection::reset_in_child();
+    own_threads::reset_in_child();
 }
 
 /// Whether the program runs with more rights than the user who started it (setuid, setgid, capabilities). The

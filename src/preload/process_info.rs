@@ -7,9 +7,10 @@ use memtrace_trace::Meta;
 use memtrace_trace::meta::{Allocator, redact};
 use memtrace_trace::rounding::caching_enabled;
 
+use crate::attribution::{steps, updates};
 use crate::capabilities;
 use crate::ffi::{cuda, phantom};
-use crate::python::errors;
+use crate::python::{errors, injection};
 use crate::runtime::session;
 
 /// The name of the host, as it may stand in a file name.
@@ -80,7 +81,8 @@ pub(crate) fn describe(meta: &mut Meta) {
 
 /// The words that this library adds to the end row; empty for a run on a real device without errors.
 pub(crate) fn conclude() -> String {
-    let parts = [about_phantom(), errors::end_words()];
+    let steps = steps::end_words(updates::is_pending());
+    let parts = [about_phantom(), errors::end_words(), injection::end_words(), steps];
     parts.iter().filter(|words| !words.is_empty()).map(String::as_str).collect::<Vec<_>>().join(" ")
 }
 

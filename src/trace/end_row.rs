@@ -75,6 +75,12 @@ impl fmt::Display for EndText<'_> {
     }
 }
 
+/// The key for the number of training steps that ended.
+pub const STEPS: &str = "steps";
+
+/// The key for a process whose modules, categories and steps are unknown: torch's hooks were never installed.
+pub const WITHOUT_MODULES: &str = "without_modules";
+
 /// The key of [`EndText::formulas`].
 const FORMULAS: &str = "formulas";
 

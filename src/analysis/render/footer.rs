@@ -1,5 +1,6 @@
 //! The last lines of every report: lost events, memory without an owner, and notes.
 
+use memtrace_trace::end_row;
 use memtrace_trace::text::printable;
 
 use super::numbers::{counted, percent, share};
@@ -51,6 +52,12 @@ impl Footer {
             ));
         }
         self.notes.extend(trace.meta.degraded.iter().cloned());
+        let ending = trace.ending().unwrap_or_default();
+        if end_row::values(&ending).any(|(key, _)| key == end_row::WITHOUT_MODULES) {
+            self.notes.push(format!(
+                "{name}: no modules, categories and steps: Python gave memtrace no moment to install torch's hooks"
+            ));
+        }
         self.note_detail(trace, &replayed.replay.detail);
     }
 

@@ -9,7 +9,7 @@
 use std::sync::Arc;
 
 use memtrace_trace::memory::MemoryKind;
-use memtrace_trace::{Category, EventName};
+use memtrace_trace::{Category, EventName, end_row};
 use rustc_hash::FxHashMap;
 
 use crate::read::record::Record;
@@ -67,10 +67,50 @@ impl Phases {
             products: PRODUCTS.map(|op| symbols.intern(op)),
         }
     }
+}
 
-    /// Returns true if a row of `phase` is work of a training step.
-    pub(super) fn is_work(&self, phase: Symbol) -> bool {
-        phase == self.forward || phase == self.backward || phase == self.optimizer
+/// The highest steps with work so far.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct WorkedSteps {
+    /// With a row of a forward.
+    forward: Option<i64>,
+    /// With a row of a backward or an optimizer.
+    trained: Option<i64>,
+    /// With an OOM.
+    failed: Option<i64>,
+    /// The last one that the process ended, as its end row says.
+    ended: Option<i64>,
+}
+
+impl WorkedSteps {
+    /// Takes a row.
+    pub(super) fn feed(&mut self, phases: &Phases, row: &Record) {
+        if row.step < 0 {
+            return;
+        }
+        if row.phase == phases.forward {
+            self.forward = self.forward.max(Some(row.step));
+        }
+        if row.phase == phases.backward || row.phase == phases.optimizer {
+            self.trained = self.trained.max(Some(row.step));
+        }
+        if row.event == EventName::Oom {
+            self.failed = self.failed.max(Some(row.step));
+        }
+    }
+
+    /// Takes the text of the end row.
+    pub(super) fn end(&mut self, text: &str) {
+        let steps = end_row::values(text).find(|(key, _)| *key == end_row::STEPS);
+        self.ended = steps.and_then(|(_, steps)| steps.parse::<i64>().ok()?.checked_sub(1));
+    }
+
+    /// The last step with work: in a program that trains, the last one that trained or ran out of memory. What
+    /// other optimizers do after the last step of the counted one begins no other step.
+    pub(super) fn last(self) -> Option<i64> {
+        let Some(trained) = self.trained else { return self.forward };
+        let ended = self.ended.filter(|ended| *ended >= 0).unwrap_or(trained);
+        Some(trained.min(ended)).max(self.failed)
     }
 }
 

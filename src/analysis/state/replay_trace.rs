@@ -123,6 +123,7 @@ fn run(
         visit(row, &replay);
         ControlFlow::Continue(())
     })?;
+    replay.end(&trace.ending().unwrap_or_default());
     Ok(Replayed { replay, symbols, summary })
 }
 

@@ -13,6 +13,7 @@ use memtrace_record::intern::{StackId, TextId};
 use memtrace_trace::text::SCRIPT;
 
 use crate::attribution::python_frames;
+use crate::ffi::loaded_libraries;
 use crate::ffi::symbols::{Home, Symbol};
 use crate::runtime::fixed_text::FixedText;
 use crate::runtime::thread::running_ops::Origin;
@@ -205,12 +206,24 @@ pub(crate) unsafe fn has_number(record: *const c_void) -> bool {
     place().is_some_and(|place| (unsafe { word(record, place) } as i64) >= 0)
 }
 
-/// Torch's id of the thread that runs the interpreter's pending calls; 0 while it is unknown.
+/// Torch's id of the thread that runs the interpreter's pending calls; 0 before the tracer starts.
 static MAIN: AtomicU64 = AtomicU64::new(0);
+/// The value of [`MAIN`] while that thread has run no pending call: no thread has this id.
+const UNKNOWN: u64 = u64::MAX;
 
 /// This thread runs the interpreter's pending calls.
 pub(crate) fn this_is_main() {
     thread::with(|state| MAIN.store(thread_id(state), Ordering::Relaxed));
+}
+
+/// The tracer starts on another thread than the one that runs the interpreter's pending calls.
+pub(crate) fn main_is_unknown() {
+    let _ = MAIN.compare_exchange(0, UNKNOWN, Ordering::Relaxed, Ordering::Relaxed);
+}
+
+/// Returns true if the thread that runs the interpreter's pending calls has run none since the tracer started.
+pub(crate) fn is_main_unknown() -> bool {
+    MAIN.load(Ordering::Relaxed) == UNKNOWN
 }
 
 /// Returns true if the main thread ran the op of this backward function; `true` while the place of numbers is
@@ -222,6 +235,36 @@ pub(crate) unsafe fn is_of_main(record: *const c_void) -> bool {
     let (place, main) = (PLACE.load(Ordering::Relaxed), MAIN.load(Ordering::Relaxed));
     // SAFETY: by the contract.
     place == 0 || place == NOT_FOUND || main == 0 || unsafe { forward_thread(record, place) } == main
+}
+
+/// Runs `work`, whose nodes take no numbers: afterwards the thread's next number is what it was. The engine
+/// orders the nodes of a double backward by their numbers, so nodes of ours would change the program's order.
+///
+/// torch has no function that sets the number, which is a variable of the thread: it is the word among
+/// libtorch's for this thread with which the result of `peek` changes.
+pub(crate) fn keeping_number<R>(work: impl FnOnce() -> R) -> R {
+    let before = query(&PEEK);
+    let result = work();
+    let after = query(&PEEK);
+    if after != before
+        && let Some((start, words)) = loaded_libraries::thread_variables("libtorch_cpu.so")
+    {
+        for index in 0..words {
+            // SAFETY: a word of this thread's variables, which nobody else changes meanwhile: it gets its value
+            // back unless it is the number.
+            unsafe {
+                let word = start.add(index);
+                if word.read_volatile() == after {
+                    word.write_volatile(before);
+                    if query(&PEEK) == before {
+                        break;
+                    }
+                    word.write_volatile(after);
+                }
+            }
+        }
+    }
+    result
 }
 
 /// Searches for the place of the number: the word that again and again is the next number.

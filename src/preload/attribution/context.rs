@@ -13,7 +13,7 @@ use memtrace_trace::{Payload, text};
 
 use crate::attribution::{
     autograd_seq, backward_passes, detail, graph_captures, op_context, phases, python_frames, range_rows,
-    shared_ranges, steps,
+    shared_ranges, steps, updates,
 };
 use crate::runtime::fixed_text::FixedText;
 use crate::runtime::thread::open_ranges::{OpenRange, OpenRanges, Role};
@@ -70,6 +70,7 @@ pub(crate) fn of_report(state: &ThreadState, stream: i64, bytes: i64, device: i8
 fn unseen_backward() {
     steps::training_began();
     phases::forward_is_over();
+    updates::backward_begins();
     backward_passes::runs_unseen();
 }
 
@@ -191,6 +192,8 @@ fn base_of(open: &[OpenRange], inherited: TextId, thread: &OpenRanges) -> Contex
             phases::BACKWARD.id()
         } else if in_module || (!on_autograd_thread && phases::is_in_loss()) {
             phases::FORWARD.id()
+        } else if !on_autograd_thread && updates::are_running() {
+            phases::OPTIMIZER.id()
         } else if !steps::are_set_by_program() && steps::current() < 0 && autograd_seq::script_module() != 0 {
             phases::INIT.id()
         } else {

@@ -1,7 +1,7 @@
 //! The owner of an allocation: ranges and phases, ops, autograd's sequence numbers, private pools, requested
 //! sizes.
 //!
-//! From below: [`steps`] and [`phases`] belong to the process; [`range_rows`] and [`shared_ranges`] are the
+//! From below: [`steps`], [`phases`] and [`updates`] belong to the process; [`range_rows`] and [`shared_ranges`] are the
 //! parts of ranges that threads share; [`op_context`] resolves the innermost op; [`context`] joins them to
 //! the context of an event; [`ranges`], [`module_ranges`] and [`op_stack`] change it.
 
@@ -26,3 +26,4 @@ pub(crate) mod ranges;
 pub(crate) mod requested_sizes;
 pub(crate) mod shared_ranges;
 pub(crate) mod steps;
+pub(crate) mod updates;

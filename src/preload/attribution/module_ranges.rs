@@ -4,7 +4,7 @@ use memtrace_record::Recorder;
 use memtrace_record::intern::{Context, TextId};
 use memtrace_trace::{Api, Payload};
 
-use crate::attribution::{context, phases, range_rows, ranges, steps};
+use crate::attribution::{context, phases, range_rows, ranges, steps, updates};
 use crate::runtime::thread::open_ranges::{Around, MODULE_DOMAIN, OpenRange, OpenRanges, Role};
 use crate::runtime::{pause, state_version, thread};
 
@@ -18,6 +18,9 @@ fn on_thread<R>(work: impl FnOnce(&OpenRanges) -> R) -> Option<R> {
 pub(crate) fn enter(path: TextId, class: TextId, key: usize) -> usize {
     on_thread(|thread| {
         if !thread.is_autograd() {
+            if updates::are_possible() && depth() == 0 {
+                updates::forward_begins();
+            }
             steps::training_began();
         }
         let around = context::current().0;
@@ -53,6 +56,7 @@ pub(crate) fn depth() -> usize {
 /// Opens the outermost module's forward on this thread, of which only the phase is recorded.
 pub(crate) fn enter_unseen() {
     on_thread(|thread| {
+        updates::forward_begins();
         steps::training_began();
         thread.in_unseen_forward.set(true);
         thread.invalidate();

@@ -10,7 +10,9 @@ use memtrace_record::clock::now_ns;
 use memtrace_record::intern::{Context, TextId};
 use memtrace_trace::{Api, Header, Payload};
 
-use crate::attribution::{autograd_seq, backward_passes, context, detail, fsdp, op_context, phases, steps};
+use crate::attribution::{
+    autograd_seq, backward_passes, context, detail, fsdp, op_context, phases, steps, updates,
+};
 use crate::runtime::pause;
 use crate::runtime::thread::running_ops::{NameOf, RunningOp, RunningOps, Scope};
 use crate::runtime::thread::{self, ThreadState};
@@ -82,6 +84,7 @@ fn backward_begins(ops: &mut RunningOps, op: &mut RunningOp) {
     op.phase = if op.phase == 0 { phases::BACKWARD.id() } else { op.phase };
     steps::training_began();
     phases::forward_is_over();
+    updates::backward_begins();
     // SAFETY: as above.
     backward_passes::function_begins(unsafe { autograd_seq::is_of_main(op.record()) });
 }
@@ -102,6 +105,12 @@ fn scope_begins(ops: &mut RunningOps, op: &mut RunningOp) {
 
 #[inline]
 fn function_begins(state: &ThreadState, ops: &mut RunningOps, op: &RunningOp) {
+    if updates::are_possible() && op.outermost && op.phase == 0 && !state.ranges.is_autograd() {
+        let is_outside = context::base(state).flags & Context::IN_MODULE == 0 && !state.is_own_python.get();
+        if is_outside && let Some(name) = op.name_text() {
+            updates::op_begins(name.to_bytes());
+        }
+    }
     // SAFETY: the record of a running op is alive.
     let Some(number) = (unsafe { autograd_seq::number_of(state, op.record()) }) else { return };
     let base = context::base(state);

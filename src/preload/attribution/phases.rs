@@ -14,6 +14,8 @@ use crate::runtime::state_version;
 pub(crate) static FORWARD: FixedText = FixedText::new("forward");
 /// The phase of a backward.
 pub(crate) static BACKWARD: FixedText = FixedText::new("backward");
+/// The phase of an optimizer's step.
+pub(crate) static OPTIMIZER: FixedText = FixedText::new("optimizer");
 /// The phase before the first forward: the model is built and its weights are loaded.
 pub(crate) static INIT: FixedText = FixedText::new("init");
 
@@ -89,14 +91,14 @@ pub(crate) fn forward_is_over() {
     }
 }
 
-fn thread_id() -> u32 {
+/// The kernel's id of the calling thread.
+pub(crate) fn thread_id() -> u32 {
     // SAFETY: takes nothing and cannot fail.
     unsafe { libc::gettid() as u32 }
 }
 
 /// The phase that one of torch's own user scopes implies.
 pub(crate) fn of_scope(name: TextId) -> Option<TextId> {
-    static OPTIMIZER: FixedText = FixedText::new("optimizer");
     static ZERO_GRAD: FixedText = FixedText::new("zero_grad");
     static DATALOADER: FixedText = FixedText::new("dataloader");
     static SCOPES: [(&str, &FixedText); 3] = [

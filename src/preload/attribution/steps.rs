@@ -1,19 +1,27 @@
 //! The step of the process: counted from the optimizer, from the forwards of a program that trains nothing, or
 //! set by the program.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use memtrace_record::intern::{TextId, with_tables};
 use memtrace_record::recorder::STEP;
 
 use crate::attribution::{detail, growth};
 use crate::ffi::phantom;
-use crate::runtime::state_version;
+use crate::runtime::fork::ForkSafe;
+use crate::runtime::{state_version, thread};
 
 /// True if the program numbers its steps itself.
 static SET_BY_PROGRAM: AtomicBool = AtomicBool::new(false);
-/// The optimizer that stepped first: its steps are counted.
-static FIRST_OPTIMIZER: AtomicU32 = AtomicU32::new(0);
+/// The optimizer whose steps are counted: the address of its object, or the id of its class's name where objects
+/// are unknown; 0 before the first step, and when the object is gone.
+static COUNTED: AtomicUsize = AtomicUsize::new(0);
+/// True once an optimizer of torch has stepped.
+static HAVE_OPTIMIZER: AtomicBool = AtomicBool::new(false);
+/// True once the program has updated parameters without one.
+static HAVE_UPDATES: AtomicBool = AtomicBool::new(false);
+/// The optimizers that have stepped since the counted one did.
+static OTHERS: ForkSafe<Vec<usize>> = ForkSafe::new(Vec::new());
 
 /// The current step; -1 before training.
 #[inline]
@@ -58,29 +66,79 @@ pub(crate) fn training_began() {
     }
 }
 
-/// A further forward of the model that a program without any training runs: it begins a step. The first forward
-/// began step 0.
-pub(crate) fn forward_begins() {
-    if are_set_by_program() || FIRST_OPTIMIZER.load(Ordering::Relaxed) != 0 {
-        return;
-    }
+/// Returns true if an optimizer of torch has stepped.
+#[inline]
+pub(crate) fn have_optimizer() -> bool {
+    HAVE_OPTIMIZER.load(Ordering::Relaxed)
+}
+
+/// The next step begins.
+fn next_begins() {
     let step = current().max(0) + 1;
     STEP.store(step, Ordering::Relaxed);
     phantom::step_begins(step);
     begins(step);
 }
 
-/// A user scope of this name has ended: a step of the first optimizer ends the training step.
+/// A further forward of the model that a program without any training runs: it begins a step. The first forward
+/// began step 0.
+pub(crate) fn forward_begins() {
+    if !are_set_by_program() && !have_optimizer() {
+        next_begins();
+    }
+}
+
+/// The program has updated parameters without an optimizer of torch: the training step ends.
+pub(crate) fn update_ended() {
+    HAVE_UPDATES.store(true, Ordering::Relaxed);
+    forward_begins();
+}
+
+/// The step of an optimizer's object ends on this thread, and its scope soon after.
+pub(crate) fn optimizer_stepped(optimizer: usize) {
+    thread::with(|state| state.stepped_optimizer.set(optimizer));
+}
+
+/// The optimizer's object is gone: the next one that steps is counted.
+pub(crate) fn forget_optimizer(optimizer: usize) {
+    let _ = COUNTED.compare_exchange(optimizer, 0, Ordering::Relaxed, Ordering::Relaxed);
+}
+
+/// The word of the end row for the steps that the program has ended, of which `pending` is true for one more;
+/// empty where the program numbers its steps or has not trained.
+pub(crate) fn end_words(pending: bool) -> String {
+    let ended = current().max(0) + i32::from(pending);
+    let is_known = (have_optimizer() || HAVE_UPDATES.load(Ordering::Relaxed)) && !are_set_by_program();
+    if is_known { format!("{}={ended}", memtrace_trace::end_row::STEPS) } else { String::new() }
+}
+
+/// A user scope of this name has ended: a step of the counted optimizer ends the training step.
 pub(crate) fn scope_ended(name: TextId) {
     let is_step = |name: TextId| with_tables(|tables| tables.text_of(name).starts_with("Optimizer.step#"));
-    if !is_step(name) || are_set_by_program() {
+    if !is_step(name) {
         return;
     }
-    let first = FIRST_OPTIMIZER.compare_exchange(0, name, Ordering::Relaxed, Ordering::Relaxed);
-    if first.is_ok() || first == Err(name) {
-        let step = current().max(0) + 1;
-        STEP.store(step, Ordering::Relaxed);
-        phantom::step_begins(step);
-        begins(step);
+    HAVE_OPTIMIZER.store(true, Ordering::Relaxed);
+    let object = thread::with(|state| state.stepped_optimizer.replace(0)).unwrap_or(0);
+    let optimizer = if object == 0 { name as usize } else { object };
+    if !are_set_by_program() && is_counted(optimizer) {
+        next_begins();
     }
+}
+
+/// Returns true if a step of this optimizer ends a training step. The first one that steps is counted, and
+/// another takes its place that steps twice in between: a second stage of the training, or the more frequent
+/// of two.
+fn is_counted(optimizer: usize) -> bool {
+    let first = COUNTED.compare_exchange(0, optimizer, Ordering::Relaxed, Ordering::Relaxed);
+    OTHERS.with(|others| {
+        let takes_over = others.contains(&optimizer);
+        if first.is_ok() || first == Err(optimizer) || takes_over {
+            COUNTED.store(optimizer, Ordering::Relaxed);
+            others.clear();
+            return true;
+        }
+        others.push(optimizer);
+        false
+    })
 }

@@ -19,6 +19,8 @@ pub(crate) struct Visited<'a> {
     version: (u64, u64),
     base: usize,
     headers: &'a [libc::Elf64_Phdr],
+    /// Its variables of the calling thread; null for a library that has none, or none yet.
+    thread_variables: *mut u64,
 }
 
 impl Visited<'_> {
@@ -73,7 +75,10 @@ pub(crate) fn walk(mut visit: impl FnMut(&Visited<'_>) -> ControlFlow<()>) {
             unsafe { std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) }
         };
         let version = (info.dlpi_adds, info.dlpi_subs);
-        visit(&Visited { path, version, base: info.dlpi_addr as usize, headers }).is_break().into()
+        let thread_variables = info.dlpi_tls_data.cast();
+        visit(&Visited { path, version, base: info.dlpi_addr as usize, headers, thread_variables })
+            .is_break()
+            .into()
     }
     fn typed<F: FnMut(&Visited<'_>) -> ControlFlow<()>>(_: &F) -> LibraryVisitor {
         next::<F>
@@ -93,6 +98,23 @@ pub(crate) fn loaded_libraries(prefix: &str) -> Vec<CString> {
             found.push(library.path.to_owned());
         }
         ControlFlow::Continue(())
+    });
+    found
+}
+
+/// The variables that the calling thread has of the loaded library with this file name: the first word and the
+/// number of words.
+pub(crate) fn thread_variables(file: &str) -> Option<(*mut u64, usize)> {
+    let mut found = None;
+    walk(|library| {
+        if library.path.to_bytes().rsplit(|byte| *byte == b'/').next() != Some(file.as_bytes()) {
+            return ControlFlow::Continue(());
+        }
+        let header = library.headers.iter().find(|header| header.p_type == libc::PT_TLS);
+        found = header
+            .filter(|_| !library.thread_variables.is_null() && library.thread_variables.is_aligned())
+            .map(|header| (library.thread_variables, header.p_memsz as usize / size_of::<u64>()));
+        ControlFlow::Break(())
     });
     found
 }

@@ -7,10 +7,11 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use memtrace_record::Recorder;
 
-use crate::attribution::{backward_passes, growth};
+use crate::attribution::{autograd_seq, backward_passes, growth};
 use crate::ffi::cpython::{Functions, Gil, Object, Owned, PendingCall, RawObject};
-use crate::python::hidden;
+use crate::python::{hidden, own_threads};
 use crate::runtime::guard::shielded;
+use crate::runtime::thread;
 
 /// A function of the tracer, kept for as long as the process lives. Null until the tracer is installed.
 struct Callback {
@@ -84,14 +85,23 @@ pub(crate) fn install(functions: Object<'_>) {
         );
     }
     if AFTER_BACKWARD.is_set() {
-        backward_passes::set_schedule(|| call_soon(after_backward));
+        backward_passes::set_schedule(|| call_on_main_thread(after_backward));
     }
 }
 
 /// Asks Python's main thread to call one of the functions below; `false` when it will not.
-fn call_soon(function: PendingCall) -> bool {
+fn call_on_main_thread(function: PendingCall) -> bool {
     // SAFETY: the functions below are made for pending calls.
     Functions::get().is_some_and(|functions| unsafe { functions.call_soon(function) })
+}
+
+/// Has one of the functions below called: by Python's main thread, or by a thread of ours for the sake of
+/// another thread, for which the main thread may wait. `false` when nobody will. Autograd's threads work for the
+/// main thread unless that has run nothing since the tracer started.
+fn call_soon(function: PendingCall) -> bool {
+    let is_for_main =
+        own_threads::is_main_thread() || thread::is_autograd() && !autograd_seq::is_main_unknown();
+    !is_for_main && own_threads::call_on_own_thread(function) || call_on_main_thread(function)
 }
 
 /// Memory ran out: the tracer tags the tensors of all models, so that the message names even a model that

@@ -7,7 +7,8 @@
 
 use std::ptr::null_mut;
 
-use crate::ffi::cpython::{Arguments, Gil, Method, Owned, RawObject, Suspended};
+use crate::attribution::autograd_seq;
+use crate::ffi::cpython::{Arguments, Gil, Method, Owned, RawObject};
 use crate::ffi::{torch, torch_callbacks};
 use crate::python::errors;
 use crate::runtime::thread;
@@ -16,24 +17,29 @@ use crate::runtime::thread;
 /// at the end of Python, and must not touch the interpreter then.
 #[derive(Clone, Copy)]
 struct Before {
-    tracing: Suspended,
+    is_collector_suspended: bool,
     are_ops_observed: Option<bool>,
     is_own_python: bool,
 }
 
 /// Runs `work`, which calls Python code of the tracer.
 pub(crate) fn hidden<R>(gil: Gil, work: impl FnOnce() -> R) -> R {
+    gil.suspend_tracing();
+    let is_own_python = set_own_python(true);
     let before = Before {
-        tracing: gil.suspend_tracing(),
+        is_collector_suspended: !is_own_python && gil.suspend_collector(),
         are_ops_observed: torch::observe_ops(false),
-        is_own_python: set_own_python(true),
+        is_own_python,
     };
     let result = work();
     set_own_python(before.is_own_python);
     if let Some(are_observed) = before.are_ops_observed {
         torch::observe_ops(are_observed);
     }
-    gil.resume_tracing(before.tracing);
+    if before.is_collector_suspended {
+        gil.resume_collector();
+    }
+    gil.resume_tracing();
     result
 }
 
@@ -86,13 +92,14 @@ unsafe extern "C-unwind" fn call_hidden(
 }
 
 /// `with_observed_ops(function)`: calls a function whose ops our own callbacks see, so that the library
-/// learns from them. A profiler of the program does not see them.
+/// learns from them. A profiler of the program does not see them, and the nodes that they make take none of
+/// autograd's numbers.
 pub(crate) fn with_observed_ops(arguments: Arguments<'_>) -> Option<Owned> {
     let function = arguments.get(0)?;
     torch_callbacks::without_callbacks_of_thread(|| {
         let before = torch::observe_ops(true);
         thread::with(|state| state.is_learning.set(true));
-        let result = function.call();
+        let result = autograd_seq::keeping_number(|| function.call());
         thread::with(|state| state.is_learning.set(false));
         if let Some(before) = before {
             torch::observe_ops(before);

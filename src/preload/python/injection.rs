@@ -2,7 +2,8 @@
 //!
 //! No file, no variable and no import by the user: a pending call, which Python runs in its main thread
 //! between two instructions, loads the modules under `tracer/`, which are compiled into this library.
-//! `tracer/loader.py` runs them in namespaces of their own.
+//! `tracer/loader.py` runs them in namespaces of their own. When another thread uses the GPU, the main thread
+//! may wait for it (`thread.join()`) and run no pending call: then a thread of ours does the same.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -10,9 +11,10 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use memtrace_trace::config::{Level, Stacks};
 
 use crate::attribution::autograd_seq;
+use crate::ffi::cpython::collector;
 use crate::ffi::cpython::{Arguments, Functions, Gil, Method, Object, Owned, native_method};
 use crate::python::hidden::hidden;
-use crate::python::{callbacks, errors, native};
+use crate::python::{callbacks, errors, native, own_threads};
 use crate::runtime::guard::shielded;
 use crate::runtime::{log, session, state_version};
 
@@ -70,10 +72,12 @@ static SOURCES: [Source; 26] = [
 enum Stage {
     /// To be scheduled.
     Waiting = 0,
-    /// A pending call waits in Python's queue.
+    /// A pending call waits in Python's queue, or a thread of ours for the GIL.
     Scheduled = 1,
+    /// The tracer starts.
+    Running = 2,
     /// Done, or given up.
-    Over = 2,
+    Over = 3,
 }
 
 static STAGE: AtomicU8 = AtomicU8::new(Stage::Waiting as u8);
@@ -100,24 +104,55 @@ pub(crate) fn schedule() {
         return;
     }
     // SAFETY: `inject` is made for a pending call.
-    if !unsafe { functions.call_soon(inject) } {
+    let is_called = unsafe { functions.call_soon(inject) };
+    let is_called = !own_threads::is_main_thread() && own_threads::call_on_own_thread(inject) || is_called;
+    if !is_called {
         // The queue is full: the next call of a hook tries again.
         STAGE.store(waiting, Ordering::Release);
     }
 }
 
-/// Runs in Python's main thread with the GIL. It returns 0 in any case: -1 would raise an exception in the
-/// program.
+/// The child of a fork has no thread of ours that waits for the GIL.
+pub(crate) fn reset_in_child() {
+    let (waiting, scheduled) = (Stage::Waiting as u8, Stage::Scheduled as u8);
+    let _ = STAGE.compare_exchange(scheduled, waiting, Ordering::Relaxed, Ordering::Relaxed);
+}
+
+/// The word of the end row for a program whose tracer never started; empty for any other.
+pub(crate) fn end_words() -> String {
+    let stage = STAGE.load(Ordering::Relaxed);
+    let is_missing = stage == Stage::Scheduled as u8 || stage == Stage::Running as u8;
+    if is_missing { format!("{}=1", memtrace_trace::end_row::WITHOUT_MODULES) } else { String::new() }
+}
+
+/// Runs in Python's main thread or in a thread of ours, with the GIL. It returns 0 in any case: -1 would raise
+/// an exception in the program.
 unsafe extern "C" fn inject(_: *mut c_void) -> c_int {
+    let is_main = own_threads::is_main_thread();
+    if is_main {
+        shielded(autograd_seq::this_is_main);
+    }
+    let (scheduled, running) = (Stage::Scheduled as u8, Stage::Running as u8);
+    if STAGE.compare_exchange(scheduled, running, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+        return 0;
+    }
     // SAFETY: a pending call runs with the GIL.
     let gil = unsafe { Gil::held() };
-    let outcome = gil.and_then(|gil| shielded(|| hidden(gil, || run(gil))));
+    let outcome = gil.and_then(|gil| {
+        shielded(|| {
+            // First and by itself: a call that has begun goes on as it began.
+            hidden(gil, || learn_collector(gil));
+            hidden(gil, || run(gil))
+        })
+    });
     let stage = match outcome {
         Some(Outcome::Installed) => {
             if session::session().is_some_and(|session| session.settings.modules) {
                 autograd_seq::modules_are_known();
             }
-            autograd_seq::this_is_main();
+            if !is_main {
+                autograd_seq::main_is_unknown();
+            }
             state_version::advance();
             Stage::Over
         }
@@ -159,6 +194,21 @@ fn run(gil: Gil) -> Outcome {
             errors::take(gil, "start");
             Outcome::Failed
         }
+    }
+}
+
+/// Finds the collector's count, once. Without it the tracer starts all the same.
+fn learn_collector(gil: Gil) {
+    static LEARN: Method = native_method!("learn_collector", collector::learn_collector);
+    let learn = || {
+        let globals = gil.new_dict()?;
+        set(globals.get(), c"__builtins__", &gil.builtins()?)?;
+        set(globals.get(), c"learn", &gil.new_function(&LEARN)?)?;
+        let text = c"gc = __import__('gc'); learn(*gc.get_count(), *gc.get_threshold())";
+        gil.evaluate(gil.compile(text, c"<memtrace>")?.get(), globals.get())
+    };
+    if learn().is_none() {
+        errors::take(gil, "collector");
     }
 }
 

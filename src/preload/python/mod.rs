@@ -21,6 +21,7 @@ pub(crate) mod module_calls;
 mod native;
 pub(crate) mod op_io;
 pub(crate) mod optimizer_steps;
+pub(crate) mod own_threads;
 mod referrers;
 mod saved_tensors;
 pub(crate) mod tags;

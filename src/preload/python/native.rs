@@ -19,11 +19,11 @@ use crate::python::gradients::record_gradients;
 use crate::python::module_calls::{self, Entered};
 use crate::python::tags::{self, Tag};
 use crate::python::{
-    errors, frame_values, hidden, live_objects, op_io, optimizer_steps, referrers, saved_tensors,
+    errors, frame_values, hidden, live_objects, op_io, optimizer_steps, own_threads, referrers, saved_tensors,
 };
 use crate::runtime::{log, session};
 
-static METHODS: [Method; 38] = [
+static METHODS: [Method; 40] = [
     native_method!("enter_module", module_calls::enter_module),
     native_method!("has_fault_at_next_step", has_fault_at_next_step),
     native_method!("leave_module", module_calls::leave_module),
@@ -32,6 +32,8 @@ static METHODS: [Method; 38] = [
     native_method!("forget_module", module_calls::forget_module),
     native_method!("hook_vectorcall", module_calls::hook_vectorcall),
     native_method!("hook_step", optimizer_steps::hook_step),
+    native_method!("end_own_threads", own_threads::end_own_threads),
+    native_method!("forget_optimizer", forget_optimizer),
     native_method!("hide", hidden::hide),
     native_method!("with_observed_ops", hidden::with_observed_ops),
     native_method!("find_objects", live_objects::find_objects),
@@ -188,6 +190,10 @@ fn current_step(_: Arguments<'_>) -> i64 {
 
 fn forward_begins_step(_: Arguments<'_>) {
     steps::forward_begins();
+}
+
+fn forget_optimizer(arguments: Arguments<'_>) {
+    steps::forget_optimizer(arguments.size(0));
 }
 
 fn is_detailed(_: Arguments<'_>) -> bool {

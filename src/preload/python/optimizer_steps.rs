@@ -6,8 +6,10 @@
 
 use std::ptr::null_mut;
 
+use crate::attribution::steps;
 use crate::ffi::cpython::{Arguments, RawObject};
 use crate::python::vectorcall::{self, Around, TracerFunction, positional, release, usual};
+use crate::runtime::guard::shielded;
 
 /// The tracer's functions before and after a step, with the optimizer.
 static AROUND: Around = Around { before: TracerFunction::new(), after: TracerFunction::new() };
@@ -35,6 +37,11 @@ unsafe extern "C-unwind" fn call_step(
     }
     // SAFETY: the caller's own arguments.
     let result = unsafe { usual(function, args, count, names) };
+    if !result.is_null() {
+        // SAFETY: as above.
+        let optimizer = unsafe { *args } as usize;
+        shielded(|| steps::optimizer_stepped(optimizer));
+    }
     // SAFETY: as above.
     if !result.is_null() && !unsafe { AROUND.after.call(args, 1, null_mut()) } {
         // SAFETY: the GIL is held, and the result is a new reference that nobody else gets.

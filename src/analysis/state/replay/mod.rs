@@ -20,7 +20,7 @@ pub use crate::options::Window;
 use crate::read::record::{Columns, Record, Wanted};
 use crate::read::symbols::{Symbol, SymbolTable};
 pub use crate::state::block::{Block, Owner};
-use crate::state::categories::{KnownCategories, Passes, Phases};
+use crate::state::categories::{KnownCategories, Passes, Phases, WorkedSteps};
 use crate::state::detail::{DetailedSteps, MARK_COLUMNS};
 use crate::state::device::Devices;
 pub use crate::state::device::{Device, Moment};
@@ -82,9 +82,10 @@ pub struct Replay {
     pub ts_ns: i64,
     /// The current step; -1 before the first.
     pub step: i64,
-    /// The highest step so far, and the highest with a row of a forward, a backward or an optimizer; -1 before the
-    /// first.
-    highest_step: (i64, i64),
+    /// The highest step so far; -1 before the first.
+    highest_step: i64,
+    /// The highest steps with work.
+    worked_steps: WorkedSteps,
     /// The first step so far.
     pub first_step: Option<i64>,
     /// The current phase.
@@ -136,7 +137,8 @@ impl Replay {
             seq: 0,
             ts_ns: 0,
             step: -1,
-            highest_step: (-1, -1),
+            highest_step: -1,
+            worked_steps: WorkedSteps::default(),
             first_step: None,
             phase: Symbol::NONE,
             first_forward: None,
@@ -176,18 +178,16 @@ impl Replay {
         self.counts.events[row.event as usize] += 1;
         self.counts.failed += u64::from(row.status != 0);
         if row.event == EventName::Mark {
-            self.detail.feed(row, self.highest_step.0, &self.symbols);
+            self.detail.feed(row, self.highest_step, &self.symbols);
         }
         if row.step >= 0 {
-            self.highest_step.0 = self.highest_step.0.max(row.step);
+            self.highest_step = self.highest_step.max(row.step);
             self.first_step.get_or_insert(row.step);
         }
         if has_current_step(row.event) {
             self.step = row.step;
             self.phase = row.phase;
-            if row.step > self.highest_step.1 && self.phases.is_work(row.phase) {
-                self.highest_step.1 = row.step;
-            }
+            self.worked_steps.feed(&self.phases, row);
             self.passes.feed(row, row.phase == self.phases.backward);
             if row.phase == self.phases.forward && self.first_forward.is_none() {
                 self.first_forward = Some((row.seq, row.step));
@@ -247,13 +247,17 @@ impl Replay {
         self.memory.live.removed(self.freed?)
     }
 
+    /// Takes the text of the trace's end row; empty when it has none.
+    pub(super) fn end(&mut self, text: &str) {
+        self.worked_steps.end(text);
+    }
+
     /// The last step so far; -1 before the first. Only the work of a step makes it count: a step ends with the
-    /// optimizer, and what the program allocates after the last one (`loss.item()`) begins no other step. Without any
-    /// such work, as when the program numbers its steps and no phase is known, each number counts.
+    /// optimizer, and what the program allocates after the last one (`loss.item()`, an evaluation) begins no other
+    /// step. Without any such work, as when the program numbers its steps and no phase is known, each number counts.
     #[must_use]
     pub fn last_step(&self) -> i64 {
-        let (highest, worked) = self.highest_step;
-        if worked >= 0 { worked } else { highest }
+        self.worked_steps.last().unwrap_or(self.highest_step)
     }
 
     /// Returns true if the last row is in the window.

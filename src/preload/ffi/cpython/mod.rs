@@ -11,6 +11,7 @@
 //! Where a function returns `None`, Python has raised an exception, which the caller clears, fetches or
 //! leaves to its own caller.
 
+pub(crate) mod collector;
 mod native;
 mod objects;
 mod tracing;
@@ -22,7 +23,6 @@ use std::sync::OnceLock;
 
 pub(crate) use native::{Arguments, Method, answer, native_method};
 pub(crate) use objects::{Object, Owned};
-pub(crate) use tracing::Suspended;
 
 use crate::ffi::symbols::{c_name, find_global, function};
 use tracing::Tracing;
@@ -115,8 +115,11 @@ functions! {
         vectorcall_of: "PyVectorcall_Function" as unsafe extern "C" fn(RawObject) -> *mut c_void,
         set_vectorcall: "PyFunction_SetVectorcall" as unsafe extern "C" fn(RawObject, Vectorcall),
         thread_state: "PyGILState_GetThisThreadState" as unsafe extern "C" fn() -> *const usize,
-        collector_off: "PyGC_Disable" as unsafe extern "C" fn() -> c_int,
-        collector_on: "PyGC_Enable" as unsafe extern "C" fn() -> c_int,
+        interpreter: "PyInterpreterState_Get" as unsafe extern "C" fn() -> RawObject,
+        take_gil: "PyGILState_Ensure" as unsafe extern "C-unwind" fn() -> c_int,
+        leave_gil: "PyGILState_Release" as unsafe extern "C" fn(c_int),
+        release_gil: "PyEval_SaveThread" as unsafe extern "C" fn() -> RawObject,
+        restore_gil: "PyEval_RestoreThread" as unsafe extern "C-unwind" fn(RawObject),
         visit_objects: "PyUnstable_GC_VisitObjects" as unsafe extern "C" fn(Visitor, *mut c_void),
         slot_of_type: "PyType_GetSlot" as unsafe extern "C" fn(RawObject, c_int) -> *mut c_void,
         line_of_code: "PyCode_Addr2Line" as unsafe extern "C" fn(*const usize, c_int) -> c_int,
@@ -169,6 +172,26 @@ impl Functions {
         unsafe { (self.is_initialized)() != 0 }
     }
 
+    /// Returns true if a thread that Python does not know may take the GIL.
+    pub(crate) fn can_take_gil(&self) -> bool {
+        self.take_gil.is_some() && self.leave_gil.is_some() && self.is_running()
+    }
+
+    /// Takes the GIL, runs `work` and gives the GIL back.
+    ///
+    /// # Safety
+    /// The calling thread has not got the GIL, and may be unwound from here when Python ends.
+    pub(crate) unsafe fn with_gil(&'static self, work: impl FnOnce(Gil)) {
+        if let (Some(take), Some(leave)) = (self.take_gil, self.leave_gil) {
+            // SAFETY: the functions of one pair; by the contract.
+            unsafe {
+                let before = take();
+                work(Gil { functions: self, of_thread: PhantomData });
+                leave(before);
+            }
+        }
+    }
+
     /// Asks Python's main thread to call `function` between two instructions. `false` when the queue is full,
     /// or when no interpreter runs. Any thread may ask, with or without the GIL.
     ///
@@ -197,6 +220,18 @@ impl Gil {
     #[inline]
     pub(crate) unsafe fn held() -> Option<Gil> {
         Functions::get().map(|functions| Gil { functions, of_thread: PhantomData })
+    }
+
+    /// Runs `work` while other threads may take the GIL. `work` calls nothing of Python.
+    pub(crate) fn released(self, work: impl FnOnce()) {
+        if let (Some(release), Some(restore)) = (self.functions.release_gil, self.functions.restore_gil) {
+            // SAFETY: the functions of one pair; the GIL is held.
+            unsafe {
+                let thread = release();
+                work();
+                restore(thread);
+            }
+        }
     }
 
     /// The functions behind it.

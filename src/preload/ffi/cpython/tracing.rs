@@ -70,21 +70,11 @@ unsafe fn set_flag(fields: *mut ThreadFields, is_flag_in_frame: bool, is_traced:
     }
 }
 
-/// The state of a thread before [`Gil::suspend_tracing`].
-#[must_use]
-#[derive(Clone, Copy)]
-pub(crate) struct Suspended {
-    was_collecting: bool,
-}
-
 impl Gil {
     /// Hides what the calling thread does from the profilers and debuggers of the program, until
     /// [`resume_tracing`](Gil::resume_tracing). Calls nest.
-    ///
-    /// The garbage collector is off meanwhile: it would run the program's finalizers, which its tools must
-    /// see.
-    pub(crate) fn suspend_tracing(self) -> Suspended {
-        let Functions { tracing, current_thread, collector_off, .. } = self.functions;
+    pub(crate) fn suspend_tracing(self) {
+        let Functions { tracing, current_thread, .. } = self.functions;
         // SAFETY: the GIL is held, so the thread has a state, whose fields are those of this version.
         unsafe {
             let thread = current_thread();
@@ -97,20 +87,14 @@ impl Gil {
                 }
                 None => {}
             }
-            Suspended { was_collecting: collector_off.is_some_and(|off| off() == 1) }
         }
     }
 
     /// Ends [`suspend_tracing`](Gil::suspend_tracing), on the same thread.
-    pub(crate) fn resume_tracing(self, before: Suspended) {
-        let Functions { tracing, current_thread, collector_on, .. } = self.functions;
+    pub(crate) fn resume_tracing(self) {
+        let Functions { tracing, current_thread, .. } = self.functions;
         // SAFETY: as above.
         unsafe {
-            if before.was_collecting
-                && let Some(on) = collector_on
-            {
-                on();
-            }
             let thread = current_thread();
             match tracing {
                 Some(Tracing::Functions { leave, .. }) => leave(thread),

@@ -26,7 +26,9 @@ from .native import (
     NOT_ENTERED,
     bytes_outside_phases,
     enter_module,
+    forget_optimizer,
     has_fault_at_next_step,
+    hide,
     innermost_module,
     is_detailed,
 )
@@ -34,7 +36,7 @@ from .paths import assign_paths_on_call, has_path, root_id_of, root_of, table_by
 from .steps import hook_new_classes
 from .tags import (
     MAIN_THREAD,
-    add_without_path,
+    add_parameters,
     has_new_gradients,
     model_is_called,
     tag_gradients,
@@ -48,9 +50,9 @@ from .uncalled import is_time_to_search, name_uncalled_models
 
 # By id(root): how often it was called as the outermost module.
 _calls: dict[int, int] = table_by_module()
-# By id(optimizer): a reference, the number of its steps, and the number of parameters that had state after
-# the last.
-_optimizers: dict[int, tuple[weakref.ref, int, int]] = {}
+# By id(optimizer): a reference, the number of its steps since its parameters changed last, the number of
+# parameters that had state after the last step, and the ids of its parameters.
+_optimizers: dict[int, tuple[weakref.ref, int, int, list[int]]] = {}
 
 # Parameters rarely move and optimizer state is rarely made anew once training runs: after the first calls and
 # steps, only each of this many is looked at.
@@ -81,6 +83,10 @@ def _make_before_forward(is_compiling):
                 if entered == NOT_ENTERED:
                     assign_paths_on_call(module)
                     entered = enter_module(module)
+                    if entered != ENTERED_OUTERMOST:
+                        # A part that was put into the model after its first call.
+                        with without_torch_function():
+                            tag_model(module)
                 if entered == ENTERED_OUTERMOST:
                     _root_is_called(module, args, kwargs)
             except Exception as error:
@@ -174,6 +180,17 @@ def after_forward(module, output) -> None:
         count("memory of a result", error)
 
 
+def _reference_to(optimizer) -> weakref.ref:
+    """A reference to an optimizer, which is forgotten with it."""
+    key = id(optimizer)
+
+    def forget(_) -> None:
+        _optimizers.pop(key, None)
+        forget_optimizer(key)
+
+    return weakref.ref(optimizer, hide(forget))
+
+
 def _make_before_step(is_compiling):
     def before_step(optimizer) -> None:
         """An optimizer's step begins."""
@@ -182,11 +199,11 @@ def _make_before_step(is_compiling):
         try:
             with without_torch_function():
                 known = _optimizers.get(id(optimizer))
-                if known is None or known[0]() is not optimizer:
-                    _optimizers[id(optimizer)] = (weakref.ref(optimizer), 0, 0)
-                    for group in optimizer.param_groups:
-                        for parameter in group["params"]:
-                            add_without_path(parameter)
+                parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+                ids = [id(parameter) for parameter in parameters]
+                if known is None or known[3] != ids or known[0]() is not optimizer:
+                    _optimizers[id(optimizer)] = (_reference_to(optimizer), 0, 0, ids)
+                    add_parameters(parameters)
                     tag_gradients_of(optimizer)
                 elif has_new_gradients() and is_detailed():
                     tag_gradients_of(optimizer)
@@ -205,9 +222,10 @@ def _make_after_step(is_compiling):
         if is_compiling():
             return
         try:
-            reference, steps, size_before = _optimizers.get(id(optimizer), (weakref.ref(optimizer), 0, 0))
+            known = _optimizers.get(id(optimizer)) or (_reference_to(optimizer), 0, 0, [])
+            reference, steps, size_before, ids = known
             size = len(optimizer.state)
-            _optimizers[id(optimizer)] = (reference, steps + 1, size)
+            _optimizers[id(optimizer)] = (reference, steps + 1, size, ids)
             name_groups()
             if steps < FIRST or size_before != size or steps % EVERY == 0:
                 with without_torch_function():

@@ -9,7 +9,15 @@ import time
 from .failures import count
 from .hooks import after_backward, after_forward, after_step, before_forward, before_step
 from .known_objects import use_known_tensors
-from .native import MEMORY_UNIT, MODULE_PATHS, RETAINED_MS, hide, hook_vectorcall, leave_module
+from .native import (
+    MEMORY_UNIT,
+    MODULE_PATHS,
+    RETAINED_MS,
+    end_own_threads,
+    hide,
+    hook_vectorcall,
+    leave_module,
+)
 from .steps import hook_steps
 from .torch_api import Module, is_compiling, nn_module, optim_optimizer, set_eval_frame, torch
 from .uncalled import tag_everything_held, tag_registered
@@ -22,6 +30,7 @@ def install() -> dict:
     # the process. That happens without memtrace too, but the hooks shift when, so waiting threads get a last
     # turn.
     atexit.register(time.sleep, 0.002)
+    atexit.register(end_own_threads)
     if MEMORY_UNIT and not is_compiling():
         use_known_tensors()
     if not MODULE_PATHS:

@@ -9,8 +9,8 @@ _code: list = []
 
 
 def remember_main() -> None:
-    """Keeps the code of `__main__`, when it runs on this thread."""
-    frame = sys._getframe()
+    """Keeps the code of `__main__`, when it runs on the main thread."""
+    frame = sys._current_frames().get(sys.modules["threading"].main_thread().ident)
     while frame is not None:
         if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
             _code[:] = [frame.f_code]

@@ -57,17 +57,24 @@ def hook_step(
     """Calls `before` and `after` around each call of `function`, with its first argument. False when this
     interpreter does not allow it or the function is hooked already; nothing is changed then."""
 
+def forget_optimizer(optimizer_id: int) -> None:
+    """The optimizer is garbage-collected: its steps are counted no longer."""
+
 def has_fault_at_next_step() -> bool:
     """Returns True if the simulated GPU waits for the next step to inject an out-of-memory error."""
 
 # The program's own tools
+
+def end_own_threads() -> None:
+    """Python ends: waits for the library's own threads that call the tracer, and starts no other."""
 
 def hide(function: Callable[[Any], None]) -> Callable[[Any], None]:
     """A function that C code of Python calls (of a weak reference, or at exit) and that calls `function`, unseen
     by the program's profilers and debuggers."""
 
 def with_observed_ops(function: Callable[[], None]) -> None:
-    """Calls a function whose ops the library sees, and the program's profilers do not."""
+    """Calls a function whose ops the library sees, and the program's profilers do not. The nodes that it makes
+    take none of autograd's sequence numbers."""
 
 def find_objects(get_objects: Callable[[], list], *kinds: type) -> list:
     """The live objects of these types that the garbage collector tracks. `get_objects` is that of `gc`."""

@@ -12,7 +12,9 @@ from .torch_api import Optimizer
 
 def _code_of_wrapper():
     """The code of torch's wrapper around the steps of every class."""
-    outer = getattr(Optimizer, "profile_hook_step", None)
+    # By its namespace: a look-up would give the class a version in the interpreter's cache.
+    outer = vars(Optimizer).get("profile_hook_step")
+    outer = getattr(outer, "__func__", outer)
     constants = outer.__code__.co_consts if type(outer) is Function else ()
     return next((code for code in constants if getattr(code, "co_name", "") == "wrapper"), None)
 

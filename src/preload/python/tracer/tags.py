@@ -6,6 +6,7 @@ gradients after a backward or before an optimizer's step, optimizer state after 
 
 from __future__ import annotations
 
+import sys
 import weakref
 from _thread import get_ident
 from typing import NamedTuple
@@ -25,8 +26,8 @@ OPTIMIZER_STATE = CATEGORIES["optimizer_state"]
 INPUT = CATEGORIES["input"]
 OTHER = CATEGORIES["other"]
 
-# The tracer is started on the main thread.
-MAIN_THREAD = get_ident()
+# The tracer may be started on another thread. torch imports `threading`.
+MAIN_THREAD = sys.modules["threading"].main_thread().ident
 # The depth to which inputs are searched for tensors, in tuples, lists and dicts.
 INPUT_DEPTH = 3
 
@@ -62,13 +63,18 @@ def owner_of(parameter) -> Owner | None:
     return owner if owner is not None and owner.reference() is parameter else None
 
 
-def add_without_path(parameter) -> None:
-    """Adds a parameter that an optimizer steps and that belongs to no called module. In float32 beside models
-    that have none of it, it is the optimizer's copy of weights: part of its state."""
-    if owner_of(parameter) is None:
+def add_parameters(parameters: list) -> None:
+    """Adds the parameters of an optimizer that belong to no called module. One in float32 beside models that
+    have none of it is the optimizer's copy of weights: part of its state."""
+    seen: set[int] = set()
+    for parameter in parameters:
+        if owner_of(parameter) is not None:
+            continue
         _owners[id(parameter)] = Owner(weakref.ref(parameter), 0, 0, "", 0)
         if _model_types and float32 not in _model_types and parameter.dtype is float32:
-            tag(parameter, OPTIMIZER_STATE, 0, id_of("master"), set(), weak=1)
+            tag(parameter, OPTIMIZER_STATE, 0, id_of("master"), seen, weak=1)
+        else:
+            tag(parameter, PARAMETER, 0, 0, seen, weak=1)
 
 
 def _gradient_of(parameter):

@@ -36,6 +36,8 @@ pub(crate) struct ThreadState {
     pub(crate) last_block: Cell<usize>,
     /// The module whose outermost call on this thread is followed by the tracer's function; 0 for none.
     pub(crate) awaited_module: Cell<usize>,
+    /// The optimizer whose step has ended on this thread, in a scope that has not; 0 for none.
+    pub(crate) stepped_optimizer: Cell<usize>,
     /// The communicator of the call of NCCL that the thread is in; 0 outside of them.
     pub(crate) communicator: Cell<u32>,
     /// The calls of NCCL that the thread is in, one inside the other.
@@ -64,6 +66,7 @@ impl ThreadState {
             pool: Cell::new(0),
             last_block: Cell::new(0),
             awaited_module: Cell::new(0),
+            stepped_optimizer: Cell::new(0),
             communicator: Cell::new(0),
             open_nccl_calls: Cell::new(0),
             group_communicator: Cell::new(0),

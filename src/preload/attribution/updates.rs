@@ -1,0 +1,116 @@
+//! Updates of parameters by code that is no optimizer of torch: a library's own optimizer, or a loop over the
+//! parameters.
+//!
+//! Such programs have in common that ops outside every module write in place between a backward and the next
+//! forward. So in a process in which no optimizer of torch has stepped, the first op there that writes in place,
+//! or that runs without autograd, begins the phase `optimizer`. It lasts until the next batch is made, and if
+//! anything was written in place, the step ends where the next forward or backward begins.
+
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+
+use crate::attribution::{detail, phases, steps};
+use crate::ffi::torch;
+use crate::runtime::state_version;
+
+/// What has happened since the last forward, as bits.
+static SEEN: AtomicU8 = AtomicU8::new(0);
+/// A backward function.
+const BACKWARD: u8 = 1;
+/// An op that begins the phase.
+const PHASE: u8 = 2;
+/// An op in place.
+const WRITTEN: u8 = 4;
+/// An op that makes the next batch.
+const BATCH: u8 = 8;
+/// The thread that updates.
+static THREAD: AtomicU32 = AtomicU32::new(0);
+
+/// The ops that make a batch.
+const BATCHES: [&[u8]; 9] = [
+    b"aten::to",
+    b"aten::_to_copy",
+    b"aten::rand",
+    b"aten::randn",
+    b"aten::randint",
+    b"aten::randperm",
+    b"aten::arange",
+    b"aten::lift_fresh",
+    b"aten::pin_memory",
+];
+/// The ops with the name of an op in place that change no element of a parameter.
+const HARMLESS: [&[u8]; 4] = [b"aten::detach_", b"aten::requires_grad_", b"aten::resize_", b"aten::set_"];
+
+/// A backward function begins, on any thread.
+#[inline]
+pub(crate) fn backward_begins() {
+    if SEEN.load(Ordering::Relaxed) != BACKWARD && !steps::have_optimizer() {
+        next(BACKWARD);
+    }
+}
+
+/// The outermost module's forward begins, on a thread that is not autograd's.
+#[inline]
+pub(crate) fn forward_begins() {
+    if SEEN.load(Ordering::Relaxed) != 0 {
+        next(0);
+    }
+}
+
+/// A forward or a backward begins: the update before it is over.
+#[cold]
+fn next(seen: u8) {
+    let before = SEEN.swap(seen, Ordering::Relaxed);
+    // Outside the detailed steps no op is seen.
+    let is_update = before & WRITTEN != 0 || before & BACKWARD != 0 && seen == 0 && !detail::is_on();
+    if is_update {
+        steps::update_ended();
+    }
+    if before & PHASE != 0 {
+        state_version::advance();
+    }
+}
+
+/// Returns true if an op that begins now may belong to an update, when it runs outside every module and op.
+#[inline]
+pub(crate) fn are_possible() -> bool {
+    SEEN.load(Ordering::Relaxed) & BACKWARD != 0
+}
+
+/// An op begins after a backward, outside every module and op, on a thread that is not autograd's.
+#[cold]
+pub(crate) fn op_begins(name: &[u8]) {
+    if steps::have_optimizer() {
+        return SEEN.store(0, Ordering::Relaxed);
+    }
+    let before = SEEN.load(Ordering::Relaxed);
+    let in_place = name.ends_with(b"_") && !HARMLESS.contains(&name);
+    let new = if BATCHES.contains(&name) {
+        BATCH
+    } else if in_place {
+        WRITTEN | PHASE
+    } else if torch::is_grad_enabled() {
+        0
+    } else {
+        PHASE
+    };
+    let mut after = before | new;
+    if after & BATCH != 0 {
+        after &= !PHASE;
+    }
+    if after != before {
+        THREAD.store(phases::thread_id(), Ordering::Relaxed);
+        SEEN.store(after, Ordering::Relaxed);
+        phases::forward_is_over();
+        state_version::advance();
+    }
+}
+
+/// Returns true if the calling thread updates parameters.
+pub(crate) fn are_running() -> bool {
+    SEEN.load(Ordering::Relaxed) & PHASE != 0 && THREAD.load(Ordering::Relaxed) == phases::thread_id()
+}
+
+/// Returns true if an update has not been counted, because nothing has begun since.
+pub(crate) fn is_pending() -> bool {
+    SEEN.load(Ordering::Relaxed) & WRITTEN != 0
+}

@@ -1,0 +1,104 @@
+//! Short-lived native threads that call Python.
+//!
+//! A thread of ours does what Python's main thread cannot do while it waits (`thread.join()`). No module of
+//! Python takes part, so the program's list of threads and its audit hooks see nothing. Signals are blocked:
+//! each of them reaches a thread of the program.
+//!
+//! Where Python ends, it unwinds a thread that asks for the GIL (up to 3.13). So the functions here keep
+//! nothing that must be dropped across such a call.
+
+use std::ffi::c_void;
+use std::mem::MaybeUninit;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::ffi::cpython::{Arguments, Functions, PendingCall};
+
+/// The start routine of a thread, as `pthread_create` takes it but for the right to unwind.
+type Routine = unsafe extern "C-unwind" fn(*mut c_void) -> *mut c_void;
+
+/// The threads of ours that have not ended.
+static ACTIVE: AtomicU32 = AtomicU32::new(0);
+/// True from the moment that Python begins to end: no further thread is started.
+static IS_ENDING: AtomicBool = AtomicBool::new(false);
+
+/// `end_own_threads()`: Python ends. It would unwind a thread that is in the tracer, so the threads of ours come to
+/// their end first.
+pub(crate) fn end_own_threads(arguments: Arguments<'_>) {
+    IS_ENDING.store(true, Ordering::SeqCst);
+    let start = Instant::now();
+    if ACTIVE.load(Ordering::SeqCst) > 0 {
+        arguments.gil.released(|| {
+            while ACTIVE.load(Ordering::SeqCst) > 0 && start.elapsed() < LONGEST_WAIT {
+                std::thread::sleep(Duration::from_micros(200));
+            }
+        });
+    }
+}
+
+/// The longest wait for threads of ours.
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
+
+/// The child of a fork has none of these threads.
+pub(crate) fn reset_in_child() {
+    ACTIVE.store(0, Ordering::Relaxed);
+    IS_ENDING.store(false, Ordering::Relaxed);
+}
+
+/// Returns true on the main thread of the process, which is Python's main thread in nearly every program.
+pub(crate) fn is_main_thread() -> bool {
+    // SAFETY: both take nothing and cannot fail.
+    unsafe { libc::gettid() == libc::getpid() }
+}
+
+/// Starts a thread with all signals blocked; `None` when the process may have no further thread.
+fn create(routine: Routine, argument: *mut c_void) -> Option<libc::pthread_t> {
+    let mut thread = MaybeUninit::<libc::pthread_t>::uninit();
+    let (mut all, mut before) =
+        (MaybeUninit::<libc::sigset_t>::uninit(), MaybeUninit::<libc::sigset_t>::uninit());
+    // SAFETY: room for each value; the routine differs from the wanted type in its right to unwind alone,
+    // which the C library has for every thread.
+    unsafe {
+        let routine = std::mem::transmute::<Routine, extern "C" fn(*mut c_void) -> *mut c_void>(routine);
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
+        let status = libc::pthread_create(thread.as_mut_ptr(), std::ptr::null(), routine, argument);
+        libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), null_mut());
+        (status == 0).then(|| thread.assume_init())
+    }
+}
+
+/// Calls `function` with the GIL on a thread of its own, as soon as the GIL is free. `false` when no thread can
+/// be started or no interpreter runs.
+pub(crate) fn call_on_own_thread(function: PendingCall) -> bool {
+    if !Functions::get().is_some_and(|functions| functions.can_take_gil()) {
+        return false;
+    }
+    ACTIVE.fetch_add(1, Ordering::SeqCst);
+    let thread = (!IS_ENDING.load(Ordering::SeqCst)).then(|| create(call_pending, function as *mut c_void));
+    let Some(thread) = thread.flatten() else {
+        ACTIVE.fetch_sub(1, Ordering::SeqCst);
+        return false;
+    };
+    // SAFETY: a thread that was just started and that nobody joins.
+    unsafe { libc::pthread_detach(thread) };
+    true
+}
+
+/// # Safety
+/// `function` is a [`PendingCall`].
+unsafe extern "C-unwind" fn call_pending(function: *mut c_void) -> *mut c_void {
+    let Some(functions) = Functions::get() else { return null_mut() };
+    // SAFETY: by the contract; the function gets the GIL.
+    unsafe {
+        let function = std::mem::transmute::<*mut c_void, PendingCall>(function);
+        functions.with_gil(|gil| {
+            if function(null_mut()) != 0 {
+                gil.clear_error();
+            }
+        });
+    }
+    ACTIVE.fetch_sub(1, Ordering::SeqCst);
+    null_mut()
+}
