@@ -285,6 +285,49 @@ fn selectors_that_match_nothing_are_errors_in_every_command_and_list_the_possibl
 }
 
 #[test]
+fn a_path_in_the_place_of_a_command_is_answered_with_the_command() {
+    let folder = folder_with(&[("vm.r0.1.csv", training(0))]);
+    let refused = output(&[path(&folder)]);
+    assert_eq!(refused.status.code(), Some(2));
+    let expected = format!("show its trace with: memtrace summary {}", path(&folder));
+    assert!(stderr(&refused).contains(&expected), "{}", stderr(&refused));
+    let unknown = output(&["nothing-of-this-name"]);
+    assert_eq!(unknown.status.code(), Some(2));
+    assert!(stderr(&unknown).contains("unrecognized subcommand"), "{}", stderr(&unknown));
+}
+
+#[test]
+fn values_that_would_be_misread_are_refused() {
+    let folder = folder_with(&[("vm.r0.1.csv", training(0))]);
+    for (arguments, reason) in [
+        (["whatif", "--batch=128"], "expected a factor that starts with x"),
+        (["advise", "--fit=24"], "add a unit, such as 24g"),
+        (["summary", "--units=MB"], "possible values: auto, B, KiB, MiB, GiB"),
+    ] {
+        let refused = output(&[arguments[0], arguments[1], path(&folder)]);
+        assert_eq!(refused.status.code(), Some(2), "{arguments:?}");
+        assert!(stderr(&refused).contains(reason), "{}", stderr(&refused));
+    }
+}
+
+#[test]
+fn csv_has_no_row_for_the_groups_that_top_leaves_out() {
+    let folder = folder_with(&[("vm.r0.1.csv", training(0))]);
+    let arguments = ["peak", "--by", "op", "--top", "1", path(&folder)];
+    assert!(stdout(&output(&arguments)).contains("more; --top N lists them"));
+    let csv = stdout(&output(&[&arguments[..], &["--format", "csv"]].concat()));
+    assert!(!csv.contains("--top N"), "{csv}");
+}
+
+#[test]
+fn report_writes_its_page_into_a_folder() {
+    let folder = folder_with(&[("vm.r0.1.csv", training(0))]);
+    let written = output(&["report", path(&folder), "-o", path(&folder)]);
+    assert!(written.status.success(), "{}", stderr(&written));
+    assert!(folder.path().join("report.html").is_file());
+}
+
+#[test]
 fn broken_pipe_is_no_error() {
     let folder = folder_with(&[("a.csv", training(0))]);
     let mut child = memtrace(&["peak", path(&folder), "--json"])

@@ -155,7 +155,9 @@ pub(crate) fn shared_args() -> [Arg; 11] {
         arg("window", "T0:T1", "Only this time span, from the start of the trace: 1.5s:2s, 200ms:, :3")
             .allow_hyphen_values(true),
         arg("step", "A:B", "Only these steps, both included: 3:5, 3:, 3").allow_hyphen_values(true),
-        arg("units", "UNIT", "Unit of sizes: auto, B, KiB, MiB or GiB").default_value("auto"),
+        arg("units", "UNIT", "Unit of sizes")
+            .default_value("auto")
+            .value_parser(PossibleValuesParser::new(["auto", "B", "KiB", "MiB", "GiB"])),
         arg("output", "FILE", "Write the answer to this file")
             .short('o')
             .value_parser(value_parser!(PathBuf)),

@@ -31,7 +31,15 @@ use error_message::message;
 fn main() -> ExitCode {
     let result = match is_called("nvidia-smi") {
         true => commands::nvidia_smi::answer(std::env::args().skip(1)),
-        false => commands::run(&commands::command().get_matches()),
+        false => match commands::command().try_get_matches() {
+            Ok(matches) => commands::run(&matches),
+            Err(error) => match named_trace(&error) {
+                Some(path) => Err(anyhow::anyhow!(
+                    "{path} is a path, not a command; show its trace with: memtrace summary {path}"
+                )),
+                None => error.exit(),
+            },
+        },
     };
     recovery::remove_temporary_files();
     match result {
@@ -50,6 +58,15 @@ fn main() -> ExitCode {
 fn is_called(name: &str) -> bool {
     let called = std::env::args_os().next().map(std::path::PathBuf::from);
     called.is_some_and(|path| path.file_name().is_some_and(|file| file == name))
+}
+
+/// Returns the file or folder that the user gave in the place of a command, if `error` is about it.
+fn named_trace(error: &clap::Error) -> Option<String> {
+    if error.kind() != clap::error::ErrorKind::InvalidSubcommand {
+        return None;
+    }
+    let word = std::env::args_os().nth(1)?;
+    std::path::Path::new(&word).exists().then(|| word.to_string_lossy().into_owned())
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {

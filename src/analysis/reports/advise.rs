@@ -88,6 +88,9 @@ impl Report for Advise {
 fn target(options: &Options) -> Result<Option<i64>> {
     match options.text("fit") {
         "" => Ok(None),
+        text if text.trim().ends_with(|c: char| c.is_ascii_digit() || c == '.') => {
+            Err(Error::usage(format!("--fit {text}: add a unit, such as 24g (24b is 24 bytes)")))
+        }
         text => match parse_bytes(text) {
             Ok(bytes) if bytes > 0 => Ok(Some(bytes)),
             Ok(_) => Err(Error::usage(format!("--fit {text}: expected a size above 0, such as 24g"))),

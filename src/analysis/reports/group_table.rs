@@ -1,6 +1,7 @@
 //! The table of groups of blocks: bytes, share, and for modules their number and their total.
 
 use crate::options::Options;
+use crate::render::formats::Form;
 use crate::render::numbers::{bar, count, percent, share};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::group::{APART, Group, Key};
@@ -52,7 +53,8 @@ pub(super) fn print_groups(
     for (name, group) in groups.iter().take(top) {
         line(group, name.as_str().into());
     }
-    if groups.len() > top {
+    // A table of CSV has one kind of row: its reader would count the rest as a group.
+    if groups.len() > top && printer.form() != Form::Csv {
         let rest = &groups[top..];
         let bytes = rest.iter().map(|(_, group)| group.bytes).sum();
         let blocks = rest.iter().map(|(_, group)| group.blocks).sum();

@@ -160,10 +160,11 @@ fn optimizers(text: &str) -> Result<Vec<Change>> {
 fn batch(text: &str) -> Result<Change> {
     let bad = || {
         Error::usage(format!(
-            "--batch {text}: expected a factor such as x2 or x1/2, at most x1000 and not x1"
+            "--batch {text}: expected a factor that starts with x, such as x2 or x1/2, at most x1000 and not x1"
         ))
     };
-    let factor = text.strip_prefix('x').unwrap_or(text);
+    // A bare number reads as a batch size, which the trace does not know.
+    let factor = text.strip_prefix('x').ok_or_else(bad)?;
     let (times, parts) = factor.split_once('/').unwrap_or((factor, "1"));
     let number = |part: &str| part.trim().parse::<i64>().ok().filter(|number| (1..=1000).contains(number));
     match (number(times), number(parts)) {

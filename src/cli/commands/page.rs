@@ -36,7 +36,7 @@ pub(crate) fn command() -> Command {
                 .filter(|arg| !matches!(arg.get_id().as_str(), "json" | "format" | "top" | "color"))
                 .map(|arg| match arg.get_id().as_str() {
                     "output" => arg
-                        .help("Write the page to this file; - is standard output [default: report.html]")
+                        .help("Write the page to this file, or as report.html into this folder; - is standard output [default: report.html]")
                         .value_hint(ValueHint::FilePath),
                     _ => arg,
                 }),
@@ -59,7 +59,13 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     let options = args::options(&[], matches, false)?;
     let inputs =
         paths.iter().map(|path| trace_input::open(path, matches, true)).collect::<Result<Vec<_>>>()?;
-    let output = matches.get_one::<PathBuf>("output").map_or(Path::new("report.html"), PathBuf::as_path);
+    let default = Path::new("report.html");
+    let output = match matches.get_one::<PathBuf>("output") {
+        Some(folder) if folder.is_dir() => folder.join(default),
+        Some(file) => file.clone(),
+        None => default.to_owned(),
+    };
+    let output = output.as_path();
     let progress = terminal::Progress::start(&inputs);
     let page = Page::of(&inputs, &options)?;
     drop(progress);
