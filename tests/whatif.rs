@@ -300,7 +300,7 @@ fn whatif_refuses_what_it_cannot_answer_and_says_what_to_ask() {
         (&[][..], "name a change, such as --checkpoint 'GPT.h.*'"),
         (&["--checkpoint", "GPT.layers.*"], "the nearest are GPT"),
         (&["--optimizer", "8bit", "--offload", "optimizer"], "ask for one of them"),
-        (&["--batch", "2x"], "expected a factor such as x2"),
+        (&["--batch", "2x"], "expected a factor that starts with x"),
         (&["--batch", "x2", "--device", "7"], "--device 7: no match"),
         (&["--dtype", "int4"], "expected bf16"),
         (&["--without", "category=temporaries"], "temporary"),

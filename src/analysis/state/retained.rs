@@ -75,7 +75,7 @@ impl Holder {
     #[must_use]
     pub fn bytes_per_step(&self) -> Option<i64> {
         let distance = self.last_step?.checked_sub(self.first_step?.max(0))?;
-        if self.verdict != "grows" || self.steps < 2 || distance < 1 {
+        if self.verdict != "grows" || self.steps < 2 || distance < 1 || self.bytes < 0 {
             return None;
         }
         let between = (distance as f64 / (self.steps - 1) as f64).max(1.0);

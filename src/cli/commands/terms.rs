@@ -130,7 +130,7 @@ pub(super) const TERMS: &[Term] = &[
     ),
     term(&["range", "ranges"], "A named span of the program: torch.cuda.nvtx.range_push, or memtrace.range."),
     term(
-        &["category", "type"],
+        &["category"],
         "The use of a block: parameter, gradient, activation, optimizer_state, buffer, input, \
          temporary, autograd_detail, kv_cache, cuda_graph, workspace, script, other. Torch's profiler has \
          the same names, but for the last five and buffer.",
