@@ -74,7 +74,7 @@ impl FoundAdvice<'_> {
         ranked
             .map(|(index, outcome, saved)| {
                 let change = &self.lists[index][0];
-                let about = sureness(change);
+                let about = sureness(change, replayed.replay.ended_in_oom());
                 let curve = &prediction.curves[index].high;
                 json!({
                     "change": change.option(),

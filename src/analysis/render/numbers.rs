@@ -59,6 +59,13 @@ pub fn duration(ns: i64) -> String {
     }
 }
 
+/// The text with its first letter as a capital.
+#[must_use]
+pub fn upper_first(text: &str) -> String {
+    let mut chars = text.chars();
+    chars.next().map_or_else(String::new, |first| first.to_uppercase().chain(chars).collect())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -10,14 +10,17 @@ use crate::read::input::Input;
 use crate::read::stream::TraceFile;
 use crate::render::footer::Footer;
 use crate::render::heading::process_heading;
-use crate::render::numbers::{percent, share};
+use crate::render::numbers::{percent, share, upper_first};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::replay::Metric;
 use crate::state::replay_trace::Replayed;
-use crate::whatif::{self, Advice, Change, Outcome, Prediction, advice, sureness};
+use crate::whatif::{self, Advice, Change, ENDED_IN_OOM, Outcome, Prediction, advice, sureness};
 
 /// `memtrace advise`.
 pub(super) struct Advise;
+
+/// A change that saves less than this part of the peak, one in 20, is no answer to an OOM.
+const FEWEST_OF_PEAK: i64 = 20;
 
 /// The most changes at once that `--fit` tries.
 const MOST_CHANGES: usize = 3;
@@ -68,7 +71,8 @@ impl Report for Advise {
                 let fit = found.fit(prediction, target);
                 fit.print(&mut printer, &found, options);
                 value["fit"] = fit.json(&found);
-                if fit.needs.is_none_or(|needs| needs > target) {
+                // A lower bound below the limit is no promise.
+                if found.ended_in_oom() || fit.needs.is_none_or(|needs| needs > target) {
                     verdict = Verdict::OverLimit;
                 }
             }
@@ -135,9 +139,11 @@ impl Advised {
         let line = |(index, outcome, saved): &(usize, &Outcome, i64)| {
             let costs = advice(&self.changes[*index], &outcome.again).costs;
             let saved = options.units.show(*saved);
-            format!("{}: saves {saved} at the peak; costs: {costs}", self.changes[*index].option())
+            let least = if self.ended_in_oom() { "at least " } else { "" };
+            format!("{}: saves {least}{saved}; costs: {costs}", self.changes[*index].option())
         };
-        self.ranked(prediction).iter().take(count).map(line).collect()
+        let least = prediction.before.bytes / FEWEST_OF_PEAK;
+        self.ranked(prediction).iter().filter(|(.., saved)| *saved > least).take(count).map(line).collect()
     }
 
     fn print(&self, printer: &mut Printer, prediction: &Prediction, options: &Options) {
@@ -148,7 +154,7 @@ impl Advised {
             Cell::new(units.show(prediction.before.bytes).to_string(), Style::Strong),
         ]);
         if self.ended_in_oom() {
-            printer.plain("The run ended out of memory: what would have come after it is not in the trace.");
+            printer.plain(format!("{}.", upper_first(ENDED_IN_OOM)));
         }
         if !self.tags {
             printer.plain("Optimizers, types and batches are not tried: the trace has no tags.");
@@ -172,7 +178,7 @@ impl Advised {
                 Cell::new(units.show(*saved).to_string(), Style::Strong),
                 percent(share(*saved, prediction.before.bytes)).into(),
                 units.show(outcome.peak.bytes).to_string().into(),
-                sureness(change).word.into(),
+                sureness(change, self.ended_in_oom()).word.into(),
                 change.option().into(),
                 advice(change, &outcome.again).costs.into(),
             ]);
@@ -184,7 +190,7 @@ impl Advised {
     }
 
     fn ended_in_oom(&self) -> bool {
-        self.replayed.replay.counts.of(memtrace_trace::EventName::Oom) > 0
+        self.replayed.replay.ended_in_oom()
     }
 
     fn json(&self, prediction: &Prediction) -> Value {
@@ -193,7 +199,7 @@ impl Advised {
             .into_iter()
             .map(|(index, outcome, saved)| {
                 let change = &self.changes[index];
-                let (about, advice) = (sureness(change), advice(change, &outcome.again));
+                let (about, advice) = (sureness(change, self.ended_in_oom()), advice(change, &outcome.again));
                 json!({
                     "change": change.option(),
                     "saved_bytes": saved,
@@ -234,7 +240,8 @@ impl Advised {
         let all = || self.sets.iter().zip(&prediction.outcomes);
         // Of the smallest sets that fit, the surest, and of these the one that needs least.
         let fits = all().filter(|(_, outcome)| needs(outcome) <= target);
-        let doubt = |set: &[usize]| set.iter().map(|index| sureness(&self.changes[*index]).doubt()).max();
+        let doubt =
+            |set: &[usize]| set.iter().map(|index| sureness(&self.changes[*index], false).doubt()).max();
         let best = fits.min_by_key(|(set, outcome)| (set.len(), doubt(set), needs(outcome)));
         let lowest = all().map(|(_, outcome)| needs(outcome)).min();
         Fit {
@@ -279,6 +286,11 @@ impl Fit {
             all.join(" ")
         };
         match &self.set {
+            Some(set) if found.ended_in_oom() => printer.plain(format!(
+                "Whether it fits in {target}{} is unknown: it needs at least {needs}, {ENDED_IN_OOM}. memtrace run --past-oom shows \
+                 what the run needs.",
+                if set.is_empty() { String::new() } else { format!(" with {}", options_of(set)) }
+            )),
             Some(set) if set.is_empty() => {
                 printer.plain(format!("It fits in {target} as it is: it needs {now}."));
             }

@@ -9,11 +9,11 @@ use crate::read::input::Input;
 use crate::read::symbols::{NO_MODULE, NO_OP, NO_PHASE};
 use crate::render::footer::Footer;
 use crate::render::heading::process_heading;
-use crate::render::numbers::{percent, share, step_or_dash};
+use crate::render::numbers::{percent, share, step_or_dash, upper_first};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::device::Moment;
 use crate::state::replay_trace::Replayed;
-use crate::whatif::{self, Change, Prediction, sureness};
+use crate::whatif::{self, Change, ENDED_IN_OOM, Prediction, sureness};
 
 /// `memtrace whatif`.
 pub(super) struct WhatIf;
@@ -152,6 +152,9 @@ fn print(
         )
         .into(),
     ]);
+    if replayed.replay.ended_in_oom() {
+        printer.plain(format!("{}.", upper_first(ENDED_IN_OOM)));
+    }
     printer.gap();
     let mut table = Table::new(&[
         ("change", Side::Left),
@@ -171,7 +174,7 @@ fn print(
     printer.table(&table);
     printer.gap();
     for (change, found) in changes.iter().zip(&all.found) {
-        let about = sureness(change);
+        let about = sureness(change, replayed.replay.ended_in_oom());
         printer.line([
             Cell::new(change.option(), Style::Strong),
             format!(": sure: {}, because {}", about.word, about.because).into(),
@@ -210,7 +213,7 @@ fn of_device(replayed: &Replayed, prediction: &Prediction, changes: &[Change]) -
         .iter()
         .enumerate()
         .map(|(index, change)| {
-            let about = sureness(change);
+            let about = sureness(change, replayed.replay.ended_in_oom());
             let alone = if changes.len() > 1 { prediction.outcomes.get(index + 1) } else { all };
             json!({
                 "change": change.option(),
@@ -226,6 +229,7 @@ fn of_device(replayed: &Replayed, prediction: &Prediction, changes: &[Change]) -
         "device": prediction.device,
         "before": replayed.moment(&prediction.before),
         "after": all.map(|all| replayed.moment(&all.peak)),
+        "is_lower_bound": replayed.replay.ended_in_oom(),
         "saved_bytes": all.map(|all| prediction.before.bytes.wrapping_sub(all.peak.bytes)),
         "changes": each,
     })

@@ -102,6 +102,12 @@ impl Device {
         self.sampled.is_some()
     }
 
+    /// The memory of other processes in the last sample, in bytes; `None` where the driver does not say.
+    #[must_use]
+    pub fn others(&self) -> Option<i64> {
+        self.sampled?.sample.others
+    }
+
     /// The name of `metric` in reports: memory in use is known only with samples.
     #[must_use]
     pub fn name_of(&self, metric: Metric) -> &'static str {

@@ -64,6 +64,12 @@ impl Holder {
         })
     }
 
+    /// A text field of the row: `kind`, `name`, `owner` or `file` (docs/trace-format.md); empty when the row has none.
+    #[must_use]
+    pub fn text(&self, field: &str) -> &str {
+        self.value[field].as_str().unwrap_or_default()
+    }
+
     /// Returns true if it keeps what a step has left behind: blocks of several old steps, or by a traceback.
     #[must_use]
     pub fn is_retained(&self) -> bool {
@@ -208,7 +214,7 @@ impl RetainedSearches {
     }
 
     /// Takes the text of a row.
-    fn feed(&mut self, text: &str) {
+    pub(crate) fn feed(&mut self, text: &str) {
         let Ok(value) = serde_json::from_str::<Value>(text) else { return };
         let Some(number) = value["walk"].as_i64() else { return };
         if value.get("holder").is_some() {
@@ -248,10 +254,10 @@ impl RetainedSearches {
         found.map(|(_, search)| search).or_else(|| self.all.last())
     }
 
-    /// The first search at an OOM, which is the one that the report `oom` tells of; otherwise [`Self::telling`].
+    /// The last search at an OOM, which is the one that the report `oom` is about; otherwise [`Self::telling`].
     #[must_use]
     pub fn at_oom(&self) -> Option<&RetainedSearch> {
-        self.all.iter().find(|search| search.why == "oom").or_else(|| self.telling())
+        self.all.iter().rfind(|search| search.why == "oom").or_else(|| self.telling())
     }
 
     /// Reads the rows of a trace.

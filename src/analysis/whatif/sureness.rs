@@ -2,6 +2,9 @@
 
 use super::changes::{Change, NewOptimizer};
 
+/// What every prediction from a run that ended out of memory must say.
+pub const ENDED_IN_OOM: &str = "the run ended out of memory, and what it would have allocated after that is not in the trace: a lower bound";
+
 /// How sure the prediction of a change is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sureness {
@@ -21,10 +24,14 @@ impl Sureness {
     }
 }
 
-/// The assumptions of a change, and how sure its prediction is.
+/// The assumptions of a change, and how sure its prediction is. With `ended_in_oom` the run ended inside a step, so that each
+/// prediction is a lower bound.
 #[must_use]
-pub fn sureness(change: &Change) -> Sureness {
-    let of = |assumes, word, because| Sureness { assumes, word, because };
+pub fn sureness(change: &Change, ended_in_oom: bool) -> Sureness {
+    let of = |assumes, word, because| match ended_in_oom {
+        true => Sureness { assumes, word: "low", because: ENDED_IN_OOM },
+        false => Sureness { assumes, word, because },
+    };
     match change {
         Change::Checkpoint(_) => of(
             "torch.utils.checkpoint with use_reentrant=False around each call; all that a call keeps goes at the end of its \

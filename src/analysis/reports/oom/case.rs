@@ -4,18 +4,25 @@ use std::fmt::Write as _;
 
 use memtrace_trace::rounding::{SMALL_SIZE, segment_size};
 use memtrace_trace::units::{GIB, Unit};
-use memtrace_trace::{Api, EventName};
+use memtrace_trace::{Api, Category, EventName};
+use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
+
+use super::cause::{Cause, Facts, Kept, StepTotals, remedy};
 
 use crate::options::Options;
 use crate::read::record::Record;
 use crate::read::stream::TraceFile;
+use crate::read::symbols::{Symbol, SymbolTable};
 use crate::render::numbers::duration;
-use crate::render::numbers::{counted, step_or_dash};
+use crate::render::numbers::{counted, step_or_dash, upper_first};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
-use crate::state::layout::Layout;
+use crate::state::block::Block;
+use crate::state::device::Device;
+use crate::state::layout::{Layout, Segment};
 use crate::state::replay::Replay;
 use crate::state::replay_trace::Replayed;
+use crate::state::retained::{Holder, RetainedSearch};
 use crate::state::stacks::Stacks;
 
 /// The lines of Python of the request that are shown.
@@ -33,18 +40,28 @@ pub(super) struct RowsBefore {
     /// Failed calls since the last successful one: those of this request.
     failed: u64,
     failed_of_oom: u64,
-    /// By device, the bytes that a sample found in use and no row accounts for.
-    foreign: Vec<(i32, i64)>,
+    /// By device, what a sample found in use and no row accounts for, and how much of it is known to be others'.
+    foreign: Vec<(i32, i64, Option<i64>)>,
+    /// By device, the step that runs, its totals so far, and the finished steps.
+    steps: Vec<(i32, i64, StepTotals, Vec<StepTotals>)>,
+    /// The ranges by name that have begun since the last backward: of modules, with other forwards among them.
+    begun: FxHashMap<(Symbol, Symbol), u64>,
 }
 
 impl RowsBefore {
     pub(super) fn feed(&mut self, row: &Record, replay: &Replay, trace: &TraceFile) {
         let capacity = trace.meta.total_bytes(row.device);
+        let device = replay.find(row.device);
+        let totals = device.map(|device| device.totals).unwrap_or_default();
         if row.device_free_bytes >= 0 && capacity > 0 {
-            let totals = replay.find(row.device).map(|device| device.totals).unwrap_or_default();
             let foreign = (capacity - totals.reserved - totals.outside - row.device_free_bytes).max(0);
-            self.foreign.retain(|(device, _)| *device != row.device);
-            self.foreign.push((row.device, foreign));
+            self.foreign.retain(|(device, ..)| *device != row.device);
+            self.foreign.push((row.device, foreign, device.and_then(Device::others)));
+        }
+        if replay.phase == replay.phases.backward {
+            self.begun.clear();
+        } else if row.event == EventName::RangeBegin {
+            *self.begun.entry((row.api, row.name)).or_default() += 1;
         }
         match row.event {
             EventName::Oom => {
@@ -56,6 +73,34 @@ impl RowsBefore {
             EventName::Alloc | EventName::SegmentAlloc | EventName::SegmentMap => self.failed = 0,
             _ => {}
         }
+        if device.is_some() {
+            self.count_step(row.device, replay.step, totals.allocated);
+        }
+    }
+
+    fn count_step(&mut self, device: i32, step: i64, allocated: i64) {
+        let at = self.steps.iter().position(|(ordinal, ..)| *ordinal == device).unwrap_or_else(|| {
+            self.steps.push((device, step, StepTotals::default(), Vec::new()));
+            self.steps.len() - 1
+        });
+        let (_, current, totals, finished) = &mut self.steps[at];
+        if step > *current {
+            if *current >= 0 {
+                finished.push(*totals);
+            }
+            *current = step;
+            *totals = StepTotals { began: totals.ended, ended: allocated, peak: totals.ended };
+        }
+        totals.ended = allocated;
+        totals.peak = totals.peak.max(allocated);
+    }
+
+    /// The forwards of a root module since the last backward.
+    fn forwards(&self, replayed: &Replayed) -> u64 {
+        let is_root = |(api, name): &(Symbol, Symbol)| {
+            *replayed.symbols.get(*api) == *Api::Module.as_str() && !replayed.symbols.get(*name).contains('.')
+        };
+        self.begun.iter().filter(|(range, _)| is_root(range)).map(|(_, count)| *count).max().unwrap_or(0)
     }
 }
 
@@ -80,42 +125,89 @@ impl ContextRange {
     }
 }
 
-/// The cause of an OOM.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum OomCause {
-    /// The request is larger than the device minus the memory that must stay.
-    TooBig,
-    /// Enough memory is free, but in pieces that are too small.
-    Fragmented,
-    /// It would fit if torch used the device alone.
-    Outside,
-    /// The device had room, but a limit of torch forbade the allocation.
-    Limited,
-    /// `--phantom-fault` made it fail.
-    Injected,
+/// The repeated layers that a forward had not reached when it ran out of memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct LayersLeft {
+    /// The layer of the request, and the number of all: `Net.blocks.10`, 12.
+    at: String,
+    of: i64,
+    /// The bytes that they would keep, if each takes what those before took on average.
+    bytes: i64,
+}
+
+impl LayersLeft {
+    /// The layers after that of `module`, by the live blocks of those before it.
+    fn find(module: &str, live: &[(String, Category, i64)]) -> Option<LayersLeft> {
+        let mut end = 0;
+        for name in module.split('.') {
+            let prefix = &module[..end];
+            end += name.len() + 1;
+            let Ok(at) = name.parse::<i64>() else { continue };
+            let number = |path: &str| path.strip_prefix(prefix)?.split('.').next()?.parse::<i64>().ok();
+            let of = live.iter().filter_map(|(path, ..)| number(path)).max()? + 1;
+            let kept = live.iter().filter(|(path, category, _)| {
+                number(path).is_some_and(|number| number < at)
+                    && matches!(
+                        category,
+                        Category::Activation | Category::Temporary | Category::AutogradDetail
+                    )
+            });
+            let bytes: i64 = kept.map(|(.., bytes)| bytes).sum();
+            if at > 0 && of > at {
+                // The layer of the request has taken a part of its share.
+                let taken: i64 = live
+                    .iter()
+                    .filter(|(path, category, _)| {
+                        number(path) == Some(at) && *category != Category::Parameter
+                    })
+                    .map(|(.., bytes)| bytes)
+                    .sum();
+                let left = bytes / at * (of - at) - taken;
+                return (left > 0).then(|| LayersLeft { at: format!("{prefix}{name}"), of, bytes: left });
+            }
+        }
+        None
+    }
+}
+
+/// The bytes of optimizer state that the first step of an optimizer has yet to allocate, for a request in it: each parameter
+/// gets as many blocks of its size as those before it.
+fn state_to_come(live: &[Block], symbols: &SymbolTable, row: &Record) -> i64 {
+    if *symbols.get(row.phase) != *"optimizer" {
+        return 0;
+    }
+    // By size: the number of parameters, and of blocks of state.
+    let mut sizes: FxHashMap<i64, (i64, i64)> = FxHashMap::default();
+    for block in live {
+        match block.owner.category {
+            Category::Parameter => sizes.entry(block.bytes).or_default().0 += 1,
+            Category::OptimizerState => sizes.entry(block.bytes).or_default().1 += 1,
+            _ => {}
+        }
+    }
+    let parameters = || sizes.iter().filter(|(_, (parameters, _))| *parameters > 0);
+    let each =
+        parameters().map(|(_, (parameters, state))| (state + parameters - 1) / parameters).max().unwrap_or(0).min(2);
+    parameters().map(|(size, (parameters, state))| size * (each * parameters - state).max(0)).sum()
 }
 
 pub(super) struct OomCase<'a> {
     row: Record,
     trace: &'a TraceFile,
-    why: OomCause,
+    cause: Cause,
+    kept: Option<(Holder, Kept)>,
+    facts: Facts,
     ooms: u64,
-    /// The memory of the device, in bytes; 0 when unknown.
-    capacity: i64,
     /// The context of a simulated GPU; `None` on a real one, and when the request for it set the context.
     context: Option<ContextRange>,
-    allocated: i64,
-    reserved: i64,
-    /// Traced memory outside torch's allocator.
-    outside: i64,
-    /// Memory that no row accounts for.
-    unknown: i64,
     /// Free memory on the device; `None` when the trace has no sample of it.
     device_free: Option<i64>,
-    /// The size of the segment that the request needs.
-    segment: i64,
+    /// The bytes of the free pieces in torch's cache that the request could use, largest first, and those in private pools
+    /// that no other may use.
     holes: Vec<i64>,
-    largest_hole: i64,
+    private: i64,
+    /// The repeated layers that the forward had not reached.
+    layers: Option<LayersLeft>,
     owner: String,
     /// The program's own lines of Python that made the request, innermost first.
     lines: Vec<String>,
@@ -128,35 +220,83 @@ impl<'a> OomCase<'a> {
         layout: &Layout,
         row: &Record,
         seen: &RowsBefore,
+        search: Option<&RetainedSearch>,
     ) -> Self {
         let totals = replayed.replay.find(row.device).map(|device| device.totals).unwrap_or_default();
         let capacity = trace.meta.total_bytes(row.device);
         let request = row.rounded_bytes.max(row.requested_bytes);
         let segments = layout.segments(&replayed.replay, row.device);
         let small = request <= SMALL_SIZE as i64;
-        let mut holes: Vec<i64> =
-            segments.iter().filter(|s| s.is_small() == small).flat_map(|s| s.holes.clone()).collect();
+        let usable = |pool: i64| pool == row.pool;
+        let pieces = segments.iter().filter(|s| s.is_small() == small && usable(s.pool));
+        let mut holes: Vec<i64> = pieces.flat_map(|s| s.holes.clone()).collect();
         holes.sort_unstable_by_key(|hole| -hole);
         let left = (capacity - totals.reserved - totals.outside).max(0);
         // The sample is older than the request, so its free bytes are out of date; those of others are not.
-        let foreign = seen.foreign.iter().find(|(device, _)| *device == row.device);
-        let unknown = foreign.map_or(0, |(_, bytes)| *bytes.min(&left));
-        let device_free = foreign.map(|_| left - unknown);
-        let mut case = OomCase {
-            row: *row,
-            trace,
-            why: OomCause::TooBig,
-            ooms: seen.ooms,
+        let foreign = seen.foreign.iter().find(|(device, ..)| *device == row.device);
+        let untraced = foreign.map_or(0, |(_, bytes, _)| *bytes.min(&left));
+        let device_free = foreign.map(|_| left - untraced);
+        let context = ContextRange::of(trace);
+        // Without a word of the driver about others: what is more than a context can be.
+        let context_bytes = trace.meta.phantom["context_bytes"].as_i64().unwrap_or(0);
+        let most_of_context = if context_bytes > 0 { context_bytes } else { CONTEXT };
+        let others = foreign
+            .and_then(|(.., others)| *others)
+            .unwrap_or_else(|| (untraced - most_of_context).max(0))
+            .min(untraced);
+        let live = replayed.replay.live_on(row.device, false);
+        let sum = |category: Category| -> i64 {
+            live.iter().filter(|block| block.owner.category == category).map(|block| block.bytes).sum()
+        };
+        let steps = seen.steps.iter().find(|(device, ..)| *device == row.device);
+        let module = replayed.symbols.get(row.module);
+        let in_forward = *replayed.symbols.get(row.phase) == *"forward";
+        let by_module = |block: &Block| {
+            (replayed.symbols.get(block.owner.module).to_string(), block.owner.category, block.bytes)
+        };
+        let layers = in_forward
+            .then(|| LayersLeft::find(&module, &live.iter().map(by_module).collect::<Vec<_>>()))
+            .flatten();
+        let facts = Facts {
+            is_injected: &*replayed.symbols.get(row.api) == Api::InjectedFault.as_str(),
             capacity,
-            context: ContextRange::of(trace),
+            request,
+            segment: segment_size(request.max(0).cast_unsigned()) as i64,
             allocated: totals.allocated,
             reserved: totals.reserved,
             outside: totals.outside,
-            unknown,
-            device_free,
-            segment: segment_size(request.max(0).cast_unsigned()) as i64,
+            others,
+            // A simulated context is known without a sample.
+            unknown: (untraced - others).max(context_bytes.min(left)),
+            room: device_free.unwrap_or(left),
             largest_hole: holes.first().copied().unwrap_or(0),
+            failed_calls: seen.failed_of_oom,
+            step: row.step,
+            steps: steps.map(|(.., finished)| finished.clone()).unwrap_or_default(),
+            step_began: steps.map_or(0, |(_, _, totals, _)| totals.began),
+            forwards: seen.forwards(replayed),
+            activations: sum(Category::Activation) + sum(Category::Temporary),
+            parameters: sum(Category::Parameter),
+            inputs: sum(Category::Input),
+            kv_cache: sum(Category::KvCache),
+            to_come: layers
+                .as_ref()
+                .map_or_else(|| state_to_come(&live, &replayed.symbols, row), |left| left.bytes),
+            holders: search.map(|search| search.holders.clone()).unwrap_or_default(),
+            needed: None,
+        };
+        let (cause, kept) = facts.judge();
+        OomCase {
+            row: *row,
+            trace,
+            cause,
+            kept: kept.map(|(holder, why)| (holder.clone(), why)),
+            ooms: seen.ooms,
+            context,
+            device_free,
+            private: segments.iter().filter(|s| !usable(s.pool)).map(Segment::free).sum(),
             holes,
+            layers,
             owner: format!(
                 "{} in {}, {}, step {}",
                 replayed.symbols.or_dash(row.op),
@@ -165,35 +305,19 @@ impl<'a> OomCase<'a> {
                 step_or_dash(row.step)
             ),
             lines: Stacks::read(trace).lines(row.stack_id).into_iter().map(str::to_owned).collect(),
-        };
-        let is_injected = &*replayed.symbols.get(row.api) == Api::InjectedFault.as_str();
-        case.why = if is_injected { OomCause::Injected } else { case.judge(seen.failed_of_oom) };
-        case
+            facts,
+        }
     }
 
-    /// Returns true if no other layout of the memory would help.
-    pub(super) fn is_too_big(&self) -> bool {
-        self.why == OomCause::TooBig
-    }
-
-    /// Bytes in the allocator's cache.
-    fn cached(&self) -> i64 {
-        (self.reserved - self.allocated).max(0)
-    }
-
-    /// Free memory on the device: as sampled, or else an upper bound, all memory without a known owner.
-    fn room(&self) -> i64 {
-        self.device_free.unwrap_or((self.capacity - self.reserved - self.outside).max(0))
+    /// Returns true if a smaller peak would help.
+    pub(super) fn is_need(&self) -> bool {
+        self.cause.is_need()
     }
 
     /// [`OomCase::room`] as text.
     fn room_text(&self, units: Unit) -> String {
         let most = if self.device_free.is_none() { "at most " } else { "" };
-        format!("{most}{}", units.show(self.room()))
-    }
-
-    fn request(&self) -> i64 {
-        self.row.rounded_bytes.max(self.row.requested_bytes)
+        format!("{most}{}", units.show(self.facts.room))
     }
 
     /// The bytes that lacked, when a real card may have them, because its context may be smaller.
@@ -201,88 +325,147 @@ impl<'a> OomCase<'a> {
         let context = self.context?;
         // Without a sample the room counts the context as free.
         let unsampled = if self.device_free.is_none() { context.here } else { 0 };
-        let lacking = self.segment - (self.room() - unsampled);
-        (self.why != OomCause::Limited && lacking > 0 && lacking <= context.here - context.least)
+        let lacking = self.facts.segment - (self.facts.room - unsampled);
+        (self.cause != Cause::Limit && lacking > 0 && lacking <= context.here - context.least)
             .then_some(lacking)
     }
 
-    fn judge(&self, failed_calls: u64) -> OomCause {
-        let request = self.request();
-        if self.capacity > 0 && request > self.capacity {
-            return OomCause::TooBig;
-        }
-        // No call failed and there was room: a limit of torch (`set_per_process_memory_fraction`).
-        if failed_calls == 0 && self.capacity > 0 && self.room() >= self.segment {
-            return OomCause::Limited;
-        }
-        if self.cached() + self.room() >= request && self.largest_hole < request {
-            return OomCause::Fragmented;
-        }
-        let foreign = self.outside + (self.unknown - CONTEXT).max(0);
-        if foreign > 0 && self.room() + self.cached() + foreign >= request {
-            return OomCause::Outside;
-        }
-        OomCause::TooBig
-    }
-
-    fn verdict(&self, units: Unit) -> (&'static str, String, Vec<&'static str>) {
-        let request = units.show(self.request());
-        match self.why {
-            OomCause::TooBig => (
-                "too big",
-                format!(
-                    "{request} does not fit beside {} of live blocks, even without fragmentation",
-                    units.show(self.allocated)
-                ),
-                vec![
-                    "a smaller batch, or gradient accumulation",
-                    "activation checkpointing, when activations hold the most (see below)",
-                    "sharded or 8-bit optimizer state, when that holds the most",
-                ],
-            ),
-            OomCause::Fragmented => (
-                "fragmentation",
-                format!(
-                    "{} is free in torch's cache and {} on the device, but the largest piece has {}, and \
-                     {request} is needed",
-                    units.show(self.cached()),
-                    self.room_text(units),
-                    units.show(self.largest_hole)
-                ),
-                vec![
-                    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
-                    "free the blocks that pin segments: memtrace frag names them",
-                ],
-            ),
-            OomCause::Outside => (
-                "outside torch",
-                format!(
-                    "{} of the device's memory is outside torch's allocator; without it, {request} would fit",
-                    units.show(self.outside + self.unknown)
-                ),
-                vec![
-                    "look for another process on this GPU (nvidia-smi)",
-                    "libraries beside torch (NCCL, a second framework, plain cudaMalloc): memtrace peak --of \
-                     used",
-                ],
-            ),
-            OomCause::Injected => (
-                "injected",
-                format!("--phantom-fault made the request for {request} fail; the device had room"),
-                vec!["nothing: the fault tests how the program recovers"],
-            ),
-            OomCause::Limited => (
-                "a limit",
+    /// Why, with the figures that prove it: a sentence without a full stop.
+    fn because(&self, units: Unit) -> String {
+        let facts = &self.facts;
+        let show = |bytes: i64| units.show(bytes).to_string();
+        let request = show(facts.request);
+        let card = show(facts.capacity);
+        let needs = facts.needs_at_least();
+        let at_least = if needs > facts.capacity {
+            format!("at least {} is needed, and the card has {card}", show(needs))
+        } else {
+            format!(
+                "{request} more did not fit: {} of {card} is needed at this point, and the run was not over",
+                show(needs)
+            )
+        };
+        match (self.cause, &self.kept) {
+            (Cause::Injected, _) => {
+                format!("--phantom-fault made the request for {request} fail; the device had room")
+            }
+            (Cause::RequestTooLarge, _) => {
+                format!("{request} was asked for at once, and the card has {card} in all")
+            }
+            (Cause::Limit, _) => {
                 format!(
                     "{} is free on the device, but a limit of torch forbids its use",
                     self.room_text(units)
-                ),
-                vec!["raise or remove the limit: torch.cuda.set_per_process_memory_fraction"],
+                )
+            }
+            (Cause::Grows, kept) => {
+                let grown = facts.growth().map(|growth| {
+                    format!(
+                        "each step leaves {} behind, {} over the last {}; without it {request} would fit",
+                        show(growth.per_step),
+                        show(growth.total),
+                        counted(growth.steps as u64, "step")
+                    )
+                });
+                let held = kept.as_ref().map(|(holder, _)| holder.line(units));
+                [grown, held].into_iter().flatten().collect::<Vec<_>>().join(". ")
+            }
+            (Cause::Kept, Some((holder, why))) => format!("{}: {}", holder.line(units), remedy(*why).0),
+            (Cause::OtherProcess, _) => format!(
+                "other processes hold {} of this card's {card}; without them, {request} would fit",
+                show(facts.others)
             ),
+            (Cause::Fragmentation, _) => format!(
+                "{} is free in torch's cache and {} on the device, but the largest piece has {}, and {request} is needed",
+                show(facts.cached()),
+                self.room_text(units),
+                show(facts.largest_hole)
+            ),
+            (Cause::OutsideTorch, _) => format!(
+                "this process holds {} outside torch's allocator; without it, {request} would fit",
+                show(facts.outside)
+            ),
+            (Cause::TooBig | Cause::Kept, _) if facts.capacity > 0 => match facts.needed {
+                Some(needed) if needed > facts.capacity => format!(
+                    "the run needs {}, and the card has {card}: {} too little",
+                    show(needed),
+                    show(needed - facts.capacity)
+                ),
+                _ => match &self.layers {
+                    Some(left) => format!(
+                        "{at_least}. {} of {} layers was reached: about {}, if the others take as much, and what comes after \
+                         them",
+                        left.at,
+                        left.of,
+                        show(needs + facts.to_come)
+                    ),
+                    None if facts.to_come > 0 => format!(
+                        "at least {} is needed with the rest of the optimizer's state, and the card has {card}",
+                        show(needs + facts.to_come)
+                    ),
+                    None => at_least,
+                },
+            },
+            (Cause::TooBig | Cause::Kept, _) => {
+                format!("{request} does not fit beside {} of live blocks", show(facts.allocated))
+            }
         }
     }
 
-    pub(super) fn print(&self, printer: &mut Printer, options: &Options) {
+    /// What to change; the changes of `memtrace advise` come after it.
+    fn tries(&self) -> Vec<&'static str> {
+        let conf = &self.trace.meta.allocator;
+        match (self.cause, &self.kept) {
+            (Cause::Injected, _) => vec!["nothing: the fault tests how the program recovers"],
+            (Cause::RequestTooLarge, _) => {
+                vec!["smaller inputs of this op, or the work in parts: its size comes from the lines above"]
+            }
+            (Cause::Limit, _) => {
+                vec!["raise or remove the limit: torch.cuda.set_per_process_memory_fraction"]
+            }
+            (Cause::Grows | Cause::Kept, Some((_, why))) => remedy(*why).1.to_vec(),
+            (Cause::Grows, None) => {
+                vec!["memtrace leaks has the ops and lines that grow; memtrace retained has what keeps them"]
+            }
+            (Cause::OtherProcess, _) => {
+                vec![
+                    "end the other process (nvidia-smi lists them), or choose another GPU: CUDA_VISIBLE_DEVICES",
+                ]
+            }
+            (Cause::Fragmentation, _) if conf.option("expandable_segments") == Some("True") => vec![
+                "free the blocks that pin segments: memtrace frag names them",
+                "sizes that repeat: pad inputs to a few lengths",
+            ],
+            (Cause::Fragmentation, _) => vec![
+                "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+                "free the blocks that pin segments: memtrace frag names them",
+            ],
+            (Cause::OutsideTorch, _) => vec![
+                "look for libraries beside torch (NCCL, a second framework, plain cudaMalloc): memtrace peak --of used",
+            ],
+            (Cause::TooBig, _) | (Cause::Kept, None) => Vec::new(),
+        }
+    }
+
+    /// What the figures say beside the verdict.
+    fn remarks(&self, units: Unit) -> Vec<String> {
+        let mut remarks = self.facts.remarks(self.cause, units);
+        if 20 * self.private >= self.facts.capacity.max(1) {
+            remarks.push(format!(
+                "{} is free in private pools (CUDA graphs, torch.cuda.MemPool), where this request may not use it",
+                units.show(self.private)
+            ));
+        }
+        if self.cause != Cause::TooBig
+            && let Some(needed) = self.facts.needed.filter(|needed| *needed > self.facts.capacity)
+        {
+            remarks.push(format!("the run needs {}, more than the card has", units.show(needed)));
+        }
+        remarks
+    }
+
+    /// Prints the verdict, what to change (`advised` has the changes of `memtrace advise`), and the figures.
+    pub(super) fn print(&self, printer: &mut Printer, advised: &[String], options: &Options) {
         let units = options.units;
         let mut first = format!(" at {}", duration(self.row.ts_ns));
         let _ = write!(first, ", rank {}, device {}: {}", self.trace.meta.rank, self.row.device, self.owner);
@@ -294,14 +477,19 @@ impl<'a> OomCase<'a> {
             printer.plain(format!("the last of {}", counted(self.ooms, "OOM")));
         }
         printer.gap();
-        let (name, because, tries) = self.verdict(units);
         printer.line([
             "verdict: ".into(),
-            Cell::new(name, Style::Strong),
-            format!(". {}.", upper_first(&because)).into(),
+            Cell::new(self.cause.name(), Style::Strong),
+            format!(". {}.", upper_first(&self.because(units))).into(),
         ]);
-        for advice in tries {
+        for remark in self.remarks(units) {
+            printer.plain(format!("  also: {remark}"));
+        }
+        for advice in self.tries() {
             printer.plain(format!("  try: {advice}"));
+        }
+        for change in advised {
+            printer.plain(format!("  try: {change}"));
         }
         if let (Some(lacking), Some(context)) = (self.lacking_inside_range(), self.context) {
             printer.plain(format!(
@@ -318,25 +506,29 @@ impl<'a> OomCase<'a> {
         let mut line = |bytes: i64, what: String| {
             table.row([Cell::new(units.show(bytes).to_string(), Style::Strong), what.into()]);
         };
-        line(self.request(), format!("requested; needs a segment of {}", units.show(self.segment)));
-        line(self.allocated, "in blocks of torch's allocator".to_owned());
+        let facts = &self.facts;
+        line(facts.request, format!("requested; needs a segment of {}", units.show(facts.segment)));
+        line(facts.allocated, "in blocks of torch's allocator".to_owned());
         let holes = self.holes.len();
-        let largest = units.show(self.largest_hole);
+        let largest = units.show(facts.largest_hole);
         line(
-            self.cached(),
+            facts.cached(),
             format!("free in its cache: {}, largest {largest}", counted(holes as u64, "usable piece")),
         );
-        line(self.outside, "outside torch's allocator, in traced calls".to_owned());
-        if self.unknown > 0 {
-            line(self.unknown, "not traced: the CUDA context, other processes".to_owned());
+        line(facts.outside, "outside torch's allocator, in traced calls".to_owned());
+        if facts.others > 0 {
+            line(facts.others, "of other processes".to_owned());
+        }
+        if facts.unknown > 0 {
+            line(facts.unknown, "not traced: the CUDA context, code of libraries".to_owned());
         }
         match self.device_free {
-            Some(free) => line(free, format!("free on the device, of {}", units.show(self.capacity))),
-            None if self.capacity > 0 => {
+            Some(free) => line(free, format!("free on the device, of {}", units.show(facts.capacity))),
+            None if facts.capacity > 0 => {
                 let most = format!(
                     "free on the device: {} of {}, not sampled",
                     self.room_text(units),
-                    units.show(self.capacity)
+                    units.show(facts.capacity)
                 );
                 table.row([Cell::new("unknown", Style::Strong), most.into()]);
             }
@@ -346,7 +538,7 @@ impl<'a> OomCase<'a> {
     }
 
     pub(super) fn json(&self, replayed: &Replayed) -> Value {
-        let (name, because, tries) = self.verdict(Unit::B);
+        let facts = &self.facts;
         json!({
             "file": self.trace.path.display().to_string(),
             "rank": self.trace.meta.rank,
@@ -354,34 +546,36 @@ impl<'a> OomCase<'a> {
             "seq": self.row.seq,
             "ts_ns": self.row.ts_ns,
             "ooms": self.ooms,
-            "verdict": name,
-            "injected": self.why == OomCause::Injected,
-            "because": because,
-            "try": tries,
+            "verdict": self.cause.name(),
+            "injected": self.cause == Cause::Injected,
+            "because": self.because(Unit::B),
+            "remarks": self.remarks(Unit::B),
+            "try": self.tries(),
             "inside_range": self.lacking_inside_range().is_some(),
             "context_range_bytes": self.context.map(|context| [context.least, context.most]),
             "requested_bytes": self.row.requested_bytes,
             "rounded_bytes": self.row.rounded_bytes,
-            "segment_bytes": self.segment,
+            "segment_bytes": facts.segment,
             "op": &*replayed.symbols.get(self.row.op),
             "module": &*replayed.symbols.get(self.row.module),
             "phase": &*replayed.symbols.get(self.row.phase),
             "step": self.row.step,
             "lines": self.lines,
-            "allocated_bytes": self.allocated,
-            "reserved_bytes": self.reserved,
-            "cached_bytes": self.cached(),
-            "largest_hole_bytes": self.largest_hole,
+            "allocated_bytes": facts.allocated,
+            "reserved_bytes": facts.reserved,
+            "cached_bytes": facts.cached(),
+            "largest_hole_bytes": facts.largest_hole,
             "holes": self.holes.len(),
-            "outside_bytes": self.outside,
-            "unaccounted_bytes": self.unknown,
+            "outside_bytes": facts.outside,
+            "others_bytes": facts.others,
+            "unaccounted_bytes": facts.unknown + facts.others,
             "device_free_bytes": self.device_free,
-            "capacity_bytes": self.capacity,
+            "capacity_bytes": facts.capacity,
+            "needed_bytes": facts.needed,
+            "needs_at_least_bytes": facts.needs_at_least(),
+            "estimated_bytes": (facts.to_come > 0).then(|| facts.needs_at_least() + facts.to_come),
+            "growth_bytes_per_step": facts.growth().map(|growth| growth.per_step),
+            "kept": self.kept.as_ref().map(|(holder, why)| json!({ "holder": holder.holder, "bytes": holder.bytes, "why": remedy(*why).0 })),
         })
     }
-}
-
-fn upper_first(text: &str) -> String {
-    let mut chars = text.chars();
-    chars.next().map_or_else(String::new, |first| first.to_uppercase().chain(chars).collect())
 }

@@ -1,6 +1,7 @@
 //! `memtrace oom`: why a request ran out of memory, the evidence, and what to try.
 
 mod case;
+mod cause;
 
 use serde_json::json;
 
@@ -47,7 +48,7 @@ impl Report for Oom {
         for trace in &input.traces {
             let mut layout = Layout::default();
             let mut seen = RowsBefore::default();
-            let columns = layout::COLUMNS.and(Columns::of(&["api", "device_free_bytes", "stack_id"]));
+            let columns = layout::COLUMNS.and(Columns::of(&["api", "device_free_bytes", "name", "stack_id"]));
             let replayed = replay_to_moment(
                 trace,
                 NamedMoment::Oom,
@@ -60,36 +61,30 @@ impl Report for Oom {
                 },
             )?;
             let (Some(replayed), Some(row)) = (replayed, seen.oom) else { continue };
-            let case = OomCase::new(trace, &replayed, &layout, &row, &seen);
+            let searches = RetainedSearches::read(trace, options)?;
+            let search = searches.at_oom();
+            let case = OomCase::new(trace, &replayed, &layout, &row, &seen, search);
             if cases.is_empty() {
                 heading(&mut printer, input, &trace.meta);
             }
             printer.gap();
-            case.print(&mut printer, options);
+            let (advised, why_not) = if case.is_need() { helps(trace, options) } else { (Vec::new(), None) };
+            case.print(&mut printer, &advised, options);
+            if let Some(why) = &why_not {
+                printer.plain(format!("memtrace advise finds nothing for this peak: {why}"));
+            }
             let detail = DetailedSteps::read(trace, options)?;
             if let Some(text) = detail.about(row.step, &trace.meta) {
                 printer.plain(text);
             }
             holders(&mut printer, &replayed, row.device, options);
-            let searches = RetainedSearches::read(trace, options)?;
-            print_retained(&mut printer, searches.at_oom(), options);
-            let (advised, why_not) =
-                if case.is_too_big() { helps(trace, options) } else { (Vec::new(), None) };
-            if !advised.is_empty() {
-                printer.gap();
-                printer.plain("what would lower this peak most, by memtrace advise:");
-                advised.iter().for_each(|line| printer.plain(format!("  {line}")));
-            }
-            if let Some(why) = &why_not {
-                printer.gap();
-                printer.plain(format!("memtrace advise finds nothing for this peak: {why}"));
-            }
+            print_retained(&mut printer, search, options);
             footer.note_inference(&replayed);
             footer.add_reading(trace, &replayed);
             footer.note_detail(trace, &detail);
             footer.add_share(&replayed, row.device);
             let mut value = case.json(&replayed);
-            value["retained"] = searches.at_oom().map(RetainedSearch::json).into();
+            value["retained"] = search.map(RetainedSearch::json).into();
             value["advised"] = advised.into();
             value["not_advised_because"] = why_not.into();
             cases.push(value);

@@ -84,6 +84,8 @@ pub struct Replay {
     pub step: i64,
     /// The highest step so far; -1 before the first.
     highest_step: i64,
+    /// The highest step at the last OOM.
+    oom_step: Option<i64>,
     /// The highest steps with work.
     worked_steps: WorkedSteps,
     /// The first step so far.
@@ -138,6 +140,7 @@ impl Replay {
             ts_ns: 0,
             step: -1,
             highest_step: -1,
+            oom_step: None,
             worked_steps: WorkedSteps::default(),
             first_step: None,
             phase: Symbol::NONE,
@@ -218,7 +221,10 @@ impl Replay {
     /// Takes a row that changes no memory.
     fn other(&mut self, row: &Record) {
         match row.event {
-            EventName::Oom => self.totals(row),
+            EventName::Oom => {
+                self.totals(row);
+                self.oom_step = Some(self.highest_step);
+            }
             EventName::Sample => self.sample(row),
             EventName::RangeBegin => self.classes.feed(row, &self.symbols),
             EventName::Lost => {
@@ -258,6 +264,12 @@ impl Replay {
     #[must_use]
     pub fn last_step(&self) -> i64 {
         self.worked_steps.last().unwrap_or(self.highest_step)
+    }
+
+    /// Returns true if the last OOM was in the last step, so that the trace has a part of this step only.
+    #[must_use]
+    pub fn ended_in_oom(&self) -> bool {
+        self.oom_step.is_some_and(|step| step >= self.highest_step)
     }
 
     /// Returns true if the last row is in the window.

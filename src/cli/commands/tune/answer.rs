@@ -197,7 +197,10 @@ impl<'a> TuneAnswer<'a> {
         let own = self.own();
         let saved = own.peak_reserved - best.peak_reserved;
         let mut lines = vec![if !own.fits() || best.lost(self.requests) < own.lost(self.requests) {
-            format!("{name}: the requests that ran out of memory then fit.")
+            format!(
+                "{name}: the requests that ran out of memory then fit. The trace ends there if the run did: what it would \
+                 have asked for next was not tried."
+            )
         } else if saved > 0 {
             format!(
                 "{name}: it reserves {} less, {} of the peak.",

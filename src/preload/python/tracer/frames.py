@@ -19,6 +19,7 @@ MAX_FRAMES = 500
 # Instructions between two looks at the clock.
 STRIDE = 512
 CELLS_WITH_LOCALS = sys.version_info >= (3, 11)
+traceback_of = BaseException.__dict__["__traceback__"].__get__
 
 
 class Variable(NamedTuple):
@@ -58,11 +59,25 @@ def variables_of(frame) -> list[tuple[int, Variable]]:
     ]
 
 
-def running_variables() -> tuple[dict[int, Variable], dict[int, list[types.CodeType]]]:
-    """The variables of all functions that run now, by the `id` of their values, and the code of modules that
-    run, by the `id` of their namespaces."""
+def left_frames() -> list[types.FrameType]:
+    """The frames that the newest exception has left, innermost first: at an OOM, those of the request."""
+    error = sys.exc_info()[1] or getattr(sys, "last_value", None)
+    trace, found = traceback_of(error) if error is not None else None, []
+    while trace is not None and len(found) < MAX_FRAMES:
+        found.insert(0, trace.tb_frame)
+        trace = trace.tb_next
+    return found
+
+
+def running_variables(left: list[types.FrameType]) -> tuple[dict[int, Variable], dict[int, list[types.CodeType]]]:
+    """The variables of all functions that run now, and of the frames in `left`, by the `id` of their values, and the code
+    of modules that run, by the `id` of their namespaces."""
     found: dict[int, Variable] = {}
     modules: dict[int, list[types.CodeType]] = {}
+    for frame in left:
+        if not frame.f_code.co_filename.startswith(OWN_FILES) and frame.f_code.co_name != "<module>":
+            for value, variable in variables_of(frame):
+                found.setdefault(value, variable)
     for frame in sys._current_frames().values():
         for _ in range(MAX_FRAMES):
             if frame is None:

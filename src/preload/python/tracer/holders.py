@@ -246,6 +246,9 @@ class Names:
             variable, code = frame
             inner = f"local `{variable.name}` of {getattr(code, 'co_qualname', code.co_name)}()"
             inner += f" ({place(code.co_filename, variable.line)})"
+            if root.owner == "sys" and root.name.startswith("last_"):
+                # It is the cause of the exception that ends the program.
+                text = "the exception that was handled"
             text = (
                 f"traceback of {error or 'an exception'} in {text}: {inner}"
                 if error

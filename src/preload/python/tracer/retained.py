@@ -17,7 +17,7 @@ import time
 import types
 
 from .failures import count
-from .frames import Lines, running_variables
+from .frames import Lines, left_frames, running_variables, traceback_of
 from .frames import learn as learn_frames
 from .graphs import Base, Graphs, bases_of, grad_fn_of, known_layouts, namespace_of_type
 from .holders import SEQUENCES, Names, Root, dict_of, is_own, name_of_type
@@ -64,7 +64,6 @@ _known = {"frames": False}
 address_of = getattr(Base, "const_data_ptr", None) or Base.data_ptr
 offset_of, item_size = Base.storage_offset, Base.element_size
 gradient_of, is_leaf = Base.grad.__get__, Base.is_leaf.__get__
-traceback_of = BaseException.__dict__["__traceback__"].__get__
 
 
 def _is_plain(kind: type) -> bool:
@@ -263,7 +262,7 @@ def walk(why: str) -> list[dict]:
         # The time from here to the last row belongs to no phase.
         record_retained(json.dumps({"walk": _state["walks"], "begins": why}))
         with without_torch_function(), without_torch_dispatch():
-            holders, is_whole, reason = _holders(begin, RETAINED_MS / 1000)
+            holders, is_whole, reason = _holders(why, begin, RETAINED_MS / 1000)
         _record(why, holders, is_whole, reason, begin)
         return holders
     except Exception as error:
@@ -298,7 +297,7 @@ def _chosen(by_size: list[int]) -> list[int]:
     return by_size[:half] + [by_size[half + index * count_of_rest // half] for index in range(half)]
 
 
-def _holders(begin: float, seconds: float) -> tuple[list[dict], bool, str]:
+def _holders(why: str, begin: float, seconds: float) -> tuple[list[dict], bool, str]:
     """The holders, whether the search has seen everything, and why not when it is not for lack of time."""
     if not are_searchable():
         return [], False, f"the program has more than {OBJECT_LIMIT // 10**6} million objects"
@@ -328,9 +327,11 @@ def _holders(begin: float, seconds: float) -> tuple[list[dict], bool, str]:
     targets = _chosen(by_size)
     if len(targets) < len(by_size):
         reason = reason or f"it looked at {len(targets)} of {len(by_size)} tensors"
-    names = Names(*running_variables(), main_code(), Lines(end))
+    # The variables of the request that failed are not what a failed attempt has left behind.
+    left = left_frames() if why == "oom" else []
+    names = Names(*running_variables(left), main_code(), Lines(end))
     search = Search(names, graphs.root_of, frames, deadline)
-    own = [id(own) for own in (things, modules, optimizers, errors, tensors, nodes, *nodes, frames)]
+    own = [id(own) for own in (things, modules, optimizers, errors, tensors, nodes, *nodes, frames, left)]
     search.run(set(targets), [*own, *graphs.ids()])
     # Storages with a holder of their own. torch itself keeps the object of a tensor that a node has saved.
     named = {pointer for n, pointer in direct.items() if n in search.reached}

@@ -1,0 +1,508 @@
+//! The rules that name the cause of an OOM.
+//!
+//! A cause is named only if removing it would have let the program go on: its bytes cover what the request lacked, and they are
+//! a real share of the card. What is smaller is a remark.
+
+use memtrace_trace::units::Unit;
+
+use crate::render::numbers::counted;
+use crate::state::retained::Holder;
+
+/// A part of the card's memory below this share explains nothing.
+const MATERIAL: f64 = 0.1;
+/// Holes of this share of the card's memory are a cause whatever else holds memory.
+const LARGE: f64 = 0.15;
+/// Growth needs at least so many finished steps after the first, which allocates optimizer state.
+const FEWEST_STEPS: usize = 3;
+/// So many steps of growth are no chance.
+const MANY_STEPS: usize = 6;
+/// Forwards of the root module without a backward: two are common (an adversarial or contrastive loss), three are a loop.
+const MOST_FORWARDS: u64 = 2;
+/// A container with fewer tensors is a group of ordinary variables.
+const FEWEST_GATHERED: i64 = 3;
+
+/// The cause of an OOM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Cause {
+    /// `--phantom-fault` made the request fail.
+    Injected,
+    /// The request alone is larger than what the card can give this process.
+    RequestTooLarge,
+    /// The device had room, but a limit of torch forbade the allocation.
+    Limit,
+    /// Each step leaves memory behind.
+    Grows,
+    /// It would fit without the memory of other processes.
+    OtherProcess,
+    /// Something holds memory that the program does not need at this moment.
+    Kept,
+    /// Enough memory is free, but in pieces that are too small.
+    Fragmentation,
+    /// It would fit without this process's memory outside torch's allocator.
+    OutsideTorch,
+    /// The program needs more than the card has.
+    TooBig,
+}
+
+impl Cause {
+    /// The verdict.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Cause::Injected => "injected",
+            Cause::RequestTooLarge => "request too large",
+            Cause::Limit => "a limit",
+            Cause::Grows => "memory grows",
+            Cause::OtherProcess => "another process",
+            Cause::Kept => "memory is kept",
+            Cause::Fragmentation => "fragmentation",
+            Cause::OutsideTorch => "outside torch",
+            Cause::TooBig => "too big",
+        }
+    }
+
+    /// Returns true if a smaller peak would help, so that the changes of `memtrace advise` do.
+    pub(super) fn is_need(self) -> bool {
+        matches!(self, Cause::TooBig | Cause::RequestTooLarge | Cause::OtherProcess | Cause::OutsideTorch)
+    }
+}
+
+/// What is known of an OOM; sizes are in bytes.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Facts {
+    /// True if `--phantom-fault` made the request fail.
+    pub(super) is_injected: bool,
+    /// The memory of the device; 0 when unknown.
+    pub(super) capacity: i64,
+    /// The rounded request, and the segment that torch would allocate for it.
+    pub(super) request: i64,
+    pub(super) segment: i64,
+    /// The totals of torch's allocator.
+    pub(super) allocated: i64,
+    pub(super) reserved: i64,
+    /// Traced memory of this process outside torch's allocator.
+    pub(super) outside: i64,
+    /// Memory of other processes, as far as it is known.
+    pub(super) others: i64,
+    /// Memory that no row accounts for, without `others`.
+    pub(super) unknown: i64,
+    /// Free memory on the device, an upper bound unless sampled.
+    pub(super) room: i64,
+    /// The largest free piece in torch's cache that the request could use.
+    pub(super) largest_hole: i64,
+    /// The calls of CUDA that failed for this request.
+    pub(super) failed_calls: u64,
+    /// The step of the request; -1 before the first.
+    pub(super) step: i64,
+    /// The finished steps.
+    pub(super) steps: Vec<StepTotals>,
+    /// What was allocated when the step of the request began.
+    pub(super) step_began: i64,
+    /// The forwards of a root module since the last backward began.
+    pub(super) forwards: u64,
+    /// Live memory of autograd's graphs: activations and temporaries.
+    pub(super) activations: i64,
+    /// The live parameters.
+    pub(super) parameters: i64,
+    /// The live inputs: batches on the device.
+    pub(super) inputs: i64,
+    /// The live key-value cache.
+    pub(super) kv_cache: i64,
+    /// What is sure to come in this step: the layers that the forward had not reached, if they take what those before took,
+    /// or the rest of the optimizer's state.
+    pub(super) to_come: i64,
+    /// What the search at the OOM found, largest first.
+    pub(super) holders: Vec<Holder>,
+    /// The device memory that the run needed, where it was measured.
+    pub(super) needed: Option<i64>,
+}
+
+/// The allocated bytes of a finished step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct StepTotals {
+    /// When the step began, and when it ended.
+    pub(super) began: i64,
+    pub(super) ended: i64,
+    /// The most within the step.
+    pub(super) peak: i64,
+}
+
+/// What each step leaves behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Growth {
+    /// Bytes a step, the median.
+    pub(super) per_step: i64,
+    /// The bytes since the end of the first step.
+    pub(super) total: i64,
+    /// The steps that `total` comes from.
+    pub(super) steps: usize,
+}
+
+/// Why a holder keeps memory that is not needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kept {
+    /// It adds something in each step.
+    Grows,
+    /// An exception's traceback holds the variables of an attempt that failed.
+    Traceback,
+    /// The graph of an earlier step, beside that of this one.
+    EarlierGraph,
+    /// The graphs of several forwards, for which no backward has run.
+    Graphs,
+    /// Results that were gathered in this step or before the first.
+    Gathered,
+    /// Tensors from before training, about the size of the parameters.
+    Loaded,
+    /// The result of an earlier step.
+    EarlierResult,
+}
+
+impl Facts {
+    /// Free memory in the allocator's cache.
+    pub(super) fn cached(&self) -> i64 {
+        (self.reserved - self.allocated).max(0)
+    }
+
+    /// What was missing for this request.
+    pub(super) fn lacking(&self) -> i64 {
+        (self.segment.max(self.request) - self.room).max(0)
+    }
+
+    /// The least that the program needs of a card like this one: what it held and asked for.
+    pub(super) fn needs_at_least(&self) -> i64 {
+        self.allocated + self.request + self.outside + self.unknown
+    }
+
+    fn is_material(&self, bytes: i64) -> bool {
+        bytes as f64 >= MATERIAL * self.capacity.max(self.reserved) as f64
+    }
+
+    /// The cause that comes first in the chain of reasons, and the holder that it is about.
+    pub(super) fn judge(&self) -> (Cause, Option<(&Holder, Kept)>) {
+        if self.is_injected {
+            return (Cause::Injected, None);
+        }
+        let known = self.capacity > 0;
+        if known && self.request > self.capacity - self.unknown {
+            return (Cause::RequestTooLarge, None);
+        }
+        if known && self.failed_calls == 0 && self.room >= self.segment {
+            return (Cause::Limit, None);
+        }
+        let kept = self.kept();
+        let is_fragmented = self.is_fragmented();
+        if self.growth().is_some() || matches!(kept, Some((_, Kept::Grows))) {
+            let grows = self.holders.iter().filter(|holder| holder.verdict == "grows");
+            let holder = grows.max_by_key(|holder| holder.bytes).map(|holder| (holder, Kept::Grows));
+            return (Cause::Grows, holder);
+        }
+        if self.others >= self.lacking() && self.is_material(self.others) {
+            return (Cause::OtherProcess, None);
+        }
+        // What a list gathers may be what the program is about, and large holes are for sure of no use.
+        let is_doubtful = matches!(kept, Some((_, Kept::Gathered | Kept::EarlierResult)));
+        if kept.is_some()
+            && !(is_doubtful && is_fragmented && self.cached() as f64 >= LARGE * self.capacity as f64)
+        {
+            return (Cause::Kept, kept);
+        }
+        if is_fragmented {
+            return (Cause::Fragmentation, None);
+        }
+        if self.outside >= self.lacking() && self.is_material(self.outside) {
+            return (Cause::OutsideTorch, None);
+        }
+        (Cause::TooBig, None)
+    }
+
+    /// Returns true if the request fits into the free memory once its holes are closed, and the program then gets on: the holes
+    /// are a real part of the card, or an earlier step held as much as is asked for now.
+    fn is_fragmented(&self) -> bool {
+        if self.needed.is_some_and(|needed| self.capacity > 0 && needed > self.capacity) {
+            return false;
+        }
+        let fits = self.cached() + self.room >= self.request && self.largest_hole < self.request;
+        let before = self.steps.iter().map(|step| step.peak).max().unwrap_or(0);
+        let goes_on = self.capacity == 0 || self.needs_at_least() + self.to_come <= self.capacity;
+        fits && goes_on && (self.is_material(self.cached()) || before >= self.allocated + self.request)
+    }
+
+    /// The growth from step to step, if it is the cause: without it the request would fit, and this step is no larger
+    /// than those before.
+    pub(super) fn growth(&self) -> Option<Growth> {
+        let growth = growth(&self.steps)?;
+        let height = |began: i64, peak: i64| peak - began;
+        let usual = self.steps.iter().skip(1).map(|step| height(step.began, step.peak)).max()?;
+        let now = height(self.step_began, self.allocated + self.request);
+        let is_usual = now as f64 <= 1.25 * usual as f64 || growth.total > now;
+        // Many steps that fitted and are no larger now run out for what has grown since, however small that is.
+        let is_enough = self.is_material(growth.total) || growth.steps >= MANY_STEPS;
+        (is_usual && growth.total >= self.lacking() && is_enough).then_some(growth)
+    }
+
+    /// The holder of the most memory that the program does not need now.
+    pub(super) fn kept(&self) -> Option<(&Holder, Kept)> {
+        let live = self.allocated.max(1);
+        let material = self.holders.iter().filter(|holder| holder.bytes as f64 >= MATERIAL * live as f64);
+        let found = material.filter_map(|holder| Some((holder, self.why_kept(holder)?)));
+        // A traceback holds what a failed attempt left: the retry can only work once it is gone.
+        found.max_by_key(|(holder, why)| (*why == Kept::Traceback, holder.bytes))
+    }
+
+    fn why_kept(&self, holder: &Holder) -> Option<Kept> {
+        let text = |name: &str| holder.text(name);
+        if text("kind") == "traceback" || holder.verdict == "traceback" {
+            return Some(Kept::Traceback);
+        }
+        // The variables of a running forward, and what torch itself packs for a backward, are its activations.
+        let is_forward = text("kind") == "local" && text("owner").to_lowercase().contains("forward");
+        if is_forward || text("file").contains("/torch/") {
+            return None;
+        }
+        if holder.verdict == "grows" {
+            return Some(Kept::Grows);
+        }
+        let (first, last) = (holder.first_step?, holder.last_step?);
+        if holder.graphs > 0 {
+            if self.step > last && last >= 0 {
+                return Some(Kept::EarlierGraph);
+            }
+            let most = 2 * holder.bytes > self.activations;
+            return (holder.graphs >= FEWEST_GATHERED || self.forwards > MOST_FORWARDS && most)
+                .then_some(Kept::Graphs);
+        }
+        if last < 0 && self.step >= 0 {
+            // A data set on the GPU has one or two tensors; a second copy of the weights has as many as there are.
+            // Averaged weights are an object's, and are used in each step.
+            let is_copy =
+                holder.tensors >= 8 && self.parameters > 0 && 4 * holder.bytes >= 3 * self.parameters;
+            return (is_copy && !text("name").contains('.')).then_some(Kept::Loaded);
+        }
+        if 2 * self.kv_cache.max(self.inputs) >= holder.bytes {
+            return None;
+        }
+        if holder.tensors >= FEWEST_GATHERED {
+            return Some(Kept::Gathered);
+        }
+        let is_enough = holder.bytes >= self.lacking() && self.larger_step().is_none();
+        (first >= 0 && last < self.step && is_enough).then_some(Kept::EarlierResult)
+    }
+
+    /// What else takes memory that could be freed: sentences without a full stop.
+    pub(super) fn remarks(&self, cause: Cause, units: Unit) -> Vec<String> {
+        let mut found = Vec::new();
+        let shown = |bytes: i64| units.show(bytes).to_string();
+        if cause != Cause::OtherProcess && 20 * self.others >= self.capacity.max(1) {
+            found.push(format!("other processes hold {} of this card", shown(self.others)));
+        }
+        if cause != Cause::OutsideTorch && 20 * self.outside >= self.capacity.max(1) {
+            found.push(format!("this process holds {} outside torch's allocator", shown(self.outside)));
+        }
+        if !matches!(cause, Cause::Fragmentation | Cause::Injected | Cause::Limit)
+            && 50 * self.cached() >= self.capacity.max(1)
+        {
+            found.push(format!(
+                "{} is free in torch's cache, in pieces of at most {}: closing these holes would not be enough",
+                shown(self.cached()),
+                shown(self.largest_hole)
+            ));
+        }
+        if !matches!(cause, Cause::Grows)
+            && let Some(growth) =
+                growth(&self.steps).filter(|growth| 50 * growth.total >= self.capacity.max(1))
+        {
+            found.push(format!(
+                "memory also grew by {} a step, {} in all: memtrace leaks",
+                shown(growth.per_step),
+                shown(growth.total)
+            ));
+        }
+        if let Some((began, usual)) = self.larger_step().filter(|_| cause == Cause::TooBig) {
+            found.push(format!(
+                "this step took {} so far, and {} before it took {} at most: its inputs are larger, or it does something else",
+                shown(self.allocated + self.request - began),
+                counted(self.steps.len() as u64, "step"),
+                shown(usual)
+            ));
+        }
+        found
+    }
+
+    /// If this step has taken much more than any before: what was allocated when it began, and the most that one took.
+    fn larger_step(&self) -> Option<(i64, i64)> {
+        let usual = self.steps.iter().map(|step| step.peak - step.began).max()?;
+        let now = self.allocated + self.request - self.step_began;
+        (self.steps.len() >= FEWEST_STEPS && now as f64 > 1.25 * usual as f64)
+            .then_some((self.step_began, usual))
+    }
+}
+
+/// The growth of what steps leave behind: most steps after the first leave some.
+fn growth(steps: &[StepTotals]) -> Option<Growth> {
+    let steps = steps.get(1..)?;
+    if steps.len() < FEWEST_STEPS {
+        return None;
+    }
+    let mut more: Vec<i64> = steps.windows(2).map(|two| two[1].ended - two[0].ended).collect();
+    let grown = more.iter().filter(|bytes| **bytes > 0).count();
+    let total = steps.last()?.ended - steps.first()?.ended;
+    more.sort_unstable();
+    let per_step = total / i64::try_from(more.len()).ok()?;
+    // A leak may come in every second or third step; a longer input comes and goes.
+    let falls: i64 = more.iter().filter(|bytes| **bytes < 0).sum();
+    (total > 0 && 3 * grown >= more.len() && -2 * falls < total).then_some(Growth {
+        per_step,
+        total,
+        steps: more.len(),
+    })
+}
+
+/// What a person does about a holder, and why.
+pub(super) fn remedy(why: Kept) -> (&'static str, &'static [&'static str]) {
+    match why {
+        Kept::Grows => (
+            "it keeps something of each step",
+            &["keep numbers, not tensors: .item(), or .detach().cpu(); drop old entries"],
+        ),
+        Kept::Traceback => (
+            "the exception of the failed attempt still holds its variables",
+            &["leave the except block before you try again (set a flag in it), or del the exception"],
+        ),
+        Kept::EarlierGraph => (
+            "the graph of an earlier step lives beside that of this one",
+            &[
+                "del the variable at the end of the step, or keep loss.item() or loss.detach() in place of the loss",
+            ],
+        ),
+        Kept::Graphs => (
+            "no backward has freed the graphs of these forwards",
+            &[
+                "call backward for each part and let gradients add up, in place of a sum of losses",
+                "in an evaluation: torch.no_grad() or torch.inference_mode()",
+            ],
+        ),
+        Kept::Gathered => (
+            "results are gathered on the GPU",
+            &[
+                "move each to the CPU: .cpu(), or eval_accumulation_steps=1 with a Trainer; keep only the numbers that you need",
+            ],
+        ),
+        Kept::Loaded => (
+            "it was loaded before training and is as large as the parameters",
+            &["load it to the CPU (torch.load(..., map_location=\"cpu\")), and del it once it is copied"],
+        ),
+        Kept::EarlierResult => (
+            "the result of an earlier step lives until the variable gets its next value",
+            &["del the variable at the end of the step"],
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::state::retained::RetainedSearches;
+
+    const GIB: i64 = 1 << 30;
+    const MIB: i64 = 1 << 20;
+
+    /// A full card: 23 of 24 GiB are reserved, and 1 GiB is asked for.
+    fn full() -> Facts {
+        Facts {
+            capacity: 24 * GIB,
+            request: GIB,
+            segment: GIB,
+            allocated: 22 * GIB,
+            reserved: 23 * GIB,
+            unknown: GIB / 2,
+            room: GIB / 2,
+            failed_calls: 1,
+            activations: 20 * GIB,
+            parameters: GIB,
+            ..Facts::default()
+        }
+    }
+
+    fn holder(fields: serde_json::Value) -> Holder {
+        let mut row = json!({
+            "walk": 1, "holder": "x", "verdict": "recent", "bytes": 6 * GIB, "tensors": 1, "graphs": 0, "nodes": 0,
+            "first_step": 0, "last_step": 0, "steps": 1, "kind": "local", "name": "x", "owner": "main", "file": "train.py",
+        });
+        row.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        let mut searches = RetainedSearches::default();
+        searches.feed(&row.to_string());
+        searches.feed(r#"{"walk":1,"why":"oom","step":0}"#);
+        searches.all.remove(0).holders.remove(0)
+    }
+
+    fn steps(ends: &[i64]) -> Vec<StepTotals> {
+        let step = |ended: &i64| StepTotals { began: *ended, ended: *ended, peak: ended + 10 * GIB };
+        ends.iter().map(step).collect()
+    }
+
+    #[test]
+    fn oom_small_holes_of_a_full_card_are_no_fragmentation() {
+        assert_eq!(full().judge().0, Cause::TooBig);
+        // The same with holes of a fifth of the card.
+        let holes = Facts { allocated: 18 * GIB, ..full() };
+        assert_eq!(holes.judge().0, Cause::Fragmentation);
+        assert_eq!(Facts { needed: Some(34 * GIB), ..holes.clone() }.judge().0, Cause::TooBig);
+        assert_eq!(Facts { largest_hole: 2 * GIB, ..holes.clone() }.judge().0, Cause::TooBig);
+        // Small holes are the cause if an earlier step held as much.
+        assert_eq!(Facts { steps: steps(&[13 * GIB]), ..full() }.judge().0, Cause::Fragmentation);
+    }
+
+    #[test]
+    fn oom_growth_is_the_cause_if_the_request_would_fit_without_it() {
+        let ends: Vec<i64> = (0..8).map(|step| GIB + step * GIB).collect();
+        let grows = Facts { steps: steps(&ends), step: 8, step_began: 13 * GIB, ..full() };
+        assert_eq!(grows.judge().0, Cause::Grows);
+        assert_eq!(grows.growth().map(|growth| (growth.per_step, growth.total)), Some((GIB, 6 * GIB)));
+        // Too little growth to matter; a step that is larger; ends that go up and down.
+        let little: Vec<i64> = (0..8).map(|step| GIB + step * MIB).collect();
+        assert_eq!(Facts { steps: steps(&little), ..grows.clone() }.growth(), None);
+        assert_eq!(Facts { step_began: GIB, ..grows.clone() }.growth(), None);
+        let ends: Vec<i64> = (0..8).map(|step| GIB * (1 + step % 2)).collect();
+        assert_eq!(Facts { steps: steps(&ends), ..grows.clone() }.growth(), None);
+        assert_eq!(Facts { steps: steps(&ends[..2]), ..grows }.growth(), None);
+    }
+
+    #[test]
+    fn oom_blames_no_variable_that_the_program_needs() {
+        let why = |facts: &Facts, fields: serde_json::Value| facts.why_kept(&holder(fields));
+        let facts = Facts { step: 3, ..full() };
+        // Activations of the running forward; a batch; a data set; averaged weights; the cache of a decoder.
+        let forward = json!({ "owner": "Net.forward", "graphs": 1, "first_step": 3, "last_step": 3 });
+        assert_eq!(why(&facts, forward), None);
+        let now = |tensors: i64| json!({ "tensors": tensors, "first_step": 3, "last_step": 3 });
+        assert_eq!(why(&Facts { inputs: 6 * GIB, ..facts.clone() }, now(4)), None);
+        assert_eq!(why(&Facts { kv_cache: 6 * GIB, ..facts.clone() }, now(64)), None);
+        let before = |name: &str, tensors: i64| json!({ "name": name, "tensors": tensors, "first_step": -1, "last_step": -1, "kind": "global" });
+        assert_eq!(why(&facts, before("data", 2)), None);
+        assert_eq!(why(&facts, before("ema.shadow", 100)), None);
+        assert_eq!(why(&facts, before("checkpoint['model']", 100)), Some(Kept::Loaded));
+        assert_eq!(why(&facts, now(4)), Some(Kept::Gathered));
+        // Two forwards before a backward are common.
+        let graph = || json!({ "graphs": 1, "bytes": 12 * GIB, "first_step": 3, "last_step": 3 });
+        assert_eq!(why(&Facts { forwards: 2, ..facts.clone() }, graph()), None);
+        assert_eq!(why(&Facts { forwards: 8, ..facts.clone() }, graph()), Some(Kept::Graphs));
+        let earlier = json!({ "graphs": 1, "first_step": 2, "last_step": 2 });
+        assert_eq!(why(&facts, earlier), Some(Kept::EarlierGraph));
+        assert_eq!(why(&facts, json!({ "kind": "traceback" })), Some(Kept::Traceback));
+    }
+
+    #[test]
+    fn oom_of_others_of_a_limit_and_of_one_request_are_told_apart() {
+        let others = Facts { others: 4 * GIB, reserved: 19 * GIB, allocated: 19 * GIB, ..full() };
+        assert_eq!(others.judge().0, Cause::OtherProcess);
+        assert_eq!(Facts { others: GIB, ..others }.judge().0, Cause::TooBig);
+        let outside = Facts { outside: 4 * GIB, reserved: 19 * GIB, allocated: 19 * GIB, ..full() };
+        assert_eq!(outside.judge().0, Cause::OutsideTorch);
+        assert_eq!(Facts { failed_calls: 0, room: 2 * GIB, ..full() }.judge().0, Cause::Limit);
+        assert_eq!(Facts { request: 25 * GIB, ..full() }.judge().0, Cause::RequestTooLarge);
+        assert_eq!(Facts { is_injected: true, request: 25 * GIB, ..full() }.judge().0, Cause::Injected);
+        // Nothing is known of the card.
+        assert_eq!(Facts { capacity: 0, ..full() }.judge().0, Cause::TooBig);
+    }
+}
