@@ -8,6 +8,9 @@ use crate::spec::{MAX_DEVICES, size};
 /// The environment variable with the requested faults.
 pub const FAULT_VARIABLE: &str = "MEMTRACE_PHANTOM_FAULT";
 
+/// The environment variable that lets the program continue past the card's capacity: 0 or 1.
+pub const PAST_OOM_VARIABLE: &str = "MEMTRACE_PHANTOM_PAST_OOM";
+
 /// The calls that take memory from a card: those that `alloc:` counts and that an `oom` can fail.
 pub const ALLOCATIONS: [&str; 12] = [
     "cudaMalloc",

@@ -10,7 +10,9 @@ mod spec;
 mod table;
 
 pub use card::{Card, Context, DEFAULT_CARD, Links};
-pub use fault::{ALLOCATIONS, FAULT_VARIABLE, Fault, FaultError, FaultKind, Moment, parse_faults};
+pub use fault::{
+    ALLOCATIONS, FAULT_VARIABLE, Fault, FaultError, FaultKind, Moment, PAST_OOM_VARIABLE, parse_faults,
+};
 pub use spec::{MAX_DEVICES, Spec, SpecError};
 pub use table::CARDS;
 

@@ -46,6 +46,14 @@ pub(crate) fn phantom_args() -> [Arg; 3] {
     ]
 }
 
+/// `--past-oom`: go on past the capacity of the simulated GPU.
+pub(crate) fn past_oom_arg() -> Arg {
+    Arg::new("past-oom").long("past-oom").requires("phantom").action(ArgAction::SetTrue).help(
+        "Let the program continue where the simulated GPU is full: the trace has the moment, and the summary the \
+         memory that the program needs",
+    )
+}
+
 /// `--ranks`: the ranks of a distributed job that run.
 pub(crate) fn ranks_arg() -> Arg {
     Arg::new("ranks").long("ranks").value_name("LIST").requires("phantom").allow_hyphen_values(true).help(

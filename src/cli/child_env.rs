@@ -9,7 +9,9 @@ use std::process::Command;
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::ArgMatches;
-use memtrace_cards::{CARD_VARIABLE, FAULT_VARIABLE, LOADING_VARIABLE, Spec, parse_faults};
+use memtrace_cards::{
+    CARD_VARIABLE, FAULT_VARIABLE, LOADING_VARIABLE, PAST_OOM_VARIABLE, Spec, parse_faults,
+};
 use memtrace_machine::{MACHINE_VARIABLE, libcuda};
 use memtrace_trace::counts::counted;
 use memtrace_trace::hello::{self, HELLO};
@@ -28,6 +30,8 @@ pub(crate) struct PhantomArgs<'a> {
     spec: Spec,
     /// The faults to inject, with commas between.
     faults: String,
+    /// Whether the program continues where the card is full.
+    goes_past_oom: bool,
 }
 
 impl<'a> PhantomArgs<'a> {
@@ -58,7 +62,9 @@ impl<'a> PhantomArgs<'a> {
             let (text, count) = (&fault.text, counted(u64::from(spec.count), "card"));
             bail!("--phantom-fault `{text}`: --phantom {card} has {count}; their numbers begin with 0");
         }
-        Ok(PhantomArgs { card, dynamic: text("phantom-dynamic"), spec, faults })
+        // Only `run` has the option.
+        let goes_past_oom = matches.try_get_one("past-oom").ok().flatten().is_some_and(|is_set| *is_set);
+        Ok(PhantomArgs { card, dynamic: text("phantom-dynamic"), spec, faults, goes_past_oom })
     }
 
     /// The number of cards.
@@ -143,6 +149,9 @@ pub(crate) fn traced_command(
         child.env(CARD_VARIABLE, phantom.card).env(libcuda::FOLDER_VARIABLE, &scratch.folder);
         if !phantom.faults.is_empty() {
             child.env(FAULT_VARIABLE, &phantom.faults);
+        }
+        if phantom.goes_past_oom {
+            child.env(PAST_OOM_VARIABLE, "1");
         }
         if let Some(how) = phantom.dynamic {
             child.env("MEMTRACE_PHANTOM_DYNAMIC", how);

@@ -190,7 +190,12 @@ impl Encoder {
         pool: u16,
         sink: &mut S,
     ) -> Result<(), S::Error> {
-        self.oom = Some(OutOfMemory { device: header.device, bytes, context: header.context });
+        self.oom = Some(OutOfMemory {
+            device: header.device,
+            bytes,
+            context: header.context,
+            is_granted: header.api == Some(Api::PastOom),
+        });
         self.statistics.ooms += 1;
         self.emit(
             &Row {

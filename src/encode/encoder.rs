@@ -7,6 +7,7 @@ use std::cell::Cell;
 
 use memtrace_trace::context::{Context, Frame};
 use memtrace_trace::end_row::Anomalies;
+use memtrace_trace::event::UNREPORTED_TOTAL;
 use memtrace_trace::ledger::{Accounted, Rest};
 use memtrace_trace::memory::{MemoryKind, Totals};
 use memtrace_trace::rounding::Rounding;
@@ -128,7 +129,9 @@ impl Encoder {
         match payload {
             Payload::Block(block) => self.block(tid, header, &block, sink),
             Payload::OutOfMemory { bytes, requested, reserved, pool, .. } => {
-                self.reconcile(tid, header, reserved, pool, sink)?;
+                if reserved != UNREPORTED_TOTAL {
+                    self.reconcile(tid, header, reserved, pool, sink)?;
+                }
                 self.out_of_memory(tid, header, (bytes, requested), pool, sink)
             }
             Payload::DeviceAlloc(alloc) => self.alloc(call(alloc.call, false), &alloc, sink),

@@ -67,6 +67,8 @@ pub struct OutOfMemory {
     pub bytes: i64,
     /// The context of the request.
     pub context: u32,
+    /// True if the simulated GPU granted the request (`--past-oom`).
+    pub is_granted: bool,
 }
 
 /// The texts of an owner, as the file has them.

@@ -4,6 +4,7 @@
 use std::ffi::{CStr, c_char, c_int};
 
 use memtrace_trace::Meta;
+use memtrace_trace::end_row::NEEDED_BYTES;
 use memtrace_trace::meta::{Allocator, redact};
 use memtrace_trace::rounding::caching_enabled;
 
@@ -100,6 +101,9 @@ fn about_phantom() -> String {
         format!("invented_reads={reads} invented_bytes={bytes} guessed={guessed} refused={refused}");
     if let Some(answers) = about["stand_in_answers"].as_u64() {
         text.push_str(&format!(" stand_in_answers={answers}"));
+    }
+    if let Some(needed) = about[NEEDED_BYTES].as_u64() {
+        text.push_str(&format!(" {NEEDED_BYTES}={needed}"));
     }
     let faults = |happened: bool| -> String {
         let faults = about["faults"].as_array().into_iter().flatten();

@@ -104,6 +104,8 @@ text_enum! {
         Detail = "detail",
         /// An answer of the search for what holds memory.
         Retained = "retained",
+        /// An `oom` row: `--past-oom` granted the request.
+        PastOom = "past_oom",
     }
 }
 

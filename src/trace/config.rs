@@ -506,6 +506,11 @@ const OTHERS: &[Variable] = &[
             sets it",
     },
     Variable {
+        name: "MEMTRACE_PHANTOM_PAST_OOM",
+        default: "0",
+        help: "1 lets the program continue past the capacity of the simulated GPU; --past-oom sets it",
+    },
+    Variable {
         name: "MEMTRACE_PHANTOM_MACHINE",
         default: "",
         help: "an identifier: processes with the same one and the same card share the memory of the simulated \

@@ -90,6 +90,15 @@ pub fn formulas(text: &str) -> Option<u64> {
     values(text).find(|(key, _)| *key == FORMULAS)?.1.parse().ok()
 }
 
+/// The key for the bytes that the fullest card needed (`--past-oom`), its context among them.
+pub const NEEDED_BYTES: &str = "needed_bytes";
+
+/// The value of [`NEEDED_BYTES`] in the text of an `end` row; `None` without `--past-oom`.
+#[must_use]
+pub fn needed_bytes(text: &str) -> Option<i64> {
+    values(text).find(|(key, _)| *key == NEEDED_BYTES)?.1.parse().ok()
+}
+
 /// The word of an `end` row, with a space behind it, that says how often a name was replaced by `(too many names)`; empty
 /// for 0.
 #[must_use]
@@ -126,6 +135,9 @@ mod tests {
         text.formulas = Some(6);
         assert_eq!(text.to_string(), format!("{written} formulas=6"));
         assert_eq!(formulas(&text.to_string()), Some(6));
+        assert_eq!(needed_bytes(&text.to_string()), None);
+        text.more = "needed_bytes=7";
+        assert_eq!(needed_bytes(&text.to_string()), Some(7));
         text.more = "";
         assert!(text.to_string().starts_with("exit lost=1 "));
         assert_eq!(Ending::of("(none)"), None);

@@ -82,6 +82,12 @@ impl Meta {
         self.devices.iter().find(|device| device.ordinal == ordinal)
     }
 
+    /// Returns true if the simulated GPU granted requests past its capacity (`--past-oom`).
+    #[must_use]
+    pub fn goes_past_oom(&self) -> bool {
+        !self.phantom[crate::end_row::NEEDED_BYTES].is_null()
+    }
+
     /// The memory of a device in bytes; 0 when unknown.
     #[must_use]
     pub fn total_bytes(&self, ordinal: i32) -> i64 {

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use memtrace_trace::EventName;
+use memtrace_trace::end_row;
 use memtrace_trace::meta::Meta;
 
 use crate::error::Result;
@@ -145,6 +146,12 @@ impl TraceFile {
         let lines = tail.strip_suffix(b"\n")?;
         let start = lines.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
         memtrace_trace::csv::end_text(&lines[start..])
+    }
+
+    /// The bytes that the fullest card needed (`--past-oom`); `None` without it, and for a process that was killed.
+    #[must_use]
+    pub fn needed_bytes(&self) -> Option<i64> {
+        end_row::needed_bytes(&self.ending()?)
     }
 
     /// The last bytes of the file: more than the longest end row.

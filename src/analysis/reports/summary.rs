@@ -1,5 +1,7 @@
 //! `memtrace summary`: the peaks, their time and owner, and counts of the recorded events.
 
+use std::fmt::Write as _;
+
 use memtrace_trace::EventName;
 use serde_json::{Value, json};
 
@@ -15,6 +17,7 @@ use crate::render::heading::heading;
 use crate::render::numbers::{bar, count, duration, percent, share};
 use crate::render::numbers::{counted, step_or_dash};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
+use crate::state::block::Owner;
 use crate::state::group::{block_category, without_mark};
 use crate::state::replay::{Block, Device, HOST, Metric};
 use crate::state::replay_trace::{Replayed, replay_trace, used_name};
@@ -37,29 +40,37 @@ impl Report for Summary {
         let mut footer = Footer::new(input);
         let mut all = Vec::new();
         for trace in &input.traces {
+            let mut past_oom = None;
             let replayed = replay_trace(
                 trace,
                 Columns::of(&[]),
                 options,
                 Metric::Allocated,
                 flow_categories(trace, options)?,
-                |_, _| {},
+                |row, _| {
+                    if row.event == EventName::Oom && past_oom.is_none() {
+                        past_oom = Some(Owner::of(row));
+                    }
+                },
             )?;
             footer.add(trace, &replayed, replayed.fullest(Metric::Allocated, options).map(|d| d.ordinal));
             footer.note_inference(&replayed);
-            all.push((trace, replayed));
+            let need = trace.needed_bytes().map(|bytes| Need { bytes, died: past_oom });
+            all.push((trace, replayed, need));
         }
-        let processes: Vec<Value> =
-            all.iter().map(|(trace, replayed)| process(trace, replayed, options)).collect();
+        let processes: Vec<Value> = all
+            .iter()
+            .map(|(trace, replayed, need)| process(trace, replayed, need.as_ref(), options))
+            .collect();
         let json = json!({ "processes": processes });
         // One screen: a line for each process, and details of the one with the highest peak.
-        let fullest = all.iter().max_by_key(|(trace, replayed)| {
+        let fullest = all.iter().max_by_key(|(trace, replayed, _)| {
             let device = replayed.fullest(Metric::Used, options);
             let peak = |metric| device.map_or(0, |device| device.peak(metric).bytes);
             (peak(Metric::Used), peak(Metric::Allocated), -trace.meta.rank)
         });
         let mut hints = Vec::new();
-        if let Some((trace, replayed)) = fullest {
+        if let Some((trace, replayed, need)) = fullest {
             heading(&mut printer, input, &trace.meta);
             printer.gap();
             if all.len() > 1 {
@@ -68,6 +79,9 @@ impl Report for Summary {
                 printer.plain(format!("rank {} has the highest peak:", trace.meta.rank));
             }
             detail(&mut printer, trace, replayed, options);
+            if let Some(need) = need {
+                printer.plain(need.text(trace, replayed, options));
+            }
             if replayed.replay.counts.of(EventName::Oom) > 0 {
                 hints.push(next("oom", input, ""));
             }
@@ -77,17 +91,47 @@ impl Report for Summary {
     }
 }
 
-fn ranks(printer: &mut Printer, all: &[(&TraceFile, Replayed)], options: &Options) {
+/// The memory that a process needed (`--past-oom`).
+struct Need {
+    /// The bytes that the fullest card needed, its context among them.
+    bytes: i64,
+    /// The owner of the first request that ran out of memory.
+    died: Option<Owner>,
+}
+
+impl Need {
+    /// The capacity of the card; 0 when unknown.
+    fn capacity(trace: &TraceFile) -> i64 {
+        trace.meta.phantom["capacity_bytes"].as_i64().unwrap_or(0)
+    }
+
+    fn text(&self, trace: &TraceFile, replayed: &Replayed, options: &Options) -> String {
+        let show = |bytes| options.units.show(bytes);
+        let capacity = Need::capacity(trace);
+        let mut text = format!("needs {}; this card has {}", show(self.bytes), show(capacity));
+        if self.bytes > capacity {
+            let _ = write!(text, ": {} too little", show(self.bytes - capacity));
+        }
+        if let Some(died) = self.died {
+            let [module, phase] = [died.module, died.phase].map(|name| replayed.symbols.or_dash(name));
+            let _ =
+                write!(text, "; would have died in {module} of {phase}, step {}", step_or_dash(died.step));
+        }
+        text
+    }
+}
+
+fn ranks(printer: &mut Printer, all: &[(&TraceFile, Replayed, Option<Need>)], options: &Options) {
     let mut table = Table::new(&[
         ("rank", Side::Right),
         ("pid", Side::Right),
         ("peak allocated", Side::Right),
         ("reserved", Side::Right),
-        (used_name(all.iter().map(|(_, replayed)| replayed), options), Side::Right),
+        (used_name(all.iter().map(|(_, replayed, _)| replayed), options), Side::Right),
         ("steps", Side::Right),
         ("events", Side::Right),
     ]);
-    for (trace, replayed) in all {
+    for (trace, replayed, _) in all {
         let peak = |metric| {
             let device = replayed.fullest(metric, options);
             options.units.show(device.map_or(0, |device| device.peak(metric).bytes)).to_string()
@@ -146,7 +190,8 @@ fn detail(printer: &mut Printer, trace: &TraceFile, replayed: &Replayed, options
     let ooms = counts.of(EventName::Oom);
     if ooms + counts.failed > 0 {
         let (ooms, failed) = (counted(ooms, "request"), counted(counts.failed, "call"));
-        let text = format!("{ooms} ran out of memory, {failed} failed");
+        let ran = if trace.meta.goes_past_oom() { "would have run" } else { "ran" };
+        let text = format!("{ooms} {ran} out of memory, {failed} failed");
         printer.line([Cell::new(text, Style::Alarm)]);
     }
 }
@@ -219,7 +264,7 @@ fn by_category(blocks: &[Block]) -> Vec<(&'static str, i64)> {
     sums
 }
 
-fn process(trace: &TraceFile, replayed: &Replayed, options: &Options) -> Value {
+fn process(trace: &TraceFile, replayed: &Replayed, need: Option<&Need>, options: &Options) -> Value {
     let counts = &replayed.replay.counts;
     let devices: Vec<Value> = replayed
         .gpus(options)
@@ -254,6 +299,7 @@ fn process(trace: &TraceFile, replayed: &Replayed, options: &Options) -> Value {
         "rank": trace.meta.rank,
         "phantom": !trace.meta.phantom.is_null(),
         "devices": devices,
+        "needed_bytes": need.map(|need| need.bytes),
         "pinned_peak_bytes": replayed.replay.find(HOST).map_or(0, |host| host.peak(Metric::Allocated).bytes),
         "rows": counts.rows,
         "events": events,

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use crate::core::lock::lock;
+use crate::core::past_oom::Caller;
 use crate::core::range_allocator::RangeAllocator;
 use crate::core::vram::{BlockPurpose, Vram};
 
@@ -77,7 +78,7 @@ impl AsyncPool {
 
     fn grow(&mut self, vram: &Mutex<Vram>, size: usize) -> Option<usize> {
         let whole = size.div_ceil(CHUNK) * CHUNK;
-        let new_chunk = || lock(vram).alloc(whole, BlockPurpose::Plain);
+        let new_chunk = || lock(vram).alloc(whole, BlockPurpose::Plain, Caller::AsksAgain);
         let start = new_chunk().or_else(|| {
             self.trim(vram, 0);
             new_chunk()

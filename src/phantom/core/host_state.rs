@@ -8,13 +8,14 @@ use std::cell::Cell;
 use std::ffi::c_int;
 use std::sync::OnceLock;
 
-use memtrace_cards::{CARD_VARIABLE, FAULT_VARIABLE, LOADING_VARIABLE, Spec, SpecError};
+use memtrace_cards::{CARD_VARIABLE, FAULT_VARIABLE, LOADING_VARIABLE, PAST_OOM_VARIABLE, Spec, SpecError};
 use memtrace_machine::identity;
 
 use crate::core::device::Device;
 use crate::core::faults;
 use crate::core::ffi::{INVALID_DEVICE, OK, Status};
 use crate::core::loop_guard::{self, READS_VARIABLE};
+use crate::core::past_oom;
 use crate::core::triton;
 use crate::core::values::{DYNAMIC_VARIABLE, DynamicSizes};
 
@@ -62,8 +63,12 @@ fn check_request() {
         _ if loop_guard::requested_reads().is_none() => {
             Some(format!("{READS_VARIABLE}: it must be a number of reads, or 0 for no bound"))
         }
+        _ if past_oom::requested().is_none() => Some(format!("{PAST_OOM_VARIABLE}: it must be 0 or 1")),
         (_, _, Ok(requested)) => {
             faults::arm(requested);
+            if past_oom::requested() == Some(true) {
+                past_oom::turn_on();
+            }
             triton::find_libcuda();
             None
         }

@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use crate::core::faults;
 use crate::core::machine::Share;
+use crate::core::past_oom::{self, Caller};
 use crate::core::range_allocator::RangeAllocator;
 
 /// The unit in which the driver takes memory from the card.
@@ -107,19 +108,34 @@ impl Vram {
         self.limit.saturating_sub(self.used).saturating_sub(others)
     }
 
-    /// Charges bytes without an address. False when they do not fit.
-    pub(crate) fn charge(&mut self, size: u64) -> bool {
-        let Some(used) = self.used.checked_add(size).filter(|&used| used <= self.limit) else { return false };
+    /// Charges bytes without an address. False when they do not fit, or are refused all the same (`--past-oom`).
+    pub(crate) fn charge(&mut self, size: u64, caller: Caller) -> bool {
+        if size == 0 {
+            if let Some(share) = &self.share {
+                share.enter();
+            }
+            return true;
+        }
+        let Some(used) = self.used.checked_add(size) else { return false };
+        if used > self.limit && !past_oom::is_on() {
+            return false;
+        }
         if faults::are_armed()
             && self.share.as_ref().is_some_and(|share| faults::fails_at(used, share.card()))
         {
             return false;
         }
-        let fits = self.share.as_ref().is_none_or(|share| share.try_set(used, self.used, self.limit));
-        if fits {
-            self.used = used;
+        let fits = |limit| {
+            used <= limit && self.share.as_ref().is_none_or(|share| share.try_set(used, self.used, limit))
+        };
+        if !(fits(self.limit) || past_oom::grants(caller) && fits(u64::MAX)) {
+            return false;
         }
-        fits
+        self.used = used;
+        if past_oom::is_on() {
+            past_oom::note_use(used + self.share.as_ref().map_or(0, |share| share.others()));
+        }
+        true
     }
 
     /// Reverses a charge.
@@ -131,35 +147,35 @@ impl Vram {
     }
 
     /// Allocates a block. `None` when it does not fit.
-    pub(crate) fn alloc(&mut self, size: usize, purpose: BlockPurpose) -> Option<usize> {
+    pub(crate) fn alloc(&mut self, size: usize, purpose: BlockPurpose, caller: Caller) -> Option<usize> {
         let (address, block) = if size < PAGE && purpose == BlockPurpose::Plain {
             let size = round_up(size, 512)?;
-            let (address, slab) = self.alloc_in_slab(size)?;
+            let (address, slab) = self.alloc_in_slab(size, caller)?;
             (address, Block { size, purpose, slab: Some(slab) })
         } else {
             let whole = round_up(size, PAGE)?;
-            (self.alloc_pages(whole, purpose)?, Block { size: whole, purpose, slab: None })
+            (self.alloc_pages(whole, purpose, caller)?, Block { size: whole, purpose, slab: None })
         };
         self.blocks.insert(address, block);
         Some(address)
     }
 
-    fn alloc_in_slab(&mut self, size: usize) -> Option<(usize, usize)> {
+    fn alloc_in_slab(&mut self, size: usize, caller: Caller) -> Option<(usize, usize)> {
         for (&slab, ranges) in &mut self.slabs {
             if let Some(address) = ranges.alloc(size, 512) {
                 return Some((address, slab));
             }
         }
-        let slab = self.alloc_pages(PAGE, BlockPurpose::Plain)?;
+        let slab = self.alloc_pages(PAGE, BlockPurpose::Plain, caller)?;
         let mut ranges = RangeAllocator::new(slab, slab + PAGE);
         let address = ranges.alloc(size, 512)?;
         self.slabs.insert(slab, ranges);
         Some((address, slab))
     }
 
-    fn alloc_pages(&mut self, size: usize, purpose: BlockPurpose) -> Option<usize> {
+    fn alloc_pages(&mut self, size: usize, purpose: BlockPurpose, caller: Caller) -> Option<usize> {
         let charged = if purpose == BlockPurpose::Plain { size as u64 } else { 0 };
-        if !self.charge(charged) {
+        if !self.charge(charged, caller) {
             return None;
         }
         let address = self.ranges.alloc(size, PAGE);
@@ -245,14 +261,15 @@ pub(crate) unsafe fn unmap(address: usize, size: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use Caller::GivesUp;
 
     #[test]
     fn small_blocks_share_a_page_and_large_blocks_take_entire_pages() {
         let mut vram = Vram::new(30, 64 << 20, None);
-        let a = vram.alloc(1, BlockPurpose::Plain).unwrap();
-        let b = vram.alloc(513, BlockPurpose::Plain).unwrap();
+        let a = vram.alloc(1, BlockPurpose::Plain, GivesUp).unwrap();
+        let b = vram.alloc(513, BlockPurpose::Plain, GivesUp).unwrap();
         assert_eq!((b - a, vram.used()), (512, PAGE as u64));
-        let c = vram.alloc(PAGE + 1, BlockPurpose::Plain).unwrap();
+        let c = vram.alloc(PAGE + 1, BlockPurpose::Plain, GivesUp).unwrap();
         assert_eq!((c % PAGE, vram.used()), (0, 3 * PAGE as u64));
         assert_eq!(vram.find(b + 1023).map(|(start, _)| start), Some(b));
         assert!(vram.find(b + 1024).is_none());
@@ -261,19 +278,19 @@ mod tests {
         }
         assert!(vram.free(a).is_none());
         assert_eq!(vram.used(), 0);
-        assert_eq!(vram.alloc(PAGE, BlockPurpose::Plain), Some(a));
+        assert_eq!(vram.alloc(PAGE, BlockPurpose::Plain, GivesUp), Some(a));
         vram.free(a);
     }
 
     #[test]
     fn the_memory_limit_is_exact_to_the_page() {
         let mut vram = Vram::new(31, 4 * PAGE as u64, None);
-        let a = vram.alloc(4 * PAGE, BlockPurpose::Plain).unwrap();
-        assert_eq!(vram.alloc(1, BlockPurpose::Plain), None);
-        assert!(vram.alloc(PAGE, BlockPurpose::Managed).is_some());
+        let a = vram.alloc(4 * PAGE, BlockPurpose::Plain, GivesUp).unwrap();
+        assert_eq!(vram.alloc(1, BlockPurpose::Plain, GivesUp), None);
+        assert!(vram.alloc(PAGE, BlockPurpose::Managed, GivesUp).is_some());
         vram.free(a);
-        assert_eq!(vram.alloc(4 * PAGE + 1, BlockPurpose::Plain), None);
-        assert_eq!(vram.alloc(usize::MAX, BlockPurpose::Plain), None);
-        assert!(vram.alloc(4 * PAGE, BlockPurpose::Plain).is_some());
+        assert_eq!(vram.alloc(4 * PAGE + 1, BlockPurpose::Plain, GivesUp), None);
+        assert_eq!(vram.alloc(usize::MAX, BlockPurpose::Plain, GivesUp), None);
+        assert!(vram.alloc(4 * PAGE, BlockPurpose::Plain, GivesUp).is_some());
     }
 }

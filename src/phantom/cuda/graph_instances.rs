@@ -14,6 +14,7 @@ use std::sync::{LazyLock, Mutex};
 
 use crate::core::device::Device;
 use crate::core::lock::lock;
+use crate::core::past_oom::Caller;
 use crate::core::vram::PAGE;
 
 /// The estimated bytes of a node, and of a graph without nodes.
@@ -41,7 +42,7 @@ impl GraphInstance {
         let mut all = lock(&BYTES);
         let used = all.entry(device.index).or_default();
         let more = pages(*used + bytes) - pages(*used);
-        device.vram().charge(more).then(|| {
+        device.vram().charge(more, Caller::GivesUp).then(|| {
             *used += bytes;
             Self { device, bytes }
         })

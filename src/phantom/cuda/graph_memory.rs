@@ -15,6 +15,7 @@ use crate::core::device::Device;
 use crate::core::ffi::{INVALID_DEVICE, INVALID_VALUE, OK, OUT_OF_MEMORY, Out, Status, codes};
 use crate::core::host_state::{device, fail};
 use crate::core::lock::lock;
+use crate::core::past_oom::Caller;
 use crate::core::vram::{BlockPurpose, PAGE};
 
 /// The memory nodes of a graph.
@@ -73,7 +74,7 @@ impl GraphMemory {
     /// Adds an allocation node and returns its address. `None` when the device has no addresses left.
     pub(crate) fn add_alloc(&self, device: &'static Device, size: usize) -> Option<usize> {
         let size = size.checked_add(511)? & !511;
-        let address = device.vram().alloc(size, BlockPurpose::Graph)?;
+        let address = device.vram().alloc(size, BlockPurpose::Graph, Caller::GivesUp)?;
         let block = NodeBlock { device, size: size as u64, live: false, owned: true };
         lock(&TABLES).blocks.insert(address, block);
         lock(&self.steps).push(MemoryStep::Alloc(address));
@@ -177,7 +178,8 @@ impl GraphTables {
                 self.launched.values().flatten().filter(on_device).map(|(_, bytes)| bytes).sum();
             let usage = self.usage(index);
             let more = (needed + bytes).saturating_sub(usage.reserved);
-            let fits = device(index as c_int).is_some_and(|device| device.vram().charge(more));
+            let fits =
+                device(index as c_int).is_some_and(|device| device.vram().charge(more, Caller::GivesUp));
             if fits {
                 usage.reserved += more;
                 usage.reserved_high = usage.reserved_high.max(usage.reserved);

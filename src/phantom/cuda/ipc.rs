@@ -18,6 +18,7 @@ use crate::core::ffi::{
 };
 use crate::core::host_state::{current, device, fail};
 use crate::core::lock::lock;
+use crate::core::past_oom::Caller;
 use crate::core::vram::{self, BlockPurpose};
 use crate::cuda::events::{self, Event};
 use crate::cuda::memory::{PointerKind, pointer_kind};
@@ -82,7 +83,7 @@ fn open_memory(out: Out<usize>, handle: IpcHandle) -> Status {
         block.references += 1;
         return out.give(block.address);
     }
-    let address = current().vram().alloc(size as usize, BlockPurpose::Imported);
+    let address = current().vram().alloc(size as usize, BlockPurpose::Imported, Caller::GivesUp);
     let Some(address) = address else { return fail(OUT_OF_MEMORY) };
     opened.insert([process, start, size], OpenedBlock { address, references: 1 });
     share(address, size as usize);

@@ -16,13 +16,14 @@ use crate::core::ffi::{
 };
 use crate::core::host_state::{current, current_index, device, fail, host_state};
 use crate::core::lock::lock;
+use crate::core::past_oom::Caller;
 use crate::core::range_allocator::RangeAllocator;
 use crate::core::torch_blocks;
 use crate::core::vram::{self, BlockPurpose, PINNED};
 use crate::cuda::{graph_memory, streams, vmm};
 
 /// Allocates a block of the current device and writes its address.
-pub(crate) fn alloc(out: Out<usize>, size: usize, purpose: BlockPurpose) -> Status {
+pub(crate) fn alloc(out: Out<usize>, size: usize, purpose: BlockPurpose, caller: Caller) -> Status {
     if out.is_null() {
         return fail(INVALID_VALUE);
     }
@@ -30,7 +31,7 @@ pub(crate) fn alloc(out: Out<usize>, size: usize, purpose: BlockPurpose) -> Stat
         out.put(0);
         return OK;
     }
-    let address = current().vram().alloc(size, purpose);
+    let address = current().vram().alloc(size, purpose, caller);
     match address {
         Some(address) => out.give(address),
         None => fail(OUT_OF_MEMORY),
@@ -308,7 +309,7 @@ fn memory_info(free: Out<usize>, total: Out<usize>) -> Status {
 /// since 2010.
 fn alloc_pitched(out: Out<usize>, pitch: Out<usize>, width: usize, height: usize) -> Status {
     let row = width.div_ceil(512) * 512;
-    let status = alloc(out, row.saturating_mul(height), BlockPurpose::Plain);
+    let status = alloc(out, row.saturating_mul(height), BlockPurpose::Plain, Caller::GivesUp);
     if status == OK {
         pitch.put(row);
     }
@@ -327,10 +328,12 @@ fn address_range(base: Out<usize>, length: Out<usize>, address: usize) -> Status
 }
 
 answers! {
-    Real fn cudaMalloc(out: Out<usize>, size: usize) { alloc(out, size, BlockPurpose::Plain) }
+    Real fn cudaMalloc(out: Out<usize>, size: usize) {
+        alloc(out, size, BlockPurpose::Plain, Caller::of_malloc())
+    }
     Real fn cudaFree(address: Word) { free(address) }
     Guess fn cudaMallocManaged(out: Out<usize>, size: usize, _flags: Word) {
-        alloc(out, size, BlockPurpose::Managed)
+        alloc(out, size, BlockPurpose::Managed, Caller::GivesUp)
     }
     Real fn cudaMallocPitch(out: Out<usize>, pitch: Out<usize>, width: usize, height: usize) {
         alloc_pitched(out, pitch, width, height)
@@ -346,10 +349,12 @@ answers! {
     Real fn cudaPointerGetAttributes(out: Out<cudaPointerAttributes>, address: Word) {
         out.give(pointer_attributes(address))
     }
-    Real fn cuMemAlloc_v2(out: Out<usize>, size: usize) { alloc(out, size, BlockPurpose::Plain) }
+    Real fn cuMemAlloc_v2(out: Out<usize>, size: usize) {
+        alloc(out, size, BlockPurpose::Plain, Caller::GivesUp)
+    }
     Real fn cuMemFree_v2(address: Word) { free(address) }
     Guess fn cuMemAllocManaged(out: Out<usize>, size: usize, _flags: Word) {
-        alloc(out, size, BlockPurpose::Managed)
+        alloc(out, size, BlockPurpose::Managed, Caller::GivesUp)
     }
     Real fn cuMemAllocPitch_v2(
         out: Out<usize>, pitch: Out<usize>, width: usize, height: usize, _element: Word,

@@ -16,8 +16,10 @@ use crate::core::ffi::{
 };
 use crate::core::host_state::{current_index, device, host_state};
 use crate::core::lock::lock;
+use crate::core::past_oom::{self, Caller};
 use crate::core::range_allocator::RangeAllocator;
 use crate::core::vram::{self, PAGE, RESERVED};
+use crate::libs::nccl_buffers::is_on_behalf;
 
 /// Physical memory.
 struct PhysicalMemory {
@@ -153,7 +155,8 @@ fn create(out: Out<u64>, size: usize, properties: In<CUmemAllocationProp>) -> St
     let index = if on_device { id } else { current_index() };
     let Some(device) = device(index) else { return INVALID_DEVICE };
     let charged = if on_device { size as u64 } else { 0 };
-    if !device.vram().charge(charged) {
+    let caller = if is_on_behalf() { Caller::GivesUp } else { Caller::AsksAgainByPage };
+    if !device.vram().charge(charged, caller) {
         return OUT_OF_MEMORY;
     }
     let mut tables = lock(&TABLES);
@@ -177,6 +180,7 @@ fn map(address: usize, size: usize, handle: u64) -> Status {
 }
 
 fn make_accessible(address: usize, size: usize) -> Status {
+    past_oom::request_ends();
     let mut tables = lock(&TABLES);
     for (&start, mapping) in tables.mappings.range_mut(address..address + size) {
         if !mapping.accessible {

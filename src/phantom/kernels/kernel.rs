@@ -14,6 +14,7 @@ use crate::core::call_table::{answers, by_contract};
 use crate::core::ffi::{Dim3, Handle, INVALID_VALUE, In, OK, Out, Status, Text, Word, codes, volume};
 use crate::core::host_state::{current, fail, host_state};
 use crate::core::lock::lock;
+use crate::core::past_oom::{self, Caller};
 use crate::core::stream::Stream;
 use crate::core::vram::BlockPurpose;
 use crate::cuda::device_attributes::capability_limits;
@@ -63,6 +64,7 @@ fn queue(
         Err(status) => return status,
     };
     LAUNCHES.fetch_add(1, Ordering::Relaxed);
+    past_oom::request_ends();
     match stream.capturing() {
         None => {
             stream.launch(cost_ns);
@@ -250,7 +252,7 @@ pub(crate) fn global_variable(key: &[u8], size: usize) -> usize {
     let device = current();
     *lock(&ADDRESSES)
         .entry((device.index, key.to_vec()))
-        .or_insert_with(|| device.vram().alloc(size, BlockPurpose::Global).unwrap_or(0))
+        .or_insert_with(|| device.vram().alloc(size, BlockPurpose::Global, Caller::GivesUp).unwrap_or(0))
 }
 
 answers! {

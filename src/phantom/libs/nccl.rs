@@ -19,6 +19,7 @@ use crate::core::call_table::{answers, by_contract};
 use crate::core::ffi::{Handle, In, OK, Out, Status, Word, opaque_handle};
 use crate::core::host_state::current;
 use crate::core::lock::lock;
+use crate::core::past_oom::Caller;
 use crate::core::values::SMALL;
 use crate::core::vram::BlockPurpose;
 use crate::cuda::copy::{read_prefix, write_known};
@@ -624,7 +625,7 @@ answers! {
         by_contract!(submit(Operation { action, comm, from: 0, to, count, data_type }))
     }
     Real fn ncclMemAlloc(out: Out<usize>, size: usize) {
-        if memory::alloc(out, size, BlockPurpose::Plain) == OK { OK } else { UNHANDLED_CUDA_ERROR }
+        if memory::alloc(out, size, BlockPurpose::Plain, Caller::GivesUp) == OK { OK } else { UNHANDLED_CUDA_ERROR }
     }
     Real fn ncclMemFree(address: Word) { if memory::free(address) == OK { OK } else { UNHANDLED_CUDA_ERROR } }
 }

@@ -16,6 +16,7 @@ use cudarc::driver::sys::{CUmemAllocationProp, CUmemAllocationType, CUmemLocatio
 use crate::core::ffi::{OK, OUT_OF_MEMORY, Out, Status};
 use crate::core::host_state::{device, host_state};
 use crate::core::lock::lock;
+use crate::core::past_oom::Caller;
 use crate::core::vram::PAGE;
 use crate::libs::nccl_groups::Place;
 use crate::libs::nccl_memory::{HOPPER_CODE, HOPPER_FIRST_KERNEL, NcclMemory, hopper_message_kernel};
@@ -30,6 +31,11 @@ thread_local! {
 #[unsafe(no_mangle)]
 extern "C" fn memtrace_phantom_stands_for() -> *const c_char {
     STANDS_FOR.try_with(Cell::get).ok().flatten().map_or(null(), CStr::as_ptr)
+}
+
+/// Returns true if the calling thread calls the driver on behalf of a library.
+pub(crate) fn is_on_behalf() -> bool {
+    STANDS_FOR.try_with(Cell::get).ok().flatten().is_some()
 }
 
 /// Runs driver calls on behalf of a library.
@@ -178,7 +184,7 @@ fn load_kernels(index: usize, parts: &[KernelMemory]) -> Result<(), Status> {
         if loaded.contains(&(index, part)) {
             continue;
         }
-        if !device(index as c_int).is_none_or(|device| device.vram().charge(part.bytes())) {
+        if !device(index as c_int).is_none_or(|device| device.vram().charge(part.bytes(), Caller::GivesUp)) {
             return Err(OUT_OF_MEMORY);
         }
         loaded.push((index, part));

@@ -10,6 +10,7 @@ use crate::core::call_table::AnswerKind;
 use crate::core::faults;
 use crate::core::ffi::Out;
 use crate::core::host_state::host_state;
+use crate::core::past_oom;
 use crate::core::stream::LAG_NS;
 use crate::core::values::invented;
 use crate::cuda::streams::waits;
@@ -77,6 +78,9 @@ fn description() -> String {
             ",\"ranks\":\"{ranks}\",\"ranks_of\":{world},\"stand_in_answers\":{}",
             stand_ins::answers()
         );
+    }
+    if let Some(needed) = past_oom::needed() {
+        let _ = write!(text, ",\"needed_bytes\":{needed}");
     }
     for (label, kind) in [("guessed_calls", AnswerKind::Guess), ("refused_calls", AnswerKind::Unsupported)] {
         let _ = write!(text, ",\"{label}\":{{");
@@ -178,4 +182,11 @@ extern "C" fn memtrace_phantom_fault_at(step: i64) -> bool {
 #[unsafe(no_mangle)]
 extern "C" fn memtrace_phantom_take_fault() -> bool {
     faults::take_last().is_some()
+}
+
+/// Returns true if the process was granted a request past the card's capacity for the first time (`--past-oom`).
+/// The next call returns false.
+#[unsafe(no_mangle)]
+extern "C" fn memtrace_phantom_take_grant() -> bool {
+    past_oom::take_grant()
 }

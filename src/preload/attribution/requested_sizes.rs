@@ -56,9 +56,14 @@ pub(crate) fn of_block(state: &ThreadState, block: i64) -> i64 {
     if WRONG.load(Ordering::Relaxed) { -1 } else { requested }
 }
 
+/// The requested size of the thread's allocation in progress; -1 outside the allocator.
+pub(crate) fn in_progress() -> i64 {
+    thread::with(|state| state.requested.get()).unwrap_or(-1)
+}
+
 /// Returns true if the thread is inside the allocator.
 pub(crate) fn is_inside() -> bool {
-    thread::with(|state| state.requested.get()).unwrap_or(-1) >= 0
+    in_progress() >= 0
 }
 
 /// Returns true if the thread is inside an allocator that reports nothing, so that its CUDA calls are the

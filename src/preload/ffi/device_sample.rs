@@ -13,6 +13,7 @@ use memtrace_trace::sample::Sample;
 use crate::ffi::cuda_memory;
 use crate::ffi::nvml::{Nvml, ProcessMemory, bytes};
 use crate::ffi::own_process;
+use crate::ffi::phantom;
 
 /// NVML, in the process that loaded it: the child of a fork loads it anew.
 struct Loaded {
@@ -46,7 +47,9 @@ pub(crate) fn sample(devices: &[i8]) -> Vec<(i8, Api, Sample)> {
         // SAFETY: the process uses the device, so the driver has it.
         unsafe { cuda_memory::fill(ordinal, !has_nvml, &mut sample) };
         let api = if has_nvml { Api::Nvml } else { Api::CuMemGetInfo };
-        sample.total.is_some().then_some((device, api, sample))
+        // A simulated card past its capacity has 0 free bytes, however much is used.
+        let is_known = sample.total.is_some() && !(sample.free == Some(0) && phantom::goes_past_oom());
+        is_known.then_some((device, api, sample))
     };
     devices.iter().filter_map(of).collect()
 }

@@ -1,6 +1,9 @@
 //! The functions of the phantom device, when it is preloaded.
 
 use std::ffi::{CStr, c_char};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use memtrace_trace::end_row::NEEDED_BYTES;
 
 use crate::ffi::symbols::{Home, RealFn, Symbol, find_anywhere};
 
@@ -24,6 +27,11 @@ static FAULT_AT: Symbol<unsafe extern "C" fn(i64) -> bool> =
 static TAKE_FAULT: Symbol<unsafe extern "C" fn() -> bool> =
     // SAFETY: as above.
     unsafe { Symbol::new(c"memtrace_phantom_take_fault", Home::Loaded(LIBRARY)) };
+static TAKE_GRANT: Symbol<unsafe extern "C" fn() -> bool> =
+    // SAFETY: as above.
+    unsafe { Symbol::new(c"memtrace_phantom_take_grant", Home::Loaded(LIBRARY)) };
+/// Set by [`describe`] if the phantom device grants requests past its capacity.
+static GOES_PAST_OOM: AtomicBool = AtomicBool::new(false);
 
 /// Tells the phantom device that a training step begins.
 pub(crate) fn step_begins(step: i32) {
@@ -45,6 +53,17 @@ pub(crate) fn take_fault() -> bool {
     TAKE_FAULT.cached().is_some_and(|take| unsafe { take() })
 }
 
+/// Returns true after the process's first grant of a request past the card's capacity. The next call returns false.
+pub(crate) fn take_grant() -> bool {
+    // SAFETY: as above.
+    goes_past_oom() && TAKE_GRANT.cached().is_some_and(|take| unsafe { take() })
+}
+
+/// Returns true if the phantom device grants requests past its capacity.
+pub(crate) fn goes_past_oom() -> bool {
+    GOES_PAST_OOM.load(Ordering::Relaxed)
+}
+
 /// Returns true if the device of this process is a phantom.
 pub(crate) fn is_present() -> bool {
     !find_anywhere(LIBRARY, c"memtrace_phantom_describe").is_null()
@@ -60,8 +79,10 @@ pub(crate) fn library_of_call() -> Option<&'static CStr> {
 
 /// The phantom device's description of itself, in JSON; null without one.
 pub(crate) fn describe() -> serde_json::Value {
-    let _ = (DESCRIBE.get(), STEP.get(), FAULT_AT.get(), TAKE_FAULT.get());
-    describe_at_end()
+    let _ = (DESCRIBE.get(), STEP.get(), FAULT_AT.get(), TAKE_FAULT.get(), TAKE_GRANT.get());
+    let about = describe_at_end();
+    GOES_PAST_OOM.store(!about[NEEDED_BYTES].is_null(), Ordering::Relaxed);
+    about
 }
 
 /// Same as [`describe`], which must have been called before. Looks no symbol up: another thread may hold the

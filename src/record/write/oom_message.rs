@@ -109,10 +109,14 @@ impl OomSnapshot {
         let Totals { allocated, reserved, outside, .. } = self.totals;
         let device = i32::from(oom.device);
         let size = meta.total_bytes(device);
-        let mut first = format!("out of memory on GPU {device}: {} were asked for", show(oom.bytes));
+        let what = if oom.is_granted { "would have run out of memory" } else { "out of memory" };
+        let mut first = format!("{what} on GPU {device}: {} were asked for", show(oom.bytes));
         let asker = label(encoder.owner(oom.context));
         if asker != NO_OWNER {
             first += &format!(" by {asker}");
+        }
+        if oom.is_granted {
+            first += "; the program goes on (--past-oom)";
         }
         let mut second = format!("torch holds {} allocated in {} reserved", show(allocated), show(reserved));
         if outside > 0 {
@@ -208,7 +212,7 @@ mod tests {
         for event in &events {
             let Ok(()) = encoder.encode(1, event, &mut Nowhere);
         }
-        let oom = OutOfMemory { device: 0, bytes: 1 << 30, context: 0 };
+        let oom = OutOfMemory { device: 0, bytes: 1 << 30, context: 0, is_granted: false };
         let snapshot = OomSnapshot::new(&encoder, oom);
         // The first block is tagged and the second one freed before the lines are printed.
         encoder.define_text(2, "GPT.head");
@@ -236,5 +240,11 @@ mod tests {
         let encoder = Encoder::new(0, 0, 1, Rounding::default(), true);
         let lines = OomSnapshot::new(&encoder, oom).lines(&encoder, &Meta::default(), Path::new("t.csv"));
         assert_eq!(lines.len(), 3, "{lines:?}");
+        let oom = OutOfMemory { is_granted: true, ..oom };
+        let lines = OomSnapshot::new(&encoder, oom).lines(&encoder, &Meta::default(), Path::new("t.csv"));
+        assert_eq!(
+            lines[0],
+            "would have run out of memory on GPU 0: 1.00 GiB were asked for; the program goes on (--past-oom)"
+        );
     }
 }

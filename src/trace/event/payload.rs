@@ -59,6 +59,9 @@ pub struct AllocCall {
     pub handle: u64,
 }
 
+/// The totals of an OOM that torch's allocator did not report.
+pub const UNREPORTED_TOTAL: usize = usize::MAX;
+
 /// The content of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Payload {
@@ -72,9 +75,9 @@ pub enum Payload {
         bytes: i64,
         /// The bytes that the program requested; -1 when unknown.
         requested: i64,
-        /// The bytes of all blocks on the device.
+        /// The bytes of all blocks on the device, or [`UNREPORTED_TOTAL`].
         allocated: usize,
-        /// The bytes of all segments on the device.
+        /// The bytes of all segments on the device, or [`UNREPORTED_TOTAL`].
         reserved: usize,
         /// The private pool of the allocator; 0 for the default.
         pool: u16,

@@ -14,7 +14,9 @@ use crate::attribution::{communicators, context, private_pools, requested_sizes}
 use crate::ffi::callers::{Library, library_at};
 use crate::ffi::cuda::is_captured;
 use crate::ffi::cuda_types::{AllocNodeParams, SUCCESS};
+use crate::ffi::phantom;
 use crate::ffi::torch::current_stream;
+use crate::hooks::torch::allocator::record_out_of_memory;
 use crate::runtime::guard::{Outermost, shielded};
 use crate::runtime::session;
 
@@ -104,6 +106,9 @@ pub(super) fn record_alloc(
             None => (call.device)(),
         };
         let (header, known) = before_outcome(call, Some(device));
+        if status == SUCCESS && phantom::take_grant() {
+            record_past_oom(recorder, Header { device, ..header }, allocated.bytes, known.pool);
+        }
         recorder.record(|clock_ns| {
             let alloc = AllocCall {
                 call: event::Call {
@@ -125,6 +130,18 @@ pub(super) fn record_alloc(
         });
     });
     status
+}
+
+/// Records the OOM that a real card would have had at a request that the phantom device granted. `bytes` is the size of
+/// the call.
+fn record_past_oom(recorder: &'static Recorder, header: Header, bytes: usize, pool: u16) {
+    let requested = requested_sizes::in_progress();
+    let rounded = session::session()
+        .and_then(|session| Some(session.rounding.round(u64::try_from(requested).ok()?) as i64))
+        .unwrap_or(bytes as i64);
+    let (allocated, reserved) = (event::UNREPORTED_TOTAL, event::UNREPORTED_TOTAL);
+    let oom = Payload::OutOfMemory { bytes: rounded, requested, allocated, reserved, pool };
+    record_out_of_memory(recorder, oom, Header { api: Some(Api::PastOom), ..header });
 }
 
 /// Makes a freeing call and records it. It frees `bytes` at `address`; 0 bytes stand for the whole

@@ -6,6 +6,7 @@
 use std::ffi::c_void;
 use std::sync::OnceLock;
 
+use memtrace_record::Recorder;
 use memtrace_record::intern::TextId;
 use memtrace_record::recorder::text_id;
 use memtrace_trace::event::{AllocCall, Block, Call};
@@ -178,13 +179,19 @@ unsafe extern "C-unwind" fn report_memory_usage(
     }
 }
 
+/// Records an OOM now. Details and tags follow.
+pub(in crate::hooks) fn record_out_of_memory(recorder: &'static Recorder, oom: Payload, header: Header) {
+    callbacks::out_of_memory(recorder);
+    detail::out_of_memory();
+    recorder.record(|clock_ns| oom.pack(Header { clock_ns, ..header }));
+    recorder.nudge();
+}
+
 #[unsafe(export_name = "_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE")]
 unsafe extern "C-unwind" fn report_out_of_memory(size: i64, allocated: usize, reserved: usize, device: u64) {
     if let Some(ordinal) = cuda_ordinal(device) {
         shielded(|| {
             let Some(recorder) = session::recorder() else { return };
-            callbacks::out_of_memory(recorder);
-            detail::out_of_memory();
             let stream = current_stream(ordinal);
             let (context, step) = context::current_on(stream);
             let api = if phantom::take_fault() { Api::InjectedFault } else { Api::CachingAllocator };
@@ -192,16 +199,9 @@ unsafe extern "C-unwind" fn report_out_of_memory(size: i64, allocated: usize, re
                 (requested_sizes::of_block(state, size), private_pools::take(state, ordinal, stream))
             };
             let (requested, pool) = thread::with(of_request).unwrap_or((-1, 0));
-            recorder.record(|clock_ns| {
-                Payload::OutOfMemory { bytes: size, requested, allocated, reserved, pool }.pack(Header {
-                    clock_ns,
-                    api: Some(api),
-                    device: ordinal,
-                    context,
-                    step,
-                })
-            });
-            recorder.nudge();
+            let oom = Payload::OutOfMemory { bytes: size, requested, allocated, reserved, pool };
+            let header = Header { clock_ns: 0, api: Some(api), device: ordinal, context, step };
+            record_out_of_memory(recorder, oom, header);
         });
     }
     if let Some(real) = OUT_OF_MEMORY.get() {

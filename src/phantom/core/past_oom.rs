@@ -1,0 +1,127 @@
+//! Going on past the card's capacity (`--past-oom`): a request that does not fit is granted all the same, and
+//! the peak of device use is what the program needs.
+//!
+//! PyTorch's caching allocator answers a refusal by freeing its cache and asking again. So it is refused once,
+//! as on the card, and its retry is granted: the cache does not count as needed. A caller that does not ask
+//! again is granted at once.
+
+use std::cell::Cell;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+
+use memtrace_cards::PAST_OOM_VARIABLE;
+
+use crate::core::host_state::host_state;
+
+/// What the caller of a request does after a refusal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Caller {
+    /// It frees what it can and repeats the request.
+    AsksAgain,
+    /// The same, with a call for each page, up to the call that makes the pages accessible
+    /// ([`request_ends`]).
+    AsksAgainByPage,
+    /// It fails.
+    GivesUp,
+}
+
+impl Caller {
+    /// The caller of `cudaMalloc`: PyTorch's caching allocator. With caching off, PyTorch does not ask again.
+    pub(crate) fn of_malloc() -> Self {
+        static IS_CACHING: OnceLock<bool> = OnceLock::new();
+        let is_caching = *IS_CACHING.get_or_init(|| {
+            let off = std::env::var_os("PYTORCH_NO_CUDA_MEMORY_CACHING");
+            off.is_none_or(|value| value.is_empty() || value == "0")
+        });
+        if is_caching { Self::AsksAgain } else { Self::GivesUp }
+    }
+}
+
+/// The course of a thread's request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Request {
+    New,
+    Refused,
+    /// A page of it was granted.
+    Granted,
+}
+
+static IS_ON: AtomicBool = AtomicBool::new(false);
+/// The highest use of a card so far by allocations and by other processes, in bytes.
+static PEAK: AtomicU64 = AtomicU64::new(0);
+/// The first grant of the process.
+static FIRST_GRANT: AtomicU8 = AtomicU8::new(NOT_YET);
+const NOT_YET: u8 = 0;
+const UNREPORTED: u8 = 1;
+const REPORTED: u8 = 2;
+
+thread_local! {
+    static REQUEST: Cell<Request> = const { Cell::new(Request::New) };
+}
+
+/// The value of the variable: `None` when it is neither 0 nor 1.
+pub(crate) fn requested() -> Option<bool> {
+    match std::env::var_os(PAST_OOM_VARIABLE).unwrap_or_default().to_str() {
+        Some("" | "0") => Some(false),
+        Some("1") => Some(true),
+        _ => None,
+    }
+}
+
+/// Lets requests be granted, before the program starts.
+pub(crate) fn turn_on() {
+    IS_ON.store(true, Ordering::Relaxed);
+}
+
+/// Returns true if requests past the capacity are granted.
+#[inline]
+pub(crate) fn is_on() -> bool {
+    IS_ON.load(Ordering::Relaxed)
+}
+
+/// Returns true if a request that does not fit is granted.
+pub(crate) fn grants(caller: Caller) -> bool {
+    if !is_on() {
+        return false;
+    }
+    // A thread that is ending has no state any more.
+    let before = REQUEST.try_with(Cell::get).unwrap_or(Request::Refused);
+    let (is_granted, after) = match (caller, before) {
+        (Caller::GivesUp, before) => (true, before),
+        (Caller::AsksAgain | Caller::AsksAgainByPage, Request::New) => (false, Request::Refused),
+        (Caller::AsksAgain, _) => (true, Request::New),
+        (Caller::AsksAgainByPage, _) => (true, Request::Granted),
+    };
+    let _ = REQUEST.try_with(|request| request.set(after));
+    if is_granted {
+        let _ = FIRST_GRANT.compare_exchange(NOT_YET, UNREPORTED, Ordering::Relaxed, Ordering::Relaxed);
+    }
+    is_granted
+}
+
+/// The thread's next request that does not fit is a new one: work was queued, or pages were made accessible.
+#[inline]
+pub(crate) fn request_ends() {
+    if is_on() {
+        let _ = REQUEST.try_with(|request| request.set(Request::New));
+    }
+}
+
+/// Takes the bytes that are allocated on a card, those of other processes among them.
+pub(crate) fn note_use(bytes: u64) {
+    PEAK.fetch_max(bytes, Ordering::Relaxed);
+}
+
+/// The bytes that a card needs for the run so far, its context among them; `None` without `--past-oom`.
+pub(crate) fn needed() -> Option<u64> {
+    let spec = &host_state().spec;
+    is_on().then(|| match PEAK.load(Ordering::Relaxed) {
+        0 => 0,
+        peak => peak + spec.context + spec.others,
+    })
+}
+
+/// Returns true after the process's first grant, at the first call.
+pub(crate) fn take_grant() -> bool {
+    FIRST_GRANT.compare_exchange(UNREPORTED, REPORTED, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+}
