@@ -1,8 +1,7 @@
 //! The exports, a file or folder for each: conversions of a trace for other tools.
 //!
 //! A new export is a file here and a line in [`EXPORTS`]. The command line, its help, the docs and the tests
-//! read that table. An export writes under a temporary name until it is complete, and never over the trace
-//! that it reads. Most exports need memory that does not grow with the trace.
+//! read that table. An export writes through [`Out`], and never over the trace that it reads. Most exports need memory that does not grow with the trace.
 
 mod chrome;
 mod csv;
@@ -19,6 +18,7 @@ mod plots;
 mod snapshot;
 mod timeline;
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
@@ -34,7 +34,7 @@ use crate::reports::Answer;
 use crate::selection::select;
 use export::trace_stem;
 pub use export::{Export, Job, OutputKind};
-pub use out::{Out, STDOUT};
+pub use out::{Out, STDOUT, is_stdout};
 
 /// Every export, in the order of the help.
 pub const EXPORTS: &[&dyn Export] = &[
@@ -113,12 +113,13 @@ fn jobs(kind: OutputKind, input: &Input, place: Option<&Path>) -> Result<Vec<(In
     | OutputKind::FilePerTrace(ending)
     | OutputKind::Folder(ending)) = kind;
     let stem = trace_stem(&input.path);
-    let to_stdout = place.is_some_and(|place| place == Path::new(STDOUT));
+    let stream = place.filter(|place| out::is_stream(place));
     let per_trace = matches!(kind, OutputKind::FilePerTrace(_));
     let each = (per_trace || matches!(kind, OutputKind::FileEach(_))) && input.traces.len() != 1;
-    if to_stdout && (each || matches!(kind, OutputKind::Folder(_))) {
+    if let Some(stream) = stream.filter(|_| each || matches!(kind, OutputKind::Folder(_))) {
         return Err(Error::usage(format!(
-            "-o -: this export writes several files; name a folder{}",
+            "-o {}: this export writes several files; name a folder{}",
+            stream.display(),
             if each { ", or choose one process with --rank" } else { "" }
         )));
     }
@@ -157,7 +158,7 @@ fn jobs(kind: OutputKind, input: &Input, place: Option<&Path>) -> Result<Vec<(In
 
 /// One process of `input`.
 fn alone(input: &Input, trace: &TraceFile) -> Input {
-    Input { traces: vec![trace.clone()], notes: Vec::new(), ..input.clone() }
+    Input { path: input.path.clone(), traces: vec![trace.clone()], notes: Vec::new(), others: Vec::new() }
 }
 
 /// `run.snapshot.pickle` with the label `r1` is `run.r1.snapshot.pickle`.
@@ -175,9 +176,11 @@ fn labelled(file: &Path, label: &str, ending: &str) -> PathBuf {
 
 /// Refuses a place that is one of the traces.
 fn refuse_trace_as_place(input: &Input, place: &Path) -> Result<()> {
-    let Ok(place) = place.canonicalize() else { return Ok(()) };
+    // Not their paths: a hard link to the trace is the trace.
+    let id = |path: &Path| std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
+    let Some(place) = id(place) else { return Ok(()) };
     for file in input.traces.iter().flat_map(TraceFile::files) {
-        if file.canonicalize().is_ok_and(|file| file == place) {
+        if id(file) == Some(place) {
             return Err(Error::usage(format!(
                 "{} is the trace itself; name another file with -o",
                 file.display()

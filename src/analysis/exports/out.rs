@@ -1,9 +1,12 @@
-//! An output file: written under a temporary name until it is complete, and compressed when its name ends in
-//! `.gz`.
+//! An output file, compressed when its name ends in `.gz`. A regular file is replaced as a whole once the output is
+//! complete, and keeps its owner and mode. Anything else that exists (a device, a pipe) is written to as it is.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, BufWriter, Stdout, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, fchown};
 use std::path::{Path, PathBuf};
+use std::process;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -13,12 +16,29 @@ use crate::error::{Error, Result};
 /// The path that stands for standard output.
 pub const STDOUT: &str = "-";
 
-/// The output of one export. The first failure is kept until [`Out::finish`], because the callbacks that
-/// visit rows cannot return an error.
+/// Returns true if `path` is standard output: [`STDOUT`], or another name of the same file, such as `/dev/stdout`.
+#[must_use]
+pub fn is_stdout(path: &Path) -> bool {
+    let stdout = || File::from(io::stdout().as_fd().try_clone_to_owned()?).metadata();
+    path == Path::new(STDOUT)
+        || matches!((fs::metadata(path), stdout()), (Ok(a), Ok(b)) if (a.dev(), a.ino()) == (b.dev(), b.ino()))
+}
+
+/// Returns true if `path` takes one output only: standard output, a pipe or a device.
+pub(super) fn is_stream(path: &Path) -> bool {
+    is_stdout(path)
+        || fs::metadata(path).is_ok_and(|found| {
+            let kind = found.file_type();
+            kind.is_fifo() || kind.is_char_device() || kind.is_block_device() || kind.is_socket()
+        })
+}
+
+/// An output. The first failure is kept until [`Out::finish`], because the callbacks that visit rows cannot return
+/// an error.
 pub struct Out {
     path: PathBuf,
-    /// The temporary name; `None` for standard output.
-    partial: Option<PathBuf>,
+    /// `None` if the output is written to `path` itself.
+    replacement: Option<Replacement>,
     sink: Sink,
     failed: Option<io::Error>,
 }
@@ -29,40 +49,81 @@ enum Sink {
     Stdout(BufWriter<Stdout>),
 }
 
+/// A file under a temporary name, removed when it is dropped.
+struct Replacement {
+    partial: PathBuf,
+    /// The file whose place it takes: where the links of the path lead.
+    target: PathBuf,
+}
+
+impl Replacement {
+    /// Creates the file beside its target. Returns `None` if `path` must be written to itself: it is no regular file,
+    /// or a new file cannot be made in its folder or not for its owner.
+    fn create(path: &Path) -> Option<(File, Replacement)> {
+        let target = match fs::symlink_metadata(path) {
+            Ok(_) => path.canonicalize().ok()?,
+            Err(_) => path.to_owned(),
+        };
+        let old = fs::metadata(&target).ok();
+        if old.as_ref().is_some_and(|old| !old.is_file()) {
+            return None;
+        }
+        let name = target.file_name()?.to_string_lossy();
+        let partial = target.with_file_name(format!(".{name}.{}.partial", process::id()));
+        let file = File::create_new(&partial).ok()?;
+        let replacement = Replacement { partial, target };
+        if let Some(old) = old {
+            // The mode comes last: a change of owner clears parts of it.
+            fchown(&file, Some(old.uid()), Some(old.gid())).ok()?;
+            file.set_permissions(old.permissions()).ok()?;
+        }
+        Some((file, replacement))
+    }
+}
+
+impl Drop for Replacement {
+    fn drop(&mut self) {
+        fs::remove_file(&self.partial).ok();
+    }
+}
+
 impl Out {
-    /// Creates the file, and the folders of its path.
+    /// Opens the output, and creates the folders of its path.
     ///
     /// # Errors
-    /// When a file or folder cannot be created.
+    /// When a file or folder cannot be created or written to.
     pub fn create(path: &Path) -> Result<Out> {
-        if path == Path::new(STDOUT) {
+        if is_stdout(path) {
             let sink = Sink::Stdout(BufWriter::with_capacity(1 << 16, io::stdout()));
-            return Ok(Out { path: path.to_owned(), partial: None, sink, failed: None });
+            return Ok(Out { path: path.to_owned(), replacement: None, sink, failed: None });
         }
         let error = |source| memtrace_trace::Error::Io { path: path.to_owned(), source };
-        let Some(name) = path.file_name() else {
+        if path.file_name().is_none() {
             return Err(Error::usage(format!("{} is not the name of a file", path.display())));
-        };
-        if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-            std::fs::create_dir_all(folder).map_err(error)?;
         }
-        let partial = path.with_file_name(format!(".{}.partial", name.to_string_lossy()));
-        let file = BufWriter::with_capacity(1 << 18, File::create(&partial).map_err(error)?);
+        if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+            fs::create_dir_all(folder).map_err(error)?;
+        }
+        let (file, replacement) = match Replacement::create(path) {
+            Some((file, replacement)) => (file, Some(replacement)),
+            None => (File::create(path).map_err(error)?, None),
+        };
+        let file = BufWriter::with_capacity(1 << 18, file);
         let sink = if path.extension().is_some_and(|ending| ending == "gz") {
             Sink::Packed(GzEncoder::new(file, Compression::default()))
         } else {
             Sink::Plain(file)
         };
-        Ok(Out { path: path.to_owned(), partial: Some(partial), sink, failed: None })
+        Ok(Out { path: path.to_owned(), replacement, sink, failed: None })
     }
 
-    /// The final path.
+    /// The path that was given.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Closes the file, renames it to its final path and returns its size in bytes.
+    /// Completes the output, under its final name. Returns the size of the file in bytes; 0 for a pipe or device.
     ///
     /// # Errors
     /// The first failure of any write.
@@ -75,17 +136,19 @@ impl Out {
     }
 
     fn close(&mut self) -> io::Result<u64> {
-        match &mut self.sink {
-            Sink::Plain(file) => file.flush()?,
+        let file = match &mut self.sink {
+            Sink::Plain(file) => file,
             Sink::Packed(file) => {
                 file.try_finish()?;
-                file.get_mut().flush()?;
+                file.get_mut()
             }
-            Sink::Stdout(stdout) => stdout.flush()?,
+            Sink::Stdout(stdout) => return stdout.flush().map(|()| 0),
+        };
+        file.flush()?;
+        if let Some(Replacement { partial, target }) = &self.replacement {
+            fs::rename(partial, target)?;
         }
-        let Some(partial) = self.partial.take() else { return Ok(0) };
-        std::fs::rename(&partial, &self.path)?;
-        Ok(std::fs::metadata(&self.path)?.len())
+        Ok(file.get_ref().metadata()?.len())
     }
 }
 
@@ -110,14 +173,5 @@ impl Write for Out {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
-    }
-}
-
-impl Drop for Out {
-    /// Removes an unfinished file.
-    fn drop(&mut self) {
-        if let Some(partial) = &self.partial {
-            std::fs::remove_file(partial).ok();
-        }
     }
 }

@@ -1,14 +1,14 @@
 //! `memtrace export`: every entry of [`EXPORTS`], run in the same way.
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Result, anyhow, bail};
 use clap::builder::PossibleValuesParser;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Command};
-use memtrace_analysis::exports::{self, EXPORTS, Export, STDOUT};
+use memtrace_analysis::exports::{self, EXPORTS, Export};
 
 use crate::args;
 use crate::terminal;
@@ -95,7 +95,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
 /// When an option is invalid, the trace cannot be read, or the export cannot be written.
 pub(crate) fn write(export: &dyn Export, name: &str, matches: &ArgMatches) -> Result<ExitCode> {
     let place = matches.get_one::<PathBuf>("output").map(PathBuf::as_path);
-    let to_stdout = place == Some(Path::new(STDOUT));
+    let to_stdout = place.is_some_and(exports::is_stdout);
     let options = args::options(export.flags(), matches, !to_stdout)?;
     let input = trace_input::open_arg("TRACE", matches, true)?;
     let progress = terminal::Progress::start(std::slice::from_ref(&input));

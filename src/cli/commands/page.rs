@@ -1,12 +1,11 @@
 //! `memtrace report`: the HTML page.
 
-use std::fs::File;
-use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint, value_parser};
+use memtrace_analysis::exports::{self, Out};
 use memtrace_analysis::html::Page;
 
 use crate::args::{self, DEFAULT_FOLDER};
@@ -70,23 +69,17 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     let page = Page::of(&inputs, &options)?;
     drop(progress);
     let opens = matches.get_flag("open");
-    if output == Path::new("-") {
-        if opens {
-            bail!("--open needs a page in a file, but -o - writes it to standard output");
-        }
-        let mut stdout = std::io::stdout().lock();
-        page.write(&mut stdout)?;
-        stdout.flush()?;
+    let to_stdout = exports::is_stdout(output);
+    if to_stdout && opens {
+        bail!("--open needs a page in a file, but -o - writes it to standard output");
+    }
+    let mut out = Out::create(output)?;
+    page.write(&mut out)?;
+    let size = out.finish()?;
+    if to_stdout {
         return Ok(ExitCode::SUCCESS);
     }
     let name = output.display();
-    let write = || -> std::io::Result<u64> {
-        let mut file = BufWriter::new(File::create(output)?);
-        page.write(&mut file)?;
-        file.flush()?;
-        file.get_ref().metadata().map(|data| data.len())
-    };
-    let size = write().with_context(|| format!("cannot write {name}"))?;
     terminal::print_line(page.headline())?;
     terminal::print_line(&format!(
         "wrote {name}, {:.2} MB{}",

@@ -4,8 +4,9 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Result, anyhow, bail};
 use clap::{ArgMatches, Command};
+use memtrace_analysis::exports::Out;
 use memtrace_analysis::render::formats::Form;
 use memtrace_analysis::reports::{self, Report, Verdict};
 
@@ -63,7 +64,9 @@ pub(crate) fn run(name: &str, matches: &ArgMatches) -> Result<ExitCode> {
     }
     match output {
         Some(path) => {
-            std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?
+            let mut out = Out::create(path)?;
+            out.write_all(text.as_bytes())?;
+            out.finish()?;
         }
         None => {
             let mut stdout = std::io::stdout().lock();
