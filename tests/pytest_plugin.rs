@@ -394,9 +394,107 @@ fn limits_of_a_run_without_a_gpu_fail_it_and_say_that_nothing_was_checked() {
     );
     let mut run = python(installed, folder.path());
     run.args(["-m", "pytest", "--memtrace"]).env("CUDA_VISIBLE_DEVICES", "");
-    let (status, words) = said(&run.output().unwrap());
+    let (status, words) = self::said(&run.output().unwrap());
     assert_eq!(status, Some(1), "{words}");
     has(&words, &["1 passed, 1 skipped", "the limit of 1 test was not checked", "allocated no GPU memory"]);
+    let mut workers = python(installed, folder.path());
+    workers.args(["-m", "pytest", "--memtrace", "-n", "2"]).env("CUDA_VISIBLE_DEVICES", "");
+    let (status, words) = self::said(&workers.output().unwrap());
+    assert_eq!(status, Some(1), "{words}");
+    has(&words, &["1 passed, 1 skipped", "the limit of 1 test was not checked"]);
     let (status, words) = pytest(installed, folder.path(), &["--memtrace=t4"]);
     assert_eq!(status, Some(0), "{words}");
+}
+
+#[test]
+fn a_test_whose_trace_ends_early_or_is_cut_fails_its_limits() {
+    let Some(installed) = installed() else { return };
+    let spoilers = [
+        // The disk is full.
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (os.path.getsize(trace), resource.RLIM_INFINITY))",
+        "os.close(descriptor)",
+        "os.truncate(trace, 0)",
+        "os.remove(trace)",
+    ];
+    for spoiler in spoilers {
+        let folder = suite(&format!(
+            r#"
+import os, resource, pytest, torch
+kept = []
+
+def spoil():
+    torch.zeros(1, device="cuda")
+    memtrace.flush()
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        try:
+            trace = os.readlink(f"/proc/self/fd/{{descriptor}}")
+        except OSError:
+            continue
+        if trace.endswith(".csv"):
+            {spoiler}
+            return
+    raise AssertionError("no trace")
+
+import memtrace
+
+@pytest.mark.limit_gpu_memory("1 MiB")
+@pytest.mark.limit_gpu_leaks("1 MiB")
+def test_grows():
+    spoil()
+    kept.append(torch.zeros(1 << 28, device="cuda"))
+    for _ in range(2000):
+        torch.zeros(9, device="cuda")
+
+@pytest.mark.limit_gpu_leaks("1 MiB")
+def test_leaks():
+    kept.append(torch.zeros(1 << 28, device="cuda"))
+"#
+        ));
+        let (status, words) = pytest(installed, folder.path(), &["--memtrace=h100-80g"]);
+        assert_eq!(status, Some(1), "{spoiler}: {words}");
+        has(&words, &["2 failed", "cannot be checked: "]);
+    }
+}
+
+#[test]
+fn memory_that_a_fixture_allocates_at_its_end_counts_for_its_test() {
+    let Some(installed) = installed() else { return };
+    let folder = suite(
+        r#"
+import pytest, torch
+
+@pytest.fixture
+def late():
+    yield
+    torch.zeros(1 << 20, device="cuda")
+
+@pytest.fixture(scope="module")
+def of_module():
+    yield
+    torch.zeros(1 << 20, device="cuda")
+
+@pytest.mark.limit_gpu_memory("1 MiB")
+def test_yield(late):
+    pass
+
+@pytest.mark.limit_gpu_memory("1 MiB")
+def test_finalizer(request):
+    request.addfinalizer(lambda: torch.zeros(1 << 20, device="cuda"))
+
+@pytest.mark.limit_gpu_memory("1 MiB")
+def test_last_of_the_module(of_module):
+    torch.zeros(9, device="cuda")
+"#,
+    );
+    let (status, words) = pytest(installed, folder.path(), &["--memtrace=h100-80g"]);
+    assert_eq!(status, Some(1), "{words}");
+    has(
+        &words,
+        &[
+            "3 passed, 2 errors",
+            "ERROR at teardown of test_yield",
+            "ERROR at teardown of test_finalizer",
+            "The test used 4.00 MiB of GPU memory, more than its limit of 1.00 MiB",
+        ],
+    );
 }

@@ -41,6 +41,7 @@ class Owner:
 class Use:
     """The memory of a part on the device that it used most, in bytes, with the blocks that held it."""
 
+    is_traced: bool = True
     device: int = 0
     peak: int = 0
     moment: Owner = field(default_factory=lambda: Owner("(none)", "(none)", "(none)", "(none)"))
@@ -59,13 +60,26 @@ class Position:
 
     path: Path | None
     offset: int
+    # The bytes that PyTorch had allocated until then, at least and at most: other threads may allocate meanwhile.
+    allocated: tuple[int, int] = (0, 0)
 
 
 def here() -> Position:
     """The end of the trace of this process, after everything recorded so far was written."""
-    _marks.flush()
+    least = _ever_allocated()
+    if not _marks.flush():
+        raise NotMeasured("the trace of this process ended early, or cannot be written fast enough")
     path = _own_trace()
-    return Position(path, path.stat().st_size if path is not None else 0)
+    return Position(path, path.stat().st_size if path is not None else 0, (least, _ever_allocated()))
+
+
+def _ever_allocated() -> int:
+    """The bytes that PyTorch's caching allocator has handed out in this process, by its own count."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized() or torch.cuda.get_allocator_backend() != "native":
+        return 0
+    devices = range(torch.cuda.device_count())
+    return sum(torch.cuda.memory_stats(device).get("allocated_bytes.all.allocated", 0) for device in devices)
 
 
 def _own_trace() -> Path | None:
@@ -79,28 +93,33 @@ def _own_trace() -> Path | None:
             continue
         if os.path.dirname(path) == _FOLDER and path.endswith(".csv"):
             return Path(path)
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized() and torch.cuda.memory_allocated():
+    if _ever_allocated():
         raise NotMeasured(f"the trace of this process is not open in {_FOLDER}")
     return None
 
 
 def use_between(start: Position, end: Position, others: list[tuple[int, int]]) -> Use:
     """The memory of the blocks that were allocated between two places, without those allocated between the
-    offsets of `others`."""
-    if end.path is None:
-        return Use()
-    if start.path not in (None, end.path):
-        raise NotMeasured(f"the trace {start.path} continued in another file")
+    offsets of `others`.
+
+    Raises NotMeasured when the trace lacks rows of that time."""
+    if end.path is None and start.path is None:
+        return Use(is_traced=False)
+    if start.path not in (None, end.path) or end.offset < start.offset:
+        raise NotMeasured(f"the trace {start.path} was cut, or continued in another file")
     sizes: dict[tuple[int, int], int] = {}
     owners: dict[int, Owner] = {}
     changes: list[tuple[int, int, int]] = []
     totals: dict[int, int] = defaultdict(int)
     peaks: dict[int, tuple[int, int]] = {}
-    for row in _rows(end.path, start.offset, end.offset, others):
+    traced = 0
+    for place, row in _rows(end.path, start.offset, end.offset):
         device, block, delta = int(row["device"]), int(row["alloc_id"]), int(row["delta_bytes"])
         key = (device, block)
         if row["event"] == "alloc":
+            traced += delta
+            if any(low <= place < high for low, high in others):
+                continue
             sizes[key] = delta
         elif key not in sizes:
             # Allocated before the test, or by a fixture of others.
@@ -116,6 +135,11 @@ def use_between(start: Position, end: Position, others: list[tuple[int, int]]) -
         totals[device] += delta
         if totals[device] > peaks.get(device, (0, 0))[0]:
             peaks[device] = (totals[device], len(changes))
+    allocated = end.allocated[0] - start.allocated[1]
+    if traced < allocated:
+        raise NotMeasured(
+            f"PyTorch allocated {_sizes.show(allocated)} meanwhile, and the trace has {_sizes.show(traced)} of it"
+        )
     use = Use(left=[(size, owners[block]) for (_, block), size in sizes.items()])
     if not peaks:
         return use
@@ -133,10 +157,10 @@ def use_between(start: Position, end: Position, others: list[tuple[int, int]]) -
     return use
 
 
-def _rows(path, start, end, others):
-    """The rows of blocks between two offsets, as dicts."""
+def _rows(path, start, end):
+    """The rows of blocks between two offsets, as dicts, each with its own offset."""
     with path.open("rb") as file:
-        header = next(csv.reader([file.readline().decode()]))
+        header = file.readline().decode(errors="replace").rstrip("\n").split(",")
         at = max(start, file.tell())
         file.seek(at)
         while at < end:
@@ -144,16 +168,22 @@ def _rows(path, start, end, others):
             place, at = at, at + len(line)
             # The columns before `event` are numbers.
             fields = line.split(b",", 7)
+            if not line:
+                raise NotMeasured(f"{path} was cut")
+            if fields[6:7] == [b"lost"]:
+                raise NotMeasured("the trace lost events: set a larger MEMTRACE_BUFFER")
             if fields[6:7] == [b"repeat"]:
                 raise NotMeasured("rows of the trace stand for others: set MEMTRACE_REPEATS=0")
             if len(fields) < 8 or fields[6].decode(errors="replace") not in _EVENTS:
                 continue
-            if fields[6] == b"alloc" and any(low <= place < high for low, high in others):
-                continue
-            text = next(csv.reader([line.decode(errors="replace").rstrip("\n")]))
-            row = dict(zip(header, text))
-            if int(row["device"]) >= 0:
-                yield row
+            try:
+                text = next(csv.reader([line.decode(errors="replace").rstrip("\n")]))
+                row = dict(zip(header, text))
+                is_gpu = int(row["device"]) >= 0
+            except (csv.Error, KeyError, ValueError) as error:
+                raise NotMeasured(f"{path} is damaged") from error
+            if is_gpu:
+                yield place, row
 
 
 def by_owner(blocks: list[tuple[int, Owner]], top: int = 8) -> list[tuple[str, str, int, int]]:

@@ -55,6 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", mark)
     if limits.is_active():
         config.pluginmanager.register(limits.Limits(), "memtrace-limits")
+        config.pluginmanager.register(Untraced(), "memtrace-untraced")
     # The plugin that was registered last is asked first.
     config.pluginmanager.register(phantom_tests.PhantomTests(config), "memtrace-phantom-tests")
 
@@ -62,30 +63,34 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     # Errors in marks are found whether or not the run is traced.
-    limited = marked = 0
+    limited = 0
     for item in items:
         found = [limits.limit_of(item, name) for name in (limits.MEMORY, limits.LEAKS)]
-        card = phantom_tests.card_of(item)
-        marked += card is not None
-        limited += card is None and any(limit is not None for limit in found)
+        limited += phantom_tests.card_of(item) is None and any(limit is not None for limit in found)
     config.stash[UNCHECKED] = 0 if limits.is_active() else limited
-    config.stash[LIMITED] = limited if limits.is_active() and not marked else 0
 
 
 UNCHECKED = pytest.StashKey[int]()
-# The tests with limits of a traced run; 0 where tests on other cards run, too.
-LIMITED = pytest.StashKey[int]()
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+class Untraced:
     """Fails a traced run that has limits and no trace: no GPU was found, so nothing was checked."""
-    config = session.config
-    is_worker = hasattr(config, "workerinput") or config.getoption("numprocesses", None)
-    unchecked = 0 if is_worker or config.option.collectonly else config.stash.get(LIMITED, 0)
-    if exitstatus == 0 and unchecked and limits.has_no_trace():
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        config.stash[UNTRACED] = unchecked
+
+    def __init__(self) -> None:
+        self._limited: set[str] = set()
+        self._is_traced = False
+
+    # With xdist these are the reports of all workers.
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if limits.MEMORY in report.keywords or limits.LEAKS in report.keywords:
+            self._limited.add(report.nodeid)
+        self._is_traced |= any(name == limits.PEAK_PROPERTY for name, _ in report.user_properties)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        if exitstatus == 0 and self._limited and not self._is_traced:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+            session.config.stash[UNTRACED] = len(self._limited)
 
 
 UNTRACED = pytest.StashKey[int]()
@@ -103,7 +108,7 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
         for report in reports:
             for name, value in getattr(report, "user_properties", None) or []:
                 if name == limits.PEAK_PROPERTY and value:
-                    peaks[report.nodeid] = value
+                    peaks[report.nodeid] = max(value, peaks.get(report.nodeid, 0))
     if peaks:
         terminalreporter.section("GPU memory")
         ordered = sorted(peaks.items(), key=lambda item: -item[1])

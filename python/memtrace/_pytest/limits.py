@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import sys
@@ -43,10 +44,11 @@ class Limits:
         self._others: list[tuple[int, int]] = []
         self._problem = "no test began"
         self._limited = False
+        self._passed = False
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
-        self._others = []
+        self._others, self._passed = [], False
         self._limited = any(item.get_closest_marker(name) for name in (MEMORY, LEAKS))
         if self._limited:
             clear_workspaces()
@@ -58,30 +60,60 @@ class Limits:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef, request):
-        # A fixture that later tests use too is not this test's: a limit must not depend on their order.
-        if fixturedef.scope == "function" or self._start is None or not self._limited:
+        # A fixture that other tests use too is not this test's: a limit must not depend on their order.
+        if fixturedef.scope == "function":
             return (yield)
-        before = _blocks.here().offset
+        # Its finalizers run in the teardown of its last test, the one that was added last first.
+        begin: list[int] = []
+        fixturedef.addfinalizer(lambda: self._end_other(begin))
+        self._begin_other(begin)
         try:
             return (yield)
         finally:
+            self._end_other(begin)
+            fixturedef.addfinalizer(lambda: self._begin_other(begin))
+
+    def _begin_other(self, begin: list[int]) -> None:
+        """Notes where the memory of a fixture of several tests begins, in a test with a limit."""
+        if self._start is not None and self._limited:
+            with contextlib.suppress(_blocks.NotMeasured):
+                begin.append(_blocks.here().offset)
+
+    def _end_other(self, begin: list[int]) -> None:
+        if begin:
             clear_workspaces()
-            self._others.append((before, _blocks.here().offset))
+            with contextlib.suppress(_blocks.NotMeasured):
+                self._others.append((begin.pop(), _blocks.here().offset))
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
         result = yield
+        self._check(item)
+        self._passed = True
+        return result
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Iterator[None]:
+        result = yield
+        # What its fixtures allocate at their end is the test's, too.
+        if self._passed and limit_of(item, MEMORY) is not None:
+            self._check(item)
+        return result
+
+    def _check(self, item: pytest.Item) -> None:
+        """Fails the test if its memory until now is over its limit, or is not known."""
         limit = limit_of(item, MEMORY)
         try:
             use = self._use()
         except _blocks.NotMeasured as error:
             if limit is not None:
                 pytest.fail(f"the limit of GPU memory cannot be checked: {error}", pytrace=False)
-            return result
-        item.user_properties.append((PEAK_PROPERTY, use.peak))
+            return
+        if use.is_traced:
+            others = [entry for entry in item.user_properties if entry[0] != PEAK_PROPERTY]
+            item.user_properties[:] = [*others, (PEAK_PROPERTY, use.peak)]
         if limit is not None and use.peak > limit:
             pytest.fail(over_limit(use, limit), pytrace=False)
-        return result
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
@@ -183,11 +215,3 @@ def trace_folder() -> str:
 def is_active() -> bool:
     """Returns true if this process is traced, so that limits can be checked."""
     return _marks.is_traced()
-
-
-def has_no_trace() -> bool:
-    """Returns true if this process has written no trace: it allocated no GPU memory."""
-    try:
-        return _blocks.here().path is None
-    except _blocks.NotMeasured:
-        return False

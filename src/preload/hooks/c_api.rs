@@ -125,7 +125,7 @@ extern "C" fn memtrace_detail(steps: c_int) {
     traced((), || detail::ask(u32::try_from(steps).unwrap_or(0)));
 }
 
-/// Waits until all recorded events are in the file; returns 0, or -1 after a time-out.
+/// Waits until all recorded events are in the file; returns 0, or -1 after a time-out and when the trace ended early.
 #[unsafe(no_mangle)]
 extern "C" fn memtrace_flush() -> c_int {
     traced(0, || match Recorder::active() {

@@ -66,8 +66,8 @@ pub(crate) fn answer_until_finish(control: &Control) {
         match control.commands().recv_timeout(CHECK_ALONE) {
             Ok(Command::Finish) | Err(RecvTimeoutError::Disconnected) => return,
             Ok(Command::Suspend(done)) => drop(done.send(())),
-            // The trace has ended, so it lacks no event.
-            Ok(Command::Flush(done)) => drop(done.send(true)),
+            // The trace ended early, so it lacks what was recorded since.
+            Ok(Command::Flush(done)) => drop(done.send(false)),
             Ok(Command::Nudge | Command::Resume) => {}
             Err(RecvTimeoutError::Timeout) if is_alone() => return control.detach(),
             Err(RecvTimeoutError::Timeout) => {}
