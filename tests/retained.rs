@@ -17,6 +17,7 @@ on_every_torch![
     retained_is_found_at_an_oom,
     retained_leaves_checkpoints_and_hooks_of_saved_tensors_alone,
     retained_does_not_accuse_a_window_or_a_table,
+    retained_says_what_part_of_the_growth_has_no_holder,
 ];
 
 /// Traces a script of `tests/scripts/retained`, with the package `memtrace` of this repository.
@@ -147,6 +148,22 @@ fn retained_does_not_accuse_a_window_or_a_table(torch: &Torch) {
     assert!(reason.contains("20 million objects") && cut.next().is_none(), "{searches}");
     let report = run.report("retained", &["--all"]);
     assert!(report.contains("nothing was found to be retained") && report.contains("20 million"), "{report}");
+}
+
+fn retained_says_what_part_of_the_growth_has_no_holder(torch: &Torch) {
+    for way in ["deepcopy", "optimizer", "buffer", "storage", "array"] {
+        let run = trace(torch, "unnamed.py", &[way], &[]);
+        let report = run.report("retained", &[]);
+        assert!(!report.contains("nothing is retained"), "{way}: {report}");
+        let process = &run.json("retained", &[])["processes"][0];
+        let of = |name: &str| process[name].as_i64().unwrap_or_else(|| panic!("{way}: {process}"));
+        let (growth, named) = (of("growth_bytes_per_step"), report.contains(" keeps "));
+        assert!(growth > 900 << 10, "{way}: {process}");
+        // Another version may find a name for it, which is as good.
+        assert_ne!(named, of("unnamed_bytes_per_step") > growth / 2, "{way}: {report}");
+        let owned = report.contains("does the program keep a copy of the model");
+        assert_eq!(owned, ["deepcopy", "optimizer", "buffer"].contains(&way), "{way}: {report}");
+    }
 }
 
 /// Nobody asks: memory grows from step to step.

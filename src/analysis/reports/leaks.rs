@@ -300,6 +300,22 @@ impl Findings {
         }
     }
 
+    /// The growth of all leaks together, in bytes a step; `None` for a trace with too few steps.
+    pub(super) fn rate(&self) -> Option<i64> {
+        let sum: f64 = self.leaks.iter().map(|leak| leak.line.slope).sum();
+        (self.steps >= FEWEST_STEPS).then_some(sum as i64)
+    }
+
+    /// The category that grows fastest; empty when nothing grows.
+    pub(super) fn growing_category(&self) -> &'static str {
+        let mut sums: BTreeMap<&'static str, f64> = BTreeMap::new();
+        for leak in &self.leaks {
+            *sums.entry(leak.category).or_default() += leak.line.slope;
+        }
+        let fastest = sums.into_iter().max_by(|a, b| a.1.total_cmp(&b.1));
+        fastest.map_or("", |(category, _)| category)
+    }
+
     fn print(&self, printer: &mut Printer, options: &Options) {
         let units = options.units;
         if self.steps < FEWEST_STEPS {

@@ -2,9 +2,12 @@
 
 use serde_json::json;
 
+use super::leaks::{Findings, findings};
+use super::ranks::MOST_RANKS;
 use super::report::{Answer, Report, next};
 use crate::error::Result;
 use crate::options::{Flag, Options};
+use crate::profile::flow_categories;
 use crate::read::input::Input;
 use crate::render::footer::Footer;
 use crate::render::heading::process_heading;
@@ -46,15 +49,30 @@ impl Report for Retained {
         let input = &inputs[0];
         let mut printer = options.printer();
         let mut processes = Vec::new();
+        let most = options.top.unwrap_or(MOST_RANKS);
         for (index, trace) in input.traces.iter().enumerate() {
             let searches = RetainedSearches::read(trace, options)?;
-            process_heading(&mut printer, input, index);
-            print(&mut printer, &searches, options);
+            let (_, growth) = findings(trace, options, flow_categories(trace, options)?, |_, _| {})?;
+            let unnamed = Unnamed::new(&growth, searches.telling());
+            if index < most {
+                process_heading(&mut printer, input, index);
+                print(&mut printer, &searches, &unnamed, options);
+            }
             processes.push(json!({
                 "file": trace.path.display().to_string(),
                 "rank": trace.meta.rank,
+                "growth_bytes_per_step": unnamed.growth,
+                "unnamed_bytes_per_step": unnamed.bytes,
+                "unnamed_because": unnamed.reason(),
                 "searches": searches.all.iter().map(RetainedSearch::json).collect::<Vec<_>>(),
             }));
+        }
+        if input.traces.len() > most {
+            printer.gap();
+            printer.plain(format!(
+                "{}; --top N shows them",
+                counted((input.traces.len() - most) as u64, "more process")
+            ));
         }
         Ok(Answer {
             body: printer,
@@ -66,7 +84,50 @@ impl Report for Retained {
     }
 }
 
-fn print(printer: &mut Printer, searches: &RetainedSearches, options: &Options) {
+/// The growth from step to step that no holder of a search explains.
+struct Unnamed {
+    /// The measured growth in bytes a step; `None` when the trace has too few steps.
+    growth: Option<i64>,
+    /// The part of it that no holder explains.
+    bytes: i64,
+    /// The category that most of the growth has.
+    category: &'static str,
+}
+
+/// The categories that a search leaves out.
+const NOT_SEARCHED: [&str; 4] = ["parameter", "buffer", "gradient", "optimizer_state"];
+
+impl Unnamed {
+    fn new(found: &Findings, search: Option<&RetainedSearch>) -> Unnamed {
+        let growth = found.rate();
+        let named: i64 = search
+            .into_iter()
+            .flat_map(RetainedSearch::retained)
+            .filter_map(|holder| holder.bytes_per_step())
+            .fold(0, i64::saturating_add);
+        let bytes = growth.unwrap_or(0).saturating_sub(named);
+        // Both are estimates: a line through the steps, and the mean of the steps that are kept.
+        let is_much = bytes >= 1024 && bytes > growth.unwrap_or(0) / 10;
+        Unnamed { growth, bytes: if is_much { bytes } else { 0 }, category: found.growing_category() }
+    }
+
+    /// The likely reason; empty without such growth.
+    fn reason(&self) -> &'static str {
+        match self.bytes {
+            0 => "",
+            _ if NOT_SEARCHED.contains(&self.category) => {
+                "most of it is of parameters, buffers, gradients or optimizer state, which are not searched: does the \
+                 program keep a copy of the model, or an optimizer, of each step?"
+            }
+            _ => {
+                "the search sees no storage, DLPack capsule, element of an object array, object of C++ or list made before \
+                 gc.freeze(), and no chain of more than ten references; or the growth began after it"
+            }
+        }
+    }
+}
+
+fn print(printer: &mut Printer, searches: &RetainedSearches, unnamed: &Unnamed, options: &Options) {
     let all = options.is_set("all");
     let shown: Vec<&RetainedSearch> =
         if all { searches.all.iter().collect() } else { searches.telling().into_iter().collect() };
@@ -77,17 +138,26 @@ fn print(printer: &mut Printer, searches: &RetainedSearches, options: &Options) 
         );
     }
     for search in shown {
-        print_search(printer, search, options, all);
+        // It is compared with the search that tells most.
+        let unnamed = Some(unnamed).filter(|_| searches.telling() == Some(search));
+        print_search(printer, search, unnamed, options, all);
     }
 }
 
 /// Prints what a search found; with `all` what is no leak too.
-fn print_search(printer: &mut Printer, search: &RetainedSearch, options: &Options, all: bool) {
+fn print_search(
+    printer: &mut Printer,
+    search: &RetainedSearch,
+    unnamed: Option<&Unnamed>,
+    options: &Options,
+    all: bool,
+) {
     let most = options.top.unwrap_or(10);
     printer.plain(search.moment());
     let mut holders = search.holders.iter().filter(|holder| all || holder.is_retained()).peekable();
     if holders.peek().is_none() {
-        printer.plain(if search.is_whole {
+        let has_grounds = search.is_whole && unnamed.is_some_and(|unnamed| unnamed.growth.is_some());
+        printer.plain(if has_grounds && unnamed.is_some_and(|unnamed| unnamed.bytes == 0) {
             "  nothing is retained"
         } else {
             "  nothing was found to be retained"
@@ -98,6 +168,13 @@ fn print_search(printer: &mut Printer, search: &RetainedSearch, options: &Option
         let style = if holder.is_retained() { Style::Alarm } else { Style::Plain };
         let kind = if all { format!("  [{}] {least}", holder.verdict) } else { format!("  {least}") };
         printer.line([kind.into(), Cell::new(holder.line(options.units), style)]);
+    }
+    if let Some(unnamed) = unnamed.filter(|unnamed| unnamed.bytes > 0) {
+        printer.line([
+            Cell::new(format!("  {} a step", options.units.show(unnamed.bytes)), Style::Alarm),
+            format!(" of growth has no holder here (memtrace leaks has its ops): {}", unnamed.reason())
+                .into(),
+        ]);
     }
     if let Some(gap) = search.gap() {
         printer.plain(format!("  {gap}"));
