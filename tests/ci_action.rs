@@ -8,11 +8,17 @@ use std::process::{Command, Output};
 #[path = "common/torch.rs"]
 #[expect(dead_code, reason = "each test crate uses its own part")]
 mod harness;
+#[path = "common/venv.rs"]
+#[expect(dead_code, reason = "each test crate uses its own part")]
+mod venv;
+// The name under which venv.rs knows the harness.
+use harness as torch;
 use harness::{Torch, on_every_torch};
 
 on_every_torch![
     action_comments_the_difference_and_fails_over_the_limit,
     action_tells_a_base_that_fails_a_base_that_is_missing_and_a_change_that_fails,
+    action_sees_growth_though_the_package_is_installed_from_the_checkout,
 ];
 
 const TRAIN: &str = "import torch\nmodel = torch.nn.Linear(1024, WIDTH).cuda()\n\
@@ -22,11 +28,13 @@ const TRAIN: &str = "import torch\nmodel = torch.nn.Linear(1024, WIDTH).cuda()\n
 struct PullRequest<'a> {
     folder: tempfile::TempDir,
     torch: &'a Torch,
+    /// The Python that runs the command.
+    python: PathBuf,
 }
 
 impl PullRequest<'_> {
     fn new<'a>(torch: &'a Torch, base: &str, head: &str) -> PullRequest<'a> {
-        let pull = PullRequest { folder: tempfile::tempdir().unwrap(), torch };
+        let pull = PullRequest { folder: tempfile::tempdir().unwrap(), torch, python: torch.python.clone() };
         fs::create_dir_all(pull.checkout()).unwrap();
         pull.git(&["init", "--quiet"]);
         for (message, script) in [("base", base), ("head", head)] {
@@ -63,7 +71,7 @@ impl PullRequest<'_> {
         let mut command = Command::new(&self.torch.python);
         command.arg(root.join("tests/scripts/ci/action_steps.py")).arg(root.join("action.yml"));
         command.arg(self.checkout()).args(["package=", "card=l4"]).args(inputs);
-        command.arg(format!("command={} train.py", self.torch.python.display()));
+        command.arg(format!("command={} train.py", self.python.display()));
         command.env(
             "PATH",
             format!("{}:{}:{path}", self.folder.path().join("bin").display(), memtrace.display()),
@@ -103,7 +111,12 @@ fn action_tells_a_base_that_fails_a_base_that_is_missing_and_a_change_that_fails
     let pull = PullRequest::new(torch, "raise SystemExit(5)", &wide(64));
     let ran = pull.run(&["base=HEAD~1"]);
     assert_eq!(ran.status.code(), Some(0), "{}", text(&ran.stderr));
-    assert!(pull.comment().contains("The base could not be run"), "{}", pull.comment());
+    assert!(
+        pull.comment().contains("Nothing was compared: the command failed in HEAD~1"),
+        "{}",
+        pull.comment()
+    );
+    assert_eq!(pull.run(&["base=HEAD~1", "fail-over=2%"]).status.code(), Some(2), "a limit was not checked");
     let ran = pull.run(&["base=no-such-commit", "comment=false"]);
     assert_eq!(ran.status.code(), Some(2));
     assert!(text(&ran.stderr).contains("fetch-depth: 0"), "{}", text(&ran.stderr));
@@ -111,4 +124,75 @@ fn action_tells_a_base_that_fails_a_base_that_is_missing_and_a_change_that_fails
     let ran = pull.run(&["base=HEAD~1"]);
     assert_eq!(ran.status.code(), Some(6));
     assert!(pull.comment().contains("failed with status 6"), "{}", pull.comment());
+}
+
+fn action_sees_growth_though_the_package_is_installed_from_the_checkout(torch: &Torch) {
+    let mut pull = PullRequest::new(torch, "import grown", "import grown  # and more");
+    pull.python = venv::venv(&pull.folder.path().join("env"), &[&torch.python]);
+    let checkout = pull.checkout().display().to_string();
+    let package = pull.checkout().join("src/grown/__init__.py");
+    fs::create_dir_all(package.parent().unwrap()).unwrap();
+    for width in [1024, 4096] {
+        fs::write(&package, wide(width)).unwrap();
+        pull.git(&["add", "."]);
+        pull.git(&["-c", "user.name=a", "-c", "user.email=a@a", "commit", "--quiet", "-m", "package"]);
+    }
+    // As `pip install -e .` of a src layout makes it.
+    let site = venv::packages(&pull.python);
+    fs::write(site.join("editable.pth"), format!("{checkout}/src\n")).unwrap();
+    let ran = pull.run(&["base=HEAD~1", "fail-over=1m"]);
+    assert_eq!(ran.status.code(), Some(3), "{}", text(&ran.stdout) + &text(&ran.stderr));
+
+    // A finder, as setuptools may install it, leads to the checkout wherever the program runs.
+    let finder = format!(
+        "import sys\nfrom importlib.machinery import PathFinder\nclass Finder:\n    @staticmethod\n    \
+         def find_spec(name, path=None, target=None):\n        \
+         return PathFinder.find_spec(name, ['{checkout}/src']) if name == 'grown' else None\n\
+         sys.meta_path.insert(0, Finder)\n"
+    );
+    fs::write(site.join("finder.py"), finder).unwrap();
+    fs::write(site.join("editable.pth"), "import finder\n").unwrap();
+    let ran = pull.run(&["base=HEAD~1", "fail-over=1m"]);
+    assert_eq!(ran.status.code(), Some(2), "{}", text(&ran.stdout) + &text(&ran.stderr));
+    assert!(
+        text(&ran.stderr).contains("imported src/grown/__init__.py of this checkout"),
+        "{}",
+        text(&ran.stderr)
+    );
+}
+
+/// Runs scripts/comment-comparison with a `gh` that knows a comment of this comparison, and may refuse. Returns the
+/// calls of `gh`, and what was printed.
+fn comment(knows: bool, refuses: bool) -> (String, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let url = if knows { "https://github.com/o/r/pull/7#issuecomment-42" } else { "" };
+    let gh = format!(
+        "#!/bin/sh\necho \"$@\" >>{}\n[ $1-$2 != pr-view ] || echo {url}\nexit {}\n",
+        at("log").display(),
+        u8::from(refuses)
+    );
+    fs::write(at("gh"), gh).unwrap();
+    assert!(Command::new("chmod").arg("+x").arg(at("gh")).status().unwrap().success());
+    fs::write(at("comparison.md"), "<!-- memtrace compare-with-base: 1 -->\n").unwrap();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/comment-comparison");
+    let mut run = Command::new(script);
+    run.args(["7", "comparison.md"]).current_dir(folder.path());
+    run.env("PATH", format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap()));
+    let output = venv::succeeds(&mut run);
+    (fs::read_to_string(at("log")).unwrap(), text(&output.stdout))
+}
+
+#[test]
+fn a_comparison_replaces_its_own_comment_alone_and_a_token_that_may_not_write_fails_nothing() {
+    let (calls, _) = comment(false, false);
+    assert!(
+        calls.contains("pr comment 7 --body-file comparison.md") && !calls.contains("edit-last"),
+        "{calls}"
+    );
+    let (calls, _) = comment(true, false);
+    assert!(calls.contains("PATCH repos/{owner}/{repo}/issues/comments/42"), "{calls}");
+    assert!(!calls.contains("pr comment"), "{calls}");
+    let (_, printed) = comment(false, true);
+    assert!(printed.starts_with("::warning::"), "{printed}");
 }
