@@ -268,7 +268,7 @@ fn detail_of_a_process_that_cannot_give_it_is_an_error_or_waits() {
     // It begins no step: the request stays.
     let mut still = running("still", "off");
     let (status, _, messages) = ask_for_detail(&[&still.pid, "--wait", "0"]);
-    assert_eq!(status, Some(0), "{messages}");
+    assert_eq!(status, Some(2), "{messages}");
     assert!(messages.contains("has begun no step for 0 s"), "{messages}");
     still.end();
 

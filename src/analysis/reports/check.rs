@@ -110,7 +110,7 @@ struct Problem {
     count: u64,
 }
 
-fn problems(trace: &TraceFile, replayed: &Replayed) -> [Problem; 11] {
+fn problems(trace: &TraceFile, replayed: &Replayed) -> [Problem; 13] {
     let found = &replayed.replay.problems;
     let missing = replayed.summary.removed.iter().map(|(first, last)| u64::from(last - first) + 1).sum();
     // The recorder removes parts itself if it is asked to; a note says which.
@@ -131,6 +131,12 @@ fn problems(trace: &TraceFile, replayed: &Replayed) -> [Problem; 11] {
             "allocations_under_a_live_id",
             "allocations with the id of a live block",
             found.double_allocs,
+        ),
+        problem("blocks_at_a_live_address", "blocks at the address of a live block", found.overlaps),
+        problem(
+            "allocated_above_reserved",
+            "rows from which more is allocated than reserved",
+            found.above_reserved,
         ),
         problem("frees_of_another_size", "frees with a different size", found.wrong_sizes),
         problem(

@@ -62,6 +62,8 @@ pub struct Device {
     pub(super) managed: i64,
     /// The difference between the totals and the sums of the deltas: allocated, reserved.
     pub(super) drift: (i64, i64),
+    /// True if the last row had more allocated than reserved.
+    pub(super) is_above: bool,
 }
 
 /// A sample of a device.

@@ -46,6 +46,10 @@ pub struct Problems {
     pub double_allocs: u64,
     /// Frees with another size than that of the block.
     pub wrong_sizes: u64,
+    /// Allocations of blocks at addresses where another block is live.
+    pub overlaps: u64,
+    /// Rows from which on more is allocated than reserved.
+    pub above_reserved: u64,
     /// True if the last row is not an `end` row.
     pub unfinished: bool,
     /// Descriptions of the first few.

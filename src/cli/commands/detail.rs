@@ -53,7 +53,7 @@ pub(crate) fn command() -> Command {
 /// Asks, and waits for the answer.
 ///
 /// # Errors
-/// When the process cannot be asked, or ends before it answers.
+/// When the process cannot be asked, ends before it answers, or does not answer in time.
 pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     let number = |name| matches.get_one::<u32>(name).copied().unwrap_or_default();
     let (pid, steps) = (number("pid"), number("steps"));
@@ -68,11 +68,10 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
             break answer;
         }
         if since.elapsed() >= patience {
-            terminal::say(&format!(
+            bail!(
                 "process {pid} has begun no step for {} s; it takes the request when its next one begins",
                 patience.as_secs()
-            ));
-            return Ok(ExitCode::SUCCESS);
+            );
         }
         std::thread::sleep(Duration::from_millis(20));
     };

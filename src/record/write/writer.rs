@@ -122,7 +122,11 @@ impl Writer {
                 "its journal keeps the last events: free some space, and the next command that reads the trace adds them"
             } else {
                 queue.pool().remove_file();
-                "free some space or set MEMTRACE_OUT"
+                if is_ours {
+                    "free some space or set MEMTRACE_OUT"
+                } else {
+                    "leave a trace in place while its program runs"
+                }
             };
             (session.fail)(&format!(
                 "the trace ends early: {}: {error}; the program goes on untraced; {advice}",

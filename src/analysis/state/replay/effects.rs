@@ -58,6 +58,16 @@ impl Replay {
         let device = self.memory.devices.device(row.device);
         let (totals, summed) = (device.totals, device.summed);
         let drift = (totals.allocated - summed.allocated, totals.reserved - summed.reserved);
+        let is_above = row.device >= 0 && totals.allocated > totals.reserved && self.counts.lost == 0;
+        if !std::mem::replace(&mut device.is_above, is_above) && is_above {
+            self.problems.above_reserved += 1;
+            self.problems.example(|| {
+                format!(
+                    "seq {}, device {}: {} allocated, and only {} reserved",
+                    row.seq, row.device, totals.allocated, totals.reserved
+                )
+            });
+        }
         // A wrong total stays wrong: only the row at which the difference changes is a problem. In the
         // opening rows of a rotated part the totals are ahead of the sums.
         let changed = drift != std::mem::replace(&mut device.drift, drift);
@@ -123,9 +133,32 @@ impl Replay {
                 device.live_blocks += 1;
                 device.total_allocated =
                     device.total_allocated.wrapping_add(if block.in_window { block.bytes } else { 0 });
+                if self.checks && row.event == EventName::Alloc {
+                    self.place(row);
+                }
             }
         }
         self.totals(row);
+    }
+
+    /// Notes where a block lies. No other block may be live there.
+    fn place(&mut self, row: &Record) {
+        let end = row.addr.saturating_add(row.delta_bytes);
+        if row.delta_bytes <= 0 || row.addr == 0 {
+            return;
+        }
+        let before = self.places.range((row.device, i64::MIN)..(row.device, end)).next_back();
+        if let Some(((_, addr), (_, id))) = before.filter(|(_, (other, _))| *other > row.addr) {
+            let (addr, id) = (*addr, *id);
+            self.problems.overlaps += 1;
+            self.problems.example(|| {
+                format!(
+                    "seq {}: a block at {:#x}, where block {id} is live from {addr:#x} on",
+                    row.seq, row.addr
+                )
+            });
+        }
+        self.places.insert((row.device, row.addr), (end, row.alloc_id));
     }
 
     pub(super) fn free(&mut self, row: &Record, kind: MemoryKind) {
@@ -150,7 +183,10 @@ impl Replay {
     /// Accounts for a freed block.
     fn account_freed(&mut self, row: &Record, freed: FreedSlot) {
         let Some(block) = self.memory.live.removed(freed) else { return };
-        let (id, device, bytes) = (block.id, block.device, block.bytes);
+        let (id, device, bytes, place) = (block.id, block.device, block.bytes, (block.device, block.addr));
+        if self.places.get(&place).is_some_and(|(_, live)| *live == id) {
+            self.places.remove(&place);
+        }
         if self.phase == self.phases.backward && is_from_outside(block, &self.phases) {
             self.passes.add_activation(block);
         }

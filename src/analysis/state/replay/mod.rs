@@ -12,6 +12,8 @@ mod effects;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
+
 use memtrace_trace::EventName;
 use memtrace_trace::memory::{Effect, MemoryState};
 pub use memtrace_trace::memory::{MemoryKind, Metric, Totals};
@@ -113,6 +115,8 @@ pub struct Replay {
     tracked: Metric,
     /// True if the totals of each row are compared with the sums; that needs every column.
     checks: bool,
+    /// With `checks`: the end of each live block and its id, by device and address.
+    places: BTreeMap<(i32, i64), (i64, i64)>,
     caching_allocator: Symbol,
     /// The calls that allocate managed memory.
     managed_calls: [Symbol; MANAGED_CALLS.len()],
@@ -155,6 +159,7 @@ impl Replay {
             inside: window == Window::default(),
             tracked,
             checks: false,
+            places: BTreeMap::new(),
             caching_allocator: symbols.intern("caching_allocator"),
             managed_calls: MANAGED_CALLS.map(|call| symbols.intern(call)),
         }
