@@ -20,7 +20,12 @@ const MOST_KIB: u64 = 1 << 20;
 
 /// A command that may use little memory and little time.
 fn bounded(arguments: &[&str]) -> Output {
-    let script = format!("ulimit -v {MOST_KIB}; exec timeout -s KILL 60 \"$0\" \"$@\"");
+    bounded_by(MOST_KIB, arguments)
+}
+
+/// A command that may use so much address space, in KiB, and little time.
+fn bounded_by(kib: u64, arguments: &[&str]) -> Output {
+    let script = format!("ulimit -v {kib}; exec timeout -s KILL 60 \"$0\" \"$@\"");
     let mut command = Command::new("sh");
     command.args(["-c", &script, env!("CARGO_BIN_EXE_memtrace")]).args(arguments);
     command.env_remove("LD_PRELOAD").env("RUST_BACKTRACE", "0").output().unwrap()
@@ -467,6 +472,182 @@ fn a_trace_in_a_pipe_or_a_device_gives_an_error_and_waits_for_nothing() {
     let _writer = fs::OpenOptions::new().read(true).write(true).open(&fifo).unwrap();
     let answer = bounded(&["summary", fifo.to_str().unwrap()]);
     assert_eq!(answer.status.code(), Some(2), "{}", String::from_utf8_lossy(&answer.stderr));
+}
+
+/// A folder with the traces of so many ranks.
+fn with_ranks(ranks: i32) -> TempDir {
+    let folder = TempDir::new().unwrap();
+    for rank in 0..ranks {
+        let meta = Meta { rank, world_size: ranks, start_unix_ns: 1, ..Meta::default() };
+        let mut trace = TraceBuilder::new(meta);
+        trace.segment(2 << 20);
+        trace.alloc(512, Row::default());
+        fs::write(folder.path().join(format!("h.r{rank}.1.csv")), trace.finish()).unwrap();
+    }
+    folder
+}
+
+#[test]
+fn thousands_of_traces_exhaust_neither_memory_nor_time() {
+    let folder = with_ranks(6000);
+    let path = folder.path().to_str().unwrap();
+    for words in [&["summary", path][..], &["ranks", path], &["retained", path], &["live", "--once", path]] {
+        let output = bounded_by(MOST_KIB / 2, words);
+        assert!(output.status.success(), "{words:?}: {:?}", output.status);
+        if words[0] != "live" {
+            let lines = String::from_utf8_lossy(&output.stdout).lines().count();
+            assert!((64..300).contains(&lines), "{words:?}: {lines} lines");
+            let few = bounded(&[words, &["--top", "3"]].concat());
+            let lines = String::from_utf8_lossy(&few.stdout).lines().count();
+            assert!(lines < 60, "{words:?} --top 3: {lines} lines");
+        }
+    }
+    let (folder, digests) = (with_ranks(2500), TempDir::new().unwrap());
+    let place = digests.path().to_str().unwrap();
+    assert!(bounded(&["digest", "-o", place, folder.path().to_str().unwrap()]).status.success());
+    assert_eq!(fs::read_dir(digests.path()).unwrap().count(), 2500);
+}
+
+#[test]
+fn check_refuses_blocks_at_one_address_and_more_allocated_than_reserved() {
+    let block = |id: i64, addr: i64| Row {
+        device: 0,
+        event: EventName::Alloc,
+        api: "caching_allocator",
+        alloc_id: id,
+        addr,
+        delta_bytes: 512,
+        ..Row::default()
+    };
+    let found = |segment: i64, addresses: &[i64]| {
+        let mut trace = TraceBuilder::default();
+        trace.segment(segment);
+        for (n, address) in addresses.iter().enumerate() {
+            trace.change(block(3 + n as i64, *address), [512, 512, 0]);
+        }
+        let (_folder, path) = with_trace(&trace.finish());
+        let output = bounded(&["check", "--json", path.to_str().unwrap()]);
+        let answer: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let found = &answer["files"][0]["found"];
+        let count = |name: &str| found[name].as_u64().unwrap();
+        (output.status.code(), count("blocks_at_a_live_address"), count("allocated_above_reserved"))
+    };
+    assert_eq!(found(2 << 20, &[512, 1024, 4096]), (Some(0), 0, 0));
+    assert_eq!(found(2 << 20, &[512, 512, 512]), (Some(1), 2, 0));
+    assert_eq!(found(2 << 20, &[512, 768]), (Some(1), 1, 0));
+    assert_eq!(found(1024, &[512, 1024, 4096]), (Some(1), 0, 1));
+}
+
+/// The arguments of each way to write a file: a report, the page, an export, a digest, the metrics.
+const WRITERS: [&[&str]; 5] = [
+    &["summary"],
+    &["report"],
+    &["export", "--to", "collapsed"],
+    &["digest"],
+    &["live", "--once", "--openmetrics"],
+];
+
+/// Runs a command of [`WRITERS`] on the fixture `conv`, with its output at `place`.
+fn write_to(writer: &[&str], place: &Path) -> Output {
+    let trace = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/conv");
+    let place = place.to_str().unwrap();
+    let output = if writer.ends_with(&["--openmetrics"]) {
+        bounded(&[writer, &[place, trace]].concat())
+    } else {
+        bounded(&[writer, &["-o", place, trace]].concat())
+    };
+    assert!(output.status.success(), "{writer:?} {place}: {}", String::from_utf8_lossy(&output.stderr));
+    output
+}
+
+#[test]
+fn an_output_replaces_no_device_pipe_or_link_and_keeps_the_owner_and_mode_of_a_file() {
+    use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
+    use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown, symlink};
+
+    let is_root = rustix::process::geteuid().is_root();
+    for writer in WRITERS {
+        let folder = TempDir::new().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let kind = |name: &str| fs::symlink_metadata(at(name)).unwrap().file_type();
+
+        // A pipe: its reader gets the whole output.
+        mknodat(CWD, at("pipe"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        let reader = std::thread::spawn({
+            let pipe = at("pipe");
+            move || fs::read(pipe).unwrap()
+        });
+        write_to(writer, &at("pipe"));
+        assert!(kind("pipe").is_fifo(), "{writer:?}");
+        assert!(reader.join().unwrap().len() > 50, "{writer:?}");
+
+        // A device like /dev/null, where this user can make one.
+        let null =
+            mknodat(CWD, at("null"), FileType::CharacterDevice, Mode::RUSR | Mode::WUSR, makedev(1, 3));
+        if null.is_ok() && fs::File::options().write(true).open(at("null")).is_ok() {
+            write_to(writer, &at("null"));
+            assert!(kind("null").is_char_device(), "{writer:?}");
+        }
+
+        // A link is followed, whether its file exists or not, and a file keeps its owner and mode.
+        fs::write(at("file"), "old").unwrap();
+        fs::set_permissions(at("file"), fs::Permissions::from_mode(0o640)).unwrap();
+        if is_root {
+            chown(at("file"), Some(12_345), Some(23_456)).unwrap();
+        }
+        let before = fs::metadata(at("file")).unwrap();
+        fs::create_dir(at("links")).unwrap();
+        symlink("../file", at("links/link")).unwrap();
+        symlink("../new", at("links/dangling")).unwrap();
+        for (link, file) in [("links/link", "file"), ("links/dangling", "new")] {
+            write_to(writer, &at(link));
+            assert!(kind(link).is_symlink(), "{writer:?} {link}");
+            assert!(fs::read(at(file)).unwrap().len() > 50, "{writer:?} {link}");
+        }
+        let after = fs::metadata(at("file")).unwrap();
+        assert_eq!(
+            (after.uid(), after.gid(), after.mode()),
+            (before.uid(), before.gid(), before.mode()),
+            "{writer:?}"
+        );
+        // Nothing else was left.
+        let mut names: Vec<_> =
+            fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.retain(|name| name != "null");
+        assert_eq!(names.len(), 4, "{writer:?}: {names:?}");
+    }
+}
+
+#[test]
+fn another_name_of_standard_output_gets_the_output_alone() {
+    for writer in WRITERS.iter().filter(|writer| !writer.contains(&"live")) {
+        let direct = write_to(writer, Path::new("-")).stdout;
+        assert!(!direct.is_empty(), "{writer:?}");
+        for name in ["/dev/stdout", "/proc/self/fd/1"] {
+            assert_eq!(write_to(writer, Path::new(name)).stdout.len(), direct.len(), "{writer:?} {name}");
+        }
+    }
+}
+
+#[test]
+fn an_export_of_several_files_makes_none_beside_a_device() {
+    let folder = TempDir::new().unwrap();
+    let trace = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/conv");
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        folder.path().join("pipe"),
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::RWXU,
+        0,
+    )
+    .unwrap();
+    let pipe = folder.path().join("pipe");
+    let output = bounded(&["export", "--to", "plots", "-o", pipe.to_str().unwrap(), trace]);
+    assert!(!output.status.success());
+    assert!(
+        String::from_utf8_lossy(&output.stderr).contains("this export writes several files; name a folder")
+    );
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
 }
 
 /// Runs the reports that predict changes on a trace and gives what each printed. All must end within [`bounded`].

@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 use memtrace_trace::Error as TraceError;
 use memtrace_trace::counts::counted;
 use memtrace_trace::files as names;
+use rustc_hash::FxHashMap;
 
 use crate::error::Result;
-use crate::read::stream::TraceFile;
+use crate::read::stream::{ProcessKey, TraceFile, process_key};
 
 /// The traces of one run, one per process.
 #[derive(Clone, Debug)]
@@ -59,7 +60,9 @@ impl Input {
         let mut input = Input { path: path.to_owned(), traces, notes: Vec::new(), others: Vec::new() };
         if !empty.is_empty() {
             let files = counted(empty.len() as u64, "empty file");
-            input.notes.push(format!("ignored {files}: no row was written, and no journal is left"));
+            input
+                .notes
+                .push(format!("ignored {files}: a process is starting, or was killed before its first row"));
         }
         let others = input.only_run(&run);
         if others > 0 {
@@ -116,9 +119,23 @@ fn opened(files: &[PathBuf]) -> Result<Vec<TraceFile>> {
 fn joined(mut files: Vec<TraceFile>) -> Vec<TraceFile> {
     files.sort_by_key(|file| file.meta.part);
     let mut traces: Vec<TraceFile> = Vec::new();
+    // Of each process: its traces, which are several where files were copied, and the number of these that have the
+    // part already.
+    let mut processes: FxHashMap<ProcessKey, (Vec<usize>, u32, usize)> = FxHashMap::default();
     for file in files {
-        let left = traces.iter_mut().try_fold(file, |file, trace| trace.join(file));
-        traces.extend(left);
+        let (own, part, taken) = processes.entry(process_key(&file.meta)).or_default();
+        if *part != file.meta.part {
+            (*part, *taken) = (file.meta.part, 0);
+        }
+        let left = match own.get(*taken) {
+            Some(at) => traces[*at].join(file),
+            None => Some(file),
+        };
+        *taken += 1;
+        if let Some(file) = left {
+            own.push(traces.len());
+            traces.push(file);
+        }
     }
     traces
 }

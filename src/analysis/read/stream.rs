@@ -340,8 +340,15 @@ fn follows(part: u32, next: &TraceFile) -> bool {
 
 /// Returns true if two parts belong to one process.
 pub(crate) fn same_process(a: &Meta, b: &Meta) -> bool {
-    let process = |meta: &Meta| (meta.start_unix_ns, meta.rank, meta.host.clone(), meta.journal.clone());
-    process(a) == process(b)
+    process_key(a) == process_key(b)
+}
+
+/// What tells processes apart: the start, the rank, the host and the journal.
+pub(crate) type ProcessKey = (i64, i32, String, String);
+
+/// The key of the process that wrote a meta row.
+pub(crate) fn process_key(meta: &Meta) -> ProcessKey {
+    (meta.start_unix_ns, meta.rank, meta.host.clone(), meta.journal.clone())
 }
 
 fn newlines(bytes: &[u8]) -> usize {

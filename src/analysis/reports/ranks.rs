@@ -37,7 +37,8 @@ impl Report for Ranks {
         let input = &inputs[0];
         let mut printer = options.printer();
         let mut footer = Footer::new(input);
-        let mut ranks = Vec::new();
+        let mut ranks = Vec::<Rank>::new();
+        let mut part = None;
         for trace in &input.traces {
             let mut work = Work::default();
             let replayed = replay_trace(
@@ -54,7 +55,13 @@ impl Report for Ranks {
                 },
             )?;
             footer.add(trace, &replayed, replayed.fullest(Metric::Allocated, options).map(|d| d.ordinal));
-            ranks.push(Rank::new(trace, &replayed, &work, options));
+            let mut rank = Rank::new(trace, &replayed, &work, options);
+            if let Some(first) = ranks.first() {
+                part = part.or_else(|| first_difference(first, &rank));
+                // Only that of the first rank is compared with others.
+                rank.work = Vec::new();
+            }
+            ranks.push(rank);
         }
         if let Some(trace) = input.traces.first() {
             heading(&mut printer, input, &trace.meta);
@@ -69,7 +76,6 @@ impl Report for Ranks {
             options.units.show(high - low),
             percent(share(high - low, high))
         ));
-        let part = ranks.iter().skip(1).find_map(|rank| first_difference(&ranks[0], rank));
         match &part {
             Some(part) => part.print(&mut printer, options),
             None if ranks.len() > 1 => printer.plain("every module allocates the same on all ranks"),
@@ -223,8 +229,34 @@ impl Difference {
     }
 }
 
+/// The ranks that a table shows, in their order, and how many more there are: those with the highest `peak`, as many as
+/// `--top` says.
+pub(super) fn highest<'a, T>(
+    ranks: &'a [T],
+    options: &Options,
+    peak: impl Fn(&T) -> i64,
+) -> (Vec<&'a T>, usize) {
+    let most = options.top.unwrap_or(MOST_RANKS);
+    let mut order: Vec<usize> = (0..ranks.len()).collect();
+    order.sort_by_key(|at| std::cmp::Reverse(peak(&ranks[*at])));
+    order.truncate(most);
+    order.sort_unstable();
+    (order.iter().map(|at| &ranks[*at]).collect(), ranks.len() - order.len())
+}
+
+/// The ranks that a table shows without `--top`.
+pub(super) const MOST_RANKS: usize = 64;
+
+/// Prints how many ranks [`highest`] left out.
+pub(super) fn more_ranks(printer: &mut Printer, more: usize) {
+    if more > 0 {
+        let text = format!("{} more with lower peaks; --top N lists them", count(more as u64));
+        printer.line([Cell::new(text, Style::Faint)]);
+    }
+}
+
 fn table(printer: &mut Printer, ranks: &[Rank], options: &Options) {
-    let highest = ranks.iter().map(|rank| rank.allocated).max().unwrap_or(0);
+    let most = ranks.iter().map(|rank| rank.allocated).max().unwrap_or(0);
     let is_sampled = ranks.iter().all(|rank| rank.used_name == Metric::Used.name());
     let used_name = if is_sampled { Metric::Used.name() } else { Metric::UNSAMPLED };
     let mut table = Table::new(&[
@@ -238,12 +270,13 @@ fn table(printer: &mut Printer, ranks: &[Rank], options: &Options) {
         ("retries", Side::Right),
         ("events", Side::Right),
     ]);
-    for rank in ranks {
+    let (shown, more) = self::highest(ranks, options, |rank| rank.allocated);
+    for rank in shown {
         let bytes = |bytes| options.units.show(bytes).to_string();
         table.row([
             rank.rank.to_string().into(),
             Cell::new(bytes(rank.allocated), Style::Strong),
-            bar(share(rank.allocated, highest), 12).into(),
+            bar(share(rank.allocated, most), 12).into(),
             bytes(rank.reserved).into(),
             bytes(rank.used).into(),
             step_or_dash(rank.step).into(),
@@ -253,4 +286,5 @@ fn table(printer: &mut Printer, ranks: &[Rank], options: &Options) {
         ]);
     }
     printer.table(&table);
+    more_ranks(printer, more);
 }

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use memtrace_trace::EventName;
 use serde_json::{Value, json};
 
+use super::ranks::{highest, more_ranks};
 use super::report::{Answer, Report, next};
 use crate::error::Result;
 use crate::options::Options;
@@ -38,7 +39,9 @@ impl Report for Summary {
         let input = &inputs[0];
         let mut printer = options.printer();
         let mut footer = Footer::new(input);
-        let mut all = Vec::new();
+        let (mut lines, mut processes) = (Vec::new(), Vec::<Value>::new());
+        // Of many processes only the one with the highest peak is kept.
+        let mut fullest: Option<((i64, i64, i32), &TraceFile, Replayed, Option<Need>)> = None;
         for trace in &input.traces {
             let mut past_oom = None;
             let replayed = replay_trace(
@@ -56,25 +59,23 @@ impl Report for Summary {
             footer.add(trace, &replayed, replayed.fullest(Metric::Allocated, options).map(|d| d.ordinal));
             footer.note_inference(&replayed);
             let need = trace.needed_bytes().map(|bytes| Need { bytes, died: past_oom });
-            all.push((trace, replayed, need));
-        }
-        let processes: Vec<Value> = all
-            .iter()
-            .map(|(trace, replayed, need)| process(trace, replayed, need.as_ref(), options))
-            .collect();
-        let json = json!({ "processes": processes });
-        // One screen: a line for each process, and details of the one with the highest peak.
-        let fullest = all.iter().max_by_key(|(trace, replayed, _)| {
+            processes.push(process(trace, &replayed, need.as_ref(), options));
+            lines.push(Line::new(trace, &replayed, options));
             let device = replayed.fullest(Metric::Used, options);
             let peak = |metric| device.map_or(0, |device| device.peak(metric).bytes);
-            (peak(Metric::Used), peak(Metric::Allocated), -trace.meta.rank)
-        });
+            let height = (peak(Metric::Used), peak(Metric::Allocated), -trace.meta.rank);
+            if fullest.as_ref().is_none_or(|(highest, ..)| height >= *highest) {
+                fullest = Some((height, trace, replayed, need));
+            }
+        }
+        let json = json!({ "processes": processes });
+        // One screen: a line for each process, and details of the one with the highest peak.
         let mut hints = Vec::new();
-        if let Some((trace, replayed, need)) = fullest {
+        if let Some((_, trace, replayed, need)) = &fullest {
             heading(&mut printer, input, &trace.meta);
             printer.gap();
-            if all.len() > 1 {
-                ranks(&mut printer, &all, options);
+            if lines.len() > 1 {
+                ranks(&mut printer, &lines, options);
                 printer.gap();
                 printer.plain(format!("rank {} has the highest peak:", trace.meta.rank));
             }
@@ -121,32 +122,60 @@ impl Need {
     }
 }
 
-fn ranks(printer: &mut Printer, all: &[(&TraceFile, Replayed, Option<Need>)], options: &Options) {
+/// The line of a process in the table of ranks.
+struct Line {
+    rank: i32,
+    pid: String,
+    allocated: i64,
+    reserved: i64,
+    used: i64,
+    is_sampled: bool,
+    steps: u64,
+    rows: u64,
+}
+
+impl Line {
+    fn new(trace: &TraceFile, replayed: &Replayed, options: &Options) -> Line {
+        let peak = |metric| replayed.fullest(metric, options).map_or(0, |device| device.peak(metric).bytes);
+        Line {
+            rank: trace.meta.rank,
+            pid: pid(trace),
+            allocated: peak(Metric::Allocated),
+            reserved: peak(Metric::Reserved),
+            used: peak(Metric::Used),
+            is_sampled: used_name([replayed], options) == Metric::Used.name(),
+            steps: steps(replayed),
+            rows: replayed.replay.counts.rows,
+        }
+    }
+}
+
+fn ranks(printer: &mut Printer, lines: &[Line], options: &Options) {
+    let is_sampled = lines.iter().all(|line| line.is_sampled);
     let mut table = Table::new(&[
         ("rank", Side::Right),
         ("pid", Side::Right),
         ("peak allocated", Side::Right),
         ("reserved", Side::Right),
-        (used_name(all.iter().map(|(_, replayed, _)| replayed), options), Side::Right),
+        (if is_sampled { Metric::Used.name() } else { Metric::UNSAMPLED }, Side::Right),
         ("steps", Side::Right),
         ("events", Side::Right),
     ]);
-    for (trace, replayed, _) in all {
-        let peak = |metric| {
-            let device = replayed.fullest(metric, options);
-            options.units.show(device.map_or(0, |device| device.peak(metric).bytes)).to_string()
-        };
+    let (shown, more) = highest(lines, options, |line| line.allocated);
+    for line in shown {
+        let bytes = |bytes| options.units.show(bytes).to_string();
         table.row([
-            trace.meta.rank.to_string().into(),
-            pid(trace).into(),
-            Cell::new(peak(Metric::Allocated), Style::Strong),
-            peak(Metric::Reserved).into(),
-            peak(Metric::Used).into(),
-            count(steps(replayed)).into(),
-            count(replayed.replay.counts.rows).into(),
+            line.rank.to_string().into(),
+            line.pid.clone().into(),
+            Cell::new(bytes(line.allocated), Style::Strong),
+            bytes(line.reserved).into(),
+            bytes(line.used).into(),
+            count(line.steps).into(),
+            count(line.rows).into(),
         ]);
     }
     printer.table(&table);
+    more_ranks(printer, more);
 }
 
 /// The process id, from the file's name `<host>.r<rank>.<pid>.csv`.

@@ -9,8 +9,9 @@ use rustc_hash::FxHashMap;
 
 use crate::state::block::{Block, Death};
 
-/// The size of the direct-mapped index of recent ids: a power of two.
+/// The most entries of the direct-mapped index of recent ids, and the number that it begins with: powers of two.
 const RECENT: usize = 1 << 14;
+const FIRST_RECENT: usize = 1 << 6;
 /// No slot.
 const NO_SLOT: u32 = u32::MAX;
 
@@ -32,7 +33,7 @@ pub struct LiveBlocks {
 impl Default for LiveBlocks {
     fn default() -> Self {
         LiveBlocks {
-            recent: vec![NO_SLOT; RECENT],
+            recent: vec![NO_SLOT; FIRST_RECENT],
             older: FxHashMap::default(),
             highest: i64::MIN,
             blocks: Vec::new(),
@@ -55,10 +56,28 @@ impl LiveBlocks {
     /// The slot of the block `id`.
     #[inline]
     fn slot(&self, id: i64) -> Option<u32> {
-        let slot = self.recent[recent_index(id)];
+        let slot = self.recent[self.recent_index(id)];
         match self.blocks.get(slot as usize) {
             Some(block) if block.id == id => Some(slot),
             _ => self.older.get(&id).copied(),
+        }
+    }
+
+    /// The index of an id in `recent`.
+    #[inline]
+    fn recent_index(&self, id: i64) -> usize {
+        id as usize & (self.recent.len() - 1)
+    }
+
+    /// Makes `recent` larger: most traces of a large job are small, and each process has its own.
+    #[cold]
+    fn grow(&mut self) {
+        let larger = vec![NO_SLOT; self.recent.len() * 4];
+        for slot in std::mem::replace(&mut self.recent, larger) {
+            if let Some(block) = self.blocks.get(slot as usize) {
+                let at = self.recent_index(block.id);
+                self.recent[at] = slot;
+            }
         }
     }
 
@@ -98,7 +117,13 @@ impl LiveMemory for LiveBlocks {
         }
         self.highest = self.highest.max(id);
         let slot = self.free.pop().unwrap_or(self.blocks.len() as u32);
-        let before = std::mem::replace(&mut self.recent[recent_index(id)], slot);
+        if self.recent.len() < RECENT
+            && self.blocks.get(self.recent[self.recent_index(id)] as usize).is_some()
+        {
+            self.grow();
+        }
+        let at = self.recent_index(id);
+        let before = std::mem::replace(&mut self.recent[at], slot);
         if let Some(displaced) = self.blocks.get(before as usize) {
             self.older.insert(displaced.id, before);
         }
@@ -114,8 +139,9 @@ impl LiveMemory for LiveBlocks {
     fn remove(&mut self, id: i64, death: Death) -> Option<FreedSlot> {
         let slot = self.slot(id)?;
         // A slot is either in `recent` or in `older`.
-        if self.recent[recent_index(id)] == slot {
-            self.recent[recent_index(id)] = NO_SLOT;
+        let at = self.recent_index(id);
+        if self.recent[at] == slot {
+            self.recent[at] = NO_SLOT;
         } else {
             self.older.remove(&id);
         }
@@ -123,9 +149,4 @@ impl LiveMemory for LiveBlocks {
         self.blocks.get_mut(slot as usize)?.died = Some(death);
         Some(FreedSlot(slot))
     }
-}
-
-/// The index of an id in [`LiveBlocks::recent`].
-fn recent_index(id: i64) -> usize {
-    id as usize % RECENT
 }

@@ -10,10 +10,9 @@ use memtrace_trace::end_row::Ending;
 use memtrace_trace::meta::Meta;
 use rustc_hash::FxHashSet;
 
-use crate::error::Result;
 use crate::read::input::{newest_run, trace_files};
 use crate::read::record::{Columns, Wanted};
-use crate::read::stream::{TraceFile, same_process};
+use crate::read::stream::{ProcessKey, TraceFile, process_key, same_process};
 use crate::read::symbols::SymbolTable;
 use crate::read::tail::PartTail;
 use crate::state::replay::{self, HOST, Metric, Replay, Window};
@@ -26,6 +25,8 @@ pub struct LiveRun {
     pub processes: Vec<LiveProcess>,
     /// Files that are already open or done.
     known: FxHashSet<PathBuf>,
+    /// What tells the processes apart.
+    keys: FxHashSet<ProcessKey>,
 }
 
 /// One process of a live run.
@@ -44,9 +45,11 @@ pub struct LiveProcess {
     pub skipped: u64,
     /// True if its `end` row was read.
     pub ended: bool,
-    reading: PartTail,
+    /// `None` before the first part is read, and when the last one has ended: of many processes most have no file open.
+    reading: Option<PartTail>,
     /// The parts after the one being read, by number.
     later: Vec<TraceFile>,
+    /// The number of the part being read, or the one before the first.
     part: u32,
 }
 
@@ -54,7 +57,12 @@ impl LiveRun {
     /// The run at `path`: a file, or a folder, which may not exist yet.
     #[must_use]
     pub fn new(path: &Path) -> LiveRun {
-        LiveRun { path: path.to_owned(), processes: Vec::new(), known: FxHashSet::default() }
+        LiveRun {
+            path: path.to_owned(),
+            processes: Vec::new(),
+            known: FxHashSet::default(),
+            keys: FxHashSet::default(),
+        }
     }
 
     /// Reads the new rows. Returns their number.
@@ -76,6 +84,7 @@ impl LiveRun {
                 self.known.insert(file);
             }
         }
+        self.processes.sort_by_key(|process| (process.meta.rank, process.meta.start_unix_ns));
         self.processes.iter_mut().map(|process| process.update(over_gaps)).sum()
     }
 
@@ -94,24 +103,11 @@ impl LiveRun {
 
     /// Adds a new part: of a known process, or of a new one.
     fn add_part(&mut self, part: TraceFile) {
-        let number = part.meta.part.max(1);
-        if let Some(known) = self.processes.iter_mut().find(|known| same_process(&known.meta, &part.meta)) {
-            if number > known.part {
-                // The part may have been compressed since it was found: the new name is the one that exists.
-                known.later.retain(|later| later.meta.part != number);
-                known.later.push(part);
-                known.later.sort_by_key(|part| part.meta.part);
-            } else if number < known.part && known.replay.counts.rows == 0 {
-                // The folder lists part 10 before part 2: begin with the earlier one.
-                if let Ok(earlier) = LiveProcess::new(part) {
-                    let mut old = std::mem::replace(known, earlier);
-                    if let Ok(again) = TraceFile::open(&old.path) {
-                        old.later.push(again);
-                    }
-                    known.later.append(&mut old.later);
-                    known.later.sort_by_key(|part| part.meta.part);
-                }
-            }
+        let key = process_key(&part.meta);
+        if self.keys.contains(&key)
+            && let Some(known) = self.processes.iter_mut().find(|known| same_process(&known.meta, &part.meta))
+        {
+            known.add_part(part);
             return;
         }
         // Another run in the same folder: the newer one is shown.
@@ -122,34 +118,45 @@ impl LiveRun {
                 return;
             }
             self.processes.clear();
+            self.keys.clear();
         }
-        if let Ok(process) = LiveProcess::new(part) {
-            self.processes.push(process);
-            self.processes.sort_by_key(|process| (process.meta.rank, process.meta.start_unix_ns));
-        }
+        self.keys.insert(key);
+        self.processes.push(LiveProcess::new(part));
     }
 }
 
 impl LiveProcess {
-    fn new(part: TraceFile) -> Result<LiveProcess> {
+    fn new(part: TraceFile) -> LiveProcess {
         let symbols = SymbolTable::default();
-        let io = |source| memtrace_trace::Error::Io { path: part.path.clone(), source };
-        // The opening rows of the first part that is read hold what was live before it, so they are not
-        // skipped.
-        let reading = PartTail::open(&part, wanted(), &symbols, 0).map_err(io)?;
-        let metric = Metric::Allocated;
-        Ok(LiveProcess {
-            part: part.meta.part.max(1),
-            replay: Replay::new(&symbols, Window::default(), metric),
-            meta: part.meta,
-            path: part.path,
+        LiveProcess {
+            part: number_of(&part) - 1,
+            replay: Replay::new(&symbols, Window::default(), Metric::Allocated),
+            meta: part.meta.clone(),
+            path: part.path.clone(),
             symbols,
             history: Vec::new(),
             skipped: 0,
             ended: false,
-            reading,
-            later: Vec::new(),
-        })
+            reading: None,
+            later: vec![part],
+        }
+    }
+
+    /// Adds a part, unless it was read already.
+    fn add_part(&mut self, part: TraceFile) {
+        let number = number_of(&part);
+        let is_unread = self.reading.is_none() && !self.ended;
+        if number <= self.part && !is_unread {
+            return;
+        }
+        // The part may have been compressed since it was found: the new name is the one that exists.
+        self.later.retain(|later| number_of(later) != number);
+        self.later.push(part);
+        self.later.sort_by_key(number_of);
+        if is_unread {
+            // The folder lists part 10 before part 2: reading begins with the earlier one.
+            (self.part, self.path) = (number_of(&self.later[0]) - 1, self.later[0].path.clone());
+        }
     }
 
     /// The GPU with the highest peak of used memory.
@@ -161,7 +168,7 @@ impl LiveProcess {
 
     /// Returns true if the next part is missing while a later one exists.
     fn is_at_gap(&self) -> bool {
-        self.later.first().is_some_and(|next| next.meta.part != self.part + 1)
+        self.later.first().is_some_and(|next| number_of(next) != self.part + 1)
     }
 
     /// Reads up to the end of what is written, or up to a missing part unless `over_gaps`. Returns the number
@@ -180,7 +187,9 @@ impl LiveProcess {
             if !follows && !over_gaps {
                 return rows;
             }
-            let again = if follows { next.meta.opening_rows.saturating_add(1) } else { 0 };
+            // The opening rows of the first part that is read hold what was live before it, so they are not skipped.
+            let again =
+                if follows && self.reading.is_some() { next.meta.opening_rows.saturating_add(1) } else { 0 };
             let reading = match PartTail::open(next, wanted(), &self.symbols, again) {
                 Ok(reading) => reading,
                 // It was removed (`MEMTRACE_KEEP`): the next one is behind a gap. Compressed, it is listed again.
@@ -196,17 +205,19 @@ impl LiveProcess {
                 // with it.
                 self.replay = Replay::new(&self.symbols, Window::default(), Metric::Allocated);
             }
-            (self.reading, self.part, self.path) = (reading, next.meta.part, next.path);
+            (self.reading, self.part, self.path) = (Some(reading), number_of(&next), next.path);
         }
     }
 
     /// Takes the next block of the part. Returns the number of rows, or `None` when nothing new was written.
     fn read_block(&mut self) -> Option<u64> {
         let LiveProcess { reading, replay, symbols, history, ended, .. } = self;
-        let read = reading.read_block(|row| {
+        let mut ending = None;
+        let read = reading.as_mut()?.read_block(|row| {
             replay.feed(row);
-            *ended =
-                row.event == EventName::End && Ending::of(&symbols.get(row.name)) != Some(Ending::Rotated);
+            let is_end = row.event == EventName::End;
+            ending = is_end.then(|| Ending::of(&symbols.get(row.name)));
+            *ended = ending.is_some_and(|ending| ending != Some(Ending::Rotated));
             if row.device == HOST {
                 return;
             }
@@ -223,8 +234,17 @@ impl LiveProcess {
             used.set(replay.ts_ns, device.totals.get(Metric::Used));
         })?;
         self.skipped += read.skipped;
+        // An `exec` that fails takes its end row back.
+        if self.ended && ending != Some(Some(Ending::Exec)) {
+            self.reading = None;
+        }
         Some(read.rows)
     }
+}
+
+/// The number of a part, from 1.
+fn number_of(part: &TraceFile) -> u32 {
+    part.meta.part.max(1)
 }
 
 /// The columns that the state of a live run needs.
