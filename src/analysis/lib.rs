@@ -12,9 +12,10 @@
 //!   of a table ([`reports::REPORTS`], [`exports::EXPORTS`]) that the command, its help and its tests walk.
 //!
 //! Nothing here prints or parses arguments. The only unsafe code is in `read/scan/cpu.rs`, for instructions
-//! that safe Rust has no names for.
+//! that safe Rust has no names for, and in [`allocator`], whose trait is unsafe.
 #![deny(unsafe_code)]
 
+pub mod allocator;
 pub mod error;
 pub mod exports;
 pub mod html;

@@ -28,6 +28,9 @@ use std::process::ExitCode;
 
 use error_message::message;
 
+#[global_allocator]
+static ALLOCATOR: memtrace_analysis::allocator::EndsWhenFull = memtrace_analysis::allocator::EndsWhenFull;
+
 fn main() -> ExitCode {
     let result = match is_called("nvidia-smi") {
         true => commands::nvidia_smi::answer(std::env::args().skip(1)),
