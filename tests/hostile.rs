@@ -509,6 +509,97 @@ fn thousands_of_traces_exhaust_neither_memory_nor_time() {
 }
 
 #[test]
+fn memory_that_runs_out_ends_a_command_with_a_line() {
+    let mut trace = TraceBuilder::default();
+    trace.segment(1 << 40);
+    for _ in 0..400_000 {
+        trace.alloc(512, Row::default());
+    }
+    let (_folder, path) = with_trace(&trace.finish());
+    assert!(bounded(&["summary", path.to_str().unwrap()]).status.success());
+    // Until the file does not fit: the commands's own needs differ from machine to machine.
+    let mut ended = None;
+    for mib in [400, 300, 200, 150, 100, 70] {
+        let output = bounded_by(mib << 10, &["summary", path.to_str().unwrap()]);
+        if !output.status.success() {
+            ended = Some(output);
+            break;
+        }
+    }
+    let ended = ended.unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(2), "{:?}: {said}", ended.status);
+    assert!(said.starts_with("memtrace: out of memory: ") && said.lines().count() == 1, "{said}");
+}
+
+#[test]
+fn a_gate_refuses_a_trace_that_lacks_rows_and_sees_growth_of_any_device() {
+    let block = |trace: &mut TraceBuilder, device: i32, bytes: i64| {
+        trace.change(
+            Row {
+                device,
+                event: EventName::SegmentAlloc,
+                api: "cudaMalloc",
+                delta_bytes: bytes,
+                ..Row::default()
+            },
+            [0, 0, bytes],
+        );
+        trace.alloc(bytes, Row { device, ..Row::default() });
+    };
+    let made = |devices: &[i64], lost: bool, ends: bool| {
+        let mut trace = TraceBuilder::new(Meta { world_size: 1, ..Meta::default() });
+        for (device, bytes) in devices.iter().enumerate() {
+            block(&mut trace, device as i32, *bytes);
+        }
+        if lost {
+            trace.raw(Row { event: EventName::Lost, api: "memtrace", requested_bytes: 7, ..Row::default() });
+        }
+        with_trace(&if ends { trace.finish() } else { trace.unfinished() })
+    };
+    let (_before, before) = made(&[10 << 20, 1 << 20], false, true);
+    let limits = TempDir::new().unwrap();
+    let file = limits.path().join("limits.toml");
+    fs::write(&file, "[total]\nallocated = \"1g\"\n").unwrap();
+    for (devices, lost, ends, diff, budget, said) in [
+        (&[10 << 20, 1 << 20][..], false, true, Some(0), Some(0), ""),
+        (&[10 << 20, 9 << 20], false, true, Some(3), Some(0), "of rank 0, device 1"),
+        (&[10 << 20, 1 << 20, 9 << 20], false, true, Some(3), Some(0), "of rank 0, device 2"),
+        (&[10 << 20, 1 << 20], true, true, Some(2), Some(2), "events were lost"),
+        (&[10 << 20, 1 << 20], false, false, Some(2), Some(2), "no end row"),
+    ] {
+        let (_after, after) = made(devices, lost, ends);
+        let after = after.to_str().unwrap();
+        let ran = bounded(&["diff", "--fail-over", "2%", before.to_str().unwrap(), after]);
+        let text = String::from_utf8_lossy(&ran.stdout).into_owned() + &String::from_utf8_lossy(&ran.stderr);
+        assert_eq!((ran.status.code(), text.contains(said)), (diff, true), "{devices:?}: {text}");
+        let ran = bounded(&["budget", "--limits", file.to_str().unwrap(), after]);
+        assert_eq!(ran.status.code(), budget, "{devices:?}: {}", String::from_utf8_lossy(&ran.stderr));
+    }
+    // Memory outside PyTorch's allocator, which a program may use instead.
+    let mut trace = TraceBuilder::new(Meta { world_size: 1, ..Meta::default() });
+    block(&mut trace, 0, 10 << 20);
+    trace.change(
+        Row {
+            device: 0,
+            event: EventName::ExtAlloc,
+            api: "cudaMalloc",
+            alloc_id: 99,
+            delta_bytes: 9 << 20,
+            ..Row::default()
+        },
+        [0; 3],
+    );
+    let (_after, after) = with_trace(&trace.finish());
+    let ran = bounded(&["diff", "--fail-over", "2%", before.to_str().unwrap(), after.to_str().unwrap()]);
+    let text = String::from_utf8_lossy(&ran.stdout);
+    assert!(
+        ran.status.code() == Some(3) && text.contains("torch and libraries of rank 0, device 0"),
+        "{text}"
+    );
+}
+
+#[test]
 fn check_refuses_blocks_at_one_address_and_more_allocated_than_reserved() {
     let block = |id: i64, addr: i64| Row {
         device: 0,

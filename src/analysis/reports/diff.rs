@@ -1,12 +1,12 @@
 //! `memtrace diff`: compares the peaks of two runs by owner. Runs are aligned by step and module, never by
 //! time.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
-use super::report::{Answer, Report, Verdict, next};
+use super::report::{Answer, Report, Verdict, next, vouch};
 use crate::error::{Error, Result};
 use crate::options::{Flag, Options};
 use crate::profile::flow_categories;
@@ -58,8 +58,8 @@ impl Report for Diff {
         let mut footer = Footer::default();
         inputs.iter().for_each(|input| footer.phantom.add(input));
         let mut printer = options.printer();
-        let mut before = DiffSide::new(&inputs[0], options, &by, &mut footer)?;
-        let mut after = DiffSide::new(&inputs[1], options, &by, &mut footer)?;
+        let mut before = DiffSide::new(&inputs[0], options, &by, &mut footer, limit.is_some())?;
+        let mut after = DiffSide::new(&inputs[1], options, &by, &mut footer, limit.is_some())?;
         // A layer more must not change the names of all others.
         let mut layers = before.layers();
         layers.extend(&after.layers());
@@ -79,14 +79,15 @@ impl Report for Diff {
         let changes = changes(&before, &after);
         owners(&mut printer, &changes, &by, options);
         steps(&mut printer, &before, &after, options);
-        let (old, new) = (before.peak(Metric::Allocated), after.peak(Metric::Allocated));
-        let broken = limit.is_some_and(|limit| match limit {
-            GrowthLimit::Share(share) => new as f64 > old as f64 * (1.0 + share),
-            GrowthLimit::Bytes(bytes) => new - old > bytes,
-        });
-        if broken {
+        let grown = limit.and_then(|limit| grown(&before, &after, limit));
+        let broken = grown.is_some();
+        if let Some((place, what, old, new)) = grown {
             printer.gap();
-            let text = format!("the peak grew by more than {}", options.text("fail-over"));
+            let (old, new) = (options.units.show(old), options.units.show(new));
+            let text = format!(
+                "the peak grew by more than {}: {what}{place}, {old} before, {new} after",
+                options.text("fail-over")
+            );
             printer.line([Cell::new(text, Style::Alarm)]);
         }
         let json = json!({
@@ -110,6 +111,42 @@ impl Report for Diff {
 enum GrowthLimit {
     Share(f64),
     Bytes(i64),
+}
+
+impl GrowthLimit {
+    fn is_exceeded(self, old: i64, new: i64) -> bool {
+        match self {
+            GrowthLimit::Share(share) => new as f64 > old as f64 * (1.0 + share),
+            GrowthLimit::Bytes(bytes) => new.saturating_sub(old) > bytes,
+        }
+    }
+}
+
+/// The peaks of a device in bytes: allocated, and reserved with what libraries allocate, which a program may use
+/// instead.
+type DevicePeaks = (i64, i64);
+
+/// The first peak of any device that grew over the limit: its place, what it is, and its bytes before and after. A
+/// device that only the later run uses had none; other ranks than those of the earlier run are not compared.
+fn grown(
+    before: &DiffSide<'_>,
+    after: &DiffSide<'_>,
+    limit: GrowthLimit,
+) -> Option<(String, &'static str, i64, i64)> {
+    let ranks: BTreeSet<i32> = before.devices.keys().map(|(rank, _)| *rank).collect();
+    // The highest of all ranks first: the ranks of two runs may be others.
+    let highest = |side: &DiffSide<'_>| side.peak(Metric::Allocated);
+    if limit.is_exceeded(highest(before), highest(after)) {
+        return Some((String::new(), "allocated", highest(before), highest(after)));
+    }
+    after.devices.iter().filter(|((rank, _), _)| ranks.contains(rank)).find_map(|(key, new)| {
+        let old = before.devices.get(key).copied().unwrap_or_default();
+        let place = || format!(" of rank {}, device {}", key.0, key.1);
+        if limit.is_exceeded(old.0, new.0) {
+            return Some((place(), "allocated", old.0, new.0));
+        }
+        limit.is_exceeded(old.1, new.1).then(|| (place(), Metric::UNSAMPLED, old.1, new.1))
+    })
 }
 
 fn limit(text: &str) -> Result<Option<GrowthLimit>> {
@@ -136,10 +173,19 @@ struct DiffSide<'a> {
     groups: FxHashMap<String, Group>,
     /// The peak of each step.
     steps: BTreeMap<i64, i64>,
+    /// The peaks of all processes, by rank and device.
+    devices: BTreeMap<(i32, i32), DevicePeaks>,
 }
 
 impl<'a> DiffSide<'a> {
-    fn new(input: &'a Input, options: &Options, by: &Key, footer: &mut Footer) -> Result<Self> {
+    fn new(
+        input: &'a Input,
+        options: &Options,
+        by: &Key,
+        footer: &mut Footer,
+        is_gate: bool,
+    ) -> Result<Self> {
+        let mut devices: BTreeMap<(i32, i32), DevicePeaks> = BTreeMap::new();
         let mut best: Option<DiffSide<'a>> = None;
         for trace in &input.traces {
             let mut steps: BTreeMap<i64, i64> = BTreeMap::new();
@@ -156,15 +202,28 @@ impl<'a> DiffSide<'a> {
                     }
                 },
             )?;
+            if is_gate {
+                vouch(trace, &replayed)?;
+            }
+            for device in replayed.gpus(options) {
+                let used = device.peak(Metric::Used);
+                let peaks = devices.entry((trace.meta.rank, device.ordinal)).or_default();
+                peaks.0 = peaks.0.max(device.peak(Metric::Allocated).bytes);
+                peaks.1 = peaks.1.max(used.bytes - used.untraced);
+            }
             let Some(device) = replayed.fullest(Metric::Allocated, options).cloned() else { continue };
             steps.retain(|step, _| *step <= replayed.replay.last_step());
             footer.add(trace, &replayed, Some(device.ordinal));
-            let new = DiffSide { trace, replayed, device, groups: FxHashMap::default(), steps };
+            let (groups, devices) = (FxHashMap::default(), BTreeMap::new());
+            let new = DiffSide { trace, replayed, device, groups, steps, devices };
             if best.as_ref().is_none_or(|best| new.peak(Metric::Allocated) > best.peak(Metric::Allocated)) {
                 best = Some(new);
             }
         }
-        best.ok_or_else(|| Error::usage(format!("{}: no GPU memory in this trace", input.path.display())))
+        match best {
+            Some(best) => Ok(DiffSide { devices, ..best }),
+            None => Err(Error::usage(format!("{}: no GPU memory in this trace", input.path.display()))),
+        }
     }
 
     fn at_peak(&self) -> Vec<Block> {

@@ -2,11 +2,13 @@
 
 use serde_json::{Value, json};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::options::{Flag, Options};
 use crate::read::input::Input;
+use crate::read::stream::TraceFile;
 use crate::render::footer::Footer;
 use crate::render::printer::{Cell, Printer, Style};
+use crate::state::replay_trace::Replayed;
 
 /// A command that answers one question about a trace.
 pub trait Report: Sync {
@@ -104,4 +106,24 @@ pub(super) fn next(report: &str, input: &Input, more: &str) -> String {
     let is_plain = |c: char| c.is_alphanumeric() || "/._-+=:,@%".contains(c);
     let path = if !path.chars().all(is_plain) { format!("'{}'", path.replace('\'', "'\\''")) } else { path };
     format!("memtrace {report} {path} {more}").trim_end().to_owned()
+}
+
+/// Checks that a trace has everything that its process recorded, so that a limit can be checked with it.
+///
+/// # Errors
+/// When it has not.
+pub(super) fn vouch(trace: &TraceFile, replayed: &Replayed) -> Result<()> {
+    let (problems, summary) = (&replayed.replay.problems, &replayed.summary);
+    let why = if problems.unfinished {
+        "it has no end row: its program still runs, the disk was full, or the file was cut"
+    } else if replayed.replay.counts.lost > 0 {
+        "events were lost"
+    } else if problems.seq_gaps > 0 || summary.skipped > 0 || !summary.wrong_openings.is_empty() {
+        "it is damaged"
+    } else if !summary.removed.is_empty() && trace.meta.keep.is_empty() {
+        "parts of it are missing"
+    } else {
+        return Ok(());
+    };
+    Err(Error::usage(format!("{}: the limit cannot be checked: {why}", trace.path.display())))
 }

@@ -25,7 +25,7 @@ use memtrace_trace::{Category, EventName};
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde_json::{Value, json};
 
-use super::report::{Answer, Report, Verdict, next};
+use super::report::{Answer, Report, Verdict, next, vouch};
 use crate::error::{Error, Result};
 use crate::options::{Flag, Options};
 use crate::profile::flow_categories;
@@ -80,7 +80,7 @@ impl Report for Budget {
         let mut printer = options.printer();
         let mut footer = Footer::new(input);
         let mut json = Vec::new();
-        let mut broken = 0;
+        let (mut broken, mut any) = (0, false);
         let mut names = Names::default();
         for (index, trace) in input.traces.iter().enumerate() {
             let mut meter = Meter::new(&limits, options);
@@ -94,6 +94,8 @@ impl Report for Budget {
                     meter.feed(row, replay);
                 },
             )?;
+            vouch(trace, &replayed)?;
+            any |= replayed.gpus(options).next().is_some();
             footer.add(trace, &replayed, replayed.fullest(Metric::Allocated, options).map(|d| d.ordinal));
             process_heading(&mut printer, input, index);
             meter.add_names(&mut names, &replayed.symbols);
@@ -101,6 +103,9 @@ impl Report for Budget {
             broken += results.iter().filter(|result| result.is_broken()).count();
             print(&mut printer, &results, options);
             json.extend(results.iter().map(|result| result.json(trace.meta.rank)));
+        }
+        if !any {
+            return Err(Error::usage(format!("{}: no GPU memory in this trace", input.path.display())));
         }
         let mut faults = names.faults(&limits, &input.path);
         if !faults.is_empty() {
