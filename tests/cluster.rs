@@ -557,3 +557,31 @@ fn ranks_keep_the_current_folder_in_pythonpath_and_import_under_strict_warnings(
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert_eq!(text(&output.stdout).trim(), "found");
 }
+
+#[test]
+fn a_rank_ends_when_memtrace_run_is_killed() {
+    use std::io::BufRead;
+    Torch::run("2.11.0", |torch| {
+        let out = TempDir::new().unwrap();
+        let mut command =
+            torch.run_command(&[&"-q", &"-o", &out.path(), &"--phantom", &"8xh100-80g", &"--ranks", &"0"]);
+        command.args(["-c", "import os, time; print(os.getpid(), flush=True); time.sleep(600)"]);
+        command.env("TMPDIR", out.path()).stdout(std::process::Stdio::piped());
+        let mut run = command.spawn().unwrap();
+        let mut line = String::new();
+        std::io::BufReader::new(run.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let rank = format!("/proc/{}", line.trim());
+        assert!(Path::new(&rank).exists(), "{line}");
+        run.kill().unwrap();
+        run.wait().unwrap();
+        for _ in 0..600 {
+            let stat = std::fs::read_to_string(format!("{rank}/stat")).unwrap_or_default();
+            // A zombie waits for init.
+            if stat.is_empty() || stat.contains(") Z") {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
+        panic!("the rank still runs");
+    });
+}

@@ -52,6 +52,20 @@ def wait_for_torch(folder):
     sys.meta_path.insert(0, Finder)
 
 
+def end_with_launcher():
+    """Lets the kernel end this rank with SIGTERM when `memtrace run`, its parent, is killed."""
+    import ctypes
+    import signal
+
+    set_parent_death_signal = 1
+    try:
+        if os.path.basename(os.readlink(f"/proc/{os.getppid()}/exe")) == "memtrace":
+            ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM, 0, 0, 0)
+    except (OSError, AttributeError):
+        pass
+
+
 if os.environ.get("MEMTRACE_PHANTOM_STORE"):
+    end_with_launcher()
     wait_for_torch(os.path.dirname(os.path.abspath(__file__)))
 give_way(os.path.dirname(os.path.abspath(__file__)))
