@@ -60,7 +60,7 @@ class Position:
 
     path: Path | None
     offset: int
-    # The bytes that PyTorch had allocated until then, at least and at most: other threads may allocate meanwhile.
+    # The bytes that PyTorch had allocated until then, at least and at most: other threads may go on.
     allocated: tuple[int, int] = (0, 0)
 
 
@@ -138,7 +138,7 @@ def use_between(start: Position, end: Position, others: list[tuple[int, int]]) -
     allocated = end.allocated[0] - start.allocated[1]
     if traced < allocated:
         raise NotMeasured(
-            f"PyTorch allocated {_sizes.show(allocated)} meanwhile, and the trace has {_sizes.show(traced)} of it"
+            f"the trace has {_sizes.show(traced)} of the {_sizes.show(allocated)} that PyTorch allocated"
         )
     use = Use(left=[(size, owners[block]) for (_, block), size in sizes.items()])
     if not peaks:

@@ -212,6 +212,6 @@ def retained(everything: bool = False) -> list[dict]:
 def flush() -> bool:
     """Waits until everything recorded so far is in the file.
 
-    Returns False when the file lacks some of it: the trace ended early (a full disk), the writing took more than
-    10 seconds, or a thread has been inside one cudaFree for a second."""
+    Returns False when the file lacks some of it: the trace ended early (a full disk), the writing took more
+    than 10 seconds, or a thread has been inside one cudaFree for a second."""
     return _LIBRARY is None or _LIBRARY.memtrace_flush() == 0

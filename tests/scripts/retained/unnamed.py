@@ -1,4 +1,4 @@
-"""Trains and keeps memory of each step, in a way that the argument names, where the search finds no holder."""
+"""Keeps memory of each step in a way that the argument names, where the search finds no holder."""
 
 import copy
 import sys
