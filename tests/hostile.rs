@@ -576,6 +576,20 @@ fn a_gate_refuses_a_trace_that_lacks_rows_and_sees_growth_of_any_device() {
         let ran = bounded(&["budget", "--limits", file.to_str().unwrap(), after]);
         assert_eq!(ran.status.code(), budget, "{devices:?}: {}", String::from_utf8_lossy(&ran.stderr));
     }
+    // A second process on the same device, and a rank that the first run has not.
+    for (rank, status, said) in
+        [(0, Some(3), "of rank 0, device 0"), (1, Some(2), "rank 1 is in the second run alone")]
+    {
+        let folder = TempDir::new().unwrap();
+        fs::copy(&before, folder.path().join("h.r0.1.csv")).unwrap();
+        let mut other = TraceBuilder::new(Meta { world_size: 1, rank, start_unix_ns: 7, ..Meta::default() });
+        block(&mut other, 0, 9 << 20);
+        fs::write(folder.path().join("h.r0.2.csv"), other.finish()).unwrap();
+        let after = folder.path().to_str().unwrap();
+        let ran = bounded(&["diff", "--fail-over", "2%", before.to_str().unwrap(), after]);
+        let text = String::from_utf8_lossy(&ran.stdout).into_owned() + &String::from_utf8_lossy(&ran.stderr);
+        assert_eq!((ran.status.code(), text.contains(said)), (status, true), "{text}");
+    }
     // Memory outside PyTorch's allocator, which a program may use instead.
     let mut trace = TraceBuilder::new(Meta { world_size: 1, ..Meta::default() });
     block(&mut trace, 0, 10 << 20);

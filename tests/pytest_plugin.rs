@@ -293,6 +293,11 @@ fn marks_that_are_written_wrongly_are_usage_errors() {
         has(&said, &["test_it.py::test_x", words]);
     }
     let folder = suite("def test_x(): pass\n");
+    let mut started = python(installed, folder.path());
+    started.args(["-m", "pytest", "--memtrace=t4"]).env("GPU_MEMTRACE_PYTEST", "1");
+    let (status, words) = self::said(&started.output().unwrap());
+    assert_eq!(status, Some(4), "{words}");
+    has(&words, &["was started to be traced"]);
     let (status, said) = pytest(installed, folder.path(), &["--memtrace=nocard"]);
     assert_eq!(status, Some(2), "{said}");
     has(&said, &["no card is called `nocard`"]);

@@ -43,8 +43,13 @@ def restart_if_needed(config: pytest.Config) -> None:
     global _sessions
     _sessions += 1
     value = config.known_args_namespace.memtrace
-    if STARTED in os.environ or _marks.is_traced():
+    if _marks.is_traced():
         return
+    if STARTED in os.environ and value is not None:
+        raise pytest.UsageError(
+            f"{OPTION}: this process was started to be traced ({STARTED} is set), and is not: LD_PRELOAD was "
+            "removed, or the tracer cannot be loaded into this Python; memtrace doctor says why"
+        )
     if value is None:
         if config.known_args_namespace.memtrace_out:
             raise pytest.UsageError(f"{OUT_OPTION} has no effect without {OPTION}: nothing is traced")

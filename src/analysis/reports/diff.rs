@@ -79,7 +79,7 @@ impl Report for Diff {
         let changes = changes(&before, &after);
         owners(&mut printer, &changes, &by, options);
         steps(&mut printer, &before, &after, options);
-        let grown = limit.and_then(|limit| grown(&before, &after, limit));
+        let grown = limit.map(|limit| grown(&before, &after, limit)).transpose()?.flatten();
         let broken = grown.is_some();
         if let Some((place, what, old, new)) = grown {
             printer.gap();
@@ -127,26 +127,30 @@ impl GrowthLimit {
 type DevicePeaks = (i64, i64);
 
 /// The first peak of any device that grew over the limit: its place, what it is, and its bytes before and after. A
-/// device that only the later run uses had none; other ranks than those of the earlier run are not compared.
+/// device that only the later run uses had none.
+///
+/// # Errors
+/// When the later run has ranks that the earlier one has not.
 fn grown(
     before: &DiffSide<'_>,
     after: &DiffSide<'_>,
     limit: GrowthLimit,
-) -> Option<(String, &'static str, i64, i64)> {
+) -> Result<Option<(String, &'static str, i64, i64)>> {
     let ranks: BTreeSet<i32> = before.devices.keys().map(|(rank, _)| *rank).collect();
-    // The highest of all ranks first: the ranks of two runs may be others.
-    let highest = |side: &DiffSide<'_>| side.peak(Metric::Allocated);
-    if limit.is_exceeded(highest(before), highest(after)) {
-        return Some((String::new(), "allocated", highest(before), highest(after)));
+    if let Some(((rank, _), _)) = after.devices.iter().find(|((rank, _), _)| !ranks.contains(rank)) {
+        return Err(Error::usage(format!(
+            "--fail-over: rank {rank} is in the second run alone; --rank compares one that both have"
+        )));
     }
-    after.devices.iter().filter(|((rank, _), _)| ranks.contains(rank)).find_map(|(key, new)| {
+    let found = after.devices.iter().find_map(|(key, new)| {
         let old = before.devices.get(key).copied().unwrap_or_default();
         let place = || format!(" of rank {}, device {}", key.0, key.1);
         if limit.is_exceeded(old.0, new.0) {
             return Some((place(), "allocated", old.0, new.0));
         }
         limit.is_exceeded(old.1, new.1).then(|| (place(), Metric::UNSAMPLED, old.1, new.1))
-    })
+    });
+    Ok(found)
 }
 
 fn limit(text: &str) -> Result<Option<GrowthLimit>> {
@@ -173,7 +177,7 @@ struct DiffSide<'a> {
     groups: FxHashMap<String, Group>,
     /// The peak of each step.
     steps: BTreeMap<i64, i64>,
-    /// The peaks of all processes, by rank and device.
+    /// The sums of the peaks of all processes, by rank and device.
     devices: BTreeMap<(i32, i32), DevicePeaks>,
 }
 
@@ -207,9 +211,10 @@ impl<'a> DiffSide<'a> {
             }
             for device in replayed.gpus(options) {
                 let used = device.peak(Metric::Used);
+                // The processes of a rank share its device, so memory that moves to another one is no less.
                 let peaks = devices.entry((trace.meta.rank, device.ordinal)).or_default();
-                peaks.0 = peaks.0.max(device.peak(Metric::Allocated).bytes);
-                peaks.1 = peaks.1.max(used.bytes - used.untraced);
+                peaks.0 = peaks.0.saturating_add(device.peak(Metric::Allocated).bytes);
+                peaks.1 = peaks.1.saturating_add(used.bytes - used.untraced);
             }
             let Some(device) = replayed.fullest(Metric::Allocated, options).cloned() else { continue };
             steps.retain(|step, _| *step <= replayed.replay.last_step());
