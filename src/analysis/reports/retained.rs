@@ -120,8 +120,9 @@ impl Unnamed {
                  program keep a copy of the model, or an optimizer, of each step?"
             }
             _ => {
-                "the search sees no storage, DLPack capsule, element of an object array, object of C++ or list made before \
-                 gc.freeze(), and no chain of more than ten references; or the growth began after it"
+                "the search finds no copies of modules, storages, DLPack capsules, elements of object arrays, \
+                 objects of C++, lists made before gc.freeze(), or chains of more than ten references; or the \
+                 growth began after it"
             }
         }
     }
