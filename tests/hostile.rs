@@ -755,6 +755,20 @@ fn an_export_of_several_files_makes_none_beside_a_device() {
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
 }
 
+#[test]
+fn an_export_into_a_folder_removes_nothing_behind_a_link() {
+    let folder = TempDir::new().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    fs::create_dir(at("precious")).unwrap();
+    fs::create_dir(at("out")).unwrap();
+    fs::write(at("precious/file.parquet"), "").unwrap();
+    std::os::unix::fs::symlink("../precious", at("out/rank=0")).unwrap();
+    let trace = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/conv");
+    let output = bounded(&["export", "--to", "parquet", "-o", at("out").to_str().unwrap(), trace]);
+    assert!(!output.status.success());
+    assert!(at("precious/file.parquet").exists());
+}
+
 /// Runs the reports that predict changes on a trace and gives what each printed. All must end within [`bounded`].
 fn predictions(trace: Vec<u8>) -> Vec<String> {
     let (_folder, path) = with_trace(&trace);

@@ -113,11 +113,10 @@ fn clear(folder: &Path) -> Result<()> {
     let mut old = Vec::new();
     for child in children(folder)? {
         let name = child.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let files = if name.starts_with(&format!("{PARTITION}=")) && child.is_dir() {
-            children(&child)?
-        } else {
-            Vec::new()
-        };
+        // Behind a link are the files of somebody else.
+        let is_own = child.is_dir() && !child.is_symlink();
+        let files =
+            if name.starts_with(&format!("{PARTITION}=")) && is_own { children(&child)? } else { Vec::new() };
         let ours = |file: &PathBuf| file.extension().is_some_and(|ending| ending == "parquet");
         if files.is_empty() || !files.iter().all(ours) {
             return Err(Error::usage(format!(
