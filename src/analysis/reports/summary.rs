@@ -41,7 +41,8 @@ impl Report for Summary {
         let mut footer = Footer::new(input);
         let (mut lines, mut processes) = (Vec::new(), Vec::<Value>::new());
         // Of many processes only the one with the highest peak is kept.
-        let mut fullest: Option<((i64, i64, i32), &TraceFile, Replayed, Option<Need>)> = None;
+        let mut fullest: Option<(&TraceFile, Replayed, Option<Need>)> = None;
+        let mut highest_peak = (i64::MIN, 0, 0);
         for trace in &input.traces {
             let mut past_oom = None;
             let replayed = replay_trace(
@@ -63,15 +64,15 @@ impl Report for Summary {
             lines.push(Line::new(trace, &replayed, options));
             let device = replayed.fullest(Metric::Used, options);
             let peak = |metric| device.map_or(0, |device| device.peak(metric).bytes);
-            let height = (peak(Metric::Used), peak(Metric::Allocated), -trace.meta.rank);
-            if fullest.as_ref().is_none_or(|(highest, ..)| height >= *highest) {
-                fullest = Some((height, trace, replayed, need));
+            let peak = (peak(Metric::Used), peak(Metric::Allocated), -trace.meta.rank);
+            if peak >= highest_peak {
+                (highest_peak, fullest) = (peak, Some((trace, replayed, need)));
             }
         }
         let json = json!({ "processes": processes });
         // One screen: a line for each process, and details of the one with the highest peak.
         let mut hints = Vec::new();
-        if let Some((_, trace, replayed, need)) = &fullest {
+        if let Some((trace, replayed, need)) = &fullest {
             heading(&mut printer, input, &trace.meta);
             printer.gap();
             if lines.len() > 1 {

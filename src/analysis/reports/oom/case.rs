@@ -186,8 +186,11 @@ fn state_to_come(live: &[Block], symbols: &SymbolTable, row: &Record) -> i64 {
         }
     }
     let parameters = || sizes.iter().filter(|(_, (parameters, _))| *parameters > 0);
-    let each =
-        parameters().map(|(_, (parameters, state))| (state + parameters - 1) / parameters).max().unwrap_or(0).min(2);
+    let each = parameters()
+        .map(|(_, (parameters, state))| (state + parameters - 1) / parameters)
+        .max()
+        .unwrap_or(0)
+        .min(2);
     parameters().map(|(size, (parameters, state))| size * (each * parameters - state).max(0)).sum()
 }
 
