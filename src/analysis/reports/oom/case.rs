@@ -46,6 +46,7 @@ pub(super) struct RowsBefore {
     steps: Vec<(i32, i64, StepTotals, Vec<StepTotals>)>,
     /// The ranges by name that have begun since the last backward: of modules, with other forwards among them.
     begun: FxHashMap<(Symbol, Symbol), u64>,
+    has_backward: bool,
 }
 
 impl RowsBefore {
@@ -60,6 +61,7 @@ impl RowsBefore {
         }
         if replay.phase == replay.phases.backward {
             self.begun.clear();
+            self.has_backward = true;
         } else if row.event == EventName::RangeBegin {
             *self.begun.entry((row.api, row.name)).or_default() += 1;
         }
@@ -211,6 +213,8 @@ pub(super) struct OomCase<'a> {
     private: i64,
     /// The repeated layers that the forward had not reached.
     layers: Option<LayersLeft>,
+    /// True if the request is in a forward, and no backward came before it in the run.
+    is_untrained: bool,
     owner: String,
     /// The program's own lines of Python that made the request, innermost first.
     lines: Vec<String>,
@@ -300,6 +304,7 @@ impl<'a> OomCase<'a> {
             private: segments.iter().filter(|s| !usable(s.pool)).map(Segment::free).sum(),
             holes,
             layers,
+            is_untrained: in_forward && !seen.has_backward,
             owner: format!(
                 "{} in {}, {}, step {}",
                 replayed.symbols.or_dash(row.op),
@@ -446,6 +451,14 @@ impl<'a> OomCase<'a> {
             (Cause::OutsideTorch, _) => vec![
                 "look for libraries beside torch (NCCL, a second framework, plain cudaMalloc): memtrace peak --of used",
             ],
+            (Cause::TooBig, _) if self.facts.recomputed().is_some() => {
+                vec![
+                    "a checkpoint of each layer in place of one around several, which computes all of them again at once",
+                ]
+            }
+            (Cause::TooBig, _) if self.is_untrained => {
+                vec!["if this is an evaluation: torch.no_grad() or torch.inference_mode()"]
+            }
             (Cause::TooBig, _) | (Cause::Kept, None) => Vec::new(),
         }
     }

@@ -191,9 +191,7 @@ impl Facts {
         let kept = self.kept();
         let is_fragmented = self.is_fragmented();
         if self.growth().is_some() || matches!(kept, Some((_, Kept::Grows))) {
-            let grows = self.holders.iter().filter(|holder| holder.verdict == "grows");
-            let holder = grows.max_by_key(|holder| holder.bytes).map(|holder| (holder, Kept::Grows));
-            return (Cause::Grows, holder);
+            return (Cause::Grows, self.growing());
         }
         if self.others >= self.lacking() && self.is_material(self.others) {
             return (Cause::OtherProcess, None);
@@ -239,6 +237,30 @@ impl Facts {
         (is_usual && growth.total >= self.lacking() && is_enough).then_some(growth)
     }
 
+    /// The holder of what grows: one that is seen to, or else one that has as much as half the growth, such as what results are
+    /// joined to.
+    fn growing(&self) -> Option<(&Holder, Kept)> {
+        let seen =
+            self.holders.iter().filter(|holder| holder.verdict == "grows").max_by_key(|holder| holder.bytes);
+        let half = self.growth().map_or(i64::MAX, |growth| growth.total / 2);
+        let joined = || {
+            let all =
+                self.holders.iter().filter(|holder| !is_of_forward(holder) && holder.last_step >= Some(0));
+            all.filter(|holder| holder.bytes >= half && holder.graphs == 0).max_by_key(|holder| holder.bytes)
+        };
+        seen.map(|holder| (holder, Kept::Grows)).or_else(|| joined().map(|holder| (holder, Kept::Gathered)))
+    }
+
+    /// The bytes that one checkpoint has computed again for its backward, if they are much of what is live.
+    pub(super) fn recomputed(&self) -> Option<i64> {
+        let is_it = |holder: &&Holder| {
+            holder.text("file").ends_with("torch/utils/checkpoint.py")
+                && holder.text("name").contains("recomputed")
+        };
+        let bytes = self.holders.iter().find(is_it)?.bytes;
+        (4 * bytes >= self.allocated).then_some(bytes)
+    }
+
     /// The holder of the most memory that the program does not need now.
     pub(super) fn kept(&self) -> Option<(&Holder, Kept)> {
         let live = self.allocated.max(1);
@@ -253,9 +275,7 @@ impl Facts {
         if text("kind") == "traceback" || holder.verdict == "traceback" {
             return Some(Kept::Traceback);
         }
-        // The variables of a running forward, and what torch itself packs for a backward, are its activations.
-        let is_forward = text("kind") == "local" && text("owner").to_lowercase().contains("forward");
-        if is_forward || text("file").contains("/torch/") {
+        if is_of_forward(holder) {
             return None;
         }
         if holder.verdict == "grows" {
@@ -334,6 +354,13 @@ impl Facts {
         (self.steps.len() >= FEWEST_STEPS && now as f64 > 1.25 * usual as f64)
             .then_some((self.step_began, usual))
     }
+}
+
+/// Returns true if it is about a running forward: its variables, and what torch itself packs for the backward.
+fn is_of_forward(holder: &Holder) -> bool {
+    let is_variable =
+        holder.text("kind") == "local" && holder.text("owner").to_lowercase().contains("forward");
+    is_variable || holder.text("file").contains("/torch/")
 }
 
 /// The growth of what steps leave behind: most steps after the first leave some.

@@ -28,6 +28,9 @@ use crate::state::retained::{RetainedSearch, RetainedSearches};
 
 use case::{OomCase, RowsBefore};
 
+/// The changes of `memtrace advise` that are shown.
+const MOST_ADVISED: usize = 5;
+
 /// `memtrace oom`.
 pub(super) struct Oom;
 
@@ -105,7 +108,7 @@ impl Report for Oom {
 /// The first lines of `memtrace advise`, or why it has none.
 fn helps(trace: &TraceFile, options: &Options) -> (Vec<String>, Option<String>) {
     match Advised::new(trace, options, false) {
-        Ok(advised) => (advised.first_lines(3, options), None),
+        Ok(advised) => (advised.first_lines(MOST_ADVISED, options), None),
         Err(why) => (Vec::new(), Some(why.to_string())),
     }
 }
