@@ -8,7 +8,7 @@ use memtrace_trace::{Api, Category, EventName};
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
-use super::cause::{Cause, Facts, Kept, StepTotals, remedy};
+use super::cause::{Cause, Copies, Facts, Kept, StepTotals, remedy};
 
 use crate::options::Options;
 use crate::read::record::Record;
@@ -20,6 +20,7 @@ use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::block::Block;
 use crate::state::device::Device;
 use crate::state::layout::{Layout, Segment};
+use crate::state::module_layers::Layers;
 use crate::state::replay::Replay;
 use crate::state::replay_trace::Replayed;
 use crate::state::retained::{Holder, RetainedSearch};
@@ -139,12 +140,13 @@ struct LayersLeft {
 
 impl LayersLeft {
     /// The layers after that of `module`, by the live blocks of those before it.
-    fn find(module: &str, live: &[(String, Category, i64)]) -> Option<LayersLeft> {
+    fn find(module: &str, layers: &Layers, live: &[(String, Category, i64)]) -> Option<LayersLeft> {
+        let joined = layers.joined(module);
         let mut end = 0;
-        for name in module.split('.') {
+        for (name, joined) in module.split('.').zip(joined.split('.')) {
             let prefix = &module[..end];
             end += name.len() + 1;
-            let Ok(at) = name.parse::<i64>() else { continue };
+            let Some(at) = name.parse::<i64>().ok().filter(|_| joined == "*") else { continue };
             let number = |path: &str| path.strip_prefix(prefix)?.split('.').next()?.parse::<i64>().ok();
             let of = live.iter().filter_map(|(path, ..)| number(path)).max()? + 1;
             let kept = live.iter().filter(|(path, category, _)| {
@@ -178,11 +180,11 @@ fn state_to_come(live: &[Block], symbols: &SymbolTable, row: &Record) -> i64 {
     if *symbols.get(row.phase) != *"optimizer" {
         return 0;
     }
-    // By size: the number of parameters, and of blocks of state.
+    // By size: the number of parameters that are trained, by their gradients, and of blocks of state.
     let mut sizes: FxHashMap<i64, (i64, i64)> = FxHashMap::default();
     for block in live {
         match block.owner.category {
-            Category::Parameter => sizes.entry(block.bytes).or_default().0 += 1,
+            Category::Gradient => sizes.entry(block.bytes).or_default().0 += 1,
             Category::OptimizerState => sizes.entry(block.bytes).or_default().1 += 1,
             _ => {}
         }
@@ -207,10 +209,8 @@ pub(super) struct OomCase<'a> {
     context: Option<ContextRange>,
     /// Free memory on the device; `None` when the trace has no sample of it.
     device_free: Option<i64>,
-    /// The bytes of the free pieces in torch's cache that the request could use, largest first, and those in private pools
-    /// that no other may use.
+    /// The bytes of the free pieces in torch's cache that the request could use, largest first.
     holes: Vec<i64>,
-    private: i64,
     /// The repeated layers that the forward had not reached.
     layers: Option<LayersLeft>,
     /// True if the request is in a forward, and no backward came before it in the run.
@@ -262,7 +262,11 @@ impl<'a> OomCase<'a> {
             (replayed.symbols.get(block.owner.module).to_string(), block.owner.category, block.bytes)
         };
         let layers = in_forward
-            .then(|| LayersLeft::find(&module, &live.iter().map(by_module).collect::<Vec<_>>()))
+            .then(|| {
+                // The class of a layer that was not called is unknown.
+                let layers = replayed.replay.classes.layers([], &replayed.symbols);
+                LayersLeft::find(&module, &layers, &live.iter().map(by_module).collect::<Vec<_>>())
+            })
             .flatten();
         let facts = Facts {
             is_injected: &*replayed.symbols.get(row.api) == Api::InjectedFault.as_str(),
@@ -290,7 +294,9 @@ impl<'a> OomCase<'a> {
                 .as_ref()
                 .map_or_else(|| state_to_come(&live, &replayed.symbols, row), |left| left.bytes),
             holders: search.map(|search| search.holders.clone()).unwrap_or_default(),
-            needed: None,
+            private: segments.iter().filter(|s| !usable(s.pool)).map(Segment::free).sum(),
+            copies: Copies::of(&live),
+            needed: trace.needed_bytes(),
         };
         let (cause, kept) = facts.judge();
         OomCase {
@@ -301,7 +307,6 @@ impl<'a> OomCase<'a> {
             ooms: seen.ooms,
             context,
             device_free,
-            private: segments.iter().filter(|s| !usable(s.pool)).map(Segment::free).sum(),
             holes,
             layers,
             is_untrained: in_forward && !seen.has_backward,
@@ -366,6 +371,11 @@ impl<'a> OomCase<'a> {
                     self.room_text(units)
                 )
             }
+            (Cause::Grows, None) if facts.growth().is_none() => format!(
+                "parameters of {} were allocated in {}: copies of the model are kept",
+                show(facts.copies.bytes),
+                counted(facts.copies.steps as u64, "step")
+            ),
             (Cause::Grows, kept) => {
                 let grown = facts.growth().map(|growth| {
                     format!(
@@ -382,6 +392,10 @@ impl<'a> OomCase<'a> {
             (Cause::OtherProcess, _) => format!(
                 "other processes hold {} of this card's {card}; without them, {request} would fit",
                 show(facts.others)
+            ),
+            (Cause::Fragmentation, _) if facts.is_private() => format!(
+                "{} is free in private pools (CUDA graphs, torch.cuda.MemPool), where a request of another pool may not use it",
+                show(facts.private)
             ),
             (Cause::Fragmentation, _) => format!(
                 "{} is free in torch's cache and {} on the device, but the largest piece has {}, and {request} is needed",
@@ -432,6 +446,11 @@ impl<'a> OomCase<'a> {
                 vec!["raise or remove the limit: torch.cuda.set_per_process_memory_fraction"]
             }
             (Cause::Grows | Cause::Kept, Some((_, why))) => remedy(*why).1.to_vec(),
+            (Cause::Grows, None) if self.facts.growth().is_none() => {
+                vec![
+                    "keep copies on the CPU (copy.deepcopy(model).cpu(), or its state_dict() moved there), or one that is updated in place",
+                ]
+            }
             (Cause::Grows, None) => {
                 vec!["memtrace leaks has the ops and lines that grow; memtrace retained has what keeps them"]
             }
@@ -440,6 +459,9 @@ impl<'a> OomCase<'a> {
                     "end the other process (nvidia-smi lists them), or choose another GPU: CUDA_VISIBLE_DEVICES",
                 ]
             }
+            (Cause::Fragmentation, _) if self.facts.is_private() => vec![
+                "let graphs share one pool: torch.cuda.graph(g, pool=first.pool()); del a graph or a pool that is no longer used",
+            ],
             (Cause::Fragmentation, _) if conf.option("expandable_segments") == Some("True") => vec![
                 "free the blocks that pin segments: memtrace frag names them",
                 "sizes that repeat: pad inputs to a few lengths",
@@ -466,12 +488,6 @@ impl<'a> OomCase<'a> {
     /// What the figures say beside the verdict.
     fn remarks(&self, units: Unit) -> Vec<String> {
         let mut remarks = self.facts.remarks(self.cause, units);
-        if 20 * self.private >= self.facts.capacity.max(1) {
-            remarks.push(format!(
-                "{} is free in private pools (CUDA graphs, torch.cuda.MemPool), where this request may not use it",
-                units.show(self.private)
-            ));
-        }
         if self.cause != Cause::TooBig
             && let Some(needed) = self.facts.needed.filter(|needed| *needed > self.facts.capacity)
         {

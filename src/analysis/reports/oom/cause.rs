@@ -3,9 +3,13 @@
 //! A cause is named only if removing it would have let the program go on: its bytes cover what the request lacked, and they are
 //! a real share of the card. What is smaller is a remark.
 
+use std::collections::BTreeSet;
+
+use memtrace_trace::Category;
 use memtrace_trace::units::Unit;
 
 use crate::render::numbers::counted;
+use crate::state::block::Block;
 use crate::state::retained::Holder;
 
 /// A part of the card's memory below this share explains nothing.
@@ -112,8 +116,28 @@ pub(super) struct Facts {
     pub(super) to_come: i64,
     /// What the search at the OOM found, largest first.
     pub(super) holders: Vec<Holder>,
+    /// Free memory in private pools, which this request may not use.
+    pub(super) private: i64,
+    /// Parameters that were allocated in steps.
+    pub(super) copies: Copies,
     /// The device memory that the run needed, where it was measured.
     pub(super) needed: Option<i64>,
+}
+
+/// Live parameters that were allocated after training began: a program that copies its model in each step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Copies {
+    pub(super) bytes: i64,
+    /// The number of steps.
+    pub(super) steps: usize,
+}
+
+impl Copies {
+    pub(super) fn of(live: &[Block]) -> Copies {
+        let late = || live.iter().filter(|b| b.owner.category == Category::Parameter && b.owner.step >= 0);
+        let steps: BTreeSet<i64> = late().map(|block| block.owner.step).collect();
+        Copies { bytes: late().map(|block| block.bytes).sum(), steps: steps.len() }
+    }
 }
 
 /// The allocated bytes of a finished step.
@@ -162,6 +186,11 @@ impl Facts {
         (self.reserved - self.allocated).max(0)
     }
 
+    /// Returns true if most of the free memory in the cache is in private pools.
+    pub(super) fn is_private(&self) -> bool {
+        2 * self.private > self.cached()
+    }
+
     /// What was missing for this request.
     pub(super) fn lacking(&self) -> i64 {
         (self.segment.max(self.request) - self.room).max(0)
@@ -192,6 +221,9 @@ impl Facts {
         let is_fragmented = self.is_fragmented();
         if self.growth().is_some() || matches!(kept, Some((_, Kept::Grows))) {
             return (Cause::Grows, self.growing());
+        }
+        if self.copies.steps > 1 && self.is_material(self.copies.bytes) {
+            return (Cause::Grows, None);
         }
         if self.others >= self.lacking() && self.is_material(self.others) {
             return (Cause::OtherProcess, None);
@@ -318,12 +350,18 @@ impl Facts {
             found.push(format!("this process holds {} outside torch's allocator", shown(self.outside)));
         }
         if !matches!(cause, Cause::Fragmentation | Cause::Injected | Cause::Limit)
-            && 50 * self.cached() >= self.capacity.max(1)
+            && 50 * (self.cached() - self.private) >= self.capacity.max(1)
         {
             found.push(format!(
                 "{} is free in torch's cache, in pieces of at most {}: closing these holes would not be enough",
-                shown(self.cached()),
+                shown(self.cached() - self.private),
                 shown(self.largest_hole)
+            ));
+        }
+        if cause != Cause::Fragmentation && 20 * self.private >= self.capacity.max(1) {
+            found.push(format!(
+                "{} is free in private pools (CUDA graphs, torch.cuda.MemPool), where this request may not use it",
+                shown(self.private)
             ));
         }
         if !matches!(cause, Cause::Grows)
@@ -397,7 +435,7 @@ pub(super) fn remedy(why: Kept) -> (&'static str, &'static [&'static str]) {
         Kept::EarlierGraph => (
             "the graph of an earlier step lives beside that of this one",
             &[
-                "del the variable at the end of the step, or keep loss.item() or loss.detach() in place of the loss",
+                "del the variable at the end of the step, or keep what .item() or .detach() gives; a state that goes into the next step needs .detach(), too",
             ],
         ),
         Kept::Graphs => (

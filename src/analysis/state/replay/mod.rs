@@ -14,9 +14,9 @@ mod tests;
 
 use std::collections::BTreeMap;
 
-use memtrace_trace::EventName;
 use memtrace_trace::memory::{Effect, MemoryState};
 pub use memtrace_trace::memory::{MemoryKind, Metric, Totals};
+use memtrace_trace::{Api, EventName};
 
 pub use crate::options::Window;
 use crate::read::record::{Columns, Record, Wanted};
@@ -58,6 +58,7 @@ pub const COLUMNS: Wanted = Wanted::all_events(ANY.and(MEMORY).and(OWNED))
     .except(EventName::Mark, ANY.and(MARK_COLUMNS))
     .except(EventName::Lost, ANY.and(Columns::of(&["requested_bytes"])))
     .plus(EventName::ExtAlloc, Columns::of(&["api"]))
+    .plus(EventName::Oom, Columns::of(&["api"]))
     .plus(EventName::Sample, Columns::of(&["name"]));
 
 /// The calls that allocate managed memory, which moves between host and device.
@@ -228,7 +229,10 @@ impl Replay {
         match row.event {
             EventName::Oom => {
                 self.totals(row);
-                self.oom_step = Some(self.highest_step);
+                // After a simulated grant the program went on.
+                if *self.symbols.get(row.api) != *Api::PastOom.as_str() {
+                    self.oom_step = Some(self.highest_step);
+                }
             }
             EventName::Sample => self.sample(row),
             EventName::RangeBegin => self.classes.feed(row, &self.symbols),
