@@ -224,6 +224,12 @@ fn every_test_and_script_that_the_promises_name_exists() {
     assert!(found > 40, "the page names {found} tests");
 }
 
+#[test]
+fn the_causes_of_the_ooms_follow_from_their_reruns() {
+    let checked = Command::new("python3").arg(root().join("scripts/oom-corpus")).arg("--check").output().unwrap();
+    assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr));
+}
+
 /// Every folder below `folder`: the crates and their folders.
 fn folders_below(folder: &Path) -> Vec<std::path::PathBuf> {
     let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
