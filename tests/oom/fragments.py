@@ -1,4 +1,4 @@
-"""Runs out of memory by fragmentation: fragments.py KIND."""
+"""Runs out of memory by fragmentation: fragments.py pinned|lengths [fix]."""
 
 import os
 import sys
@@ -6,15 +6,16 @@ import sys
 import torch
 from torch import nn
 
-KIND = sys.argv[1]
+KIND, FIX = sys.argv[1], "fix" in sys.argv
 STEPS = int(os.environ.get("STEPS", 40))
 
 
 def pinned():
     """Small results between large temporaries: every segment keeps one live block."""
     kept, temporary = [], []
-    for _ in range(60):
-        kept.append(torch.zeros(2 << 18, device="cuda"))
+    results = torch.zeros(60, 2 << 18, device="cuda") if FIX else None
+    for index in range(60):
+        kept.append(results[index] if FIX else torch.zeros(2 << 18, device="cuda"))
         temporary += [torch.zeros(9 << 18, device="cuda") for _ in range(2)]
     del temporary
     torch.zeros(400 << 18, device="cuda")
