@@ -69,9 +69,11 @@ def left_frames() -> list[types.FrameType]:
     return found
 
 
-def running_variables(left: list[types.FrameType]) -> tuple[dict[int, Variable], dict[int, list[types.CodeType]]]:
-    """The variables of all functions that run now, and of the frames in `left`, by the `id` of their values, and the code
-    of modules that run, by the `id` of their namespaces."""
+def running_variables(
+    left: list[types.FrameType],
+) -> tuple[dict[int, Variable], dict[int, list[types.CodeType]]]:
+    """The variables of all functions that run now, and of the frames in `left`, by the `id` of their values,
+    and the code of modules that run, by the `id` of their namespaces."""
     found: dict[int, Variable] = {}
     modules: dict[int, list[types.CodeType]] = {}
     for frame in left:
