@@ -226,7 +226,8 @@ fn every_test_and_script_that_the_promises_name_exists() {
 
 #[test]
 fn the_causes_of_the_ooms_follow_from_their_reruns() {
-    let checked = Command::new("python3").arg(root().join("scripts/oom-corpus")).arg("--check").output().unwrap();
+    let checked =
+        Command::new("python3").arg(root().join("scripts/oom-corpus")).arg("--check").output().unwrap();
     assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr));
 }
 

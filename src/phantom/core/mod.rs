@@ -22,6 +22,7 @@ pub(crate) mod loop_guard;
 pub(crate) mod machine;
 pub(crate) mod machine_state;
 pub(crate) mod nvml_file;
+pub(crate) mod on_behalf;
 pub(crate) mod past_oom;
 pub(crate) mod range_allocator;
 pub(crate) mod stream;

@@ -11,8 +11,6 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use memtrace_cards::PAST_OOM_VARIABLE;
 
-use crate::core::host_state::host_state;
-
 /// What the caller of a request does after a refusal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Caller {
@@ -112,13 +110,9 @@ pub(crate) fn note_use(bytes: u64) {
     PEAK.fetch_max(bytes, Ordering::Relaxed);
 }
 
-/// The bytes that a card needs for the run so far, its context among them; `None` without `--past-oom`.
-pub(crate) fn needed() -> Option<u64> {
-    let spec = &host_state().spec;
-    is_on().then(|| match PEAK.load(Ordering::Relaxed) {
-        0 => 0,
-        peak => peak + spec.context + spec.others,
-    })
+/// The highest use so far of a card by allocations and by other processes, in bytes; `None` without `--past-oom`.
+pub(crate) fn peak() -> Option<u64> {
+    is_on().then(|| PEAK.load(Ordering::Relaxed))
 }
 
 /// Returns true after the process's first grant, at the first call.

@@ -16,10 +16,10 @@ use crate::core::ffi::{
 };
 use crate::core::host_state::{current_index, device, host_state};
 use crate::core::lock::lock;
+use crate::core::on_behalf::is_on_behalf;
 use crate::core::past_oom::{self, Caller};
 use crate::core::range_allocator::RangeAllocator;
 use crate::core::vram::{self, PAGE, RESERVED};
-use crate::libs::nccl_buffers::is_on_behalf;
 
 /// Physical memory.
 struct PhysicalMemory {

@@ -4,9 +4,8 @@
 //! cuBLAS, cuDNN, cuFFT, cuSOLVER and cuSPARSE take nothing here: we found no source that says how much their
 //! handles take. `scripts/calibrate` measures it.
 
-use std::cell::Cell;
 use std::collections::HashSet;
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::{CStr, c_int};
 use std::mem::zeroed;
 use std::ptr::null;
 use std::sync::{Mutex, OnceLock};
@@ -16,35 +15,11 @@ use cudarc::driver::sys::{CUmemAllocationProp, CUmemAllocationType, CUmemLocatio
 use crate::core::ffi::{OK, OUT_OF_MEMORY, Out, Status};
 use crate::core::host_state::{device, host_state};
 use crate::core::lock::lock;
+use crate::core::on_behalf::on_behalf_of;
 use crate::core::past_oom::Caller;
 use crate::core::vram::PAGE;
 use crate::libs::nccl_groups::Place;
 use crate::libs::nccl_memory::{HOPPER_CODE, HOPPER_FIRST_KERNEL, NcclMemory, hopper_message_kernel};
-
-thread_local! {
-    static STANDS_FOR: Cell<Option<&'static CStr>> = const { Cell::new(None) };
-}
-
-/// The library for which the calling thread calls the driver now, or null. The tracer attributes the memory
-/// to it.
-// SAFETY: only this library defines the name.
-#[unsafe(no_mangle)]
-extern "C" fn memtrace_phantom_stands_for() -> *const c_char {
-    STANDS_FOR.try_with(Cell::get).ok().flatten().map_or(null(), CStr::as_ptr)
-}
-
-/// Returns true if the calling thread calls the driver on behalf of a library.
-pub(crate) fn is_on_behalf() -> bool {
-    STANDS_FOR.try_with(Cell::get).ok().flatten().is_some()
-}
-
-/// Runs driver calls on behalf of a library.
-fn on_behalf_of<T>(library: &'static CStr, calls: impl FnOnce() -> T) -> T {
-    let _ = STANDS_FOR.try_with(|cell| cell.set(Some(library)));
-    let result = calls();
-    let _ = STANDS_FOR.try_with(|cell| cell.set(None));
-    result
-}
 
 /// Finds a function of the driver as any other library finds it, so that a tracer which was loaded before
 /// this library sees the call. (This library is linked to bind its own names first, so `RTLD_DEFAULT` would

@@ -79,7 +79,9 @@ fn description() -> String {
             stand_ins::answers()
         );
     }
-    if let Some(needed) = past_oom::needed() {
+    if let Some(peak) = past_oom::peak() {
+        // A card that nothing was allocated on is not needed.
+        let needed = if peak > 0 { peak + spec.context + spec.others } else { 0 };
         let _ = write!(text, ",\"needed_bytes\":{needed}");
     }
     for (label, kind) in [("guessed_calls", AnswerKind::Guess), ("refused_calls", AnswerKind::Unsupported)] {
