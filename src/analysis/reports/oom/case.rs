@@ -327,7 +327,7 @@ impl<'a> OomCase<'a> {
         self.cause.is_need()
     }
 
-    /// [`OomCase::room`] as text.
+    /// [`Facts::room`] as text.
     fn room_text(&self, units: Unit) -> String {
         let most = if self.device_free.is_none() { "at most " } else { "" };
         format!("{most}{}", units.show(self.facts.room))
