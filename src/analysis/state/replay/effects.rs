@@ -59,7 +59,9 @@ impl Replay {
         let (totals, summed) = (device.totals, device.summed);
         let drift = (totals.allocated - summed.allocated, totals.reserved - summed.reserved);
         let is_above = row.device >= 0 && totals.allocated > totals.reserved && self.counts.lost == 0;
-        if !std::mem::replace(&mut device.is_above, is_above) && is_above {
+        let was_above = std::mem::replace(&mut device.is_above, is_above);
+        // Memory that sleeps is unmapped below live blocks, so only an allocation can be wrong.
+        if is_above && !was_above && row.event == EventName::Alloc {
             self.problems.above_reserved += 1;
             self.problems.example(|| {
                 format!(
