@@ -39,11 +39,10 @@ use crate::kernels::{signature, strided};
 /// The effect of a kernel, with the arguments that it depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum KernelEffect {
-    /// `cub::DeviceReduceSingleTileKernel` over a test for nonzero: (in, out, count, ...). The type of the
-    /// input, if known.
-    CountNonzero(Option<DataType>),
+    /// `cub::DeviceReduceSingleTileKernel` over a test for nonzero: (in, out, count, ...).
+    CountNonzero(NonzeroInput),
     /// `cub::DeviceReduceKernel` over a test for nonzero: (in, partial results, count, ...).
-    CountNonzeroPartial(Option<DataType>),
+    CountNonzeroPartial(NonzeroInput),
     /// `cub::DeviceReduceSingleTileKernel` over anything else: (in, out, ...). It may finish the above.
     FinishReduction,
     /// `cub::DeviceSelectSweepKernel` by equality: (in, flags, out, count out, tiles, op, equality, count,
@@ -92,6 +91,16 @@ pub(crate) enum KernelEffect {
     Reduce(ReductionKind, DataType),
     /// All parameters are numbers.
     NoPointer,
+}
+
+/// The input of a count of nonzero elements: an iterator of an address and a test. The test is empty, and what is
+/// in its word is left from other calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct NonzeroInput {
+    /// The type of the elements, if known.
+    element: Option<DataType>,
+    /// True if the test is before the address, as in CUB; in Thrust it is behind it.
+    test_is_first: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -190,11 +199,14 @@ impl KernelEffect {
         }
         if contains(name, b"DeviceReduce") {
             let nonzero = after(name, b"NonZeroOp");
-            let element = nonzero.and_then(|rest| data_type(rest.strip_prefix(b"I")?));
+            let input = NonzeroInput {
+                element: nonzero.and_then(|rest| data_type(rest.strip_prefix(b"I")?)),
+                test_is_first: contains(name, b"22TransformInputIterator"),
+            };
             return match (contains(name, b"SingleTileKernel"), contains(name, b"ByKeyKernel")) {
-                (true, _) if nonzero.is_some() => Some(Self::CountNonzero(element)),
+                (true, _) if nonzero.is_some() => Some(Self::CountNonzero(input)),
                 (true, _) => Some(Self::FinishReduction),
-                (false, false) => nonzero.map(|_| Self::CountNonzeroPartial(element)),
+                (false, false) => nonzero.map(|_| Self::CountNonzeroPartial(input)),
                 // Only the encoding of run lengths adds up a constant.
                 (false, true) => [&b"rle"[..], b"ConstantInput", b"constant_iter"]
                     .iter()
@@ -367,14 +379,14 @@ impl<'call> KernelArguments<'call> {
         self.count(index).map(|all| host_state().dynamic.count_of(all))
     }
 
-    /// The number of nonzero elements that a count over a test for nonzero finds. The input is an iterator:
-    /// an address, before the test in Thrust and behind it in CUB.
-    fn nonzero(self, element: Option<DataType>) -> Option<u64> {
+    /// The number of nonzero elements that a count over a test for nonzero finds.
+    fn nonzero(self, NonzeroInput { element, test_is_first }: NonzeroInput) -> Option<u64> {
         let width = element.map_or(1, reduce::width);
         let size = self.count(2)? as usize * width;
         // SAFETY: the promise of `new`: the iterator has two words.
-        let words = self.address(0).map(|at| unsafe { [read::<usize>(at), read::<usize>(at + 8)] });
-        let from = words.into_iter().flatten().flatten().find(|&word| device_of(word).is_some());
+        let from =
+            self.address(0).and_then(|at| unsafe { read::<usize>(at + 8 * usize::from(test_is_first)) });
+        let from = from.filter(|&from| device_of(from).is_some());
         let bytes = from.filter(|_| element.is_some() && size <= SMALL).and_then(|from| {
             // SAFETY: the input of the kernel, good for its elements.
             unsafe { read_known(from, size).map(|known| known.bytes).or_else(|| answer_flags(from, size)) }
@@ -438,9 +450,9 @@ pub(crate) unsafe fn launched(kernel: usize, arguments: In<usize>, blocks: u32, 
     let arguments = unsafe { KernelArguments::new(arguments) };
     let equality = elementwise::take_last_equality();
     let counted = match effect {
-        KernelEffect::CountNonzero(element) => arguments.pointer(1).zip(arguments.nonzero(element)),
-        KernelEffect::CountNonzeroPartial(element) => {
-            if let Some(partial) = arguments.pointer(1).zip(arguments.nonzero(element)) {
+        KernelEffect::CountNonzero(input) => arguments.pointer(1).zip(arguments.nonzero(input)),
+        KernelEffect::CountNonzeroPartial(input) => {
+            if let Some(partial) = arguments.pointer(1).zip(arguments.nonzero(input)) {
                 let _ = PARTIAL_COUNT.try_with(|cell| cell.set(partial));
             }
             None
@@ -603,7 +615,9 @@ mod tests {
 
     #[test]
     fn kernels_are_recognized_by_their_mangled_names() {
-        let cases: [(&[u8], Option<KernelEffect>); 21] = [
+        let input = NonzeroInput { element: Some(7), test_is_first: false };
+        let cubs = NonzeroInput { test_is_first: true, ..input };
+        let cases: [(&[u8], Option<KernelEffect>); 22] = [
             (
                 b"_ZN2at4cuda40_GLOBAL__N__758183f4_8_Sleep_cu_088d913f11spin_kernelEl",
                 Some(KernelEffect::NoPointer),
@@ -613,8 +627,9 @@ mod tests {
             (b"_Z4workPfi", None),
             (b"_Z4workIfEvi", None),
             (b"plain_c", None),
-            (b"_ZN3cub28DeviceReduceSingleTileKernelI9NonZeroOpIfE", Some(KernelEffect::CountNonzero(Some(7)))),
-            (b"_ZN3cub18DeviceReduceKernelI9NonZeroOpIfE", Some(KernelEffect::CountNonzeroPartial(Some(7)))),
+            (b"_ZN3cub28DeviceReduceSingleTileKernelI9NonZeroOpIfE", Some(KernelEffect::CountNonzero(input))),
+            (b"_ZN3cub28DeviceReduceSingleTileKernelI22TransformInputIteratorIb9NonZeroOpIfE", Some(KernelEffect::CountNonzero(cubs))),
+            (b"_ZN3cub18DeviceReduceKernelI9NonZeroOpIfE", Some(KernelEffect::CountNonzeroPartial(input))),
             (b"_ZN3cub28DeviceReduceSingleTileKernelI3Sum", Some(KernelEffect::FinishReduction)),
             (b"_ZN3cub23DeviceReduceByKeyKernelI3rle", Some(KernelEffect::CountRuns)),
             (b"_ZN3cub23DeviceSelectSweepKernelI9NonZeroOpIfE", None),
