@@ -393,7 +393,7 @@ fn same_when_launched(
     variables: &[(&str, &str)],
 ) -> Run {
     // Without memtrace, torch may abort at exit: autograd's thread waits for the interpreter, to release a
-    // callback that Python queued. memtrace lets it run once more; see src/preload/python/tracer/install.py.
+    // callback that Python queued. memtrace lets it run once more; see src/tracer/preload/python/tracer/install.py.
     let aborted_at_its_end =
         |output: &Output| text(&output.stderr).contains("terminate called without an active exception");
     let untraced = (0..3)

@@ -139,7 +139,7 @@ fn of_cuda(name: &str) -> bool {
 /// Returns true if the function is left to the real library. The list has names, and prefixes that end in
 /// `.*`.
 fn left_to_the_real_library(name: &str) -> bool {
-    let list = include_str!("../src/phantom/table/passthrough.txt");
+    let list = include_str!("../src/phantom/device/table/passthrough.txt");
     list.lines()
         .map(str::trim)
         .filter(|line| !line.is_empty() && !line.starts_with('#'))
@@ -168,7 +168,7 @@ fn phantom_answers_every_cuda_function_that_torch_imports() {
         assert!(imported > 500, "torch {version}: only {imported} names were found in its libraries");
         assert!(
             missing.is_empty(),
-            "torch {version}: run src/phantom/table/generate.py, or answer by hand: {missing:#?}"
+            "torch {version}: run src/phantom/device/table/generate.py, or answer by hand: {missing:#?}"
         );
     });
 }

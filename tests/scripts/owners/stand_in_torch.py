@@ -1,4 +1,4 @@
-"""A stand-in for torch with the attributes that src/preload/python/tracer reads."""
+"""A stand-in for torch with the attributes that src/tracer/preload/python/tracer reads."""
 
 import sys
 import types

@@ -3,7 +3,7 @@ known, so no answer turns. PyTorch raises an error for a code other than 0."""
 
 import torch
 
-LOOPS = 4200  # MAX_IDLE_FLAGS in src/phantom/core/loop_guard.rs is 4096
+LOOPS = 4200  # MAX_IDLE_FLAGS in src/phantom/device/core/loop_guard.rs is 4096
 torch.manual_seed(0)
 a, b = torch.randn(3, 3, device="cuda"), torch.randn(3, 2, device="cuda")
 many, right = torch.randn(4, 3, 3, device="cuda"), torch.randn(4, 3, 2, device="cuda")

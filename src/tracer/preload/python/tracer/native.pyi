@@ -1,4 +1,4 @@
-"""The C functions and values that the library gives the tracer: src/preload/python/injection.rs makes this
+"""The C functions and values that the library gives the tracer: src/tracer/preload/python/injection.rs makes this
 module."""
 
 from typing import Any, Callable

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes generated.rs: the functions that no answers! block defines by hand.
 
-    src/phantom/table/generate.py PYTHON...
+    src/phantom/device/table/generate.py PYTHON...
 
 Each PYTHON is an interpreter with torch. The list has every CUDA-family name that a library of torch leaves
 undefined, and, as a refusal, every other name of the driver's header. A name stays in the list when none of

@@ -1,8 +1,8 @@
 """Makes tensors whose layout the library learns.
 
 The library reads fields of torch's own objects without calling torch. Where they lie differs between
-versions, so it finds them in objects whose contents are known: src/preload/python/op_io and
-src/preload/attribution/autograd_seq.rs.
+versions, so it finds them in objects whose contents are known: src/tracer/preload/python/op_io and
+src/tracer/preload/attribution/autograd_seq.rs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from .failures import count
 from .native import finish_op_layout, learn_tensor, with_observed_ops
 from .torch_api import is_compiling, torch, without_modes
 
-# Nodes of autograd's graph: twice as many as src/preload/attribution/autograd_seq.rs needs.
+# Nodes of autograd's graph: twice as many as src/tracer/preload/attribution/autograd_seq.rs needs.
 NODES = 20
 
 

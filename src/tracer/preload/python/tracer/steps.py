@@ -1,4 +1,4 @@
-"""Hooks the steps of optimizers: see src/preload/python/optimizer_steps.rs.
+"""Hooks the steps of optimizers: see src/tracer/preload/python/optimizer_steps.rs.
 
 torch wraps the function `step` of a class when the first optimizer of that class is made. The function inside
 the wrapper is hooked: torch always calls it with `*args, **kwargs`.

@@ -1,7 +1,7 @@
 """Autograd's graphs: the tensors that are the root of one, and the storages that its nodes have saved.
 
 Nothing is unpacked: no hook of the program runs and nothing is computed again (see
-src/preload/python/saved_tensors.rs).
+src/tracer/preload/python/saved_tensors.rs).
 """
 
 from __future__ import annotations

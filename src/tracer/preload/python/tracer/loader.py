@@ -5,7 +5,7 @@ They are compiled into the library, so no file is read; none of them has an entr
 interpreter's own import stays as it is: each module sees a copy of the built-ins whose `__import__` resolves
 relative names here.
 
-This file is evaluated first, by src/preload/python/injection.rs, which then calls `load`.
+This file is evaluated first, by src/tracer/preload/python/injection.rs, which then calls `load`.
 """
 
 
