@@ -1,6 +1,6 @@
 """The variables of running functions, and the lines of code that set a name.
 
-The values are read in place (src/tracer/preload/python/frame_values.rs): `f_locals` would make the frame keep them.
+The values are read in place (../frame_values.rs): `f_locals` would make the frame keep them.
 Nothing here refers to a value: tables have the `id` of each.
 """
 

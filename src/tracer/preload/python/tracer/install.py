@@ -86,7 +86,7 @@ def searches() -> dict:
 
 
 def hook_module_calls() -> bool:
-    """Hooks `Module._call_impl` through its vectorcall slot: see src/tracer/preload/python/module_calls.rs."""
+    """Hooks `Module._call_impl` through its vectorcall slot: see ../module_calls.rs."""
     call_impl, function = vars(Module).get("_call_impl"), type(install)
     after = after_forward if MEMORY_UNIT else None
     return type(call_impl) is function and hook_vectorcall(

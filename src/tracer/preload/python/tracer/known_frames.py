@@ -1,6 +1,6 @@
 """Shows the library frames that are known, so that it learns where this interpreter keeps its frames.
 
-src/tracer/preload/attribution/python_frames.rs reads them later without the GIL, for `MEMTRACE_STACKS=python`.
+../../attribution/python_frames.rs reads them later without the GIL, for `MEMTRACE_STACKS=python`.
 """
 
 from __future__ import annotations
