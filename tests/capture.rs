@@ -228,6 +228,21 @@ fn exec_ends_the_trace() {
 }
 
 #[test]
+fn exec_of_a_program_for_musl_starts_it_without_the_library() {
+    let starter = program("processes/foreign");
+    // A program that names a loader of musl: here that is a link to glibc's.
+    let link = starter.with_file_name("ld-musl-x86_64.so.1");
+    let _ = fs::remove_file(&link);
+    symlink("/lib64/ld-linux-x86-64.so.2", &link).unwrap();
+    let named = format!("-Wl,--dynamic-linker={}", link.display());
+    let foreign = compiled("processes/foreign.c", "foreign-musl", &[&named]);
+    let ran = Traced::new(&starter, &[foreign.to_str().unwrap()]).run();
+    assert_eq!((ran.status(), ran.stdout()), (0, "unset\n".repeat(5)), "{}", ran.stderr());
+    let ran = Traced::new(&starter, &[starter.to_str().unwrap()]).run();
+    assert_eq!(ran.stdout().lines().filter(|line| line.ends_with("libmemtrace.so")).count(), 5);
+}
+
+#[test]
 fn exec_that_fails_before_a_kill_leaves_the_flushed_rows() {
     let ran = Traced::new(&program("processes/ends"), &["exec that fails late", "kill"]).run();
     assert_eq!(ran.status(), 128 + 9, "{}", ran.stderr());

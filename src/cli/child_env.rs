@@ -163,12 +163,12 @@ pub(crate) fn traced_command(
 }
 
 /// Removes our libraries from the environment of a program that could not start with them, and says so.
-pub(crate) fn spare_musl_program(child: &mut Command, program: &OsStr) {
-    if !load_failure::has_musl_loader(program) {
+pub(crate) fn spare_foreign_program(child: &mut Command, program: &OsStr) {
+    if !load_failure::refuses_preload(program) {
         return;
     }
     terminal::say(&format!(
-        "{} runs under musl's loader, which ends a program that preloads {TRACER}; it runs untraced",
+        "{} is not built for 64-bit glibc (musl, or 32 bits), so it cannot load {TRACER}; it runs untraced",
         Path::new(program).display()
     ));
     match std::env::var_os("LD_PRELOAD") {

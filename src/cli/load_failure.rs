@@ -7,14 +7,17 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use memtrace_trace::elf::{self, Loader};
+
 /// The likely reason why `program` ran without the tracer, and the way out, judged from its file.
 pub(crate) fn reason(program: &OsStr) -> String {
     let Some(path) = find_program(program) else {
         return "the program ended before its libraries were loaded".to_owned();
     };
     let shown = path.display();
-    if has_musl_loader(path.as_os_str()) {
-        return format!("{shown} runs under musl's loader; trace a program that is built for glibc");
+    let head = head_of(&path).unwrap_or_default();
+    if elf::refuses_preload(&head) {
+        return format!("{shown} is not built for 64-bit glibc; trace a program that is");
     }
     if fs::metadata(&path).is_ok_and(|file| file.permissions().mode() & 0o6000 != 0) {
         return format!(
@@ -22,7 +25,7 @@ pub(crate) fn reason(program: &OsStr) -> String {
              it starts directly"
         );
     }
-    match loader_of(&path) {
+    match elf::loader(&head) {
         Some(Loader::Static) => format!(
             "{shown} is statically linked, so LD_PRELOAD has no effect on it; run the program that uses the \
              GPU directly"
@@ -43,48 +46,16 @@ fn find_program(program: &OsStr) -> Option<PathBuf> {
     std::env::split_paths(&path).find_map(|folder| folder.join(program).canonicalize().ok())
 }
 
-/// Returns true if `program` runs under the loader of musl: it refuses a library that is made for glibc, and
-/// ends the program with status 127.
-pub(crate) fn has_musl_loader(program: &OsStr) -> bool {
-    let name_of = |loader: &[u8]| loader.windows(b"/ld-musl-".len()).any(|name| name == b"/ld-musl-");
-    match find_program(program).and_then(|path| loader_of(&path)) {
-        Some(Loader::Named(name)) => name_of(&name),
-        _ => false,
-    }
+/// Returns true if `program` cannot load the tracer: see [`elf::refuses_preload`].
+pub(crate) fn refuses_preload(program: &OsStr) -> bool {
+    find_program(program).and_then(|path| head_of(&path)).is_some_and(|head| elf::refuses_preload(&head))
 }
 
-/// The loader of a program.
-#[derive(Debug, PartialEq, Eq)]
-enum Loader {
-    /// None: the program is statically linked.
-    Static,
-    /// The file at this path.
-    Named(Vec<u8>),
-}
-
-/// The loader that an ELF file names. `None` when it is not a 64-bit ELF file, such as a script.
-fn loader_of(path: &Path) -> Option<Loader> {
+/// Returns the start of a file, which has the headers of a program.
+fn head_of(path: &Path) -> Option<Vec<u8>> {
     let mut head = Vec::new();
     File::open(path).ok()?.take(4096).read_to_end(&mut head).ok()?;
-    if !head.starts_with(b"\x7fELF\x02\x01") {
-        return None;
-    }
-    let number = |at: usize, bytes: usize| -> Option<usize> {
-        let field = head.get(at..at.checked_add(bytes)?)?;
-        Some(field.iter().rev().fold(0, |number, byte| number << 8 | usize::from(*byte)))
-    };
-    // e_phoff, e_phentsize and e_phnum of the header; p_type, p_offset and p_filesz of each program header.
-    const PT_INTERP: usize = 3;
-    let (start, size, count) = (number(32, 8)?, number(54, 2)?, number(56, 2)?);
-    for index in 0..count {
-        let entry = start.checked_add(index * size)?;
-        if number(entry, 4)? == PT_INTERP {
-            let (place, length) = (number(entry + 8, 8)?, number(entry + 32, 8)?);
-            let name = head.get(place..place.saturating_add(length)).unwrap_or_default();
-            return Some(Loader::Named(name.to_owned()));
-        }
-    }
-    Some(Loader::Static)
+    Some(head)
 }
 
 #[cfg(test)]
@@ -93,8 +64,8 @@ mod tests {
 
     #[test]
     fn a_static_program_is_told_from_a_dynamic_one_and_from_a_script() {
-        let loader = loader_of(&std::env::current_exe().unwrap());
-        assert!(matches!(&loader, Some(Loader::Named(name)) if name.starts_with(b"/")), "{loader:?}");
-        assert_eq!(loader_of(Path::new("Cargo.toml")), None);
+        let own = head_of(&std::env::current_exe().unwrap()).unwrap();
+        assert!(matches!(elf::loader(&own), Some(Loader::Named(name)) if name.starts_with(b"/")));
+        assert_eq!(elf::loader(&head_of(Path::new("Cargo.toml")).unwrap()), None);
     }
 }

@@ -50,7 +50,8 @@ impl Forwarder {
         let more_targets: Arc<Mutex<Vec<u32>>> = Arc::clone(&others);
         let asked_to_end = Arc::new(AtomicI32::new(0));
         let asked = Arc::clone(&asked_to_end);
-        let thread = std::thread::spawn(move || {
+        let watcher = std::thread::Builder::new().name("signals".to_owned());
+        let spawned = watcher.spawn(move || {
             for origin in signals.forever() {
                 if TERMINATING.contains(&origin.signal) {
                     asked.store(origin.signal, Ordering::Release);
@@ -74,6 +75,7 @@ impl Forwarder {
                 }
             }
         });
+        let thread = spawned.context("cannot start a thread; ulimit -u limits them")?;
         Ok(Forwarder { child, others, asked_to_end, handle, thread: Some(thread) })
     }
 

@@ -95,7 +95,9 @@ impl Progress {
                 show_progress("");
             }
         };
-        let thread = std::io::stderr().is_terminal().then(|| std::thread::spawn(watch));
+        // Without a thread there is no progress to see.
+        let thread =
+            std::io::stderr().is_terminal().then(|| std::thread::Builder::new().spawn(watch).ok()).flatten();
         Progress { done, thread }
     }
 }

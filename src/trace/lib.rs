@@ -16,6 +16,7 @@ pub mod context;
 pub mod counts;
 pub mod csv;
 pub mod detail;
+pub mod elf;
 pub mod end_row;
 pub mod error;
 pub mod event;

@@ -14,7 +14,7 @@ use memtrace_machine::{MACHINE_VARIABLE, RANKS_VARIABLE, STORE_VARIABLE};
 use memtrace_trace::text::printable;
 use rustix::process::{Pid, Signal};
 
-use crate::child_env::{PhantomArgs, Scratch, TracerFacts, spare_musl_program, traced_command};
+use crate::child_env::{PhantomArgs, Scratch, TracerFacts, spare_foreign_program, traced_command};
 use crate::cluster::job::Job;
 use crate::cluster::store::RankStores;
 use crate::cluster::store_values::Answered;
@@ -183,7 +183,7 @@ impl Launch<'_> {
         let command = job.command(rank);
         let mut child = traced_command(&scratch, &command, self.out, self.run_id, Some(self.phantom))?;
         child.envs(self.settings.iter().cloned());
-        spare_musl_program(&mut child, &command[0]);
+        spare_foreign_program(&mut child, &command[0]);
         // The ranks of one node share its cards.
         child.env(MACHINE_VARIABLE, format!("{}-n{node}", self.run_id));
         let stores = RankStores::new(job.world(), rank);

@@ -17,7 +17,7 @@ use memtrace_analysis::reports;
 use memtrace_cards::{CARDS, Spec};
 use memtrace_trace::text::printable;
 
-use crate::child_env::{PhantomArgs, Scratch, TracerFacts, run_id, spare_musl_program, traced_command};
+use crate::child_env::{PhantomArgs, Scratch, TracerFacts, run_id, spare_foreign_program, traced_command};
 use crate::cluster::job::Job;
 use crate::cluster::members::{Ended, Launch};
 use crate::error_message::message;
@@ -67,7 +67,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     let out = OutFolder::new(matches.get_one::<PathBuf>("out"))?;
     let mut child = traced_command(&scratch, &command, &out.folder, &run_id, phantom.as_ref())?;
     child.envs(settings);
-    spare_musl_program(&mut child, program);
+    spare_foreign_program(&mut child, program);
     if let Some(phantom) = phantom.as_ref().filter(|_| !matches.get_flag("quiet")) {
         terminal::say(&format!("simulated GPU {}: {}", phantom.card, phantom.free_at_start()));
     }

@@ -1,19 +1,18 @@
-//! `exec`: the process becomes another program, and none of our code runs any more.
+//! `exec`: the process becomes another program, and none of our code runs any more. And `posix_spawn`.
 //!
-//! The trace ends before the call. When the call returns it has failed, and the trace goes on. The child of a
-//! `vfork` has its parent's memory: there only the process id is compared.
+//! The trace ends before an `exec`. When the call returns it has failed, and the trace goes on. The child of a
+//! `vfork` has its parent's memory: there only the process id is compared, and the program's file is read.
 
-use std::ffi::{CStr, OsStr, c_char, c_int};
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::ffi::{c_char, c_int, c_void};
 
 use memtrace_record::Recorder;
 
+use super::foreign_program::{FoundPath, is_program, with_fitting_environment};
 use crate::ffi::symbols::RealFn;
 use crate::runtime::guard::shielded;
 
 /// `char *const argv[]`, or an environment.
-type Strings = *const *const c_char;
+pub(super) type Strings = *const *const c_char;
 
 // SAFETY: the signature is the one in unistd.h.
 static EXECVE: RealFn<unsafe extern "C" fn(*const c_char, Strings, Strings) -> c_int> =
@@ -28,6 +27,15 @@ static FEXECVE: RealFn<unsafe extern "C" fn(c_int, Strings, Strings) -> c_int> =
 static EXECVEAT: RealFn<unsafe extern "C" fn(c_int, *const c_char, Strings, Strings, c_int) -> c_int> =
     unsafe { RealFn::new(c"execveat", "libc.so") };
 
+/// `posix_spawn` and `posix_spawnp`. The file actions and the attributes are passed on as addresses.
+type Spawn =
+    unsafe extern "C" fn(*mut c_int, *const c_char, *const c_void, *const c_void, Strings, Strings) -> c_int;
+
+// SAFETY: the signature is the one in spawn.h.
+static POSIX_SPAWN: RealFn<Spawn> = unsafe { RealFn::new(c"posix_spawn", "libc.so") };
+// SAFETY: the signature is the one in spawn.h.
+static POSIX_SPAWNP: RealFn<Spawn> = unsafe { RealFn::new(c"posix_spawnp", "libc.so") };
+
 unsafe extern "C" {
     static environ: Strings;
 }
@@ -35,6 +43,7 @@ unsafe extern "C" {
 /// Finds the real functions, because the child of a `vfork` must not look them up.
 pub(crate) fn install() {
     let _ = (EXECVE.get(), EXECVPE.get(), FEXECVE.get(), EXECVEAT.get());
+    let _ = (POSIX_SPAWN.get(), POSIX_SPAWNP.get());
 }
 
 /// Ends the trace, if the program to run exists, and makes the call.
@@ -58,37 +67,13 @@ fn exec(exists: impl FnOnce() -> bool, call: Option<impl FnOnce() -> c_int>) -> 
     status
 }
 
-/// Returns true if the file is executable.
-fn is_program(path: *const c_char) -> bool {
-    // SAFETY: the kernel reads the path, and returns EFAULT for a bad address.
-    unsafe { libc::access(path, libc::X_OK) == 0 }
-}
-
-/// Returns true if `execvp` would find a program of this name.
-///
-/// # Safety
-/// `name` is null or a C string.
-unsafe fn is_in_path(name: *const c_char) -> bool {
-    if name.is_null() {
-        return false;
-    }
-    // SAFETY: not null, so a C string by the contract.
-    let file = unsafe { CStr::from_ptr(name) }.to_bytes();
-    if file.contains(&b'/') {
-        return is_program(name);
-    }
-    // The default of glibc.
-    let folders = std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
-    std::env::split_paths(&folders).any(|folder| {
-        let path: &Path = &folder.join(OsStr::from_bytes(file));
-        std::ffi::CString::new(path.as_os_str().as_bytes()).is_ok_and(|path| is_program(path.as_ptr()))
-    })
-}
-
 #[unsafe(no_mangle)]
 unsafe extern "C" fn execve(path: *const c_char, argv: Strings, envp: Strings) -> c_int {
     // SAFETY: the caller's own arguments.
-    exec(|| is_program(path), EXECVE.get().map(|real| move || unsafe { real(path, argv, envp) }))
+    let call =
+        |envp| exec(|| is_program(path), EXECVE.get().map(|real| move || unsafe { real(path, argv, envp) }));
+    // SAFETY: as above.
+    unsafe { with_fitting_environment(path, envp, call) }
 }
 
 #[unsafe(no_mangle)]
@@ -99,8 +84,14 @@ unsafe extern "C" fn execv(path: *const c_char, argv: Strings) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn execvpe(file: *const c_char, argv: Strings, envp: Strings) -> c_int {
+    let mut room = FoundPath::new();
     // SAFETY: the caller's own arguments.
-    exec(|| unsafe { is_in_path(file) }, EXECVPE.get().map(|real| move || unsafe { real(file, argv, envp) }))
+    let path = unsafe { room.find(file) };
+    // SAFETY: the caller's own arguments.
+    let call =
+        |envp| exec(|| !path.is_null(), EXECVPE.get().map(|real| move || unsafe { real(file, argv, envp) }));
+    // SAFETY: the path is null or a C string; the environment is the caller's own.
+    unsafe { with_fitting_environment(path, envp, call) }
 }
 
 #[unsafe(no_mangle)]
@@ -126,6 +117,37 @@ unsafe extern "C" fn execveat(
     // SAFETY: the caller's own arguments.
     let real = EXECVEAT.get().map(|real| move || unsafe { real(folder, path, argv, envp, flags) });
     exec(|| true, real)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn posix_spawn(
+    pid: *mut c_int,
+    path: *const c_char,
+    actions: *const c_void,
+    attributes: *const c_void,
+    argv: Strings,
+    envp: Strings,
+) -> c_int {
+    let Some(real) = POSIX_SPAWN.get() else { return libc::ENOSYS };
+    // SAFETY: the caller's own arguments.
+    unsafe { with_fitting_environment(path, envp, |envp| real(pid, path, actions, attributes, argv, envp)) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn posix_spawnp(
+    pid: *mut c_int,
+    file: *const c_char,
+    actions: *const c_void,
+    attributes: *const c_void,
+    argv: Strings,
+    envp: Strings,
+) -> c_int {
+    let Some(real) = POSIX_SPAWNP.get() else { return libc::ENOSYS };
+    let mut room = FoundPath::new();
+    // SAFETY: the caller's own arguments.
+    let path = unsafe { room.find(file) };
+    // SAFETY: the path is null or a C string; the rest are the caller's own arguments.
+    unsafe { with_fitting_environment(path, envp, |envp| real(pid, file, actions, attributes, argv, envp)) }
 }
 
 /// `execle`: the environment follows the null that ends the arguments.

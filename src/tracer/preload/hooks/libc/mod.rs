@@ -3,3 +3,4 @@
 mod dlsym;
 pub(crate) mod exec;
 pub(crate) mod exit;
+mod foreign_program;

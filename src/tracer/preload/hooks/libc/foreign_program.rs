@@ -1,0 +1,193 @@
+//! A program that cannot load our libraries starts without them: one that is built for musl would end with status
+//! 127, and a 32-bit one prints a line for each library ([`elf::refuses_preload`]).
+//!
+//! Nothing here allocates: the caller may be the child of a `vfork`, which has the memory of its parent.
+
+use std::ffi::{CStr, c_char};
+
+use memtrace_trace::elf;
+
+use super::exec::Strings;
+
+/// The most variables of an environment that is written anew. A larger one is passed on as it is.
+const MOST_VARIABLES: usize = 1024;
+
+/// The most bytes of `LD_PRELOAD`, of a path, and of the start of a program's file.
+const MOST_BYTES: usize = 4096;
+
+/// Calls `exec` with the environment for the program at `path`: `environment`, without our libraries if the program
+/// cannot load them.
+///
+/// # Safety
+/// `path` is null or a C string. `environment` is null or an array of C strings that ends with null.
+pub(super) unsafe fn with_fitting_environment<R>(
+    path: *const c_char,
+    environment: Strings,
+    exec: impl FnOnce(Strings) -> R,
+) -> R {
+    // SAFETY: the contract of this function.
+    if unsafe { path.is_null() || environment.is_null() || !refuses_preload(CStr::from_ptr(path)) } {
+        return exec(environment);
+    }
+    // SAFETY: the contract of this function; not null.
+    unsafe { without_preload(environment, exec) }
+}
+
+/// Returns true if the program at `path` cannot load our libraries. False if the file cannot be read.
+fn refuses_preload(path: &CStr) -> bool {
+    let mut head = [0u8; MOST_BYTES];
+    // SAFETY: the buffer has as many bytes as are asked for, and the descriptor is closed once.
+    let length = unsafe {
+        let file = libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK);
+        if file < 0 {
+            return false;
+        }
+        let length = libc::read(file, head.as_mut_ptr().cast(), MOST_BYTES);
+        libc::close(file);
+        length
+    };
+    usize::try_from(length).is_ok_and(|length| elf::refuses_preload(&head[..length]))
+}
+
+/// Calls `exec` with `environment`, less our libraries in `LD_PRELOAD`. Its own frame, so that other programs do not
+/// pay for the room.
+///
+/// # Safety
+/// `environment` is an array of C strings that ends with null.
+#[inline(never)]
+unsafe fn without_preload<R>(environment: Strings, exec: impl FnOnce(Strings) -> R) -> R {
+    let mut list = [std::ptr::null::<c_char>(); MOST_VARIABLES + 1];
+    let mut preload = [0u8; MOST_BYTES];
+    let mut length = 0;
+    let mut next = environment;
+    // SAFETY: the loop ends at the null, and each pointer before it is a C string.
+    while let Some(variable) = unsafe { next.as_ref() }.filter(|variable| !variable.is_null()) {
+        if length == MOST_VARIABLES {
+            return exec(environment);
+        }
+        // SAFETY: as above.
+        let text = unsafe { CStr::from_ptr(*variable) }.to_bytes();
+        list[length] = *variable;
+        if let Some(libraries) = text.strip_prefix(b"LD_PRELOAD=") {
+            let Some(kept) = without_ours(libraries, &mut preload) else { return exec(environment) };
+            list[length] = preload.as_ptr().cast();
+            length -= usize::from(kept == 0);
+        }
+        length += 1;
+        // SAFETY: the entry was not the null that ends the array.
+        next = unsafe { next.add(1) };
+    }
+    list[length] = std::ptr::null();
+    exec(list.as_ptr())
+}
+
+/// Writes `LD_PRELOAD=` and the libraries that are not ours into `place`, with a final NUL. Returns how many
+/// libraries are left, or `None` if there is no room.
+fn without_ours(libraries: &[u8], place: &mut [u8; MOST_BYTES]) -> Option<usize> {
+    let mut end = 0;
+    let mut add = |bytes: &[u8]| {
+        place.get_mut(end..end + bytes.len())?.copy_from_slice(bytes);
+        end += bytes.len();
+        Some(())
+    };
+    add(b"LD_PRELOAD=")?;
+    let mut kept = 0;
+    for library in libraries.split(|byte| matches!(byte, b':' | b' ')) {
+        let name = library.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+        if library.is_empty() || matches!(name, b"libmemtrace.so" | b"libmemtrace_phantom.so") {
+            continue;
+        }
+        if kept > 0 {
+            add(b":")?;
+        }
+        add(library)?;
+        kept += 1;
+    }
+    add(b"\0")?;
+    Some(kept)
+}
+
+/// A path that a look-up in `PATH` makes.
+pub(super) struct FoundPath([u8; MOST_BYTES]);
+
+impl FoundPath {
+    /// Returns an empty path.
+    pub(super) const fn new() -> Self {
+        Self([0; MOST_BYTES])
+    }
+
+    /// Returns the path of the program that `execvp` would run for `name`, or null if there is none.
+    ///
+    /// # Safety
+    /// `name` is null or a C string.
+    pub(super) unsafe fn find(&mut self, name: *const c_char) -> *const c_char {
+        if name.is_null() {
+            return name;
+        }
+        // SAFETY: not null, so a C string by the contract.
+        let file = unsafe { CStr::from_ptr(name) }.to_bytes_with_nul();
+        if file.contains(&b'/') {
+            return if is_program(name) { name } else { std::ptr::null() };
+        }
+        // SAFETY: the name is a C string; the value is read before anything else runs.
+        let folders = unsafe { libc::getenv(c"PATH".as_ptr()) };
+        // The default of glibc.
+        // SAFETY: what `getenv` returns is null or a C string.
+        let folders = if folders.is_null() { c"/bin:/usr/bin" } else { unsafe { CStr::from_ptr(folders) } };
+        for folder in folders.to_bytes().split(|byte| *byte == b':') {
+            // An empty folder is the current one.
+            let folder = if folder.is_empty() { b"." } else { folder };
+            let end = folder.len() + 1 + file.len();
+            let Some(path) = self.0.get_mut(..end) else { continue };
+            path[..folder.len()].copy_from_slice(folder);
+            path[folder.len()] = b'/';
+            path[folder.len() + 1..].copy_from_slice(file);
+            if is_program(path.as_ptr().cast()) {
+                return self.0.as_ptr().cast();
+            }
+        }
+        std::ptr::null()
+    }
+}
+
+/// Returns true if the file is executable.
+pub(super) fn is_program(path: *const c_char) -> bool {
+    // SAFETY: the kernel reads the path, and returns EFAULT for a bad address.
+    unsafe { libc::access(path, libc::X_OK) == 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns what is left of `LD_PRELOAD`, and whether the other variables are passed on, in order.
+    fn left_of(value: &CStr) -> (Option<String>, bool) {
+        let variables = [c"A=1".as_ptr(), value.as_ptr(), c"B=LD_PRELOAD=x".as_ptr(), std::ptr::null()];
+        let read = |list: Strings| {
+            // SAFETY: the list has our own strings, and ends with null.
+            let text = |at: usize| unsafe {
+                let text = *list.add(at);
+                (!text.is_null()).then(|| CStr::from_ptr(text).to_str().unwrap().to_owned())
+            };
+            let all: Vec<String> = (0..).map_while(text).collect();
+            let preload = all.iter().find_map(|text| text.strip_prefix("LD_PRELOAD=")).map(str::to_owned);
+            (preload, all.first().unwrap() == "A=1" && all.last().unwrap() == "B=LD_PRELOAD=x")
+        };
+        // SAFETY: the array ends with null.
+        unsafe { without_preload(variables.as_ptr(), read) }
+    }
+
+    #[test]
+    fn only_our_libraries_leave_the_environment() {
+        let both = c"LD_PRELOAD=/a/libmemtrace.so:/a/libmemtrace_phantom.so";
+        assert_eq!(left_of(both), (None, true));
+        let mixed = c"LD_PRELOAD=/a/libmemtrace.so:/b/libjemalloc.so /c/not-libmemtrace.so";
+        assert_eq!(left_of(mixed), (Some("/b/libjemalloc.so:/c/not-libmemtrace.so".to_owned()), true));
+        assert_eq!(left_of(c"LD_PRELOAD="), (None, true));
+        let long = std::ffi::CString::new(format!("LD_PRELOAD=/a/libmemtrace.so{}", ":/x".repeat(2000)));
+        assert!(
+            left_of(&long.unwrap()).0.unwrap().starts_with("/a/libmemtrace.so:/x"),
+            "too long: unchanged"
+        );
+    }
+}
