@@ -426,8 +426,9 @@ fn counts_of_one_are_in_the_singular() {
     trace.segment(2 << 20);
     trace.alloc(1 << 20, Row { step: 0, ..Row::default() });
     let folder = folder_with(&[("a.csv", trace.finish())]);
-    for report in memtrace_analysis::reports::REPORTS.iter().filter(|report| report.inputs().len() == 1) {
-        let run = output(&[report.name(), path(&folder)]);
+    for report in memtrace_analysis::reports::with_views().filter(|report| report.inputs().len() == 1) {
+        let words: Vec<&str> = report.name().split(' ').chain([path(&folder)]).collect();
+        let run = output(&words);
         let text = String::from_utf8(run.stdout).unwrap();
         let mut words = text.split([' ', '\n', '(']).peekable();
         while let Some(word) = words.next() {

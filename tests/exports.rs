@@ -87,7 +87,9 @@ fn text(bytes: &[u8]) -> String {
 fn report(name: &str, fixture: &str, arguments: &[&str]) -> Value {
     let folder = TempDir::new().unwrap();
     let trace = fixtures().join(fixture);
-    let mut all: Vec<&dyn AsRef<OsStr>> = vec![&name, &trace, &"--json"];
+    let words: Vec<&str> = name.split(' ').collect();
+    let mut all: Vec<&dyn AsRef<OsStr>> = words.iter().map(|word| word as &dyn AsRef<OsStr>).collect();
+    all.extend([&trace as &dyn AsRef<OsStr>, &"--json"]);
     all.extend(arguments.iter().map(|argument| argument as &dyn AsRef<OsStr>));
     let output = memtrace(folder.path(), &all);
     assert!(output.status.success(), "{}", text(&output.stderr));
@@ -300,7 +302,7 @@ fn chrome_export_instants_are_the_blocks_and_the_largest_are_kept() {
         instants.map(|event| event["args"]["Bytes"].as_i64().unwrap()).collect()
     };
     let all = memory(&chrome("gpt", &[]));
-    let stats = report("stats", "gpt", &[]);
+    let stats = report("summary --stats", "gpt", &[]);
     let blocks = stats["processes"][0]["block_bytes"]["count"].as_u64().unwrap();
     assert_eq!(all.iter().filter(|bytes| **bytes > 0).count() as u64, blocks);
     let mut largest: Vec<i64> = all.iter().map(|bytes| bytes.abs()).collect();

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use memtrace_analysis::exports::EXPORTS;
-use memtrace_analysis::reports::REPORTS;
+use memtrace_analysis::reports::with_views;
 use memtrace_analysis::testing::TraceBuilder;
 use memtrace_recover::testing::{Checkpoints, journal, of_trace};
 use memtrace_trace::journal::Run;
@@ -34,12 +34,13 @@ fn bounded_by(kib: u64, arguments: &[&str]) -> Output {
 /// The arguments of every command that reads a trace, with each of them at `path`. Files go to `folder`.
 fn commands(path: &str, folder: &Path) -> Vec<Vec<String>> {
     let mut all: Vec<Vec<&str>> = Vec::new();
-    for report in REPORTS {
+    for report in with_views() {
+        let words: Vec<&str> = report.name().split(' ').collect();
         let inputs = vec![path; report.inputs().len()];
         let whatif = &["--without=op=aten::mm", "--checkpoint=**", "--chunk-loss=8"];
         let asked: &[&str] = if report.name() == "whatif" { whatif } else { &[] };
-        all.push([&[report.name()], asked, &inputs[..]].concat());
-        all.push([&[report.name(), "--lenient", "--json"], asked, &inputs[..]].concat());
+        all.push([&words[..], asked, &inputs[..]].concat());
+        all.push([&words[..], &["--lenient", "--json"], asked, &inputs[..]].concat());
     }
     let page = folder.join("page.html");
     let page = page.to_str().unwrap();

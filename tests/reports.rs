@@ -82,7 +82,7 @@ fn check_passes_on_every_fixture() {
 #[test]
 fn every_report_answers_on_every_fixture_and_suggests_a_command_that_exists() {
     for name in names() {
-        for report in reports::REPORTS {
+        for report in reports::with_views() {
             let traces = vec![name.as_str(); report.inputs().len()];
             if report.name() == "budget" {
                 continue;
@@ -196,7 +196,7 @@ fn footer_share_of_unattributed_bytes_is_that_of_pandas() {
         let mut input = Input::open(&fixtures().join(name)).unwrap();
         input.only_rank(0);
         let options = options(&[]);
-        for report in ["summary", "stats", "check"] {
+        for report in ["summary", "summary --stats", "check"] {
             let found = reports::find(report).unwrap().run(std::slice::from_ref(&input), &options).unwrap();
             let (nobody, all) = found.footer.unattributed_ever;
             assert_eq!(json!([nobody, all]), expected["ever"], "{report} on {name}");
@@ -363,9 +363,9 @@ fn oom_subtracts_memory_of_other_processes_from_the_free_memory() {
 }
 
 #[test]
-fn stats_counts_and_quantiles_are_those_of_the_rows() {
+fn summary_stats_counts_and_quantiles_are_those_of_the_rows() {
     for (name, expected) in expected().as_object().unwrap() {
-        let found = &json_of("stats", name, &[])["processes"][0];
+        let found = &json_of("summary --stats", name, &[])["processes"][0];
         let expected = &expected["stats"];
         assert_eq!(found["block_bytes"]["count"], expected["blocks"], "{name}");
         assert_eq!(found["allocated_bytes"], expected["bytes"], "{name}");
@@ -748,7 +748,7 @@ fn json_fields_of_every_report_are_documented() {
         let row = page.lines().find(|line| line.starts_with(&format!("| `{report}` |")));
         row.is_some_and(|row| row.contains(&format!("`{field}`")))
     };
-    for report in reports::REPORTS.iter().filter(|report| report.name() != "budget") {
+    for report in reports::with_views().filter(|report| report.name() != "budget") {
         let traces = vec!["sharded"; report.inputs().len()];
         let json =
             answer(report.name(), &traces, &options(&[("series", ""), ("without", "op=aten::mm")])).json;

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use memtrace_analysis::reports::REPORTS;
+use memtrace_analysis::reports::{self, REPORTS};
 
 fn memtrace(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_memtrace"));
@@ -40,8 +40,10 @@ fn heads(text: &str) -> Vec<String> {
 fn explain_knows_every_head_of_every_table_and_lists_the_nearest_words() {
     let mut known = 0;
     for fixture in fixtures() {
-        for report in REPORTS.iter().filter(|report| report.inputs().len() == 1) {
-            let output = memtrace(&[report.name(), "--format", "markdown", fixture.to_str().unwrap()]);
+        for report in reports::with_views().filter(|report| report.inputs().len() == 1) {
+            let more = ["--format", "markdown", fixture.to_str().unwrap()];
+            let words: Vec<&str> = report.name().split(' ').chain(more).collect();
+            let output = memtrace(&words);
             for head in heads(&String::from_utf8_lossy(&output.stdout)) {
                 let said = stdout(&memtrace(&["explain", &head]));
                 assert!(said.lines().count() > 1, "{head}: {said}");

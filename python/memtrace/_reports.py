@@ -180,13 +180,6 @@ def retained(trace: Trace | None = None, *, everything: bool = False, **options:
     return _answer("retained", [trace], {"all": True, **options} if everything else options)
 
 
-def stats(trace: Trace = DEFAULT, **options: Any) -> Answer:
-    """Distributions of sizes, lifetimes and latencies; temporaries; retries.
-
-    `options` are those of `memtrace stats`, with `_` for `-`."""
-    return _answer("stats", [trace], options)
-
-
 def actions(trace: Trace = DEFAULT, **options: Any) -> Answer:
     """Blocks created, changed in place and destroyed, by torch.profiler's categories.
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use memtrace_analysis::exports::{self, EXPORTS};
 use memtrace_analysis::options::Options;
 use memtrace_analysis::read::input::Input;
-use memtrace_analysis::reports::REPORTS;
+use memtrace_analysis::reports::with_views;
 
 /// A path for a file of this process, in memory if possible.
 pub fn place() -> PathBuf {
@@ -21,7 +21,7 @@ pub fn run(bytes: &[u8]) {
         return;
     }
     let Ok(input) = Input::open(&path) else { return };
-    for report in REPORTS {
+    for report in with_views() {
         for lenient in [false, true] {
             let mut options = Options { lenient, ..Options::default() };
             for flag in report.flags().iter().filter(|flag| !flag.default.is_empty()) {

@@ -29,10 +29,10 @@ mod top_ops;
 mod whatif;
 
 use crate::error::Result;
-use crate::options::Options;
+use crate::options::{Flag, Options};
 use crate::read::input::Input;
 use crate::selection::select;
-pub use report::{Answer, Report, Verdict};
+pub use report::{Answer, Report, Verdict, View};
 
 /// Every report, in the order of the help.
 pub const REPORTS: &[&dyn Report] = &[
@@ -49,7 +49,6 @@ pub const REPORTS: &[&dyn Report] = &[
     &frag::Frag,
     &leaks::Leaks,
     &retained::Retained,
-    &stats::Stats,
     &actions::Actions,
     &diff::Diff,
     &budget::Budget,
@@ -58,17 +57,45 @@ pub const REPORTS: &[&dyn Report] = &[
     &check::Check,
 ];
 
-/// The report called `name`.
-#[must_use]
-pub fn find(name: &str) -> Option<&'static dyn Report> {
-    REPORTS.iter().copied().find(|report| report.name() == name)
+/// Every report of [`REPORTS`], each followed by its views.
+pub fn with_views() -> impl Iterator<Item = &'static dyn Report> {
+    REPORTS.iter().flat_map(|report| {
+        std::iter::once(*report).chain(report.views().iter().map(|view| view.report))
+    })
 }
 
-/// The answer of `report` for the part of `inputs` that `options` select.
+/// Returns the report or the view called `name`.
+#[must_use]
+pub fn find(name: &str) -> Option<&'static dyn Report> {
+    with_views().find(|report| report.name() == name)
+}
+
+/// Returns all options of a command: those of its usual answer, and those of its views. A name that several of them
+/// take is listed once.
+#[must_use]
+pub fn all_flags(report: &dyn Report) -> Vec<Flag> {
+    let of_views = report.views().iter().flat_map(|view| view.asked_by.iter().chain(view.report.flags()));
+    let mut flags: Vec<Flag> = Vec::new();
+    for flag in report.flags().iter().chain(of_views) {
+        if flags.iter().all(|known| known.name != flag.name) {
+            flags.push(*flag);
+        }
+    }
+    flags
+}
+
+/// Returns the view of `report` that `options` ask for, or else `report` itself.
+#[must_use]
+pub fn asked(report: &'static dyn Report, options: &Options) -> &'static dyn Report {
+    report.views().iter().find(|view| view.is_asked(options)).map_or(report, |view| view.report)
+}
+
+/// Answers `report`, or the view of it that `options` ask for, from the part of `inputs` that `options` select.
 ///
 /// # Errors
 /// As [`Report::run`]. Also when a selector matches nothing.
-pub fn answer(report: &dyn Report, inputs: &[Input], options: &Options) -> Result<Answer> {
+pub fn answer(report: &'static dyn Report, inputs: &[Input], options: &Options) -> Result<Answer> {
+    let report = asked(report, options);
     let selected: Result<Vec<Input>> =
         inputs.iter().map(|input| select(input, options, report.takes_host())).collect();
     report.run(&selected?, options)

@@ -10,9 +10,9 @@ use crate::render::footer::Footer;
 use crate::render::printer::{Cell, Printer, Style};
 use crate::state::replay_trace::Replayed;
 
-/// A command that answers one question about a trace.
+/// A command that answers one question about a trace, or a [`View`] of a command.
 pub trait Report: Sync {
-    /// The name of the command.
+    /// The name of the command; for a view, the words that ask for it, such as `summary --stats`.
     fn name(&self) -> &'static str;
 
     /// One line for the help.
@@ -20,6 +20,11 @@ pub trait Report: Sync {
 
     /// Options of this report alone, in addition to the shared ones.
     fn flags(&self) -> &'static [Flag] {
+        &[]
+    }
+
+    /// Other answers of the same command.
+    fn views(&self) -> &'static [View] {
         &[]
     }
 
@@ -39,6 +44,23 @@ pub trait Report: Sync {
     /// # Errors
     /// When a trace cannot be read, or the request is invalid.
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer>;
+}
+
+/// Another answer of a command, given in place of its usual one.
+#[derive(Clone, Copy)]
+pub struct View {
+    /// The options that ask for this view; any one of them is enough. None has a default.
+    pub asked_by: &'static [Flag],
+    /// The report that answers. Its [`flags`](Report::flags) do not repeat `asked_by`.
+    pub report: &'static dyn Report,
+}
+
+impl View {
+    /// Returns true if `options` ask for this view.
+    #[must_use]
+    pub fn is_asked(&self, options: &Options) -> bool {
+        self.asked_by.iter().any(|flag| options.is_set(flag.name))
+    }
 }
 
 /// The verdict of an answer, which decides the exit status.

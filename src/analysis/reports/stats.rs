@@ -1,4 +1,4 @@
-//! `memtrace stats`: distributions of block sizes, lifetimes and call latencies.
+//! `memtrace summary --stats`: distributions of block sizes, lifetimes and call latencies.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::report::{Answer, Report, next};
 use crate::error::Result;
-use crate::options::Options;
+use crate::options::{Flag, Options};
 use crate::profile::flow_categories;
 use crate::read::input::Input;
 use crate::read::record::{Columns, Record};
@@ -23,12 +23,16 @@ use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::replay::Metric;
 use crate::state::replay_trace::replay_trace;
 
-/// `memtrace stats`.
+/// `memtrace summary --stats`.
 pub(super) struct Stats;
+
+/// The option that asks for this answer.
+pub(super) const STATS: Flag =
+    Flag::switch("stats", "Show distributions of sizes, lifetimes and latencies, temporaries and retries instead");
 
 impl Report for Stats {
     fn name(&self) -> &'static str {
-        "stats"
+        "summary --stats"
     }
 
     fn about(&self) -> &'static str {
@@ -358,7 +362,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stats_quantiles_are_exact_for_few_values_and_close_for_many() {
+    fn summary_stats_quantiles_are_exact_for_few_values_and_close_for_many() {
         let mut few = Distribution::default();
         for value in [77_856_768, 512, 1024, 2048] {
             few.add(value);

@@ -6,7 +6,8 @@ use memtrace_trace::EventName;
 use serde_json::{Value, json};
 
 use super::ranks::{highest, more_ranks};
-use super::report::{Answer, Report, next};
+use super::report::{Answer, Report, View, next};
+use super::stats::{STATS, Stats};
 use crate::error::Result;
 use crate::options::Options;
 use crate::profile::flow_categories;
@@ -33,6 +34,10 @@ impl Report for Summary {
 
     fn about(&self) -> &'static str {
         "Show the peaks, their time and owner, and counts of events, steps and ranks"
+    }
+
+    fn views(&self) -> &'static [View] {
+        const { &[View { asked_by: &[STATS], report: &Stats }] }
     }
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {

@@ -5,10 +5,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Result, anyhow, bail};
-use clap::{ArgMatches, Command};
+use clap::{ArgGroup, ArgMatches, Command};
 use memtrace_analysis::exports::Out;
+use memtrace_analysis::options::Flag;
 use memtrace_analysis::render::formats::Form;
-use memtrace_analysis::reports::{self, Report, Verdict};
+use memtrace_analysis::reports::{self, Report, Verdict, View};
 
 use super::retained;
 use crate::args::{self};
@@ -26,7 +27,26 @@ pub(crate) fn command(report: &'static dyn Report) -> Command {
             args::trace_arg(name)
         });
     }
-    command.args(report.flags().iter().map(args::flag_arg)).args(args::shared_args())
+    for flag in reports::all_flags(report) {
+        command = with_flag(command, &flag, report);
+    }
+    command.args(args::shared_args())
+}
+
+/// Adds the option `flag` of `report` to `command`. It is an error to give it for an answer that does not take it.
+fn with_flag(command: Command, flag: &Flag, report: &dyn Report) -> Command {
+    let names = |view: &View| view.asked_by.iter().map(|flag| flag.name).collect::<Vec<_>>();
+    let takes = |flags: &[Flag]| flags.iter().any(|own| own.name == flag.name);
+    let (takers, others): (Vec<&View>, Vec<&View>) =
+        report.views().iter().partition(|view| takes(view.asked_by) || takes(view.report.flags()));
+    let arg = args::flag_arg(flag);
+    if takes(report.flags()) || takers.iter().any(|view| takes(view.asked_by)) {
+        return command.arg(arg.conflicts_with_all(others.into_iter().flat_map(names)));
+    }
+    let group = format!("answers with --{}", flag.name);
+    command
+        .arg(arg.requires(group.clone()))
+        .group(ArgGroup::new(group).args(takers.into_iter().flat_map(names)).multiple(true))
 }
 
 /// Runs the report `name` and prints its answer.
@@ -36,7 +56,7 @@ pub(crate) fn command(report: &'static dyn Report) -> Command {
 pub(crate) fn run(name: &str, matches: &ArgMatches) -> Result<ExitCode> {
     let report = reports::find(name).ok_or_else(|| anyhow!("there is no command {name}"))?;
     let output: Option<&PathBuf> = matches.get_one("output");
-    let options = args::options(report.flags(), matches, output.is_none())?;
+    let options = args::options(&reports::all_flags(report), matches, output.is_none())?;
     let mut inputs = Vec::new();
     for name in report.inputs() {
         // `check` judges the file as it is; other reports read the completed trace.
