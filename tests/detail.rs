@@ -141,7 +141,7 @@ fn detail_follows_a_new_peak_and_an_oom_in_parts_and_in_a_forked_child() {
         let about =
             "step 5 is without detail; detail of its rest and of step 6, the one after (out of memory)";
         assert!(oom.contains(about), "{oom}");
-        for report in ["summary", "leaks", "modules", "top-ops"] {
+        for report in ["summary", "leaks", "modules", "ops"] {
             assert!(run.report(report, &[]).contains("steps 0, 4, 6 alone"), "{report}");
         }
         let answer = run.json("peak", &[]);

@@ -15,30 +15,30 @@ mod harness;
 use harness::{CARD, Run, Torch, on_every_torch, text};
 
 on_every_torch![
-    actions_and_categories_are_those_of_the_profiler,
-    actions_without_tags_follow_from_the_data_flow_alone,
+    ops_actions_and_categories_are_those_of_the_profiler,
+    ops_actions_without_tags_follow_from_the_data_flow_alone,
     modules_memory_is_that_of_mem_tracker,
-    top_ops_names_are_those_of_memory_tracker,
+    ops_names_are_those_of_memory_tracker,
     ops_io_reads_past_odd_tensors_and_leaves_the_output_unchanged,
     ops_io_on_an_unknown_tensor_layout_prints_one_line_and_traces_ops_all,
 ];
 
-fn actions_and_categories_are_those_of_the_profiler(torch: &Torch) {
+fn ops_actions_and_categories_are_those_of_the_profiler(torch: &Torch) {
     let run = traced(torch, "io/profiled_timeline.py", &[], &[]);
     let theirs = write(&run, "theirs.json", &run.stdout());
-    let ours = run.report("actions", &["--step", "3:3", "--json", "--each"]);
+    let ours = run.report("ops --actions", &["--step", "3:3", "--json", "--each"]);
     let ours = write(&run, "ours.json", &ours);
     torch.checker("profiled_timeline", &[&ours, &theirs]);
 }
 
 /// The inference needs the gradients of `AccumulateGrad` and one step of the optimizer. Then parameters,
 /// inputs, activations and gradients follow from the flow of data, and are marked as inferred.
-fn actions_without_tags_follow_from_the_data_flow_alone(torch: &Torch) {
+fn ops_actions_without_tags_follow_from_the_data_flow_alone(torch: &Torch) {
     let run = traced(torch, "io/profiled_timeline.py", &[], &[("MEMTRACE_MODULES", "0")]);
-    let answer = run.json("actions", &["--step", "3:3"]);
+    let answer = run.json("ops --actions", &["--step", "3:3"]);
     let device = &answer["processes"][0]["devices"][0];
     let with_tags = traced(torch, "io/profiled_timeline.py", &[], &[]);
-    let expected = with_tags.json("actions", &["--step", "3:3"]);
+    let expected = with_tags.json("ops --actions", &["--step", "3:3"]);
     let expected = &expected["processes"][0]["devices"][0];
     for category in ["PARAMETER", "GRADIENT"] {
         let (found, expected) = (&device["categories"][category], &expected["categories"][category]);
@@ -84,15 +84,15 @@ fn modules_memory_is_that_of_mem_tracker(torch: &Torch) {
 }
 
 /// Names of the form `{module}.forward.{op}.{overload}_{n}`.
-fn top_ops_names_are_those_of_memory_tracker(torch: &Torch) {
+fn ops_names_are_those_of_memory_tracker(torch: &Torch) {
     // torch 2.6 does not show the dispatch mode to callbacks. With nested ops nothing tells which one the
-    // mode saw, so `top-ops` counts all of them there.
+    // mode saw, so `ops` counts all of them there.
     if torch.version == "2.6.0" {
         return;
     }
     let run = traced(torch, "fixtures/trackers.py", &["memory"], &[]);
     let theirs: Value = serde_json::from_slice(&run.output.stdout).unwrap();
-    let ours = run.json("top-ops", &["--series", "--top", "1000"]);
+    let ours = run.json("ops", &["--series", "--top", "1000"]);
     let ours = &ours["processes"][0];
     assert_eq!(
         ours["series"]["allocated_bytes"].as_array().unwrap().len(),

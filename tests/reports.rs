@@ -231,13 +231,13 @@ fn footer_has_the_unattributed_shares() {
 }
 
 #[test]
-fn top_ops_are_those_of_memory_tracker() {
+fn ops_are_those_of_memory_tracker() {
     for (name, expected) in expected().as_object().unwrap() {
         // Nested ops under a dispatch mode have their own test.
         if name == "memory-tracker" {
             continue;
         }
-        let found = &json_of("top-ops", name, &[])["processes"][0];
+        let found = &json_of("ops", name, &[])["processes"][0];
         assert_eq!(found["op_calls"], expected["top_ops"]["op_calls"], "{name}");
         let top: Vec<Value> = found["top"]
             .as_array()
@@ -810,9 +810,9 @@ fn snapshot_and_modules_have_the_numbers_of_mem_tracker_in_the_same_process() {
 }
 
 #[test]
-fn top_ops_series_is_that_of_memory_tracker_in_the_same_process() {
+fn ops_series_is_that_of_memory_tracker_in_the_same_process() {
     let wanted = tracker("memory-tracker");
-    let found = &json_of("top-ops", "memory-tracker", &[("series", "")])["processes"][0];
+    let found = &json_of("ops", "memory-tracker", &[("series", "")])["processes"][0];
     let allocated: Vec<f64> = found["series"]["allocated_bytes"]
         .as_array()
         .unwrap()

@@ -1,7 +1,7 @@
 //! Every feature has a test with the feature in its name: `cargo test leaks` finds the tests of `leaks`.
 //!
 //! The features are the commands, which include the reports, the exports and the variables. A name counts if it has
-//! the words of the feature in sequence: `top-ops` is in `top_ops_are_those_of_memory_tracker`.
+//! the words of the feature in sequence: `nvidia-smi` is in `nvidia_smi_shows_a_running_program_to_another_terminal_until_it_is_killed`.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -101,5 +101,5 @@ fn every_variable_is_in_the_name_of_a_test() {
 fn the_names_of_tests_are_found_in_sources() {
     let text = "#[test]\nfn peak_adds_up() {}\nfn helper() {}\non_every_torch![\n    a_case,\n];\nscripts! {\n    b: \"c.py\" on \"t4\";\n}\n";
     assert_eq!(tests_of(text), ["peak_adds_up", "a_case", "b"]);
-    assert!(is_named_in("top-ops", "the_top_ops_agree") && !is_named_in("peak", "peaks_agree"));
+    assert!(is_named_in("nvidia-smi", "the_nvidia_smi_agrees") && !is_named_in("peak", "peaks_agree"));
 }

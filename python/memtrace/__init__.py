@@ -39,7 +39,6 @@ from ._page import Page, report
 from ._read import read
 from ._reports import (
     Answer,
-    actions,
     advise,
     budget,
     check,
@@ -49,6 +48,7 @@ from ._reports import (
     ledger,
     modules,
     oom,
+    ops,
     peak,
     ranks,
     retained,
@@ -56,7 +56,6 @@ from ._reports import (
     snapshot,
     summary,
     timeline,
-    top_ops,
     whatif,
 )
 
@@ -64,7 +63,6 @@ __all__ = [
     "Answer",
     "Page",
     "TraceError",
-    "actions",
     "advise",
     "budget",
     "check",
@@ -81,6 +79,7 @@ __all__ = [
     "modules",
     "oom",
     "op",
+    "ops",
     "pause",
     "paused",
     "peak",
@@ -96,7 +95,6 @@ __all__ = [
     "step",
     "summary",
     "timeline",
-    "top_ops",
     "track_external",
     "whatif",
 ]

@@ -147,11 +147,12 @@ def snapshot(trace: Trace = DEFAULT, **options: Any) -> Answer:
     return _answer("snapshot", [trace], options)
 
 
-def top_ops(trace: Trace = DEFAULT, **options: Any) -> Answer:
+def ops(trace: Trace = DEFAULT, **options: Any) -> Answer:
     """The ops that allocated the most memory, as torch's MemoryTracker lists them, and the retries.
 
-    `options` are those of `memtrace top-ops`, with `_` for `-`."""
-    return _answer("top-ops", [trace], options)
+    With `actions=True` the blocks created, changed in place and destroyed, by torch.profiler's categories.
+    `options` are those of `memtrace ops`, with `_` for `-`."""
+    return _answer("ops", [trace], options)
 
 
 def frag(trace: Trace = DEFAULT, **options: Any) -> Answer:
@@ -178,13 +179,6 @@ def retained(trace: Trace | None = None, *, everything: bool = False, **options:
     if isinstance(trace, bool):
         raise TypeError("retained(True): the first argument is a trace; write retained(everything=True)")
     return _answer("retained", [trace], {"all": True, **options} if everything else options)
-
-
-def actions(trace: Trace = DEFAULT, **options: Any) -> Answer:
-    """Blocks created, changed in place and destroyed, by torch.profiler's categories.
-
-    `options` are those of `memtrace actions`, with `_` for `-`."""
-    return _answer("actions", [trace], options)
 
 
 def ranks(

@@ -230,11 +230,11 @@ impl Run {
 
     /// `memtrace REPORT ARGS` of its traces, which must succeed.
     pub(crate) fn report(&self, report: &str, args: &[&str]) -> String {
-        let output = memtrace().arg(report).args(args).arg(self.dir()).output().unwrap();
+        let output = memtrace().args(report.split(' ')).args(args).arg(self.dir()).output().unwrap();
         succeeded(report, &output)
     }
 
-    /// The answer of `memtrace REPORT --json ARGS`.
+    /// The answer of `memtrace REPORT --json ARGS`; a view of a report has several words.
     pub(crate) fn json(&self, report: &str, args: &[&str]) -> serde_json::Value {
         serde_json::from_str(&self.report(report, &[&["--json"], args].concat())).unwrap()
     }

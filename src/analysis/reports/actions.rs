@@ -1,4 +1,4 @@
-//! `memtrace actions`: the memory profile of `torch.profiler`: blocks that existed before, were created,
+//! `memtrace ops --actions`: the memory profile of `torch.profiler`: blocks that existed before, were created,
 //! changed in place or destroyed, in the profiler's categories.
 
 use serde_json::{Value, json};
@@ -16,12 +16,18 @@ use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::replay::{HOST, Metric};
 use crate::state::replay_trace::replay_trace;
 
-/// `memtrace actions`.
+/// `memtrace ops --actions`.
 pub(super) struct Actions;
+
+/// The option that asks for this answer.
+pub(super) const ACTIONS: Flag = Flag::switch(
+    "actions",
+    "Count blocks created, changed in place and destroyed instead, by torch.profiler's categories",
+);
 
 impl Report for Actions {
     fn name(&self) -> &'static str {
-        "actions"
+        "ops --actions"
     }
 
     fn about(&self) -> &'static str {
@@ -81,7 +87,7 @@ impl Report for Actions {
                 "devices": devices,
             }));
         }
-        let hints = vec![next("peak", input, "--by category"), next("top-ops", input, "")];
+        let hints = vec![next("peak", input, "--by category"), next("ops", input, "")];
         Ok(Answer {
             body: printer,
             json: json!({ "processes": json }),

@@ -15,6 +15,7 @@ mod ledger;
 mod mem_tracker;
 mod modules;
 mod oom;
+mod ops;
 mod peak;
 mod peaks_each;
 mod ranks;
@@ -25,7 +26,6 @@ mod snapshot;
 mod stats;
 mod summary;
 mod timeline;
-mod top_ops;
 mod whatif;
 
 use crate::error::Result;
@@ -45,11 +45,10 @@ pub const REPORTS: &[&dyn Report] = &[
     &serving::Serving,
     &modules::Modules,
     &snapshot::Snapshot,
-    &top_ops::TopOps,
+    &ops::OpsReport,
     &frag::Frag,
     &leaks::Leaks,
     &retained::Retained,
-    &actions::Actions,
     &diff::Diff,
     &budget::Budget,
     &ranks::Ranks,

@@ -67,7 +67,7 @@ impl Report for Stats {
             numbers.print(&mut printer, &replayed.symbols, options);
             json.push(numbers.json(trace, &replayed.symbols));
         }
-        let hints = vec![next("peak", input, "--by size"), next("top-ops", input, "")];
+        let hints = vec![next("peak", input, "--by size"), next("ops", input, "")];
         Ok(Answer {
             body: printer,
             json: json!({ "processes": json }),

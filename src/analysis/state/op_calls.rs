@@ -1,7 +1,7 @@
 //! Op calls, counted and named as PyTorch's `MemoryTracker` does.
 //!
 //! Each call has its number among all calls, its number among those of the same name, and the device's totals
-//! after it. The `top-ops` report lists them; the exports draw them.
+//! after it. The report `ops` lists them; the exports draw them.
 
 use memtrace_trace::detail::DetailMark;
 use memtrace_trace::{Api, EventName};

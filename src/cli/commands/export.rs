@@ -18,7 +18,7 @@ use crate::trace_input;
 pub(crate) fn command() -> Command {
     let mut help = format!("Exports:\n{}", list());
     help.push_str(
-        "\nThe timeline exports and plots, like `memtrace actions`, keep every block of the trace in\n\
+        "\nThe timeline exports and plots, like `memtrace ops --actions`, keep every block of the trace in\n\
          memory: about 60 MB for a million rows. The memory that the others need does not grow with the\n\
          trace.\n",
     );

@@ -1,4 +1,4 @@
-"""Compares `memtrace actions --each --json` with torch.profiler's memory profile of the same step.
+"""Compares `memtrace ops --actions --each --json` with torch.profiler's memory profile of the same step.
 
 profiled_timeline.py OURS THEIRS
 

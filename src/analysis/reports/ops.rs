@@ -1,4 +1,4 @@
-//! `memtrace top-ops`: the ops that allocated the most memory, as PyTorch's `MemoryTracker` lists them.
+//! `memtrace ops`: the ops that allocated the most memory, as PyTorch's `MemoryTracker` lists them.
 //!
 //! With `op` rows (`MEMTRACE_OPS=all`), the delta of an op is the difference of `allocated` between its end
 //! and the end of the previous op, as in `MemoryTracker`; the first op has none. Without them, the report
@@ -11,7 +11,8 @@ use memtrace_trace::EventName;
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
-use super::report::{Answer, Report, next};
+use super::actions::{ACTIONS, Actions};
+use super::report::{Answer, Report, View, next};
 use crate::error::Result;
 use crate::options::{Flag, Options};
 use crate::profile::flow_categories;
@@ -28,12 +29,12 @@ use crate::state::op_calls::{self, MB, OpCall, OpCalls};
 use crate::state::replay::{Metric, Replay, Totals};
 use crate::state::replay_trace::{Replayed, replay_trace};
 
-/// `memtrace top-ops`.
-pub(super) struct TopOps;
+/// `memtrace ops`.
+pub(super) struct OpsReport;
 
-impl Report for TopOps {
+impl Report for OpsReport {
     fn name(&self) -> &'static str {
-        "top-ops"
+        "ops"
     }
 
     fn about(&self) -> &'static str {
@@ -50,6 +51,10 @@ impl Report for TopOps {
                 ),
             ]
         }
+    }
+
+    fn views(&self) -> &'static [View] {
+        const { &[View { asked_by: &[ACTIONS], report: &Actions }] }
     }
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
