@@ -194,7 +194,6 @@ const OTHER_OPTIONS: &[&str] = &[
     "shard",
     "steps",
     "to",
-    "type",
     "units",
     "values",
     "wait",
@@ -362,8 +361,8 @@ fn summary_names_the_rows_that_a_trace_lacks() {
     let told = "damaged: a.csv: 2 rows are missing, first after seq 5: totals and peaks may be wrong";
     // frag and ledger stop at a moment; the gap lies before the end.
     let at_end = ["--at", "end"];
-    for report in ["summary", "peak", "frag", "ledger", "snapshot", "ranks"] {
-        let mut arguments = vec![report, path(&folder)];
+    for report in ["summary", "peak", "frag", "ledger", "peak --mem-tracker", "ranks"] {
+        let mut arguments: Vec<&str> = report.split(' ').chain([path(&folder)]).collect();
         arguments.extend(at_end.iter().filter(|_| matches!(report, "frag" | "ledger")));
         let text = stdout(&output(&arguments));
         assert!(text.contains(told), "{report}: {text}");

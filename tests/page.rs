@@ -167,13 +167,13 @@ fn oom_without_tags(goes_on: bool) -> TempDir {
 }
 
 #[test]
-fn page_oom_and_snapshot_give_a_block_one_category_at_the_oom_and_at_the_peak() {
+fn page_oom_and_peak_at_give_a_block_one_category_at_the_oom_and_at_the_peak() {
     // The frees of a program that ends are no sign that a block was temporary; those before further work are.
     for (goes_on, category) in [(false, "parameter *"), (true, "(no category)")] {
         let folder = oom_without_tags(goes_on);
         let oom = run(memtrace().arg("oom").arg(folder.path()));
         assert!(oom.lines().any(|line| line.contains("100.00 MiB") && line.contains(category)), "{oom}");
-        let snapshot = run(memtrace().args(["snapshot", "--json", "--at", "oom"]).arg(folder.path()));
+        let snapshot = run(memtrace().args(["peak", "--mem-tracker", "--json", "--at", "oom"]).arg(folder.path()));
         let snapshot: Value = serde_json::from_str(&snapshot).unwrap();
         let parameters = if goes_on { 0 } else { 100 << 20 };
         assert_eq!(snapshot["devices"][0]["Parameter"], parameters, "{snapshot}");

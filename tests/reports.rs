@@ -384,7 +384,7 @@ fn summary_stats_counts_and_quantiles_are_those_of_the_rows() {
 }
 
 #[test]
-fn snapshot_at_the_end_is_the_sum_of_the_deltas() {
+fn peak_at_end_is_the_sum_of_the_deltas() {
     const TYPES: &[(&str, &[&str])] = &[
         ("Parameter", &["parameter"]),
         ("Activation", &["activation"]),
@@ -392,7 +392,7 @@ fn snapshot_at_the_end_is_the_sum_of_the_deltas() {
         ("Optstate", &["optimizer_state"]),
     ];
     for (name, expected) in expected().as_object().unwrap() {
-        let found = json_of("snapshot", name, &[("type", "current"), ("as-of", "")]);
+        let found = json_of("peak --mem-tracker", name, &[("at", "end"), ("as-of", "")]);
         let found = found["devices"].as_array().unwrap().iter().find(|device| device["device"] == 0).unwrap();
         let at_end = expected["at_end"].as_object().unwrap();
         let sum = |keys: &[&str]| keys.iter().filter_map(|key| at_end.get(*key)?.as_i64()).sum::<i64>();
@@ -401,6 +401,13 @@ fn snapshot_at_the_end_is_the_sum_of_the_deltas() {
         }
         let total: i64 = at_end.values().filter_map(Value::as_i64).sum();
         assert_eq!(found["Total"], total, "{name}");
+        let by_owner = json_of("peak --at end", name, &[("at", "end"), ("by", "category"), ("as-of", "")]);
+        assert_eq!(by_owner["allocated_bytes"], total, "{name}");
+        let groups = by_owner["groups"].as_array().unwrap();
+        for (category, bytes) in at_end {
+            let group = groups.iter().find(|group| group["key"] == *category);
+            assert_eq!(group.map(|group| &group["bytes"]), Some(bytes), "{name} {category}: {groups:?}");
+        }
     }
 }
 
@@ -782,12 +789,12 @@ fn assert_mem_trackers(found: &Value, wanted: &Value, what: &str) {
 }
 
 #[test]
-fn snapshot_and_modules_have_the_numbers_of_mem_tracker_in_the_same_process() {
+fn peak_mem_tracker_and_modules_have_the_numbers_of_mem_tracker_in_the_same_process() {
     let wanted = tracker("mem-tracker");
     let on_gpu = |json: &Value| {
         json["devices"].as_array().unwrap().iter().find(|device| device["device"] == 0).unwrap().clone()
     };
-    let peak = on_gpu(&json_of("snapshot", "mem-tracker", &[("rounded", "")]));
+    let peak = on_gpu(&json_of("peak --mem-tracker", "mem-tracker", &[("rounded", "")]));
     assert_mem_trackers(&peak, &wanted["peak"]["cuda:0"], "peak");
     let modules = json_of("modules", "mem-tracker", &[("rounded", ""), ("op-boundary", "")]);
     let modules = &modules["processes"][0]["modules"];

@@ -89,8 +89,10 @@ fn format_csv_has_rows_or_says_that_it_has_none() {
     let gpt = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/gpt");
     let gpt = gpt.to_str().unwrap();
     for view in [
-        "snapshot",
-        "snapshot --table",
+        "peak --mem-tracker",
+        "peak --mem-tracker --table",
+        "peak --at end",
+        "peak --each step",
         "modules",
         "modules --full",
         "modules --table",
@@ -115,9 +117,9 @@ fn format_csv_has_rows_or_says_that_it_has_none() {
         }
     }
     let csv = |view: &[&str]| stdout(&memtrace(&[view, &[gpt, "--format", "csv"]].concat()));
-    assert!(csv(&["snapshot"]).starts_with("Device,Parameter,"));
+    assert!(csv(&["peak", "--mem-tracker"]).starts_with("Device,Parameter,"));
     assert!(csv(&["modules", "--full"]).starts_with("Module,State & Call,Device,"));
-    let markdown = stdout(&memtrace(&["snapshot", "--table", gpt, "--format", "markdown"]));
+    let markdown = stdout(&memtrace(&["peak", "--mem-tracker", "--table", gpt, "--format", "markdown"]));
     assert!(markdown.contains("| Device | Parameter |") && !markdown.contains("===="), "{markdown}");
 }
 

@@ -108,6 +108,7 @@ def summary(trace: Trace = DEFAULT, **options: Any) -> Answer:
 def peak(trace: Trace = DEFAULT, **options: Any) -> Answer:
     """The live blocks at the peak, by owner: `by` is module, op, category, phase, step, size, line or stack.
 
+    `at="end"` lists those at another moment, and `mem_tracker=True` the sums by type of torch's MemTracker.
     `options` are those of `memtrace peak`, with `_` for `-`."""
     return _answer("peak", [trace], options)
 
@@ -138,13 +139,6 @@ def modules(trace: Trace = DEFAULT, **options: Any) -> Answer:
 
     `options` are those of `memtrace modules`, with `_` for `-`."""
     return _answer("modules", [trace], options)
-
-
-def snapshot(trace: Trace = DEFAULT, **options: Any) -> Answer:
-    """Memory per device and category, now or at the peak, as torch's MemTracker prints it.
-
-    `options` are those of `memtrace snapshot`, with `_` for `-`."""
-    return _answer("snapshot", [trace], options)
 
 
 def ops(trace: Trace = DEFAULT, **options: Any) -> Answer:

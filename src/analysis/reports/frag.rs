@@ -60,7 +60,7 @@ impl Report for Frag {
         if json.is_empty() {
             printer.plain("No memory tracked.");
         }
-        let hints = vec![next("snapshot", input, "--type current"), next("summary", input, "--stats")];
+        let hints = vec![next("peak", input, "--mem-tracker --at end"), next("summary", input, "--stats")];
         Ok(Answer {
             body: printer,
             json: json!({ "devices": json }),

@@ -17,12 +17,13 @@ mod modules;
 mod oom;
 mod ops;
 mod peak;
-mod peaks_each;
+mod peak_at;
+mod peak_each;
+mod peak_mem_tracker;
 mod ranks;
 mod report;
 mod retained;
 mod serving;
-mod snapshot;
 mod stats;
 mod summary;
 mod timeline;
@@ -44,7 +45,6 @@ pub const REPORTS: &[&dyn Report] = &[
     &ledger::Ledger,
     &serving::Serving,
     &modules::Modules,
-    &snapshot::Snapshot,
     &ops::OpsReport,
     &frag::Frag,
     &leaks::Leaks,

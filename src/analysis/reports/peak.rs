@@ -4,8 +4,10 @@ use memtrace_trace::text::WITHOUT_DETAIL;
 use serde_json::{Value, json};
 
 use super::group_table::print_groups;
-use super::peaks_each::{self, EACH};
-use super::report::{Answer, Report, next};
+use super::peak_at::PeakAt;
+use super::peak_each::{EACH, PeakEach};
+use super::peak_mem_tracker::{MEM_TRACKER, PeakMemTracker};
+use super::report::{Answer, Report, View, next};
 use crate::error::{Error, Result};
 use crate::options::{Flag, Options};
 use crate::profile::flow_categories;
@@ -16,11 +18,16 @@ use crate::render::heading::heading;
 use crate::render::numbers::{duration, share};
 use crate::render::printer::{Cell, Style};
 use crate::state::group::{self, Group, Key, sorted, without_mark};
+use crate::state::moment;
 use crate::state::replay::{Device, Metric};
 use crate::state::replay_trace::{Replayed, replay_trace};
 
 /// `memtrace peak`.
 pub(super) struct Peak;
+
+/// The option that leaves out what later rows tell of an owner.
+pub(super) const AS_OF: Flag =
+    Flag::switch("as-of", "Use the owners as known at that moment, without what later rows add");
 
 impl Report for Peak {
     fn name(&self) -> &'static str {
@@ -44,17 +51,23 @@ impl Report for Peak {
                     choices: &["allocated", "used"],
                     help: "The total with the peak: torch's blocks, or all memory in use on the device as sampled",
                 },
-                EACH,
-                Flag::switch("as-of", "Use the owners as known at the peak, without what later rows add"),
+                AS_OF,
+            ]
+        }
+    }
+
+    fn views(&self) -> &'static [View] {
+        const {
+            &[
+                View { asked_by: &[MEM_TRACKER], report: &PeakMemTracker },
+                View { asked_by: &[EACH], report: &PeakEach },
+                View { asked_by: &[moment::FLAG], report: &PeakAt },
             ]
         }
     }
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
         let input = &inputs[0];
-        if !options.text(EACH.name).is_empty() {
-            return peaks_each::answer(input, options);
-        }
         let mut metric = if options.text("of") == "used" { Metric::Used } else { Metric::Allocated };
         let by = Key::from_options(options)?;
         let mut best = fullest(input, options, metric, &by)?;
@@ -123,21 +136,7 @@ fn answer(input: &Input, options: &Options, metric: Metric, by: &Key, best: Best
         }
     }
     let groups = sorted(groups);
-    if matches!(by.name, "line" | "stack") && !by.has_lines() {
-        footer.notes.push("no lines of Python in this trace: MEMTRACE_STACKS=python records them".to_owned());
-    }
-    if by.name == "type" && !replayed.replay.classes.has_classes(&replayed.symbols) {
-        footer.notes.push(
-            "no classes of modules in this trace: an older version wrote it, or no module was called"
-                .to_owned(),
-        );
-    }
-    if !matches!(by.name, "size" | "step") {
-        let missing =
-            groups.iter().filter(|(name, _)| [by.missing(), WITHOUT_DETAIL].contains(&name.as_str()));
-        let missing = missing.map(|(_, group)| group.bytes).sum();
-        footer.without_key = Some((by.name, share(missing, peak.bytes)));
-    }
+    note_missing(&mut footer, &by, &groups, peak.bytes, &replayed);
 
     let mut when = format!(" at {}", duration(peak.ts_ns));
     if peak.owner.step >= 0 {
@@ -167,25 +166,6 @@ fn answer(input: &Input, options: &Options, metric: Metric, by: &Key, best: Best
     printer.gap();
     let top = options.top.unwrap_or(20);
     print_groups(&mut printer, &groups, &by, ("bytes", peak.bytes), top, options);
-    let json: Vec<Value> = groups
-        .iter()
-        .map(|(name, group)| {
-            let (key, is_inferred) = without_mark(name);
-            let mut value = json!({
-                "key": key,
-                "inferred": is_inferred,
-                "bytes": group.bytes,
-                "blocks": group.blocks,
-                "share": share(group.bytes, peak.bytes),
-            });
-            if by.name == "module" {
-                value["total_bytes"] = group.total.into();
-                value["modules"] = group.modules.into();
-                value["largest_bytes"] = group.largest.into();
-            }
-            value
-        })
-        .collect();
     let json = json!({
         "file": trace.path.display().to_string(),
         "rank": trace.meta.rank,
@@ -195,7 +175,7 @@ fn answer(input: &Input, options: &Options, metric: Metric, by: &Key, best: Best
         "peak": replayed.moment(peak),
         "detailed_steps": detail.json(&trace.meta),
         "live_bytes": blocks.iter().map(|block| block.bytes).sum::<i64>(),
-        "groups": json,
+        "groups": groups_json(&groups, &by, peak.bytes),
     });
     let other = group::KEYS
         .iter()
@@ -203,6 +183,52 @@ fn answer(input: &Input, options: &Options, metric: Metric, by: &Key, best: Best
         .unwrap_or(&"module");
     let hints = vec![next("peak", input, &format!("--by {other}"))];
     Ok(Answer { body: printer, json, footer, next: hints, ..Answer::default() })
+}
+
+/// Notes what the groups by `by` lack: lines, classes, and the share of `total` that has no key.
+pub(super) fn note_missing(
+    footer: &mut Footer,
+    by: &Key,
+    groups: &[(String, Group)],
+    total: i64,
+    replayed: &Replayed,
+) {
+    if matches!(by.name, "line" | "stack") && !by.has_lines() {
+        footer.notes.push("no lines of Python in this trace: MEMTRACE_STACKS=python records them".to_owned());
+    }
+    if by.name == "type" && !replayed.replay.classes.has_classes(&replayed.symbols) {
+        footer.notes.push(
+            "no classes of modules in this trace: an older version wrote it, or no module was called"
+                .to_owned(),
+        );
+    }
+    if !matches!(by.name, "size" | "step") {
+        let missing =
+            groups.iter().filter(|(name, _)| [by.missing(), WITHOUT_DETAIL].contains(&name.as_str()));
+        let missing = missing.map(|(_, group)| group.bytes).sum();
+        footer.without_key = Some((by.name, share(missing, total)));
+    }
+}
+
+/// The field `groups` of the answer; `total` is the number of bytes that the shares are of.
+pub(super) fn groups_json(groups: &[(String, Group)], by: &Key, total: i64) -> Vec<Value> {
+    let json = |(name, group): &(String, Group)| {
+        let (key, is_inferred) = without_mark(name);
+        let mut value = json!({
+            "key": key,
+            "inferred": is_inferred,
+            "bytes": group.bytes,
+            "blocks": group.blocks,
+            "share": share(group.bytes, total),
+        });
+        if by.name == "module" {
+            value["total_bytes"] = group.total.into();
+            value["modules"] = group.modules.into();
+            value["largest_bytes"] = group.largest.into();
+        }
+        value
+    };
+    groups.iter().map(json).collect()
 }
 
 /// `allocated memory`, `device memory in use`, ...

@@ -41,7 +41,10 @@ fn with_flag(command: Command, flag: &Flag, report: &dyn Report) -> Command {
         report.views().iter().partition(|view| takes(view.asked_by) || takes(view.report.flags()));
     let arg = args::flag_arg(flag);
     if takes(report.flags()) || takers.iter().any(|view| takes(view.asked_by)) {
-        return command.arg(arg.conflicts_with_all(others.into_iter().flat_map(names)));
+        let together = |name: &&str| {
+            takers.iter().any(|view| view.report.flags().iter().any(|own| own.name == *name))
+        };
+        return command.arg(arg.conflicts_with_all(others.into_iter().flat_map(names).filter(|name| !together(name))));
     }
     let group = format!("answers with --{}", flag.name);
     command

@@ -134,7 +134,7 @@ impl Report for Modules {
                 "modules": tracker.json(),
             }));
         }
-        let hints = vec![next("peak", input, "--by module"), next("snapshot", input, "")];
+        let hints = vec![next("peak", input, "--by module"), next("peak", input, "--mem-tracker")];
         Ok(Answer {
             body: printer,
             json: json!({ "processes": json }),

@@ -1,11 +1,12 @@
-//! `memtrace snapshot`: memory per device and category, in the format of PyTorch's `MemTracker`.
+//! `memtrace peak --mem-tracker`: memory per device and type, in the format of PyTorch's `MemTracker`.
 
 use memtrace_trace::units::Unit;
 use serde_json::{Value, json};
 
 use super::mem_tracker::{ROUNDED, TYPES, Types, rounds_to_nothing, type_of, value};
+use super::peak::AS_OF;
 use super::report::{Answer, Report, next};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::options::{Flag, Options};
 use crate::profile::flow_categories;
 use crate::read::input::Input;
@@ -17,36 +18,35 @@ use crate::render::heading::heading;
 use crate::render::printer::Printer;
 use crate::render::rst;
 use crate::state::categories::Phases;
-use crate::state::moment::{self, NamedMoment, replay_to_moment};
+use crate::state::moment::{self, replay_to_moment};
 use crate::state::replay::{Block, HOST, Metric};
 use crate::state::replay_trace::{Replayed, replay_trace};
 
-/// `memtrace snapshot`.
-pub(super) struct Snapshot;
+/// `memtrace peak --mem-tracker`.
+pub(super) struct PeakMemTracker;
 
-impl Report for Snapshot {
+/// The option that asks for this answer.
+pub(super) const MEM_TRACKER: Flag = Flag::switch(
+    "mem-tracker",
+    "Show each device by the types of PyTorch's MemTracker, as it prints them: each at its own peak, or all --at a moment",
+);
+
+impl Report for PeakMemTracker {
     fn name(&self) -> &'static str {
-        "snapshot"
+        "peak --mem-tracker"
     }
 
     fn about(&self) -> &'static str {
-        "Show memory per device and category, now or at the peak, as MemTracker prints it"
+        "Show memory per device and type, at the peak or another moment, as MemTracker prints it"
     }
 
     fn flags(&self) -> &'static [Flag] {
         const {
             &[
-                Flag {
-                    name: "type",
-                    value: Some("TYPE"),
-                    default: "peak",
-                    choices: &[],
-                    help: "peak, or current: the end of the trace or --at",
-                },
                 moment::FLAG,
                 Flag::switch("table", "Print a reStructuredText table"),
                 ROUNDED,
-                Flag::switch("as-of", "Use the categories as known then, without what later rows add"),
+                AS_OF,
             ]
         }
     }
@@ -57,11 +57,7 @@ impl Report for Snapshot {
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
         let input = &inputs[0];
-        let kind = options.text("type");
-        if !matches!(kind, "current" | "peak") {
-            // The message is MemTracker's.
-            return Err(Error::usage(format!("Invalid type {kind}")));
-        }
+        let at = options.text(moment::FLAG.name);
         let mut printer = options.printer();
         let mut footer = Footer::new(input);
         let mut devices = Vec::new();
@@ -70,8 +66,7 @@ impl Report for Snapshot {
                 heading(&mut printer, input, &trace.meta);
                 printer.gap();
             }
-            let at = options.text(moment::FLAG.name);
-            let found = if at.is_empty() && kind == "peak" {
+            let found = if at.is_empty() {
                 at_peaks(
                     trace,
                     &replay_trace(
@@ -86,10 +81,9 @@ impl Report for Snapshot {
                     &mut footer,
                 )
             } else {
-                let at = if at.is_empty() { NamedMoment::End } else { at.parse()? };
                 let Some(replayed) = replay_to_moment(
                     trace,
-                    at,
+                    at.parse()?,
                     Columns::of(&["rounded_bytes"]),
                     options,
                     flow_categories(trace, options)?,
@@ -123,7 +117,7 @@ impl Report for Snapshot {
                 value
             })
             .collect();
-        let json = json!({ "type": kind, "devices": devices });
+        let json = json!({ "at": if at.is_empty() { "peak" } else { at }, "devices": devices });
         Ok(Answer {
             body: printer,
             json,
@@ -155,7 +149,7 @@ fn at_peaks(
     options: &Options,
     footer: &mut Footer,
 ) -> Vec<(i32, Types)> {
-    let as_of = options.is_set("as-of");
+    let as_of = options.is_set(AS_OF.name);
     each_device(trace, replayed, options, footer, |ordinal| {
         sum(replayed.replay.at_peak(ordinal, as_of), &replayed.replay.phases, options)
     })
@@ -168,7 +162,7 @@ fn current(
     options: &Options,
     footer: &mut Footer,
 ) -> Vec<(i32, Types)> {
-    let as_of = options.is_set("as-of");
+    let as_of = options.is_set(AS_OF.name);
     each_device(trace, replayed, options, footer, |ordinal| {
         sum(replayed.replay.live_on(ordinal, as_of), &replayed.replay.phases, options)
     })

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
-use super::report::Answer;
-use crate::error::{Error, Result};
+use super::report::{Answer, Report};
+use crate::error::Result;
 use crate::options::{Flag, Options};
 use crate::read::input::Input;
 use crate::read::record::{Columns, Record};
@@ -44,17 +44,32 @@ enum Part {
 /// The peaks of one device.
 type Peaks = FxHashMap<Part, Moment>;
 
-/// The answer for every process of `input`.
-///
-/// # Errors
-/// When a trace cannot be read, or `--of` asks for another total.
-pub(super) fn answer(input: &Input, options: &Options) -> Result<Answer> {
-    if options.text("of") == "used" {
-        return Err(Error::usage(
-            "--each lists peaks of allocated memory: --of used has none by phase, step or module",
-        ));
+/// `memtrace peak --each`.
+pub(super) struct PeakEach;
+
+impl Report for PeakEach {
+    fn name(&self) -> &'static str {
+        "peak --each phase"
     }
-    let kind = options.text(EACH.name);
+
+    fn about(&self) -> &'static str {
+        "List the peak of each phase, step or module"
+    }
+
+    fn flags(&self) -> &'static [Flag] {
+        const { &[DEPTH, APART] }
+    }
+
+    fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
+        answer(&inputs[0], options)
+    }
+}
+
+fn answer(input: &Input, options: &Options) -> Result<Answer> {
+    let kind = match options.text(EACH.name) {
+        "" => "phase",
+        kind => kind,
+    };
     let depth = options.count(DEPTH.name)?;
     let mut printer = options.printer();
     let mut footer = Footer::new(input);
