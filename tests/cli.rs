@@ -188,6 +188,7 @@ const OTHER_OPTIONS: &[&str] = &[
     "phantom",
     "phantom-dynamic",
     "phantom-fault",
+    "pid",
     "python",
     "ranks",
     "reserved",

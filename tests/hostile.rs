@@ -492,7 +492,7 @@ fn with_ranks(ranks: i32) -> TempDir {
 fn thousands_of_traces_exhaust_neither_memory_nor_time() {
     let folder = with_ranks(6000);
     let path = folder.path().to_str().unwrap();
-    for words in [&["summary", path][..], &["ranks", path], &["retained", path], &["live", "--once", path]] {
+    for words in [&["summary", path][..], &["ranks", path], &["leaks", "--holders", path], &["live", "--once", path]] {
         let output = bounded_by(MOST_KIB / 2, words);
         assert!(output.status.success(), "{words:?}: {:?}", output.status);
         if words[0] != "live" {

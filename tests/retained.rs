@@ -80,23 +80,23 @@ fn retained_names_the_holder_of_each_of_six_mistakes_and_none_of_a_clean_script(
             assert!(found["holder"].as_str().unwrap().contains("local `"), "{found}");
         }
 
-        let report = run.report("retained", &["--all"]);
+        let report = run.report("leaks --holders", &["--all"]);
         assert!(report.contains(holder) && report.contains("the program asked"), "{mistake}: {report}");
         let leaks = run.report("leaks", &[]);
         // Who keeps it, and then what it is.
         assert!(leaks.find(holder).unwrap() < leaks.find("never freed").unwrap(), "{mistake}: {leaks}");
-        let answer = run.json("retained", &[]);
+        let answer = run.json("leaks --holders", &[]);
         let in_trace = &answer["processes"][0]["searches"][0]["holders"][0];
         assert_eq!((&in_trace["holder"], &in_trace["bytes"]), (&found["holder"], &found["bytes"]));
         torch.check(memtrace().arg("check").arg(run.dir()));
     }
     let run = trace(torch, "mistakes.py", &["clean"], &[]);
     assert_eq!(printed(&run), Vec::<Value>::new());
-    assert!(run.report("retained", &[]).contains("nothing is retained"));
+    assert!(run.report("leaks --holders", &[]).contains("nothing is retained"));
     assert!(!run.report("leaks", &[]).contains("(mistakes.py:"));
     let off = trace(torch, "mistakes.py", &["outputs"], &[("MEMTRACE_RETAINED", "off")]);
     assert_eq!(printed(&off), Vec::<Value>::new());
-    assert!(off.report("retained", &[]).contains("Nobody has searched"));
+    assert!(off.report("leaks --holders", &[]).contains("Nobody has searched"));
 }
 
 /// The script searches often when its argument says so, and prints its peak, the bytes after each step and when each
@@ -106,14 +106,14 @@ fn retained_keeps_nothing_alive_and_changes_no_peak(torch: &Torch) {
     let with = trace(torch, "alive.py", &["with"], &[]);
     assert!(without.stdout().contains("rebound: True"), "{}", without.stdout());
     assert_eq!(with.stdout(), without.stdout());
-    let answer = with.json("retained", &["--all"]);
+    let answer = with.json("leaks --holders", &["--all"]);
     assert!(answer["processes"][0]["searches"].as_array().unwrap().len() > 20, "{answer}");
 }
 
 fn retained_runs_no_code_of_the_program(torch: &Torch) {
     let run = trace(torch, "hostile.py", &[], &[]);
     assert!(run.stdout().contains("ran: []"), "{}", run.stdout());
-    let answer = run.json("retained", &[]);
+    let answer = run.json("leaks --holders", &[]);
     let holders = answer["processes"][0]["searches"][0]["holders"].to_string();
     for name in ["`kept`", "`hostile.items`", "`wrapped`"] {
         assert!(holders.contains(name), "{name}: {holders}");
@@ -141,21 +141,21 @@ fn retained_does_not_accuse_a_window_or_a_table(torch: &Torch) {
     for line in ["window window", "table old", "everything grows"] {
         assert!(run.stdout().lines().any(|found| found == line), "{line}: {}", run.stdout());
     }
-    let searches = &run.json("retained", &["--all"])["processes"][0]["searches"];
+    let searches = &run.json("leaks --holders", &["--all"])["processes"][0]["searches"];
     // The list grows, so there are searches that nobody asked for, too.
     let mut cut = searches.as_array().unwrap().iter().filter(|search| search["is_whole"] == false);
     let reason = cut.next().unwrap_or_else(|| panic!("{searches}"))["reason"].as_str().unwrap();
     assert!(reason.contains("20 million objects") && cut.next().is_none(), "{searches}");
-    let report = run.report("retained", &["--all"]);
+    let report = run.report("leaks --holders", &["--all"]);
     assert!(report.contains("nothing was found to be retained") && report.contains("20 million"), "{report}");
 }
 
 fn retained_says_what_part_of_the_growth_has_no_holder(torch: &Torch) {
     for way in ["deepcopy", "optimizer", "buffer", "storage", "array"] {
         let run = trace(torch, "unnamed.py", &[way], &[]);
-        let report = run.report("retained", &[]);
+        let report = run.report("leaks --holders", &[]);
         assert!(!report.contains("nothing is retained"), "{way}: {report}");
-        let process = &run.json("retained", &[])["processes"][0];
+        let process = &run.json("leaks --holders", &[])["processes"][0];
         let of = |name: &str| process[name].as_i64().unwrap_or_else(|| panic!("{way}: {process}"));
         let (growth, named) = (of("growth_bytes_per_step"), report.contains(" keeps "));
         assert!(growth > 900 << 10, "{way}: {process}");
@@ -172,14 +172,14 @@ fn retained_says_what_part_of_the_growth_has_no_holder(torch: &Torch) {
 fn retained_is_found_while_memory_grows_and_when_the_program_ends() {
     Torch::run("2.11.0", |torch| {
         let run = trace(torch, "growth.py", &[], &[]);
-        let answer = run.json("retained", &["--all"]);
+        let answer = run.json("leaks --holders", &["--all"]);
         let searches = answer["processes"][0]["searches"].as_array().unwrap();
         let whys: Vec<&str> = searches.iter().map(|search| search["why"].as_str().unwrap()).collect();
         assert_eq!(whys, ["growth", "growth", "exit"], "{answer}");
         let leaks = run.report("leaks", &[]);
         assert!(leaks.contains("list `history` (growth.py:") && leaks.contains("a step"), "{leaks}");
         let clean = trace(torch, "growth.py", &["clean"], &[]);
-        assert_eq!(clean.json("retained", &["--all"])["processes"][0]["searches"], serde_json::json!([]));
+        assert_eq!(clean.json("leaks --holders", &["--all"])["processes"][0]["searches"], serde_json::json!([]));
     });
 }
 
@@ -191,22 +191,22 @@ fn retained_search_of_a_million_objects_ends_when_its_time_is_over() {
         for (seconds, is_whole) in [("60", true), ("0.002", false)] {
             let run = trace(torch, "million.py", &[], &[("MEMTRACE_RETAINED", seconds)]);
             assert_eq!(run.stdout(), "done\n");
-            let search = &run.json("retained", &["--all"])["processes"][0]["searches"][0];
+            let search = &run.json("leaks --holders", &["--all"])["processes"][0]["searches"][0];
             assert_eq!(search["is_whole"], is_whole, "{search}");
-            let report = run.report("retained", &[]);
+            let report = run.report("leaks --holders", &[]);
             assert_eq!(report.contains("has not seen everything"), !is_whole, "{report}");
         }
     });
 }
 
-/// `memtrace retained` with these arguments: its status, its answer and its messages.
+/// `memtrace leaks --holders` with these arguments: its status, its answer and its messages.
 fn ask(arguments: &[&str]) -> (Option<i32>, String, String) {
-    let output = memtrace().arg("retained").args(arguments).output().unwrap();
+    let output = memtrace().args(["leaks", "--holders"]).args(arguments).output().unwrap();
     (output.status.code(), harness::text(&output.stdout), harness::text(&output.stderr))
 }
 
 #[test]
-fn retained_of_a_running_process_is_asked_for_by_its_id() {
+fn leaks_holders_of_a_running_process_are_asked_for_by_its_id() {
     Torch::run("2.11.0", |torch| {
         let out = tempfile::TempDir::new().unwrap();
         let mut command = torch.traced_command(&out.path().join("trace"));
@@ -215,32 +215,36 @@ fn retained_of_a_running_process_is_asked_for_by_its_id() {
         let mut running = command.spawn().unwrap();
         let mut lines = std::io::BufRead::lines(std::io::BufReader::new(running.stdout.take().unwrap()));
         let pid = lines.next().unwrap().unwrap();
-        let (status, answer, messages) = ask(&[&pid]);
-        let (_, again, _) = ask(&[&pid, "--json"]);
+        let (status, answer, messages) = ask(&["--pid", &pid]);
+        let (_, again, _) = ask(&["--pid", &pid, "--json"]);
         std::fs::write(out.path().join("end"), "").unwrap();
         assert!(running.wait().unwrap().success());
         assert_eq!((status, messages.as_str()), (Some(0), ""), "{answer}");
-        assert!(answer.contains("memtrace retained asked"), "{answer}");
+        assert!(answer.contains("memtrace leaks --pid asked"), "{answer}");
         assert!(answer.contains("list `history` of main() (running.py:"), "{answer}");
         let again: Value = serde_json::from_str(&again).unwrap();
         let searches = again["processes"][0]["searches"].as_array().unwrap();
         assert_eq!(searches.iter().filter(|search| search["why"] == "command").count(), 2, "{again}");
-        let (status, _, messages) = ask(&[&pid]);
+        let (status, _, messages) = ask(&["--pid", &pid]);
         assert_eq!(status, Some(2), "{messages}");
         assert!(messages.contains("is running"), "{messages}");
     });
 }
 
 #[test]
-fn retained_of_a_process_that_cannot_be_asked_is_an_error() {
+fn leaks_holders_of_a_process_that_cannot_be_asked_is_an_error() {
     let own = std::process::id().to_string();
     for (arguments, text) in [
-        (vec![own.as_str()], "has no journal of memtrace"),
-        (vec!["4194304"], "no process 4194304 is running"),
-        (vec!["1", "--wait", "0"], "process 1"),
-        (vec!["99999999999"], "no such file"),
-        (vec![own.as_str(), "--wait=-1"], "expected seconds"),
-        (vec![own.as_str(), "--wait", "some"], "expected seconds"),
+        (vec!["--pid", own.as_str()], "has no journal of memtrace"),
+        (vec!["--pid", "4194304"], "no process 4194304 is running"),
+        (vec!["--pid", "1", "--wait", "0"], "process 1"),
+        (vec!["--pid", "99999999999"], "expected the id of a process"),
+        (vec!["--pid=0"], "expected the id of a process"),
+        (vec!["--pid=-1"], "expected the id of a process"),
+        (vec!["--pid", "1", "out"], "leave out TRACE"),
+        (vec!["--wait", "1", "out"], "no such file"),
+        (vec!["--pid", own.as_str(), "--wait=-1"], "expected seconds"),
+        (vec!["--pid", own.as_str(), "--wait", "some"], "expected seconds"),
     ] {
         let (status, answer, messages) = ask(&arguments);
         assert_eq!((status, answer.as_str()), (Some(2), ""), "{arguments:?}: {messages}");

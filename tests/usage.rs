@@ -101,7 +101,7 @@ fn format_csv_has_rows_or_says_that_it_has_none() {
         "timeline",
         "oom",
         "leaks",
-        "retained",
+        "leaks --holders",
         "check",
         "summary",
     ] {

@@ -32,6 +32,7 @@ from ._marks import (
     phase,
     range,
     resume,
+    retained,
     step,
     track_external,
 )
@@ -51,7 +52,6 @@ from ._reports import (
     ops,
     peak,
     ranks,
-    retained,
     serving,
     summary,
     timeline,

@@ -189,7 +189,7 @@ def track_external(*external: object) -> None:
         tracker((tuple(leaves),))
 
 
-def retained(everything: bool = False) -> list[dict]:
+def retained(*, everything: bool = False) -> list[dict]:
     """Searches for what holds GPU memory that earlier steps have left behind: lists of losses or outputs, the
     closures of hooks, caches, the graphs of autograd, the traceback of an exception.
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from . import _command, _frames, _marks
+from . import _command, _frames
 from ._read import Trace
 
 DEFAULT = "memtrace-out"
@@ -159,20 +159,10 @@ def frag(trace: Trace = DEFAULT, **options: Any) -> Answer:
 def leaks(trace: Trace = DEFAULT, **options: Any) -> Answer:
     """Memory that grows from step to step, its rate and owner, and what was never freed.
 
+    With `holders=True` the Python objects that keep memory of earlier steps; `memtrace.retained()` searches for
+    those of this process.
     `options` are those of `memtrace leaks`, with `_` for `-`."""
     return _answer("leaks", [trace], options)
-
-
-def retained(trace: Trace | None = None, *, everything: bool = False, **options: Any) -> Any:
-    """What holds memory that earlier steps left behind.
-
-    With a trace, the answer of `memtrace retained`; `options` are those of the command, with `_` for `-`.
-    Without one it searches this process, as memtrace traces it, and returns a list of dicts."""
-    if trace is None:
-        return _marks.retained(everything)
-    if isinstance(trace, bool):
-        raise TypeError("retained(True): the first argument is a trace; write retained(everything=True)")
-    return _answer("retained", [trace], {"all": True, **options} if everything else options)
 
 
 def ranks(

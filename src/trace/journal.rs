@@ -226,7 +226,7 @@ pub struct DetailRequest {
 }
 
 impl DetailRequest {
-    /// The number of steps that asks for a search for what holds memory instead (`memtrace retained PID`).
+    /// The number of steps that asks for a search for what holds memory instead (`memtrace leaks --holders --pid`).
     pub const SEARCH: u32 = u32::MAX;
 
     /// The request in one word; 0 stands for none.

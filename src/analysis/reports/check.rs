@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use super::report::{Answer, Report, Verdict, next};
+use super::report::{Answer, Needs, Report, Verdict, next};
 use crate::error::{Error, Result};
 use crate::options::{Flag, Options};
 use crate::read::input::Input;
@@ -30,6 +30,10 @@ impl Report for Check {
     fn flags(&self) -> &'static [Flag] {
         // The command repairs the trace before this report runs, because repair needs the encoder.
         const { &[Flag::switch("repair", "First complete the trace of a killed process from its journal")] }
+    }
+
+    fn needs(&self, options: &Options) -> Result<Needs> {
+        Ok(Needs { as_it_is: !options.is_set("repair"), ..Needs::default() })
     }
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {

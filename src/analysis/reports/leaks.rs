@@ -11,8 +11,8 @@ use memtrace_trace::Category;
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
-use super::report::{Answer, Report, next};
-use super::retained::print_retained;
+use super::leaks_holders::{HOLDERS, LeaksHolders, print_retained};
+use super::report::{Answer, Report, View, next};
 use crate::error::Result;
 use crate::options::Options;
 use crate::profile::flow_categories;
@@ -44,6 +44,10 @@ impl Report for Leaks {
 
     fn about(&self) -> &'static str {
         "Find memory that grows from step to step, its rate and owner, and what was never freed"
+    }
+
+    fn views(&self) -> &'static [View] {
+        const { &[View { asked_by: &[HOLDERS], report: &LeaksHolders }] }
     }
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {

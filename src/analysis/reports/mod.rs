@@ -11,6 +11,7 @@ mod diff;
 pub(crate) mod frag;
 mod group_table;
 pub(crate) mod leaks;
+mod leaks_holders;
 mod ledger;
 mod mem_tracker;
 mod modules;
@@ -22,7 +23,6 @@ mod peak_each;
 mod peak_mem_tracker;
 mod ranks;
 mod report;
-mod retained;
 mod serving;
 mod stats;
 mod summary;
@@ -33,7 +33,7 @@ use crate::error::Result;
 use crate::options::{Flag, Options};
 use crate::read::input::Input;
 use crate::selection::select;
-pub use report::{Answer, Report, Verdict, View};
+pub use report::{Answer, Needs, Report, SearchRequest, Verdict, View};
 
 /// Every report, in the order of the help.
 pub const REPORTS: &[&dyn Report] = &[
@@ -48,7 +48,6 @@ pub const REPORTS: &[&dyn Report] = &[
     &ops::OpsReport,
     &frag::Frag,
     &leaks::Leaks,
-    &retained::Retained,
     &diff::Diff,
     &budget::Budget,
     &ranks::Ranks,

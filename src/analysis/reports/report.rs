@@ -38,12 +38,40 @@ pub trait Report: Sync {
         false
     }
 
+    /// What the command must do before and after this report.
+    ///
+    /// # Errors
+    /// When the value of an option is invalid.
+    fn needs(&self, _options: &Options) -> Result<Needs> {
+        Ok(Needs::default())
+    }
+
     /// Answers from `inputs`, as many traces as [`Report::inputs`] names, without a check of what `options` select:
     /// see [`answer`](super::answer).
     ///
     /// # Errors
     /// When a trace cannot be read, or the request is invalid.
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer>;
+}
+
+/// What a report needs that only the command can do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Needs {
+    /// Read the trace of a killed process as it is, without completing it first.
+    pub as_it_is: bool,
+    /// First let a running process search for what holds memory, and read the trace that it writes.
+    pub search: Option<SearchRequest>,
+    /// Add the reserved memory of the changed program to the answer.
+    pub reserved: bool,
+}
+
+/// A request for a search to a running process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SearchRequest {
+    /// The id of the process.
+    pub pid: u32,
+    /// The longest time to wait for its next step, in seconds.
+    pub patience_s: u64,
 }
 
 /// Another answer of a command, given in place of its usual one.

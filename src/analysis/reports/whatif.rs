@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::report::{Answer, Report, next};
+use super::report::{Answer, Needs, Report, next};
 use crate::error::Result;
 use crate::options::{Flag, Options};
 use crate::read::input::Input;
@@ -66,6 +66,10 @@ impl Report for WhatIf {
                 ),
             ]
         }
+    }
+
+    fn needs(&self, options: &Options) -> Result<Needs> {
+        Ok(Needs { reserved: options.is_set("reserved"), ..Needs::default() })
     }
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {

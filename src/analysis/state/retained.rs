@@ -161,7 +161,7 @@ impl RetainedSearch {
             "oom" => "out of memory",
             "growth" => "memory grew from step to step",
             "exit" => "the program ended",
-            "command" => "memtrace retained asked",
+            "command" => "memtrace leaks --pid asked",
             other => other,
         };
         if self.step < 0 { why.to_owned() } else { format!("step {}: {why}", self.step) }

@@ -11,7 +11,7 @@ use memtrace_analysis::options::Flag;
 use memtrace_analysis::render::formats::Form;
 use memtrace_analysis::reports::{self, Report, Verdict, View};
 
-use super::retained;
+use super::search_request;
 use crate::args::{self};
 use crate::terminal;
 use crate::trace_input;
@@ -61,21 +61,19 @@ pub(crate) fn run(name: &str, matches: &ArgMatches) -> Result<ExitCode> {
     let output: Option<&PathBuf> = matches.get_one("output");
     let options = args::options(&reports::all_flags(report), matches, output.is_none())?;
     let mut inputs = Vec::new();
+    let needs = reports::asked(report, &options).needs(&options)?;
     for name in report.inputs() {
-        // `check` judges the file as it is; other reports read the completed trace.
-        let recover = report.name() != "check" || matches.get_flag("repair");
-        let process = matches.get_one::<PathBuf>(name).and_then(|place| retained::process_of(place));
-        match process.filter(|_| report.name() == "retained") {
-            Some(pid) => {
-                let trace = retained::ask(pid, options.text("wait"))?;
-                inputs.push(trace_input::open(&trace, matches, recover)?);
+        inputs.push(match needs.search {
+            Some(request) if matches.contains_id(name) => {
+                bail!("--pid {} names the process that writes the trace; leave out {name}", request.pid)
             }
-            None => inputs.push(trace_input::open_arg(name, matches, recover)?),
-        }
+            Some(request) => trace_input::open(&search_request::ask(request)?, matches, true)?,
+            None => trace_input::open_arg(name, matches, !needs.as_it_is)?,
+        });
     }
     let progress = terminal::Progress::start(&inputs);
     let mut answer = reports::answer(report, &inputs, &options)?;
-    if name == "whatif" && matches.get_flag("reserved") {
+    if needs.reserved {
         super::tune::reserved::add(&mut answer, &inputs[0], &options)?;
     }
     drop(progress);

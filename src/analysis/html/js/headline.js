@@ -189,7 +189,7 @@ painters.headline = () => {
   document.title = `${t.oom ? "out of memory" : `${bytes(peak.bytes)} peak`}, ${words}`;
 };
 
-/** What holds memory that earlier steps left behind, as `memtrace retained` tells it. */
+/** What holds memory that earlier steps left behind, as `memtrace leaks --holders` tells it. */
 function paintRetained(found) {
   const box = $("retained");
   box.hidden = !found;

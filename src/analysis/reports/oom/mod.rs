@@ -8,7 +8,7 @@ use serde_json::json;
 use super::advise::Advised;
 use super::group_table::print_groups;
 use super::report::{Answer, Report, next};
-use super::retained::print_retained;
+use super::leaks_holders::print_retained;
 use crate::error::Result;
 use crate::options::Options;
 use crate::profile::flow_categories;

@@ -1,4 +1,4 @@
-//! The step in which each live block was allocated, and its size, for the search of what holds it (`memtrace retained`).
+//! The step in which each live block was allocated, and its size, for the search of what holds it (`memtrace leaks --holders`).
 //!
 //! The table is small and never waits: where too many live blocks meet in one place, the oldest entry gives way,
 //! and the age of that block is unknown.

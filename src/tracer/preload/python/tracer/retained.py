@@ -1,4 +1,4 @@
-"""The search for what holds GPU memory that a step has left behind: `memtrace retained`.
+"""The search for what holds GPU memory that a step has left behind: `memtrace leaks --holders`.
 
 It begins at the live tensors that are no parameters, buffers, gradients or optimizer state, and at the
 autograd graphs, and goes from each to the objects that refer to it until the program has a name for one. The
@@ -453,7 +453,7 @@ def retained_growth(*_) -> None:
 
 
 def retained_on_request(*_) -> None:
-    """`memtrace retained PID`."""
+    """`memtrace leaks --holders --pid`."""
     walk("command")
 
 

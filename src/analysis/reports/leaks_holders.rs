@@ -1,11 +1,11 @@
-//! `memtrace retained`: what holds memory that earlier steps have left behind, as the traced process found it.
+//! `memtrace leaks --holders`: what holds memory that earlier steps have left behind, as the traced process found it.
 
 use serde_json::json;
 
 use super::leaks::{Findings, findings};
 use super::ranks::MOST_RANKS;
-use super::report::{Answer, Report, next};
-use crate::error::Result;
+use super::report::{Answer, Needs, Report, SearchRequest, next};
+use crate::error::{Error, Result};
 use crate::options::{Flag, Options};
 use crate::profile::flow_categories;
 use crate::read::input::Input;
@@ -15,16 +15,22 @@ use crate::render::numbers::counted;
 use crate::render::printer::{Cell, Printer, Style};
 use crate::state::retained::{RetainedSearch, RetainedSearches};
 
-/// `memtrace retained`.
-pub(super) struct Retained;
+/// `memtrace leaks --holders`.
+pub(super) struct LeaksHolders;
 
-impl Report for Retained {
+/// The option that asks for this answer.
+pub(super) const HOLDERS: Flag = Flag::switch(
+    "holders",
+    "Name the Python objects that keep memory of earlier steps instead: lists, closures, caches, graphs, tracebacks",
+);
+
+impl Report for LeaksHolders {
     fn name(&self) -> &'static str {
-        "retained"
+        "leaks --holders"
     }
 
     fn about(&self) -> &'static str {
-        "Name what holds memory of earlier steps (list, closure, cache, graph, traceback); TRACE or a PID to ask"
+        "Name the Python objects that keep memory of earlier steps: lists, closures, caches, graphs, tracebacks"
     }
 
     fn flags(&self) -> &'static [Flag] {
@@ -35,14 +41,34 @@ impl Report for Retained {
                     "Every search, and what it found to be held for one step or since the last step",
                 ),
                 Flag {
+                    name: "pid",
+                    value: Some("PID"),
+                    default: "",
+                    choices: &[],
+                    help: "First let this running process search, when its next step begins; read its trace",
+                },
+                Flag {
                     name: "wait",
                     value: Some("SECS"),
                     default: "60",
                     choices: &[],
-                    help: "With the id of a running process for TRACE: wait so long for its next step, which searches",
+                    help: "With --pid: give up when no step begins for this long; the request stays pending",
                 },
             ]
         }
+    }
+
+    fn needs(&self, options: &Options) -> Result<Needs> {
+        let bad = |name: &str, expected: &str| {
+            Error::usage(format!("--{name} {}: expected {expected}", options.text(name)))
+        };
+        let pid = match options.text("pid") {
+            "" => return Ok(Needs::default()),
+            text => text.parse().ok().filter(|pid| *pid > 0).ok_or_else(|| bad("pid", "the id of a process"))?,
+        };
+        let seconds = options.text("wait").parse().ok().filter(|seconds| *seconds <= 86_400);
+        let patience_s = seconds.ok_or_else(|| bad("wait", "seconds, up to 86400"))?;
+        Ok(Needs { search: Some(SearchRequest { pid, patience_s }), ..Needs::default() })
     }
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
@@ -135,7 +161,7 @@ fn print(printer: &mut Printer, searches: &RetainedSearches, unnamed: &Unnamed, 
     if shown.is_empty() {
         printer.plain(
             "Nobody has searched: the process searches at an OOM, when memory grows from step to step, when the program \
-             calls memtrace.retained(), and when memtrace retained PID asks it.",
+             calls memtrace.retained(), and when memtrace leaks --holders --pid PID asks it.",
         );
     }
     for search in shown {
@@ -188,7 +214,7 @@ pub(super) fn print_retained(printer: &mut Printer, search: Option<&RetainedSear
     let holders: Vec<_> = search.retained().collect();
     printer.gap();
     printer.plain(format!(
-        "{} of memory (memtrace retained, {}):",
+        "{} of memory (memtrace leaks --holders, {}):",
         counted(holders.len() as u64, "holder"),
         search.moment()
     ));

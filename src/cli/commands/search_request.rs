@@ -1,4 +1,4 @@
-//! `memtrace retained PID`: asks a running process to search for what holds memory, and waits for its answer.
+//! `memtrace leaks --holders --pid`: asks a running process to search for what holds memory, and waits for its answer.
 //!
 //! The request goes the way of `memtrace detail`: a word in the journal that the process reads when a step begins.
 
@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use memtrace_analysis::options::Options;
+use memtrace_analysis::reports::SearchRequest;
 use memtrace_analysis::state::retained::RetainedSearches;
 
 use super::detail::Request;
@@ -18,29 +19,20 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// The time for the rows to come into the file, beside that of the search.
 const WRITTEN: Duration = Duration::from_secs(20);
 
-/// The process that a trace's place names: a number, and no file of that name.
-pub(super) fn process_of(place: &Path) -> Option<u32> {
-    let number = place.to_str()?.parse().ok().filter(|pid| *pid > 0)?;
-    (!place.exists()).then_some(number)
-}
-
-/// Asks the process, waits so many seconds for a step to begin, and returns the trace that has the answer.
+/// Asks the process, waits for a step to begin, and returns the trace that has the answer.
 ///
 /// # Errors
 /// When the process cannot be asked, ends before it answers, or does not answer.
-pub(super) fn ask(pid: u32, seconds: &str) -> Result<PathBuf> {
-    let Some(patience) = seconds.parse().ok().filter(|seconds| *seconds <= 86_400) else {
-        bail!("--wait {seconds}: expected seconds, up to 86400")
-    };
+pub(super) fn ask(SearchRequest { pid, patience_s }: SearchRequest) -> Result<PathBuf> {
     let request = Request::to_search(pid)?;
     let trace = request.trace()?;
     let before = last_search(&trace);
     let since = Instant::now();
     while !request.is_taken()? {
-        if since.elapsed() >= Duration::from_secs(patience) {
+        if since.elapsed() >= Duration::from_secs(patience_s) {
             bail!(
-                "process {pid} has begun no step for {patience} s; it searches when its next one begins, and \
-                 memtrace retained {} then shows the answer",
+                "process {pid} has begun no step for {patience_s} s; it searches when its next one begins, and \
+                 memtrace leaks --holders {} then shows the answer",
                 trace.display()
             );
         }
@@ -79,23 +71,4 @@ fn last_search(trace: &Path) -> i64 {
         Ok(last)
     };
     read().unwrap_or(0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn retained_takes_a_number_for_a_process_and_anything_else_for_a_trace() {
-        for (place, process) in [
-            ("4711", Some(4711)),
-            ("0", None),
-            ("-1", None),
-            ("99999999999", None),
-            ("out", None),
-            ("", None),
-        ] {
-            assert_eq!(process_of(Path::new(place)), process, "{place}");
-        }
-    }
 }
