@@ -221,7 +221,7 @@ fn ways_to_read(command: &str) -> Vec<Vec<&str>> {
         "diff" => vec![vec!["diff", "TRACE", "TRACE"]],
         "files" => vec![vec!["files", "TRACE"]],
         "tune" => vec![vec!["tune", "TRACE"]],
-        "whatif" => vec![vec!["whatif", "TRACE", "--batch=x2"]],
+        "advise" => vec![vec!["advise", "TRACE"], vec!["advise", "TRACE", "--batch=x2"]],
         "digest" => vec![vec!["digest", "TRACE"]],
         "live" => vec![vec!["live", "TRACE", "--once"]],
         "report" => vec![vec!["report", "TRACE"], vec!["report", "TRACE", "--against", "TRACE"]],
@@ -302,7 +302,7 @@ fn a_path_in_the_place_of_a_command_is_answered_with_the_command() {
 fn values_that_would_be_misread_are_refused() {
     let folder = folder_with(&[("vm.r0.1.csv", training(0))]);
     for (arguments, reason) in [
-        (["whatif", "--batch=128"], "expected a factor that starts with x"),
+        (["advise", "--batch=128"], "expected a factor that starts with x"),
         (["advise", "--fit=24"], "add a unit, such as 24g"),
         (["summary", "--units=MB"], "possible values: auto, B, KiB, MiB, GiB"),
     ] {

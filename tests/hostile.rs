@@ -37,8 +37,8 @@ fn commands(path: &str, folder: &Path) -> Vec<Vec<String>> {
     for report in with_views() {
         let words: Vec<&str> = report.name().split(' ').collect();
         let inputs = vec![path; report.inputs().len()];
-        let whatif = &["--without=op=aten::mm", "--checkpoint=**", "--chunk-loss=8"];
-        let asked: &[&str] = if report.name() == "whatif" { whatif } else { &[] };
+        let changes = &["--without=op=aten::mm", "--checkpoint=**", "--chunk-loss=8"];
+        let asked: &[&str] = if words[0] == "advise" && words.len() > 1 { changes } else { &[] };
         all.push([&words[..], asked, &inputs[..]].concat());
         all.push([&words[..], &["--lenient", "--json"], asked, &inputs[..]].concat());
     }
@@ -775,7 +775,7 @@ fn predictions(trace: Vec<u8>) -> Vec<String> {
     let (_folder, path) = with_trace(&trace);
     drop(trace);
     let all = ["--checkpoint=**", "--chunk-loss=8", "--optimizer=in-backward", "--batch=x2"];
-    let whatif = [&["whatif"][..], &all].concat();
+    let change = [&["advise"][..], &all].concat();
     let run = |words: &[&str]| {
         let answer = bounded(&[words, &[path.to_str().unwrap()]].concat());
         let said =
@@ -787,8 +787,8 @@ fn predictions(trace: Vec<u8>) -> Vec<String> {
         );
         said
     };
-    run(&["whatif", "--shard=8", "--checkpoint=**", "--optimizer=8bit"]);
-    [&whatif[..], &["advise"], &["oom"]].into_iter().map(run).collect()
+    run(&["advise", "--shard=8", "--checkpoint=**", "--optimizer=8bit"]);
+    [&change[..], &["advise"], &["oom"]].into_iter().map(run).collect()
 }
 
 /// A trace of a device of 1 GiB.

@@ -1,4 +1,4 @@
-//! `memtrace whatif`: its predictions against the same script with the change made, and the errors of wrong requests.
+//! `memtrace advise` with a change: its predictions against the same script with the change made, and the errors of wrong requests.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -40,7 +40,7 @@ fn trained(torch: &Torch, out: &Path, model: &str, options: &[&str]) -> (i64, i6
 }
 
 fn whatif(arguments: &[&str], trace: &Path) -> Output {
-    harness::memtrace().arg("whatif").args(arguments).arg(trace).output().unwrap()
+    harness::memtrace().arg("advise").args(arguments).arg(trace).output().unwrap()
 }
 
 /// The answer for one device.
@@ -71,7 +71,7 @@ fn predicts(torch: &Torch, model: &str, changes: &[(&[&str], &[&str])]) {
 }
 
 #[test]
-fn whatif_predicts_checkpoints_the_loss_in_parts_and_several_changes_of_a_gpt() {
+fn advise_predicts_checkpoints_the_loss_in_parts_and_several_changes_of_a_gpt() {
     Torch::run("2.11.0", |torch| {
         predicts(
             torch,
@@ -89,7 +89,7 @@ fn whatif_predicts_checkpoints_the_loss_in_parts_and_several_changes_of_a_gpt() 
 }
 
 #[test]
-fn whatif_predicts_checkpoints_and_the_batch_of_convolutions() {
+fn advise_batch_and_checkpoints_are_predicted_of_convolutions() {
     Torch::run("2.11.0", |torch| {
         predicts(
             torch,
@@ -103,7 +103,7 @@ fn whatif_predicts_checkpoints_and_the_batch_of_convolutions() {
 }
 
 #[test]
-fn whatif_predicts_other_optimizers_of_a_diffusion_transformer() {
+fn advise_predicts_other_optimizers_of_a_diffusion_transformer() {
     Torch::run("2.11.0", |torch| {
         predicts(
             torch,
@@ -122,7 +122,7 @@ fn whatif_predicts_other_optimizers_of_a_diffusion_transformer() {
 
 /// The trace has no types: the bound is wider than that of other changes.
 #[test]
-fn whatif_predicts_autocast_of_a_language_model_and_of_convolutions() {
+fn advise_predicts_autocast_of_a_language_model_and_of_convolutions() {
     Torch::run("2.11.0", |torch| {
         for (model, bound) in [("llama", 300), ("resnet", 300)] {
             let folder = TempDir::new().unwrap();
@@ -140,7 +140,7 @@ fn whatif_predicts_autocast_of_a_language_model_and_of_convolutions() {
 }
 
 #[test]
-fn whatif_predicts_the_shards_of_eight_ranks() {
+fn advise_predicts_the_shards_of_eight_ranks() {
     Torch::run("2.11.0", |torch| {
         let sharded: (&[&str], &[&str]) = (&["--shard", "8"], &["--shard", "fsdp"]);
         let both: (&[&str], &[&str]) =
@@ -152,7 +152,7 @@ fn whatif_predicts_the_shards_of_eight_ranks() {
 }
 
 #[test]
-fn whatif_reserved_asks_the_allocator_of_torch() {
+fn advise_reserved_asks_the_allocator_of_torch() {
     Torch::run("2.11.0", |torch| {
         let folder = TempDir::new().unwrap();
         let base = folder.path().join("base");
@@ -200,7 +200,7 @@ fn whatif_reserved_asks_the_allocator_of_torch() {
 }
 
 #[test]
-fn whatif_shard_changes_nothing_without_parameters() {
+fn advise_shard_changes_nothing_without_parameters() {
     let mut trace = TraceBuilder::default();
     let row = Row { module: "Net", phase: "forward", ..Row::default() };
     trace.raw(Row { event: EventName::RangeBegin, api: "module", name: "Net", ..row });
@@ -223,7 +223,7 @@ fn whatif_shard_changes_nothing_without_parameters() {
 }
 
 #[test]
-fn whatif_takes_a_window_of_a_step_that_is_too_long() {
+fn advise_takes_a_window_of_a_step_that_is_too_long() {
     // 2,100,000 rows in one step; its first parts are not kept.
     let mut trace = TraceBuilder::default();
     let row = Row { op: "aten::mm", phase: "forward", step: 3, ..Row::default() };
@@ -301,10 +301,10 @@ fn fixture(name: &str) -> PathBuf {
 }
 
 #[test]
-fn whatif_refuses_what_it_cannot_answer_and_says_what_to_ask() {
+fn advise_refuses_what_it_cannot_answer_and_says_what_to_ask() {
     let gpt = fixture("gpt");
     for (arguments, error) in [
-        (&[][..], "name a change, such as --checkpoint 'GPT.h.*'"),
+        (&["--checkpoint", ""][..], "name a change, such as --checkpoint 'GPT.h.*'"),
         (&["--checkpoint", "GPT.layers.*"], "the nearest are GPT"),
         (&["--optimizer", "8bit", "--offload", "optimizer"], "ask for one of them"),
         (&["--batch", "2x"], "expected a factor that starts with x"),
@@ -320,7 +320,7 @@ fn whatif_refuses_what_it_cannot_answer_and_says_what_to_ask() {
 }
 
 #[test]
-fn whatif_without_blocks_takes_them_out_of_the_peak() {
+fn advise_without_blocks_takes_them_out_of_the_peak() {
     let gpt = fixture("gpt");
     let found = answer(&["--without", "category=*,module=**"], &gpt);
     assert_eq!(found["after"]["bytes"], 0, "{found:#}");
@@ -342,7 +342,7 @@ fn written(bytes: &[u8]) -> (TempDir, PathBuf) {
 const MIB: i64 = 1 << 20;
 
 #[test]
-fn whatif_knows_the_blocks_that_a_part_of_a_rotated_trace_begins_with() {
+fn advise_knows_the_blocks_that_a_part_of_a_rotated_trace_begins_with() {
     // A later part, read alone: the parameter and its state are in opening rows, before any allocation.
     let mut trace = TraceBuilder::new(Meta { part: 2, opening_rows: 2, ..Meta::default() });
     for (alloc_id, category) in [(1, Category::Parameter), (2, Category::OptimizerState)] {
@@ -359,7 +359,7 @@ fn whatif_knows_the_blocks_that_a_part_of_a_rotated_trace_begins_with() {
 }
 
 #[test]
-fn whatif_rounds_as_the_allocator_of_the_trace_does() {
+fn advise_rounds_as_the_allocator_of_the_trace_does() {
     for (allocator, bytes) in [
         (Allocator::default(), 10_240),
         (Allocator { conf: "roundup_power2_divisions:2".to_owned(), ..Allocator::default() }, 12_288),
@@ -477,7 +477,7 @@ fn advise_checkpoints_what_keeps_memory_and_gives_the_cost_in_a_steady_step() {
 }
 
 #[test]
-fn whatif_divides_a_loss_once_for_each_part_of_an_accumulated_batch() {
+fn advise_divides_a_loss_once_for_each_part_of_an_accumulated_batch() {
     // Two micro-batches in a step, each with logits of 64 MiB and a gradient of them.
     let mut trace = TraceBuilder::default();
     for _ in 0..2 {

@@ -55,7 +55,6 @@ from ._reports import (
     serving,
     summary,
     timeline,
-    whatif,
 )
 
 __all__ = [
@@ -94,7 +93,6 @@ __all__ = [
     "summary",
     "timeline",
     "track_external",
-    "whatif",
 ]
 
 

@@ -202,17 +202,11 @@ def diff(before: Trace, after: Trace, **options: Any) -> Answer:
     return _answer("diff", [before, after], options)
 
 
-def whatif(trace: Trace = DEFAULT, **options: Any) -> Answer:
-    """The peak of allocated memory with changes: `checkpoint`, `optimizer`, `dtype`, `batch` and others.
-
-    `options` are those of `memtrace whatif`, with `_` for `-`."""
-    return _answer("whatif", [trace], options)
-
-
 def advise(trace: Trace = DEFAULT, **options: Any) -> Answer:
     """The changes that lower the peak most. `status` is 3 when none that were tried reach the size `fit`.
 
-    `options` are those of `memtrace advise`."""
+    With a change (`checkpoint`, `optimizer`, `dtype`, `batch`, ...) the peak that the run would have with it.
+    `options` are those of `memtrace advise`, with `_` for `-`."""
     return _answer("advise", [trace], options)
 
 

@@ -3,7 +3,8 @@
 use memtrace_trace::units::parse_bytes;
 use serde_json::{Value, json};
 
-use super::report::{Answer, Report, Verdict, next};
+use super::advise_change::{AdviseChange, CHANGES};
+use super::report::{Answer, Report, Verdict, View, next};
 use crate::error::{Error, Result};
 use crate::options::{Flag, Options};
 use crate::read::input::Input;
@@ -31,7 +32,7 @@ impl Report for Advise {
     }
 
     fn about(&self) -> &'static str {
-        "List the changes that lower the peak most, what they cost, and their lines of code"
+        "List the changes that lower the peak most, their cost and code; or predict the peak with a change"
     }
 
     fn flags(&self) -> &'static [Flag] {
@@ -44,6 +45,10 @@ impl Report for Advise {
                 help: "Find the fewest changes with which the run needs at most this memory of a device, such as 24g",
             }]
         }
+    }
+
+    fn views(&self) -> &'static [View] {
+        const { &[View { asked_by: CHANGES, report: &AdviseChange }] }
     }
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {

@@ -5,6 +5,7 @@
 
 mod actions;
 mod advise;
+mod advise_change;
 mod budget;
 mod check;
 mod diff;
@@ -27,7 +28,6 @@ mod serving;
 mod stats;
 mod summary;
 mod timeline;
-mod whatif;
 
 use crate::error::Result;
 use crate::options::{Flag, Options};
@@ -40,7 +40,6 @@ pub const REPORTS: &[&dyn Report] = &[
     &summary::Summary,
     &peak::Peak,
     &oom::Oom,
-    &whatif::WhatIf,
     &advise::Advise,
     &ledger::Ledger,
     &serving::Serving,

@@ -180,7 +180,7 @@ pub(super) const TERMS: &[Term] = &[
     term(&["added"], "The memory that a call or a step left behind: after less before."),
     term(
         &["change"],
-        "The difference from the first run to the second; in `memtrace whatif` what is changed.",
+        "The difference from the first run to the second; in `memtrace advise` what is changed.",
     ),
     term(&["peak forward"], "The highest total during the forward of the module, over all its calls."),
     term(&["peak backward"], "The highest total during the backward of the module, over all its calls."),
@@ -204,7 +204,7 @@ pub(super) const TERMS: &[Term] = &[
     ),
     term(
         &["sure"],
-        "How far to trust a prediction of `memtrace whatif`: high, medium or low. The report says why.",
+        "How far to trust a prediction of `memtrace advise`: high, medium or low. The report says why.",
     ),
     term(
         &["costs"],
@@ -212,7 +212,7 @@ pub(super) const TERMS: &[Term] = &[
     ),
     term(
         &["saved"],
-        "The part of the peak that a change of `memtrace whatif` saves. The peak may then be at another moment.",
+        "The part of the peak that a change of `memtrace advise` saves. The peak may then be at another moment.",
     ),
     term(
         &["owner"],

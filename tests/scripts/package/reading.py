@@ -129,7 +129,7 @@ def reports():
     """The answers are the command's, and every list of them is a table."""
     for name in memtrace.__all__:
         call = getattr(memtrace, name)
-        if name in ("diff", "budget", "whatif") or getattr(call, "__module__", "") != "memtrace._reports":
+        if name in ("diff", "budget") or getattr(call, "__module__", "") != "memtrace._reports":
             continue
         with contextlib.suppress(TypeError):
             answer = call("gpt")
@@ -143,8 +143,8 @@ def reports():
     refused(lambda: peak.table("nothing"), "groups", kind=KeyError)
     gate = memtrace.diff("leaks", "gpt", fail_over="0%")
     assert gate.status == 3 and gate["broken"], gate
-    less = memtrace.whatif("gpt", batch="x2")
-    assert less["report"] == "whatif" and less.table().height == 1
+    less = memtrace.advise("gpt", batch="x2")
+    assert less["report"] == "advise" and less.table().height == 1
     page = memtrace.report("gpt", against="leaks")
     assert page.html.lower().startswith("<!doctype html>") and "srcdoc" in page._repr_html_()
 

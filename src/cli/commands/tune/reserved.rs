@@ -1,4 +1,4 @@
-//! The reserved memory of a changed program: `memtrace whatif --reserved`.
+//! The reserved memory of a changed program: `memtrace advise --reserved`.
 
 use std::ffi::OsString;
 
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use super::replays::{self, Capacity};
 use super::uses_caching_allocator;
 
-/// Adds the predicted reserved memory to the answer of `memtrace whatif`: for the device of each process that reserved most.
+/// Adds the predicted reserved memory to the answer of `memtrace advise`: for the device of each process that reserved most.
 ///
 /// # Errors
 /// When a part of the run alone was asked for, or the Python has no torch.

@@ -1,4 +1,4 @@
-//! `memtrace whatif`: the peak of allocated memory with a changed program.
+//! `memtrace advise` with a change, such as `--batch x2`: the peak of allocated memory with a changed program.
 
 use serde_json::{Value, json};
 
@@ -15,55 +15,59 @@ use crate::state::device::Moment;
 use crate::state::replay_trace::Replayed;
 use crate::whatif::{self, Change, ENDED_IN_OOM, Prediction, sureness};
 
-/// `memtrace whatif`.
-pub(super) struct WhatIf;
+/// `memtrace advise` with a change.
+pub(super) struct AdviseChange;
 
 const fn flag(name: &'static str, value: &'static str, help: &'static str) -> Flag {
     Flag { name, value: Some(value), default: "", choices: &[], help }
 }
 
-impl Report for WhatIf {
+/// The changes; each asks for this answer.
+pub(super) const CHANGES: &[Flag] = &[
+    flag("checkpoint", "MODULES", "Checkpoint the modules of this pattern, such as 'GPT.h.*'"),
+    flag(
+        "optimizer",
+        "NAME",
+        "Another optimizer: 8bit, adafactor, sgd or in-backward (8bit,in-backward)",
+    ),
+    flag("offload", "WHAT", "Keep this in host memory: optimizer"),
+    flag("autocast", "TYPE", "Run the forward under torch.autocast to this type: bf16 or fp16"),
+    flag("dtype", "TYPE", "Train in this type in place of float32: bf16 or fp16"),
+    flag(
+        "chunk-loss",
+        "N",
+        "Run the head and the loss on N parts of the tokens, one after the other",
+    ),
+    flag("batch", "FACTOR", "Multiply the batch: x2, x1/2"),
+    flag(
+        "shard",
+        "N",
+        "Divide parameters, gradients and optimizer state over N ranks (FSDP2); 8:optimizer its state alone",
+    ),
+    flag(
+        "without",
+        "CONDITIONS",
+        "Leave out the blocks of 'category=temporary,op=aten::_foreach*'",
+    ),
+];
+
+impl Report for AdviseChange {
     fn name(&self) -> &'static str {
-        "whatif"
+        "advise --batch x2"
     }
 
     fn about(&self) -> &'static str {
-        "Predict the peak with a change: checkpoints, another optimizer, type, batch or loss"
+        "Predict the peak with a change"
     }
 
     fn flags(&self) -> &'static [Flag] {
         const {
             &[
-                flag("checkpoint", "MODULES", "Checkpoint the modules of this pattern, such as 'GPT.h.*'"),
-                flag(
-                    "optimizer",
-                    "NAME",
-                    "Another optimizer: 8bit, adafactor, sgd or in-backward (8bit,in-backward)",
-                ),
-                flag("offload", "WHAT", "Keep this in host memory: optimizer"),
-                flag("autocast", "TYPE", "Run the forward under torch.autocast to this type: bf16 or fp16"),
-                flag("dtype", "TYPE", "Train in this type in place of float32: bf16 or fp16"),
-                flag(
-                    "chunk-loss",
-                    "N",
-                    "Run the head and the loss on N parts of the tokens, one after the other",
-                ),
-                flag("batch", "FACTOR", "Multiply the batch: x2, x1/2"),
-                flag(
-                    "shard",
-                    "N",
-                    "Divide parameters, gradients and optimizer state over N ranks (FSDP2); 8:optimizer its state alone",
-                ),
                 Flag::switch(
                     "reserved",
                     "Also make the changed requests of PyTorch's own allocator: the peak of reserved memory",
                 ),
                 flag("python", "PATH", "The Python whose PyTorch makes them; python3 without it"),
-                flag(
-                    "without",
-                    "CONDITIONS",
-                    "Leave out the blocks of 'category=temporary,op=aten::_foreach*'",
-                ),
             ]
         }
     }
