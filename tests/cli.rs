@@ -165,6 +165,7 @@ const OTHER_OPTIONS: &[&str] = &[
     "chunk-loss",
     "color",
     "conf",
+    "detail",
     "dtype",
     "each",
     "fail-over",
@@ -217,7 +218,7 @@ fn options_of(command: &str) -> Vec<String> {
 fn ways_to_read(command: &str) -> Vec<Vec<&str>> {
     match command {
         "run" | "fit" | "doctor" | "help" | "explain" | "completions" | "man" | "lib" | "kernel"
-        | "nvidia-smi" | "detail" => Vec::new(),
+        | "nvidia-smi" => Vec::new(),
         "diff" => vec![vec!["diff", "TRACE", "TRACE"]],
         "files" => vec![vec!["files", "TRACE"]],
         "tune" => vec![vec!["tune", "TRACE"]],

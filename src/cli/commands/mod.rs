@@ -7,7 +7,6 @@ use anyhow::Result;
 use clap::{ArgMatches, Command};
 use memtrace_analysis::reports::REPORTS;
 
-mod detail;
 mod digest;
 mod doctor;
 mod explain;
@@ -20,6 +19,7 @@ mod lib;
 mod live;
 pub(crate) mod nvidia_smi;
 mod page;
+mod process_request;
 mod reports;
 mod run;
 mod search_request;
@@ -44,7 +44,6 @@ pub(crate) fn command() -> Command {
         .subcommand(export::command())
         .subcommand(digest::command())
         .subcommand(live::command())
-        .subcommand(detail::command())
         .subcommand(nvidia_smi::command())
         .subcommand(page::command())
         .subcommand(files::command())
@@ -70,7 +69,6 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
         Some(("lib", matches)) => lib::run(matches),
         Some(("kernel", matches)) => kernel::run(matches),
         Some(("doctor", matches)) => doctor::run(matches),
-        Some(("detail", matches)) => detail::run(matches),
         Some(("digest", matches)) => digest::run(matches),
         Some(("export", matches)) => export::run(matches),
         Some(("report", matches)) => page::run(matches),

@@ -1,6 +1,6 @@
 //! `memtrace leaks --holders --pid`: asks a running process to search for what holds memory, and waits for its answer.
 //!
-//! The request goes the way of `memtrace detail`: a word in the journal that the process reads when a step begins.
+//! The request goes the way of `memtrace live --detail`: a word in the journal that the process reads when a step begins.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use memtrace_analysis::options::Options;
 use memtrace_analysis::reports::SearchRequest;
 use memtrace_analysis::state::retained::RetainedSearches;
 
-use super::detail::Request;
+use super::process_request::Request;
 use crate::terminal;
 use crate::trace_input;
 

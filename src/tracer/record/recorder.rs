@@ -201,7 +201,7 @@ impl Recorder {
         self.queue.is_short()
     }
 
-    /// Takes a request of `memtrace detail` for the detail of the next steps, and gives the answer.
+    /// Takes a request of `memtrace live --detail` for the detail of the next steps, and gives the answer.
     #[must_use]
     pub fn take_detail_request(&'static self, answer: DetailAnswer) -> Option<u32> {
         self.queue.pool().take_detail_request(answer)

@@ -1,5 +1,6 @@
 //! `memtrace live`: shows a running trace, refreshed: memory in use, its owners, and the free memory left.
 
+mod detail;
 mod openmetrics;
 mod screen;
 mod view;
@@ -17,7 +18,7 @@ use memtrace_analysis::selection;
 use memtrace_analysis::state::live_run::{LiveProcess, LiveRun};
 use memtrace_trace::units::Unit;
 
-use super::detail;
+use super::process_request::Request;
 use crate::args::{self, DEFAULT_FOLDER};
 use crate::terminal;
 use screen::Screen;
@@ -77,6 +78,7 @@ pub(crate) fn command() -> Command {
                      for Prometheus and node_exporter. With --once write it once; - is stdout",
                 ),
         );
+    command = command.args(detail::args());
     for arg in args::shared_args() {
         if matches!(arg.get_id().as_str(), "rank" | "units" | "color") {
             command = command.arg(arg);
@@ -90,6 +92,9 @@ pub(crate) fn command() -> Command {
 /// # Errors
 /// When the request is invalid, there is no trace to show once, or the terminal fails.
 pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
+    if let Some(pid) = matches.get_one::<u32>("detail") {
+        return detail::ask(*pid, matches);
+    }
     let path = matches.get_one::<PathBuf>("trace").map_or(Path::new(DEFAULT_FOLDER), PathBuf::as_path);
     let text = |name: &str| matches.get_one::<String>(name).map_or("", String::as_str);
     let units: Unit = text("units").parse().map_err(|why: String| anyhow!(why))?;
@@ -215,13 +220,13 @@ fn watch(live_run: &mut LiveRun, view: &mut View<'_>) -> Result<ExitCode> {
 }
 
 /// Asks a process for the detail of its next steps. Returns the line that says so, or why it cannot be asked.
-fn ask(request: &mut Option<detail::Request>, process: Option<&LiveProcess>) -> String {
+fn ask(request: &mut Option<Request>, process: Option<&LiveProcess>) -> String {
     let Some(process) = process.filter(|process| !process.ended) else {
         return "detail: no process of this run is running".to_owned();
     };
     // The lock of an earlier request would refuse this one.
     *request = None;
-    match detail::Request::to_writer(&process.meta.journal, DETAIL_STEPS) {
+    match Request::to_writer(&process.meta.journal, DETAIL_STEPS) {
         Ok(sent) => {
             let pid = sent.pid;
             *request = Some(sent);
@@ -234,7 +239,7 @@ fn ask(request: &mut Option<detail::Request>, process: Option<&LiveProcess>) -> 
 }
 
 /// The line about a request that is answered, or will not be.
-fn answer(request: &mut Option<detail::Request>) -> Option<String> {
+fn answer(request: &mut Option<Request>) -> Option<String> {
     let answer = match request.as_ref()?.answer() {
         Ok(None) => return None,
         Ok(Some(answer)) => format!("detail: {answer}"),

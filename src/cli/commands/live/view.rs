@@ -434,7 +434,7 @@ fn help(page: &mut Printer) {
         ("m c o p t", "group by module, category, op, phase, step"),
         ("s  < >", "next or previous order: bytes, growth, blocks, name"),
         ("r", "next rank; after the last, the rank with the most memory in use"),
-        ("d", "record the next 5 steps of the shown process in full, as memtrace detail does"),
+        ("d", "record the next 5 steps of the shown process in full, as --detail does"),
         ("+ -", "refresh more often, less often"),
         ("h ?", "this help; any key closes it"),
     ] {

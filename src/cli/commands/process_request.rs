@@ -1,83 +1,20 @@
-//! `memtrace detail`: asks a running process for the detail of its next steps.
+//! A request to a running process: for the detail of its next steps, or for a search for what holds memory.
 //!
 //! The request is a word in the journal that the process has mapped, which only its user can write. The process
 //! reads the word when a step begins: no port is open, and no signal is sent.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use clap::{Arg, ArgMatches, Command, value_parser};
 use memtrace_trace::journal::{
     DetailAnswer, DetailRequest, HEADER_BYTES, JournalName, MAGIC, MAX_PATH, layout, process_start,
 };
 use rustix::fs::OFlags;
-
-use crate::terminal;
-
-/// The arguments of `memtrace detail`.
-pub(crate) fn command() -> Command {
-    Command::new("detail")
-        .about("Record the next steps of a running traced process in full, where MEMTRACE_DETAIL leaves them out")
-        .arg(
-            Arg::new("pid")
-                .value_name("PID")
-                .required(true)
-                .value_parser(value_parser!(u32).range(1..))
-                .help("The process id"),
-        )
-        .arg(
-            Arg::new("steps")
-                .long("steps")
-                .value_name("N")
-                .default_value("5")
-                .value_parser(value_parser!(u32).range(1..=1_000_000))
-                .help("The number of steps"),
-        )
-        .arg(
-            Arg::new("wait")
-                .long("wait")
-                .value_name("SECS")
-                .default_value("60")
-                .value_parser(value_parser!(u64).range(..=86_400))
-                .help("Wait so long for the next step to begin; the request stays when none does"),
-        )
-}
-
-/// Asks, and waits for the answer.
-///
-/// # Errors
-/// When the process cannot be asked, ends before it answers, or does not answer in time.
-pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
-    let number = |name| matches.get_one::<u32>(name).copied().unwrap_or_default();
-    let (pid, steps) = (number("pid"), number("steps"));
-    let patience = Duration::from_secs(matches.get_one("wait").copied().unwrap_or_default());
-    let request = Request::to_process(pid, steps)?;
-    if request.replaces {
-        terminal::say("an earlier request waits for the next step; this one takes its place");
-    }
-    let since = Instant::now();
-    let answer = loop {
-        if let Some(answer) = request.answer()? {
-            break answer;
-        }
-        if since.elapsed() >= patience {
-            bail!(
-                "process {pid} has begun no step for {} s; it takes the request when its next one begins",
-                patience.as_secs()
-            );
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    };
-    writeln!(io::stdout().lock(), "{answer}")?;
-    Ok(ExitCode::SUCCESS)
-}
 
 /// A request that its process may not have taken yet. Until it is dropped, nobody else can ask the process.
 pub(super) struct Request {
@@ -153,7 +90,7 @@ impl Request {
         // Of several commands at once, each waits for the answer to its own request.
         if journal.try_lock().is_err() {
             bail!(
-                "another request for detail of process {pid} waits; try again when `memtrace detail` or `memtrace live` has its answer"
+                "another request for detail of process {pid} waits; try again when the other `memtrace live` or `memtrace leaks` has its answer"
             );
         }
         let taken = word(&journal, layout::DETAIL_TAKEN)?;
@@ -262,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn detail_finds_the_journal_among_the_mappings_of_a_process() {
+    fn requests_find_the_journal_among_the_mappings_of_a_process() {
         let line = "7f0-7f1 rw-s 00000000 00:1a 4711                     /dev/shm/memtrace-12-34.journal";
         let found = Mapped::parse(line).unwrap();
         assert_eq!((found.path.to_str().unwrap(), found.inode), ("/dev/shm/memtrace-12-34.journal", 4711));
