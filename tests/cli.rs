@@ -223,7 +223,6 @@ fn ways_to_read(command: &str) -> Vec<Vec<&str>> {
         "files" => vec![vec!["files", "TRACE"]],
         "tune" => vec![vec!["tune", "TRACE"]],
         "advise" => vec![vec!["advise", "TRACE"], vec!["advise", "TRACE", "--batch=x2"]],
-        "digest" => vec![vec!["digest", "TRACE"]],
         "live" => vec![vec!["live", "TRACE", "--once"]],
         "report" => vec![vec!["report", "TRACE"], vec!["report", "TRACE", "--against", "TRACE"]],
         "export" => {

@@ -124,7 +124,8 @@ fn export_prints_the_files_it_wrote_and_how_to_open_them() {
         assert!(output.status.success(), "{}", text(&output.stderr));
         let line = printed.lines().find_map(|line| line.strip_prefix("wrote ")).unwrap();
         let file = line.split(' ').next().unwrap();
-        assert!(file.starts_with("gpt.") && folder.path().join(file).exists(), "{printed}");
+        let stem = if export.name() == "digest" { "host.r0.1." } else { "gpt." };
+        assert!(file.starts_with(stem) && folder.path().join(file).exists(), "{printed}");
         assert!(printed.contains("\nopen it: ") && printed.contains("events lost"), "{printed}");
     }
     let help = text(&memtrace(folder.path(), &[&"export", &"--help"]).stdout);
@@ -494,7 +495,7 @@ fn parquet_queries_of_the_docs_have_the_answer_of_ranks() {
 /// The digests of a fixture, written by the command into a new folder.
 fn digests(fixture: &str) -> TempDir {
     let folder = TempDir::new().unwrap();
-    let output = memtrace(folder.path(), &[&"digest", &fixtures().join(fixture)]);
+    let output = memtrace(folder.path(), &[&"export", &"--to", &"digest", &fixtures().join(fixture)]);
     assert!(output.status.success(), "{fixture}: {}", text(&output.stderr));
     folder
 }
@@ -523,7 +524,7 @@ fn digest_queries_of_the_docs_find_the_rank_that_parts_from_its_peers() {
         section.split("```sql\n").skip(1).map(|rest| rest.split_once("```").unwrap().0).collect();
     let [peaks, parted] = queries[..] else { panic!("{} queries", queries.len()) };
     let folder = TempDir::new().unwrap();
-    let output = memtrace(folder.path(), &[&"digest", &fixtures().join("sharded"), &"-o", &"digests/"]);
+    let output = memtrace(folder.path(), &[&"export", &"--to", &"digest", &fixtures().join("sharded"), &"-o", &"digests/"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     // Rank 2 has 319.5 KiB more than the others from step 0 on.
     let printed = check(&torch, "sql", &[&folder.path(), &peaks, &parted]);
@@ -543,14 +544,14 @@ fn digest_names_a_file_for_each_process_and_refuses_stdout_for_several() {
     files.sort();
     assert_eq!(files, ["r0", "r1", "r2", "r3"].map(|rank| format!("host.{rank}.1.digest.parquet")));
     let trace = fixtures().join("sharded");
-    let several = memtrace(folder.path(), &[&"digest", &trace, &"-o", &"-"]);
+    let several = memtrace(folder.path(), &[&"export", &"--to", &"digest", &trace, &"-o", &"-"]);
     assert!(!several.status.success() && text(&several.stderr).contains("choose one process with --rank"));
-    let one = memtrace(folder.path(), &[&"digest", &trace, &"-o", &"-", &"--rank", &"2"]);
+    let one = memtrace(folder.path(), &[&"export", &"--to", &"digest", &trace, &"-o", &"-", &"--rank", &"2"]);
     assert!(one.stdout.starts_with(b"PAR1") && one.stdout.ends_with(b"PAR1"));
     let itself = fixtures().join("gpt").join("host.r0.1.csv.gz");
-    let over = memtrace(folder.path(), &[&"digest", &itself, &"-o", &itself]);
+    let over = memtrace(folder.path(), &[&"export", &"--to", &"digest", &itself, &"-o", &itself]);
     assert!(!over.status.success() && text(&over.stderr).contains("is the trace itself"));
-    let none = memtrace(folder.path(), &[&"digest", &trace, &"--step", &"99"]);
+    let none = memtrace(folder.path(), &[&"export", &"--to", &"digest", &trace, &"--step", &"99"]);
     assert_eq!(none.status.code(), Some(2), "{}", text(&none.stderr));
 }
 

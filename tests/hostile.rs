@@ -55,8 +55,6 @@ fn commands(path: &str, folder: &Path) -> Vec<Vec<String>> {
         let image: &[&str] = if export.name() == "plots" { &["--image", "svg"] } else { &[] };
         all.push([&["export", "--to", export.name(), "-o", out, path], image].concat());
     }
-    let digest = folder.join("digest.parquet");
-    all.push(vec!["digest", "-o", digest.to_str().unwrap(), path]);
     all.into_iter().map(|words| words.into_iter().map(str::to_owned).collect()).collect()
 }
 
@@ -505,7 +503,7 @@ fn thousands_of_traces_exhaust_neither_memory_nor_time() {
     }
     let (folder, digests) = (with_ranks(2500), TempDir::new().unwrap());
     let place = digests.path().to_str().unwrap();
-    assert!(bounded(&["digest", "-o", place, folder.path().to_str().unwrap()]).status.success());
+    assert!(bounded(&["export", "--to", "digest", "-o", place, folder.path().to_str().unwrap()]).status.success());
     assert_eq!(fs::read_dir(digests.path()).unwrap().count(), 2500);
 }
 
@@ -649,7 +647,7 @@ const WRITERS: [&[&str]; 5] = [
     &["summary"],
     &["report"],
     &["export", "--to", "collapsed"],
-    &["digest"],
+    &["export", "--to", "digest"],
     &["live", "--once", "--openmetrics"],
 ];
 

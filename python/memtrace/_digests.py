@@ -106,7 +106,7 @@ def digest(place: str) -> _Digests:
             return [], str(error)
     with tempfile.TemporaryDirectory(prefix="memtrace-digest-") as folder:
         try:
-            _command.run(["digest", place, "-o", f"{folder}/"])
+            _command.run(["export", "--to", "digest", place, "-o", f"{folder}/"])
         except _command.TraceError as error:
             return [], str(error)
         return [(file.name, file.read_bytes()) for file in sorted(Path(folder).iterdir())], None

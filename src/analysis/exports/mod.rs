@@ -41,6 +41,7 @@ pub const EXPORTS: &[&dyn Export] = &[
     &snapshot::Snapshot,
     &chrome::Chrome,
     &parquet::Parquet,
+    &digest::Digest,
     &csv::Csv,
     &folded::Speedscope,
     &folded::Collapsed,
@@ -50,9 +51,6 @@ pub const EXPORTS: &[&dyn Export] = &[
     &memory_tracker::MemoryTracker,
     &plots::Plots,
 ];
-
-/// The export of `memtrace digest`, the short form of a trace; [`EXPORTS`] are for other tools.
-pub const DIGEST: &dyn Export = &digest::Digest;
 
 /// The export called `name`.
 #[must_use]

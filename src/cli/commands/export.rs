@@ -8,7 +8,7 @@ use anyhow::{Result, anyhow, bail};
 use clap::builder::PossibleValuesParser;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Command};
-use memtrace_analysis::exports::{self, EXPORTS, Export};
+use memtrace_analysis::exports::{self, EXPORTS};
 
 use crate::args;
 use crate::terminal;
@@ -47,18 +47,13 @@ pub(crate) fn command() -> Command {
         .arg(to)
         .arg(args::trace_arg("TRACE"))
         .args(flags)
-        .args(shared_args(
-            "Write to this path; - is standard output, and a name in .gz is compressed [default: TRACE.EXPORT \
-             in this folder]",
-        ))
-}
-
-/// The shared arguments of a command that writes files; `output` is the help of `-o`.
-pub(crate) fn shared_args(output: &'static str) -> impl Iterator<Item = Arg> {
-    args::shared_args()
-        .into_iter()
-        .filter(|arg| arg.get_id() != "format")
-        .map(move |arg| if arg.get_id() == "output" { arg.value_name("PATH").help(output) } else { arg })
+        .args(args::shared_args().into_iter().filter(|arg| arg.get_id() != "format"))
+        .mut_arg("output", |arg| {
+            arg.value_name("PATH").help(
+                "Write to this path; - is standard output, and a name in .gz is compressed [default: TRACE.EXPORT \
+                 in this folder]",
+            )
+        })
 }
 
 /// The exports, a line each.
@@ -86,14 +81,6 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
             );
         }
     }
-    write(export, "export", matches)
-}
-
-/// Writes `export`, as the command `name` asks for it.
-///
-/// # Errors
-/// When an option is invalid, the trace cannot be read, or the export cannot be written.
-pub(crate) fn write(export: &dyn Export, name: &str, matches: &ArgMatches) -> Result<ExitCode> {
     let place = matches.get_one::<PathBuf>("output").map(PathBuf::as_path);
     let to_stdout = place.is_some_and(exports::is_stdout);
     let options = args::options(export.flags(), matches, !to_stdout)?;
@@ -103,7 +90,7 @@ pub(crate) fn write(export: &dyn Export, name: &str, matches: &ArgMatches) -> Re
     drop(progress);
     if !to_stdout {
         let text =
-            if matches.get_flag("json") { terminal::json_text(&answer.to_json(name)) } else { answer.text() };
+            if matches.get_flag("json") { terminal::json_text(&answer.to_json("export")) } else { answer.text() };
         let mut stdout = std::io::stdout().lock();
         stdout.write_all(text.as_bytes())?;
         stdout.flush()?;

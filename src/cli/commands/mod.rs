@@ -7,7 +7,6 @@ use anyhow::Result;
 use clap::{ArgMatches, Command};
 use memtrace_analysis::reports::REPORTS;
 
-mod digest;
 mod doctor;
 mod explain;
 mod export;
@@ -42,7 +41,6 @@ pub(crate) fn command() -> Command {
         .subcommands(REPORTS.iter().map(|report| reports::command(*report)))
         .subcommand(tune::command())
         .subcommand(export::command())
-        .subcommand(digest::command())
         .subcommand(live::command())
         .subcommand(nvidia_smi::command())
         .subcommand(page::command())
@@ -69,7 +67,6 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
         Some(("lib", matches)) => lib::run(matches),
         Some(("kernel", matches)) => kernel::run(matches),
         Some(("doctor", matches)) => doctor::run(matches),
-        Some(("digest", matches)) => digest::run(matches),
         Some(("export", matches)) => export::run(matches),
         Some(("report", matches)) => page::run(matches),
         Some(("live", matches)) => live::run(matches),

@@ -1,4 +1,4 @@
-//! `memtrace digest`: a small Parquet file for each process, from which a whole job is answered.
+//! `memtrace export --to digest`: a small Parquet file for each process, from which a whole job is answered.
 //!
 //! A trace lies where it was written, and is large. Its digest has the answers of `summary`, `peak`, `frag` and `leaks`,
 //! and a row for each step on each device; it comes from the same functions as those reports. DuckDB, Ray or Spark
@@ -41,7 +41,7 @@ impl Export for Digest {
     }
 
     fn about(&self) -> &'static str {
-        "Write a small Parquet file of each process: peaks by step, owners, fragmentation, growth"
+        "A small Parquet file of each process for jobs of many ranks: peaks by step, owners, fragmentation, growth"
     }
 
     fn output_kind(&self, _: &Options) -> OutputKind {
