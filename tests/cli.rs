@@ -220,7 +220,6 @@ fn ways_to_read(command: &str) -> Vec<Vec<&str>> {
         "run" | "fit" | "doctor" | "help" | "explain" | "completions" | "man" | "lib" | "kernel"
         | "nvidia-smi" => Vec::new(),
         "diff" => vec![vec!["diff", "TRACE", "TRACE"]],
-        "files" => vec![vec!["files", "TRACE"]],
         "tune" => vec![vec!["tune", "TRACE"]],
         "advise" => vec![vec!["advise", "TRACE"], vec!["advise", "TRACE", "--batch=x2"]],
         "live" => vec![vec!["live", "TRACE", "--once"]],

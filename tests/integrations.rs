@@ -21,7 +21,7 @@ fn run(torch: &Torch, script: &str, folder: &Path, traced: bool) -> Output {
 
 /// The phases of the rows of a run.
 fn phases(folder: &Path) -> Vec<String> {
-    let output = memtrace().args(["files"]).arg(folder.join("out")).output().unwrap();
+    let output = memtrace().args(["check", "--files"]).arg(folder.join("out")).output().unwrap();
     let file = succeeded("files", &output);
     let mut phases: Vec<String> =
         torch::read(Path::new(file.trim_end())).into_iter().map(|row| row.phase).collect();

@@ -93,7 +93,7 @@ fn layers_of_unknown_or_different_classes_stay_apart_unless_they_are_many() {
 }
 
 #[test]
-fn layers_and_phases_and_steps_have_their_own_peaks() {
+fn peak_each_layer_phase_and_step_has_its_own() {
     let folder = TempDir::new().unwrap();
     let mut trace = TraceBuilder::default();
     // By phase, step and module: the bytes of a block that lives until the next one.

@@ -46,7 +46,7 @@ def read(
 
     Raises TraceError when there is no trace, or it cannot be read."""
     backend = _frames.backend(backend)
-    arguments = ["files", *([f"--rank={rank}"] if rank is not None else []), "--", os.fspath(trace)]
+    arguments = ["check", "--files", *([f"--rank={rank}"] if rank is not None else []), "--", os.fspath(trace)]
     answer, _ = _command.answer(arguments)
     known = {column["name"]: column for column in answer["columns"]}
     wanted = list(known) if columns is None else list(columns)
@@ -71,7 +71,7 @@ def read(
 
 
 def _source(file: dict[str, Any], written_out: str) -> Source:
-    """A file as `memtrace files --json` lists it.
+    """A file as `memtrace check --files --json` lists it.
 
     If rows stand for others (MEMTRACE_DETAIL), the command writes all of them to `written_out`, which may be
     far larger. The row that a cut copy, or a program that is writing, ends with is left out, as in every

@@ -18,7 +18,7 @@ COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
 
 def read_files(files: list[Source], columns: list[dict[str, Any]]) -> pyarrow.Table:
-    """The `columns` of all `files`; `memtrace files --json` lists them."""
+    """The `columns` of all `files`; `memtrace check --files --json` lists them."""
     return pyarrow.concat_tables(_read_file(file, columns) for file in files)
 
 

@@ -16,7 +16,7 @@ TYPES = {"integer": polars.Int64, "text": polars.String}
 
 
 def read_files(files: list[Source], columns: list[dict[str, Any]]) -> polars.DataFrame:
-    """The `columns` of all `files`; `memtrace files --json` lists them."""
+    """The `columns` of all `files`; `memtrace check --files --json` lists them."""
     return polars.concat(_read_file(file, columns) for file in files)
 
 

@@ -79,12 +79,6 @@ pub(crate) fn remove_temporary_files() {
     }
 }
 
-/// Returns true if `path` is a temporary file of this command.
-pub(crate) fn is_temporary(path: &Path) -> bool {
-    let folder = FOLDER.lock().unwrap_or_else(PoisonError::into_inner);
-    folder.as_ref().is_some_and(|folder| path.starts_with(folder))
-}
-
 fn complete_each(open: impl Fn() -> Result<Input>, report: impl Fn(String)) -> Result<Input> {
     sweep(&folders(), None);
     let mut input = open()?;

@@ -89,6 +89,7 @@ impl Report for Advise {
             footer,
             next: vec![next("peak", input, "--by category")],
             verdict,
+            ..Answer::default()
         })
     }
 }

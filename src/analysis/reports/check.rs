@@ -3,7 +3,8 @@
 
 use serde_json::{Value, json};
 
-use super::report::{Answer, Needs, Report, Verdict, next};
+use super::check_files::{CheckFiles, FILES};
+use super::report::{Answer, Needs, Report, Verdict, View, next};
 use crate::error::{Error, Result};
 use crate::options::{Flag, Options};
 use crate::read::input::Input;
@@ -30,6 +31,10 @@ impl Report for Check {
     fn flags(&self) -> &'static [Flag] {
         // The command repairs the trace before this report runs, because repair needs the encoder.
         const { &[Flag::switch("repair", "First complete the trace of a killed process from its journal")] }
+    }
+
+    fn views(&self) -> &'static [View] {
+        const { &[View { asked_by: &[FILES], report: &CheckFiles }] }
     }
 
     fn needs(&self, options: &Options) -> Result<Needs> {
@@ -87,7 +92,8 @@ impl Report for Check {
         // The damage is listed above.
         footer.damage.clear();
         let json = json!({ "ok": verdict == Verdict::Fine, "files": files });
-        Ok(Answer { body: printer, json, footer, next: vec![next("summary", input, "")], verdict })
+        let next = vec![next("summary", input, "")];
+        Ok(Answer { body: printer, json, footer, next, verdict, ..Answer::default() })
     }
 }
 

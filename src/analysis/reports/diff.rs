@@ -103,7 +103,7 @@ impl Report for Diff {
         });
         let verdict = if broken { Verdict::OverLimit } else { Verdict::Fine };
         let hints = vec![next("peak", &inputs[1], &format!("--by {}", by.name))];
-        Ok(Answer { body: printer, json, footer, next: hints, verdict })
+        Ok(Answer { body: printer, json, footer, next: hints, verdict, ..Answer::default() })
     }
 }
 

@@ -8,6 +8,7 @@ mod advise;
 mod advise_change;
 mod budget;
 mod check;
+mod check_files;
 mod diff;
 pub(crate) mod frag;
 mod group_table;

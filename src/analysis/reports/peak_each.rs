@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
-use super::report::{Answer, Report};
+use super::report::{Answer, Report, next};
 use crate::error::Result;
 use crate::options::{Flag, Options};
 use crate::read::input::Input;
@@ -97,7 +97,8 @@ fn answer(input: &Input, options: &Options) -> Result<Answer> {
                 .collect::<Vec<Value>>(),
         }));
     }
-    Ok(Answer { body: printer, json: json!({ "processes": processes }), footer, ..Answer::default() })
+    let next = vec![next("peak", input, "--by module")];
+    Ok(Answer { body: printer, json: json!({ "processes": processes }), footer, next, ..Answer::default() })
 }
 
 fn feed(devices: &mut BTreeMap<i32, Peaks>, kind: &str, row: &Record, replay: &Replay) {

@@ -116,6 +116,8 @@ pub struct Answer {
     pub next: Vec<String>,
     /// The verdict.
     pub verdict: Verdict,
+    /// Whether this is a list for other programs: its text is the body alone, and its JSON has no figures of the trace.
+    pub is_list: bool,
 }
 
 impl Answer {
@@ -123,6 +125,9 @@ impl Answer {
     #[must_use]
     pub fn text(&self) -> String {
         let mut printer = self.body.clone();
+        if self.is_list {
+            return printer.text().to_owned();
+        }
         printer.gap();
         self.footer.print(&mut printer);
         for next in &self.next {
@@ -142,6 +147,9 @@ impl Answer {
             "phantom": self.footer.phantom.json(),
             "notes": self.footer.all_notes().collect::<Vec<_>>(),
         });
+        if self.is_list {
+            all = json!({ "report": report, "notes": self.footer.all_notes().collect::<Vec<_>>() });
+        }
         if let (Value::Object(all), Value::Object(own)) = (&mut all, &self.json) {
             all.extend(own.clone());
         }

@@ -10,7 +10,6 @@ use memtrace_analysis::reports::REPORTS;
 mod doctor;
 mod explain;
 mod export;
-mod files;
 mod fit;
 mod help;
 mod kernel;
@@ -44,7 +43,6 @@ pub(crate) fn command() -> Command {
         .subcommand(live::command())
         .subcommand(nvidia_smi::command())
         .subcommand(page::command())
-        .subcommand(files::command())
         .subcommand(lib::command())
         .subcommand(kernel::command())
         .subcommand(doctor::command())
@@ -63,7 +61,6 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
         Some(("run", matches)) => run::run(matches),
         Some(("fit", matches)) => fit::run(matches),
         Some(("tune", matches)) => tune::run(matches),
-        Some(("files", matches)) => files::run(matches),
         Some(("lib", matches)) => lib::run(matches),
         Some(("kernel", matches)) => kernel::run(matches),
         Some(("doctor", matches)) => doctor::run(matches),

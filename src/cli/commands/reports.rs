@@ -83,6 +83,9 @@ pub(crate) fn run(name: &str, matches: &ArgMatches) -> Result<ExitCode> {
     if options.form == Form::Csv && !is_json && text.trim().is_empty() {
         bail!("--format csv: this answer of memtrace {name} has no rows; --json has its figures");
     }
+    if answer.is_list && !is_json {
+        answer.footer.all_notes().for_each(|note| terminal::say(&note));
+    }
     match output {
         Some(path) => {
             let mut out = Out::create(path)?;

@@ -127,7 +127,7 @@ impl Report for Budget {
         let verdict = if broken > 0 { Verdict::OverLimit } else { Verdict::Fine };
         let json = json!({ "broken": broken, "limits": json });
         let hints = vec![next("peak", input, "--by module")];
-        Ok(Answer { body: printer, json, footer, next: hints, verdict })
+        Ok(Answer { body: printer, json, footer, next: hints, verdict, ..Answer::default() })
     }
 }
 

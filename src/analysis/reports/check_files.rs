@@ -1,0 +1,85 @@
+//! `memtrace check --files`: the files of a run, for a program that reads the rows itself.
+
+use memtrace_trace::columns::{COLUMNS, ColumnType};
+use memtrace_trace::config::Compression;
+use memtrace_trace::files::compression;
+use memtrace_trace::text::printable;
+use memtrace_trace::{Row, end_row};
+use serde_json::{Value, json};
+
+use super::report::{Answer, Report};
+use crate::error::{Error, Result};
+use crate::options::{Flag, Options};
+use crate::read::input::Input;
+use crate::read::stream::TraceFile;
+use crate::render::footer::Footer;
+
+/// `memtrace check --files`.
+pub(super) struct CheckFiles;
+
+/// The option that asks for this answer.
+pub(super) const FILES: Flag = Flag::switch(
+    "files",
+    "List the files by rank and part instead, for programs that read the rows themselves; first complete those of killed \
+     processes",
+);
+
+impl Report for CheckFiles {
+    fn name(&self) -> &'static str {
+        "check --files"
+    }
+
+    fn about(&self) -> &'static str {
+        "List the files of a run by rank and part"
+    }
+
+    fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
+        let input = &inputs[0];
+        let mut files = Vec::new();
+        let mut printer = options.printer();
+        for trace in &input.traces {
+            let formulas = formulas(trace);
+            for (index, part) in trace.parts().enumerate() {
+                // The rest of a trace that cannot be written is in a folder that the command removes when it ends.
+                if part.path.parent() != trace.path.parent() {
+                    continue;
+                }
+                // The first part that exists has the blocks that are live at its start; a later one repeats them.
+                let repeated = if index == 0 { 0 } else { part.meta.opening_rows.saturating_add(1) };
+                let path = part.path.display().to_string();
+                printer.plain(printable(&path));
+                files.push(json!({
+                    "file": path,
+                    "rank": part.meta.rank,
+                    "part": part.meta.part.max(1),
+                    "repeated_rows": repeated,
+                    "repeats": part.meta.repeats,
+                    "formulas": formulas,
+                }));
+            }
+        }
+        let json = json!({ "files": files, "columns": columns()? });
+        Ok(Answer { body: printer, json, footer: Footer::new(input), is_list: true, ..Answer::default() })
+    }
+}
+
+/// Returns the number of texts in a trace that have a quote before them, as its end row says. To find that row in a
+/// compressed part would cost as much as to read all of it, so this is `None` then.
+fn formulas(trace: &TraceFile) -> Option<u64> {
+    let last = trace.files().last()?.file_name()?.to_str()?;
+    if compression(last) != Compression::Off {
+        return None;
+    }
+    end_row::formulas(&trace.ending()?)
+}
+
+/// The columns of this version with their types, and the values of those that an older file lacks.
+fn columns() -> Result<Value> {
+    let defaults =
+        serde_json::to_value(Row::default()).map_err(|error| Error::usage(error.to_string()))?;
+    let columns = COLUMNS.iter().map(|column| {
+        let kind = if column.kind == ColumnType::Int { "integer" } else { "text" };
+        json!({ "name": column.name, "type": kind, "default": defaults[column.name] })
+    });
+    Ok(columns.collect())
+}
