@@ -217,7 +217,7 @@ fn options_of(command: &str) -> Vec<String> {
 /// The ways to give `command` the trace `TRACE`; empty for a command that reads none.
 fn ways_to_read(command: &str) -> Vec<Vec<&str>> {
     match command {
-        "run" | "fit" | "doctor" | "help" | "explain" | "completions" | "man" | "lib" | "kernel"
+        "run" | "fit" | "doctor" | "help" | "explain" | "completions" | "man" | "lib"
         | "nvidia-smi" => Vec::new(),
         "diff" => vec![vec!["diff", "TRACE", "TRACE"]],
         "tune" => vec![vec!["tune", "TRACE"]],

@@ -4,7 +4,7 @@
     %memtrace report                the page, inline
     %%memtrace                      on a cell: what it added, and which modules hold it
 
-The kernel of `memtrace kernel install` loads them; elsewhere: %load_ext memtrace
+The kernel of `python -m memtrace.kernel install` loads them; elsewhere: %load_ext memtrace
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from . import _blocks, _command, _marks, _page, _sizes
 
-UNTRACED = "this kernel is not traced; memtrace kernel install adds one that is, called Python (memtrace)"
+UNTRACED = "this kernel is not traced; python -m memtrace.kernel install adds one that is, called Python (memtrace)"
 
 
 class Text:

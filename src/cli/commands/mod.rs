@@ -12,7 +12,6 @@ mod explain;
 mod export;
 mod fit;
 mod help;
-mod kernel;
 mod lib;
 mod live;
 pub(crate) mod nvidia_smi;
@@ -44,7 +43,6 @@ pub(crate) fn command() -> Command {
         .subcommand(nvidia_smi::command())
         .subcommand(page::command())
         .subcommand(lib::command())
-        .subcommand(kernel::command())
         .subcommand(doctor::command())
         .subcommand(explain::command())
         .subcommand(shell::completions_command())
@@ -62,7 +60,6 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
         Some(("fit", matches)) => fit::run(matches),
         Some(("tune", matches)) => tune::run(matches),
         Some(("lib", matches)) => lib::run(matches),
-        Some(("kernel", matches)) => kernel::run(matches),
         Some(("doctor", matches)) => doctor::run(matches),
         Some(("export", matches)) => export::run(matches),
         Some(("report", matches)) => page::run(matches),

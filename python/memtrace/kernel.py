@@ -1,0 +1,132 @@
+"""`python -m memtrace.kernel`: adds a Jupyter kernel that is traced, or removes it.
+
+The kernel runs the Python that runs this module: Jupyter's own code knows the folders of kernels."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NoReturn
+
+from . import _command
+
+NAME = "memtrace"
+# How a kernel of memtrace is recognized before it is removed.
+_MARK = "--ext=memtrace"
+_EXAMPLES = """examples:
+  python -m memtrace.kernel install                      on the GPU of this machine
+  python -m memtrace.kernel install --phantom h100-80g   on a simulated GPU, which needs none
+  python -m memtrace.kernel remove memtrace-h100-80g     remove a kernel that install added
+"""
+
+
+def _refuse(why: str) -> NoReturn:
+    """Ends the program as the command `memtrace` does when a request is invalid."""
+    print(f"memtrace: {why}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m memtrace.kernel",
+        description="Add a Jupyter kernel of this Python that is traced, or remove it.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    actions = parser.add_subparsers(dest="action", required=True)
+    install = actions.add_parser("install", help="add a kernel: Jupyter shows it as Python (memtrace)")
+    install.add_argument(
+        "--phantom", metavar="CARD", help="on this simulated GPU; memtrace run --phantom list lists the cards"
+    )
+    install.add_argument("--name", help="the kernel's name (default: memtrace, or memtrace-CARD)")
+    install.add_argument("--display-name", help="its name in the menu (default: Python (memtrace))")
+    place = install.add_mutually_exclusive_group()
+    place.add_argument(
+        "--sys-prefix", action="store_true", help="for the environment of this Python (default: for this user)"
+    )
+    place.add_argument("--prefix", metavar="DIR", help="for the environment in this folder")
+    remove = actions.add_parser("remove", help="remove a kernel that install added")
+    remove.add_argument("name", nargs="?", default=NAME, help=f"the kernel's name (default: {NAME})")
+    return parser.parse_args()
+
+
+def _check_card(command: str, card: str) -> None:
+    """Refuses a card that `memtrace run` would refuse: it would end the kernel before Jupyter hears of it."""
+    with tempfile.TemporaryDirectory() as folder:
+        tried = subprocess.run(
+            [command, "run", "--quiet", "--phantom", card, "-o", folder, "--", "true"],
+            env=_command.untraced_environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    if tried.returncode != 0:
+        _refuse(tried.stderr.strip().removeprefix("memtrace: "))
+
+
+def _install(manager: Any, request: argparse.Namespace) -> None:
+    command = os.path.abspath(_command.find())
+    words = [command, "run", "--quiet"]
+    name, display_name = NAME, "Python (memtrace)"
+    if request.phantom is not None:
+        _check_card(command, request.phantom)
+        words += ["--phantom", request.phantom]
+        # Few characters are allowed in the name of a kernel.
+        name = f"{NAME}-{re.sub('[^A-Za-z0-9._-]', '-', request.phantom)}"
+        display_name = f"Python (memtrace, {request.phantom})"
+    name = request.name or name
+    launcher = ["-m", "ipykernel_launcher", _MARK, "-f", "{connection_file}"]
+    spec = {
+        "argv": [*words, "--", sys.executable, *launcher],
+        "display_name": request.display_name or display_name,
+        "language": "python",
+        # A signal would reach the kernel twice: as a member of the process group, and through memtrace run.
+        "interrupt_mode": "message",
+        "metadata": {"debugger": True},
+    }
+    prefix = sys.prefix if request.sys_prefix else request.prefix
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "kernel.json").write_text(json.dumps(spec, indent=1) + "\n")
+        try:
+            place = manager.install_kernel_spec(folder, kernel_name=name, user=prefix is None, prefix=prefix)
+        except (OSError, ValueError) as error:
+            _refuse(f"the kernel cannot be installed: {error}")
+    print(f"installed the kernel {name} in {place}; JupyterLab shows it as {spec['display_name']}")
+
+
+def main() -> None:
+    """Installs or removes a kernel, as the command line asks."""
+    request = _arguments()
+    try:
+        importlib.import_module("ipykernel")
+        kernelspec = importlib.import_module("jupyter_client.kernelspec")
+    except ImportError as error:
+        _refuse(
+            f"{sys.executable} lacks {error.name or error}, which a kernel needs: {sys.executable} -m pip install "
+            "ipykernel"
+        )
+    manager = kernelspec.KernelSpecManager()
+    if request.action == "install":
+        try:
+            _install(manager, request)
+        except _command.TraceError as error:
+            _refuse(str(error))
+        return
+    try:
+        words = manager.get_kernel_spec(request.name).argv
+    except kernelspec.NoSuchKernel:
+        _refuse(f"no kernel is called {request.name}; jupyter kernelspec list lists them")
+    if _MARK not in words:
+        _refuse(f"the kernel {request.name} is not one of memtrace's; it stays")
+    print(f"removed {manager.remove_kernel_spec(request.name)}")
+
+
+if __name__ == "__main__":
+    main()
