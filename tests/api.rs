@@ -217,7 +217,11 @@ fn c_api_asks_for_the_detail_of_the_next_steps() {
 
 /// `memtrace live --detail` with these arguments: its status, its answer and its messages.
 fn ask_for_detail(arguments: &[&str]) -> (Option<i32>, String, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_memtrace")).args(["live", "--detail"]).args(arguments).output().unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_memtrace"))
+        .args(["live", "--detail"])
+        .args(arguments)
+        .output()
+        .unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     (output.status.code(), text(output.stdout), text(output.stderr))
 }

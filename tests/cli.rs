@@ -14,6 +14,9 @@ use memtrace_trace::{Category, EventName, Row};
 #[path = "common/copied.rs"]
 mod copied;
 use copied::copy_program;
+#[path = "common/commands.rs"]
+#[expect(dead_code, reason = "each test crate uses its own part")]
+mod commands;
 
 fn memtrace(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_memtrace"));
@@ -180,6 +183,7 @@ const OTHER_OPTIONS: &[&str] = &[
     "max-events",
     "min",
     "multiple-of",
+    "nvidia-smi",
     "of",
     "offload",
     "openmetrics",
@@ -217,8 +221,7 @@ fn options_of(command: &str) -> Vec<String> {
 /// The ways to give `command` the trace `TRACE`; empty for a command that reads none.
 fn ways_to_read(command: &str) -> Vec<Vec<&str>> {
     match command {
-        "run" | "fit" | "doctor" | "help" | "explain" | "completions" | "man" | "lib"
-        | "nvidia-smi" => Vec::new(),
+        "run" | "fit" | "doctor" | "help" | "lib" => Vec::new(),
         "diff" => vec![vec!["diff", "TRACE", "TRACE"]],
         "tune" => vec![vec!["tune", "TRACE"]],
         "advise" => vec![vec!["advise", "TRACE"], vec!["advise", "TRACE", "--batch=x2"]],
@@ -245,11 +248,9 @@ fn selectors_that_match_nothing_are_errors_in_every_command_and_list_the_possibl
     let limits = here.path().join("limits.toml");
     fs::write(&limits, "[modules]\n\"Net.fd\" = \"1g\"\n").unwrap();
     let real = |text: &str| text.replace("TRACE", path(&folder)).replace("LIMITS", limits.to_str().unwrap());
-    let help = stdout(&output(&["--help"]));
-    let (_, commands) = help.split_once("\nCommands:\n").unwrap();
-    let commands = commands.lines().take_while(|line| !line.is_empty());
     let mut tried = 0;
-    for command in commands.filter_map(|line| line.split_whitespace().next()) {
+    for command in commands::listed() {
+        let command = command.name.as_str();
         let options = options_of(command);
         for option in &options {
             let is_known = SELECTORS.iter().any(|(name, ..)| name == option)
@@ -446,8 +447,13 @@ fn help_describes_every_variable_every_column_and_every_event() {
     for event in EventName::ALL {
         assert!(events.contains(event.as_str()) && events.contains(event.about()), "{event}");
     }
-    let told = stderr(&output(&["help", "event"]));
-    assert!(told.contains("the topics are variables, columns, events"), "{told}");
+    let told = stderr(&output(&["help", "evnts"]));
+    assert!(told.contains("the nearest topics are events"), "{told}");
+    for command in ["oom", "peak", "run", "help"] {
+        let by_option = stdout(&output(&[command, "--help"]));
+        assert!(by_option.contains("Usage: memtrace"), "{by_option}");
+        assert_eq!(stdout(&output(&["help", command])), by_option, "{command}");
+    }
     let variables = stdout(&output(&["help", "variables"]));
     for variable in memtrace_trace::config::variables() {
         assert!(variables.contains(variable.name), "{}", variable.name);

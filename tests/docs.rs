@@ -11,6 +11,9 @@ use memtrace_trace::EventName;
 use memtrace_trace::columns::{COLUMNS, ColumnType};
 use memtrace_trace::config;
 
+#[path = "common/commands.rs"]
+mod commands;
+
 #[test]
 fn the_docs_list_every_column() {
     let mut table = String::from("| column | type | meaning |\n| --- | --- | --- |\n");
@@ -46,14 +49,12 @@ fn the_docs_list_every_variable() {
 
 #[test]
 fn the_docs_list_every_command() {
-    let help =
-        Command::new(env!("CARGO_BIN_EXE_memtrace")).arg("--help").env("COLUMNS", "500").output().unwrap();
-    let help = String::from_utf8(help.stdout).unwrap();
-    let (_, commands) = help.split_once("\nCommands:\n").unwrap();
-    let mut table = String::from("| command | what it tells |\n| --- | --- |\n");
-    for line in commands.lines().take_while(|line| !line.is_empty()) {
-        let (name, about) = line.trim().split_once(' ').unwrap();
-        writeln!(table, "| `memtrace {name}` | {} |", escaped(about.trim())).unwrap();
+    let mut table = String::from("| | command | what it does |\n| --- | --- | --- |\n");
+    let mut last = String::new();
+    for commands::Listed { group, name, about } in commands::listed() {
+        let shown = if group == last { "" } else { &group };
+        writeln!(table, "| {shown} | `memtrace {name}` | {} |", escaped(&about)).unwrap();
+        last = group;
     }
     assert_table("docs/guide.md", "commands", &table);
 }

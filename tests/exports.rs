@@ -524,7 +524,10 @@ fn digest_queries_of_the_docs_find_the_rank_that_parts_from_its_peers() {
         section.split("```sql\n").skip(1).map(|rest| rest.split_once("```").unwrap().0).collect();
     let [peaks, parted] = queries[..] else { panic!("{} queries", queries.len()) };
     let folder = TempDir::new().unwrap();
-    let output = memtrace(folder.path(), &[&"export", &"--to", &"digest", &fixtures().join("sharded"), &"-o", &"digests/"]);
+    let output = memtrace(
+        folder.path(),
+        &[&"export", &"--to", &"digest", &fixtures().join("sharded"), &"-o", &"digests/"],
+    );
     assert!(output.status.success(), "{}", text(&output.stderr));
     // Rank 2 has 319.5 KiB more than the others from step 0 on.
     let printed = check(&torch, "sql", &[&folder.path(), &peaks, &parted]);

@@ -490,7 +490,9 @@ fn with_ranks(ranks: i32) -> TempDir {
 fn thousands_of_traces_exhaust_neither_memory_nor_time() {
     let folder = with_ranks(6000);
     let path = folder.path().to_str().unwrap();
-    for words in [&["summary", path][..], &["ranks", path], &["leaks", "--holders", path], &["live", "--once", path]] {
+    for words in
+        [&["summary", path][..], &["ranks", path], &["leaks", "--holders", path], &["live", "--once", path]]
+    {
         let output = bounded_by(MOST_KIB / 2, words);
         assert!(output.status.success(), "{words:?}: {:?}", output.status);
         if words[0] != "live" {
@@ -503,7 +505,9 @@ fn thousands_of_traces_exhaust_neither_memory_nor_time() {
     }
     let (folder, digests) = (with_ranks(2500), TempDir::new().unwrap());
     let place = digests.path().to_str().unwrap();
-    assert!(bounded(&["export", "--to", "digest", "-o", place, folder.path().to_str().unwrap()]).status.success());
+    assert!(
+        bounded(&["export", "--to", "digest", "-o", place, folder.path().to_str().unwrap()]).status.success()
+    );
     assert_eq!(fs::read_dir(digests.path()).unwrap().count(), 2500);
 }
 

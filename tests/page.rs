@@ -173,7 +173,8 @@ fn page_oom_and_peak_at_give_a_block_one_category_at_the_oom_and_at_the_peak() {
         let folder = oom_without_tags(goes_on);
         let oom = run(memtrace().arg("oom").arg(folder.path()));
         assert!(oom.lines().any(|line| line.contains("100.00 MiB") && line.contains(category)), "{oom}");
-        let snapshot = run(memtrace().args(["peak", "--mem-tracker", "--json", "--at", "oom"]).arg(folder.path()));
+        let snapshot =
+            run(memtrace().args(["peak", "--mem-tracker", "--json", "--at", "oom"]).arg(folder.path()));
         let snapshot: Value = serde_json::from_str(&snapshot).unwrap();
         let parameters = if goes_on { 0 } else { 100 << 20 };
         assert_eq!(snapshot["devices"][0]["Parameter"], parameters, "{snapshot}");

@@ -12,7 +12,7 @@ use harness::{Torch, text};
 
 fn nvidia_smi(arguments: &[&str], env: &[(&str, &str)]) -> Output {
     let mut command = harness::memtrace();
-    command.arg("nvidia-smi").args(arguments).envs(env.iter().copied()).output().unwrap()
+    command.args(["live", "--nvidia-smi"]).args(arguments).envs(env.iter().copied()).output().unwrap()
 }
 
 #[test]

@@ -179,7 +179,10 @@ fn retained_is_found_while_memory_grows_and_when_the_program_ends() {
         let leaks = run.report("leaks", &[]);
         assert!(leaks.contains("list `history` (growth.py:") && leaks.contains("a step"), "{leaks}");
         let clean = trace(torch, "growth.py", &["clean"], &[]);
-        assert_eq!(clean.json("leaks --holders", &["--all"])["processes"][0]["searches"], serde_json::json!([]));
+        assert_eq!(
+            clean.json("leaks --holders", &["--all"])["processes"][0]["searches"],
+            serde_json::json!([])
+        );
     });
 }
 

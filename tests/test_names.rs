@@ -1,15 +1,18 @@
 //! Every feature has a test with the feature in its name: `cargo test leaks` finds the tests of `leaks`.
 //!
 //! The features are the commands, which include the reports, the exports and the variables. A name counts if it has
-//! the words of the feature in sequence: `nvidia-smi` is in `nvidia_smi_shows_a_running_program_to_another_terminal_until_it_is_killed`.
+//! the words of the feature in sequence: `peak-at` is in `peak_at_end_is_the_sum_of_the_deltas`.
 
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::process::Command;
 
 use memtrace_analysis::exports::EXPORTS;
 use memtrace_analysis::reports::with_views;
 use memtrace_trace::config;
+
+#[path = "common/commands.rs"]
+#[expect(dead_code, reason = "each test crate uses its own part")]
+mod commands;
 
 /// The names of all tests in the sources of the workspace.
 fn test_names() -> BTreeSet<String> {
@@ -79,12 +82,7 @@ fn each_is_named(kind: &str, features: impl IntoIterator<Item = String>) {
 
 #[test]
 fn every_command_is_in_the_name_of_a_test() {
-    let help =
-        Command::new(env!("CARGO_BIN_EXE_memtrace")).arg("--help").env("COLUMNS", "500").output().unwrap();
-    let help = String::from_utf8(help.stdout).unwrap();
-    let (_, commands) = help.split_once("\nCommands:\n").unwrap();
-    let commands = commands.lines().take_while(|line| !line.is_empty());
-    each_is_named("a command", commands.filter_map(|line| Some(line.split_whitespace().next()?.to_owned())));
+    each_is_named("a command", commands::listed().into_iter().map(|command| command.name));
 }
 
 #[test]
@@ -107,5 +105,5 @@ fn every_variable_is_in_the_name_of_a_test() {
 fn the_names_of_tests_are_found_in_sources() {
     let text = "#[test]\nfn peak_adds_up() {}\nfn helper() {}\non_every_torch![\n    a_case,\n];\nscripts! {\n    b: \"c.py\" on \"t4\";\n}\n";
     assert_eq!(tests_of(text), ["peak_adds_up", "a_case", "b"]);
-    assert!(is_named_in("nvidia-smi", "the_nvidia_smi_agrees") && !is_named_in("peak", "peaks_agree"));
+    assert!(is_named_in("peak-at", "the_peak_at_end") && !is_named_in("peak", "peaks_agree"));
 }

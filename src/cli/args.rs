@@ -153,7 +153,7 @@ pub(crate) fn shared_args() -> [Arg; 11] {
         switch("json", JSON_HELP),
         arg("format", "FORM", "Print the answer in this form: markdown to paste, csv for its tables alone")
             .default_value("text")
-            .value_parser(PossibleValuesParser::new(["text", "markdown", "csv", "json"])),
+            .value_parser(PossibleValuesParser::new(["text", "markdown", "csv"])),
         arg("top", "N", "Print at most N lines of each list")
             .value_parser(RangedU64ValueParser::<usize>::new().range(1..)),
         arg("device", "ORDINAL", "Only this device")
@@ -222,4 +222,12 @@ pub(crate) fn options(flags: &[Flag], matches: &ArgMatches, to_stdout: bool) -> 
         }
     }
     Ok(options)
+}
+
+/// The examples of a command, for the end of its help: each command line without `memtrace`, and what it answers.
+pub(crate) fn examples(examples: &[(&str, &str)]) -> String {
+    let width = examples.iter().map(|(line, _)| line.len()).max().unwrap_or(0);
+    let lines: Vec<String> =
+        examples.iter().map(|(line, about)| format!("  memtrace {line:width$}  {about}")).collect();
+    format!("Examples:\n{}", lines.join("\n"))
 }

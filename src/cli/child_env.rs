@@ -141,7 +141,7 @@ pub(crate) fn traced_command(
             .with_context(|| format!("cannot link nvidia-smi in {}", commands.display()))?;
         let path = std::env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into());
         let paths = std::iter::once(commands).chain(std::env::split_paths(&path));
-        // A folder with a colon cannot be in PATH: then only `memtrace nvidia-smi` shows the run.
+        // A folder with a colon cannot be in PATH: then only `memtrace live --nvidia-smi` shows the run.
         if let Ok(path) = std::env::join_paths(paths) {
             child.env("PATH", path);
         }

@@ -35,6 +35,18 @@ impl Report for Advise {
         "List the changes that lower the peak most, their cost and code; or predict the peak with a change"
     }
 
+    fn examples(&self) -> &'static [(&'static str, &'static str)] {
+        &[
+            ("advise out", "the changes that save most"),
+            ("advise --fit 24g out", "the fewest changes with which the run fits"),
+            ("advise --checkpoint 'GPT.h.*' out", "the peak with these modules checkpointed"),
+            (
+                "advise --batch x2 --reserved out",
+                "twice the batch, with the memory that the allocator reserves",
+            ),
+        ]
+    }
+
     fn flags(&self) -> &'static [Flag] {
         const {
             &[Flag {

@@ -25,30 +25,18 @@ const fn flag(name: &'static str, value: &'static str, help: &'static str) -> Fl
 /// The changes; each asks for this answer.
 pub(super) const CHANGES: &[Flag] = &[
     flag("checkpoint", "MODULES", "Checkpoint the modules of this pattern, such as 'GPT.h.*'"),
-    flag(
-        "optimizer",
-        "NAME",
-        "Another optimizer: 8bit, adafactor, sgd or in-backward (8bit,in-backward)",
-    ),
+    flag("optimizer", "NAME", "Another optimizer: 8bit, adafactor, sgd or in-backward (8bit,in-backward)"),
     flag("offload", "WHAT", "Keep this in host memory: optimizer"),
     flag("autocast", "TYPE", "Run the forward under torch.autocast to this type: bf16 or fp16"),
     flag("dtype", "TYPE", "Train in this type in place of float32: bf16 or fp16"),
-    flag(
-        "chunk-loss",
-        "N",
-        "Run the head and the loss on N parts of the tokens, one after the other",
-    ),
+    flag("chunk-loss", "N", "Run the head and the loss on N parts of the tokens, one after the other"),
     flag("batch", "FACTOR", "Multiply the batch: x2, x1/2"),
     flag(
         "shard",
         "N",
         "Divide parameters, gradients and optimizer state over N ranks (FSDP2); 8:optimizer its state alone",
     ),
-    flag(
-        "without",
-        "CONDITIONS",
-        "Leave out the blocks of 'category=temporary,op=aten::_foreach*'",
-    ),
+    flag("without", "CONDITIONS", "Leave out the blocks of 'category=temporary,op=aten::_foreach*'"),
 ];
 
 impl Report for AdviseChange {

@@ -28,6 +28,14 @@ impl Report for Check {
         "Check schema, sequence and totals of every row against a replay; exit 1 if they differ"
     }
 
+    fn examples(&self) -> &'static [(&'static str, &'static str)] {
+        &[
+            ("check out", "whether the trace is consistent"),
+            ("check --repair out", "after completing the trace of a killed process"),
+            ("check --files out", "the files, for a program that reads the rows itself"),
+        ]
+    }
+
     fn flags(&self) -> &'static [Flag] {
         // The command repairs the trace before this report runs, because repair needs the encoder.
         const { &[Flag::switch("repair", "First complete the trace of a killed process from its journal")] }

@@ -75,8 +75,7 @@ fn formulas(trace: &TraceFile) -> Option<u64> {
 
 /// The columns of this version with their types, and the values of those that an older file lacks.
 fn columns() -> Result<Value> {
-    let defaults =
-        serde_json::to_value(Row::default()).map_err(|error| Error::usage(error.to_string()))?;
+    let defaults = serde_json::to_value(Row::default()).map_err(|error| Error::usage(error.to_string()))?;
     let columns = COLUMNS.iter().map(|column| {
         let kind = if column.kind == ColumnType::Int { "integer" } else { "text" };
         json!({ "name": column.name, "type": kind, "default": defaults[column.name] })

@@ -33,6 +33,13 @@ impl Report for Diff {
         "Compare the peaks of two runs by owner; --fail-over makes it a gate for CI"
     }
 
+    fn examples(&self) -> &'static [(&'static str, &'static str)] {
+        &[
+            ("diff before after", "peak against peak, by owner"),
+            ("diff --fail-over 2% before after", "exit 3 when the peak grew by more than 2%"),
+        ]
+    }
+
     fn inputs(&self) -> &'static [&'static str] {
         &["BEFORE", "AFTER"]
     }

@@ -33,6 +33,10 @@ impl Report for Frag {
         "Explain reserved memory not in use: rounding, holes, empty segments, pinning blocks"
     }
 
+    fn examples(&self) -> &'static [(&'static str, &'static str)] {
+        &[("frag out", "at the peak of reserved memory"), ("frag --at oom out", "when an allocation failed")]
+    }
+
     fn flags(&self) -> &'static [Flag] {
         &[Flag { default: "reserved-peak", ..moment::FLAG }]
     }

@@ -46,6 +46,14 @@ impl Report for Leaks {
         "Find memory that grows from step to step, its rate and owner, and what was never freed"
     }
 
+    fn examples(&self) -> &'static [(&'static str, &'static str)] {
+        &[
+            ("leaks out", "what grows from step to step, and which op allocates it"),
+            ("leaks --holders out", "the list, closure, graph or traceback that keeps it"),
+            ("leaks --holders --pid 4711", "the same of a running process, asked now"),
+        ]
+    }
+
     fn views(&self) -> &'static [View] {
         const { &[View { asked_by: &[HOLDERS], report: &LeaksHolders }] }
     }

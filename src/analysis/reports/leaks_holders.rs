@@ -64,7 +64,9 @@ impl Report for LeaksHolders {
         };
         let pid = match options.text("pid") {
             "" => return Ok(Needs::default()),
-            text => text.parse().ok().filter(|pid| *pid > 0).ok_or_else(|| bad("pid", "the id of a process"))?,
+            text => {
+                text.parse().ok().filter(|pid| *pid > 0).ok_or_else(|| bad("pid", "the id of a process"))?
+            }
         };
         let seconds = options.text("wait").parse().ok().filter(|seconds| *seconds <= 86_400);
         let patience_s = seconds.ok_or_else(|| bad("wait", "seconds, up to 86400"))?;

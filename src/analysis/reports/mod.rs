@@ -57,9 +57,9 @@ pub const REPORTS: &[&dyn Report] = &[
 
 /// Every report of [`REPORTS`], each followed by its views.
 pub fn with_views() -> impl Iterator<Item = &'static dyn Report> {
-    REPORTS.iter().flat_map(|report| {
-        std::iter::once(*report).chain(report.views().iter().map(|view| view.report))
-    })
+    REPORTS
+        .iter()
+        .flat_map(|report| std::iter::once(*report).chain(report.views().iter().map(|view| view.report)))
 }
 
 /// Returns the report or the view called `name`.

@@ -41,6 +41,14 @@ impl Report for OpsReport {
         "List the ops that allocated the most memory, as MemoryTracker does, and the retries"
     }
 
+    fn examples(&self) -> &'static [(&'static str, &'static str)] {
+        &[
+            ("ops out", "the ops that allocated the most"),
+            ("ops --legacy out", "in MemoryTracker's own words"),
+            ("ops --actions out", "blocks created, changed and destroyed, as torch.profiler counts them"),
+        ]
+    }
+
     fn flags(&self) -> &'static [Flag] {
         const {
             &[

@@ -38,6 +38,16 @@ impl Report for Peak {
         "List the live blocks at the peak, by owner"
     }
 
+    fn examples(&self) -> &'static [(&'static str, &'static str)] {
+        &[
+            ("peak --by module out", "who held the memory at the peak"),
+            ("peak --by module --depth 2 --apart out", "each layer by itself, to the second level"),
+            ("peak --each step out", "the peak of every step"),
+            ("peak --at end --by category out", "what is live at the end"),
+            ("peak --mem-tracker --at step:3 out", "PyTorch's MemTracker table at the end of step 3"),
+        ]
+    }
+
     fn flags(&self) -> &'static [Flag] {
         const {
             &[

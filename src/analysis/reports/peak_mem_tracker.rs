@@ -41,14 +41,7 @@ impl Report for PeakMemTracker {
     }
 
     fn flags(&self) -> &'static [Flag] {
-        const {
-            &[
-                moment::FLAG,
-                Flag::switch("table", "Print a reStructuredText table"),
-                ROUNDED,
-                AS_OF,
-            ]
-        }
+        const { &[moment::FLAG, Flag::switch("table", "Print a reStructuredText table"), ROUNDED, AS_OF] }
     }
 
     fn takes_host(&self) -> bool {

@@ -33,6 +33,10 @@ impl Report for Ranks {
         "Compare all ranks: a table, the skew, and the first module where they differ"
     }
 
+    fn examples(&self) -> &'static [(&'static str, &'static str)] {
+        &[("ranks out", "every rank's peak, and where they differ")]
+    }
+
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
         let input = &inputs[0];
         let mut printer = options.printer();

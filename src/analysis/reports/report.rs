@@ -18,6 +18,11 @@ pub trait Report: Sync {
     /// One line for the help.
     fn about(&self) -> &'static str;
 
+    /// Command lines for the help, without `memtrace`, each with what it answers.
+    fn examples(&self) -> &'static [(&'static str, &'static str)] {
+        &[]
+    }
+
     /// Options of this report alone, in addition to the shared ones.
     fn flags(&self) -> &'static [Flag] {
         &[]

@@ -91,6 +91,10 @@ impl Report for Serving {
         "Show what a model server holds: weights, KV cache, activations, graphs, NCCL, context, free"
     }
 
+    fn examples(&self) -> &'static [(&'static str, &'static str)] {
+        &[("serving out", "weights, KV cache, activations and the rest of a model server")]
+    }
+
     fn flags(&self) -> &'static [Flag] {
         const {
             &[

@@ -27,8 +27,10 @@ use crate::state::replay_trace::replay_trace;
 pub(super) struct Stats;
 
 /// The option that asks for this answer.
-pub(super) const STATS: Flag =
-    Flag::switch("stats", "Show distributions of sizes, lifetimes and latencies, temporaries and retries instead");
+pub(super) const STATS: Flag = Flag::switch(
+    "stats",
+    "Show distributions of sizes, lifetimes and latencies, temporaries and retries instead",
+);
 
 impl Report for Stats {
     fn name(&self) -> &'static str {

@@ -36,6 +36,14 @@ impl Report for Summary {
         "Show the peaks, their time and owner, and counts of events, steps and ranks"
     }
 
+    fn examples(&self) -> &'static [(&'static str, &'static str)] {
+        &[
+            ("summary", "the newest run in memtrace-out"),
+            ("summary out", "the runs in a folder"),
+            ("summary --stats out", "distributions of sizes, lifetimes and latencies"),
+        ]
+    }
+
     fn views(&self) -> &'static [View] {
         const { &[View { asked_by: &[STATS], report: &Stats }] }
     }

@@ -54,6 +54,13 @@ impl Report for Timeline {
         "Draw memory over time in the terminal, with phases, steps and the peak"
     }
 
+    fn examples(&self) -> &'static [(&'static str, &'static str)] {
+        &[
+            ("timeline out", "the curve of the run in the terminal"),
+            ("timeline --step 3:5 out", "three of its steps"),
+        ]
+    }
+
     fn flags(&self) -> &'static [Flag] {
         &[BY, WIDTH, HEIGHT, ALL]
     }

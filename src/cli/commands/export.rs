@@ -1,5 +1,6 @@
 //! `memtrace export`: every entry of [`EXPORTS`], run in the same way.
 
+use std::fmt::Write as _;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -16,7 +17,12 @@ use crate::trace_input;
 
 /// The arguments of `memtrace export`.
 pub(crate) fn command() -> Command {
-    let mut help = format!("Exports:\n{}", list());
+    let mut help = args::examples(&[
+        ("export --to snapshot out", "for pytorch.org/memory_viz"),
+        ("export --to parquet out -o rows/", "for DuckDB and pandas"),
+        ("export --to digest out -o digests/", "a small file of each rank, for jobs of thousands"),
+    ]);
+    let _ = write!(help, "\n\nExports:\n{}", list());
     help.push_str(
         "\nThe timeline exports and plots, like `memtrace ops --actions`, keep every block of the trace in\n\
          memory: about 60 MB for a million rows. The memory that the others need does not grow with the\n\
@@ -89,8 +95,11 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     let answer = exports::run(export, &input, &options, place)?;
     drop(progress);
     if !to_stdout {
-        let text =
-            if matches.get_flag("json") { terminal::json_text(&answer.to_json("export")) } else { answer.text() };
+        let text = if matches.get_flag("json") {
+            terminal::json_text(&answer.to_json("export"))
+        } else {
+            answer.text()
+        };
         let mut stdout = std::io::stdout().lock();
         stdout.write_all(text.as_bytes())?;
         stdout.flush()?;

@@ -13,7 +13,7 @@ use crate::terminal;
 /// The arguments of `memtrace lib`.
 pub(crate) fn command() -> Command {
     Command::new("lib")
-        .about("Print the path of the preloaded library: LD_PRELOAD=$(memtrace lib) python train.py")
+        .about("Print the path of the library, for LD_PRELOAD=$(memtrace lib)")
         .arg(
             Arg::new("phantom")
                 .long("phantom")
@@ -21,8 +21,8 @@ pub(crate) fn command() -> Command {
                 .help("The library that simulates a GPU, for a second place in LD_PRELOAD"),
         )
         .after_help(
-            "On a simulated GPU:\n  export MEMTRACE_PHANTOM=h100-80g\n  \
-             LD_PRELOAD=$(memtrace lib):$(memtrace lib --phantom) python train.py",
+            "Examples:\n  memtrace lib  the library that traces: LD_PRELOAD=$(memtrace lib) python train.py\n\n\
+             On a simulated GPU:\n  export MEMTRACE_PHANTOM=h100-80g\n  LD_PRELOAD=$(memtrace lib):$(memtrace lib --phantom) python train.py",
         )
 }
 

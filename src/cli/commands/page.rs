@@ -18,6 +18,10 @@ pub(crate) fn command() -> Command {
         |id: &'static str| Arg::new(id).value_parser(value_parser!(PathBuf)).value_hint(ValueHint::AnyPath);
     Command::new("report")
         .about("Write an HTML page to explore: memory over time, owners, segments, steps, ranks")
+        .after_help(args::examples(&[
+            ("report out -o report.html", "one page that opens from disk"),
+            ("report out --against before", "two runs, peak against peak and step against step"),
+        ]))
         .arg(trace("trace").value_name("TRACE").num_args(0..=2).help(format!(
             "A trace: a file, or the folder of a run; two are compared [default: the newest run in \
              {DEFAULT_FOLDER}]"

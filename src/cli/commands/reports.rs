@@ -19,7 +19,8 @@ use crate::trace_input;
 /// The arguments of `report`.
 pub(crate) fn command(report: &'static dyn Report) -> Command {
     let many = report.inputs().len() > 1;
-    let mut command = Command::new(report.name()).about(report.about());
+    let mut command =
+        Command::new(report.name()).about(report.about()).after_help(args::examples(report.examples()));
     for name in report.inputs() {
         command = command.arg(if many {
             args::trace_arg(name).required(true).help("A trace: a file, or the folder of a run")
@@ -41,10 +42,10 @@ fn with_flag(command: Command, flag: &Flag, report: &dyn Report) -> Command {
         report.views().iter().partition(|view| takes(view.asked_by) || takes(view.report.flags()));
     let arg = args::flag_arg(flag);
     if takes(report.flags()) || takers.iter().any(|view| takes(view.asked_by)) {
-        let together = |name: &&str| {
-            takers.iter().any(|view| view.report.flags().iter().any(|own| own.name == *name))
-        };
-        return command.arg(arg.conflicts_with_all(others.into_iter().flat_map(names).filter(|name| !together(name))));
+        let together =
+            |name: &&str| takers.iter().any(|view| view.report.flags().iter().any(|own| own.name == *name));
+        return command
+            .arg(arg.conflicts_with_all(others.into_iter().flat_map(names).filter(|name| !together(name))));
     }
     let group = format!("answers with --{}", flag.name);
     command
@@ -77,8 +78,7 @@ pub(crate) fn run(name: &str, matches: &ArgMatches) -> Result<ExitCode> {
         super::tune::reserved::add(&mut answer, &inputs[0], &options)?;
     }
     drop(progress);
-    let is_json =
-        matches.get_flag("json") || matches.get_one::<String>("format").is_some_and(|form| form == "json");
+    let is_json = matches.get_flag("json");
     let text = if is_json { terminal::json_text(&answer.to_json(report.name())) } else { answer.text() };
     if options.form == Form::Csv && !is_json && text.trim().is_empty() {
         bail!("--format csv: this answer of memtrace {name} has no rows; --json has its figures");

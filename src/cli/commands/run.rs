@@ -29,6 +29,15 @@ use crate::{args, load_failure, recovery, signals, terminal, trace_input};
 pub(crate) fn command() -> Command {
     Command::new("run")
         .about("Run a program, trace it, and print the summary")
+        .after_help(args::examples(&[
+            ("run -- python train.py", "trace on the GPU, into a new folder in memtrace-out"),
+            ("run -o out --phantom h100-80g -- python train.py", "on a simulated GPU, which needs none"),
+            (
+                "run --ops io -- torchrun --nproc-per-node 8 train.py",
+                "every rank, with the tensors of each op",
+            ),
+            ("run --phantom list", "the cards that can be simulated"),
+        ]))
         .arg(args::out_arg("Write the traces to this folder [default: a new folder in memtrace-out]"))
         .args(args::phantom_args())
         .arg(args::past_oom_arg())

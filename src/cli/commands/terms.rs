@@ -1,4 +1,4 @@
-//! The words that the reports use, for `memtrace explain`. A test holds the heads of all tables to it.
+//! The words that the reports use, for `memtrace help`. A test holds the heads of all tables to it.
 
 /// A word and its meaning.
 pub(super) struct Term {

@@ -3,7 +3,7 @@
 //! Each launch of `memtrace run --phantom` is a machine of its own. A table in shared memory
 //! ([`files`]) has a slot for each of its processes with the memory that the process uses on each card
 //! ([`table`]). The simulated GPU writes it, and subtracts what others use from what it can give. NVML's
-//! answers and `memtrace nvidia-smi` read it.
+//! answers and `memtrace live --nvidia-smi` read it.
 //!
 //! Only this user can open the table. Its content is checked as input all the same: a wrong number in it
 //! may make an answer wrong and never a process fail.

@@ -56,6 +56,10 @@ impl Report for Budget {
         "Check limits per module, category, phase or in total; exit 3 if one is exceeded"
     }
 
+    fn examples(&self) -> &'static [(&'static str, &'static str)] {
+        &[("budget --limits limits.toml out", "exit 3 when a limit of the file is exceeded")]
+    }
+
     fn flags(&self) -> &'static [Flag] {
         &[Flag {
             name: "limits",

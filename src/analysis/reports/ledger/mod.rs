@@ -42,6 +42,10 @@ impl Report for Ledger {
         "Explain the memory that nvidia-smi shows: torch, its cache, libraries, context, others"
     }
 
+    fn examples(&self) -> &'static [(&'static str, &'static str)] {
+        &[("ledger out", "every part of the memory that nvidia-smi shows")]
+    }
+
     fn flags(&self) -> &'static [Flag] {
         const {
             &[Flag {

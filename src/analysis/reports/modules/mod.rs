@@ -50,6 +50,13 @@ impl Report for Modules {
         "Show memory before, at the peak of and after each module call, as MemTracker does"
     }
 
+    fn examples(&self) -> &'static [(&'static str, &'static str)] {
+        &[
+            ("modules out", "memory around each module call"),
+            ("modules --full --depth 2 out", "as MemTracker's display lists it"),
+        ]
+    }
+
     fn flags(&self) -> &'static [Flag] {
         const {
             &[

@@ -452,7 +452,9 @@ impl<'a> OomCase<'a> {
                 ]
             }
             (Cause::Grows, None) => {
-                vec!["memtrace leaks has the ops and lines that grow; memtrace leaks --holders has what keeps them"]
+                vec![
+                    "memtrace leaks has the ops and lines that grow; memtrace leaks --holders has what keeps them",
+                ]
             }
             (Cause::OtherProcess, _) => {
                 vec![

@@ -7,8 +7,8 @@ use serde_json::json;
 
 use super::advise::Advised;
 use super::group_table::print_groups;
-use super::report::{Answer, Report, next};
 use super::leaks_holders::print_retained;
+use super::report::{Answer, Report, next};
 use crate::error::Result;
 use crate::options::Options;
 use crate::profile::flow_categories;
@@ -41,6 +41,10 @@ impl Report for Oom {
 
     fn about(&self) -> &'static str {
         "Explain an out-of-memory error: the request, the free memory, the cause, what to try"
+    }
+
+    fn examples(&self) -> &'static [(&'static str, &'static str)] {
+        &[("oom out", "why it ran out of memory, and what to try")]
     }
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {

@@ -34,6 +34,10 @@ pub(crate) fn command() -> Command {
         .about(
             "Check that programs of a Python can be traced here, and list the events that would be recorded",
         )
+        .after_help(args::examples(&[
+            ("doctor", "the python3 of the PATH"),
+            ("doctor --phantom h100-80g -- .venv/bin/python", "another Python, on a simulated GPU"),
+        ]))
         .arg(args::json_arg())
         .arg(args::out_arg(
             "The folder that would receive the traces [default: MEMTRACE_OUT, or memtrace-out]",

@@ -46,7 +46,7 @@ pub(crate) fn command() -> Command {
             .help(help)
     };
     Command::new("fit")
-        .about("Find the largest value, such as a batch size, or the fewest GPUs with which a program fits in memory")
+        .about("Find the largest batch size, or another value, or the fewest GPUs with which a program fits")
         .after_help(
             "Examples:
   memtrace fit --phantom h100-80g -- python train.py --batch {}

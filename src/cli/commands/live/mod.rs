@@ -18,6 +18,7 @@ use memtrace_analysis::selection;
 use memtrace_analysis::state::live_run::{LiveProcess, LiveRun};
 use memtrace_trace::units::Unit;
 
+use super::nvidia_smi;
 use super::process_request::Request;
 use crate::args::{self, DEFAULT_FOLDER};
 use crate::terminal;
@@ -33,7 +34,13 @@ const GROUPINGS: &[&str] = &["module", "category", "op", "phase", "step"];
 /// The arguments of `memtrace live`.
 pub(crate) fn command() -> Command {
     let mut command = Command::new("live")
-        .about("Watch a running trace: memory by owner, the step, and the free memory left")
+        .about("Watch a running trace, or ask its process for the detail of its next steps")
+        .after_help(args::examples(&[
+            ("live out", "memory by owner, the step and the free memory left, refreshed"),
+            ("live --once out", "the same once, for scripts"),
+            ("live --detail 4711 --steps 5", "record five steps of process 4711 in full"),
+            ("live --nvidia-smi -L", "the simulated GPUs of running programs"),
+        ]))
         .arg(
             Arg::new("trace")
                 .value_name("DIR")
@@ -78,7 +85,7 @@ pub(crate) fn command() -> Command {
                      for Prometheus and node_exporter. With --once write it once; - is stdout",
                 ),
         );
-    command = command.args(detail::args());
+    command = command.args(detail::args()).arg(nvidia_smi::arg());
     for arg in args::shared_args() {
         if matches!(arg.get_id().as_str(), "rank" | "units" | "color") {
             command = command.arg(arg);
@@ -92,6 +99,9 @@ pub(crate) fn command() -> Command {
 /// # Errors
 /// When the request is invalid, there is no trace to show once, or the terminal fails.
 pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
+    if matches.contains_id("nvidia-smi") {
+        return nvidia_smi::run(matches);
+    }
     if let Some(pid) = matches.get_one::<u32>("detail") {
         return detail::ask(*pid, matches);
     }

@@ -7,9 +7,9 @@ use super::refusal::{INVALID, Refusal};
 
 /// The text of `-h`.
 pub(super) const HELP: &str = "\
-memtrace nvidia-smi -- nvidia-smi for the simulated GPUs of memtrace run --phantom
+nvidia-smi for the simulated GPUs of memtrace run --phantom
 
-    memtrace nvidia-smi [OPTION1 [ARG1]] [OPTION2 [ARG2]] ...
+    memtrace live --nvidia-smi [OPTION1 [ARG1]] [OPTION2 [ARG2]] ...
 
 Without options it shows the cards, the memory in use and the processes.
 

@@ -1,4 +1,4 @@
-//! `memtrace nvidia-smi`: nvidia-smi for the simulated GPUs of this user's running programs.
+//! `memtrace live --nvidia-smi`: nvidia-smi for the simulated GPUs of this user's running programs.
 //!
 //! Inside `memtrace run --phantom` the program's `PATH` leads to it under the name `nvidia-smi`, and it shows
 //! the machine of that run. Elsewhere it shows every machine on which a process runs. Options, layout, error
@@ -20,29 +20,25 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Result;
-use clap::{Arg, ArgMatches, Command, value_parser};
+use clap::{Arg, ArgMatches, value_parser};
 use memtrace_machine::files::Machine;
 
 use arguments::{Mode, Request};
 use machines::Measured;
 use refusal::{INVALID, LOST, NOT_FOUND, Refusal};
 
-/// The arguments of `memtrace nvidia-smi`: nvidia-smi's own, which [`arguments`] parses.
-pub(crate) fn command() -> Command {
-    Command::new("nvidia-smi")
-        .about("Show the simulated GPUs of running programs as nvidia-smi would")
-        .disable_help_flag(true)
-        .arg(
-            Arg::new("arguments")
-                .value_name("OPTION")
-                .num_args(0..)
-                .trailing_var_arg(true)
-                .allow_hyphen_values(true)
-                .value_parser(value_parser!(OsString))
-                .help(
-                    "nvidia-smi's own options: -L, -q, -i, -l, -f, --version, --query-gpu=, --query-compute-apps=, \
-                     --format=",
-                ),
+/// The option of `memtrace live` that answers as nvidia-smi. It takes the rest of the command line: nvidia-smi's own
+/// options, which [`arguments`] parses.
+pub(crate) fn arg() -> Arg {
+    Arg::new("nvidia-smi")
+        .long("nvidia-smi")
+        .value_name("OPTION")
+        .num_args(0..)
+        .allow_hyphen_values(true)
+        .value_parser(value_parser!(OsString))
+        .help(
+            "Show the simulated GPUs of running programs as nvidia-smi would, and exit. Its own options follow: -L, -q, -i, \
+             -l, -f, --version, --query-gpu=, --query-compute-apps=, --format=",
         )
 }
 
@@ -51,7 +47,7 @@ pub(crate) fn command() -> Command {
 /// # Errors
 /// When stdout cannot be written.
 pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
-    let words: Vec<&OsString> = matches.get_many("arguments").into_iter().flatten().collect();
+    let words: Vec<&OsString> = matches.get_many("nvidia-smi").into_iter().flatten().collect();
     answer(words.into_iter().map(|word| word.to_string_lossy().into_owned()))
 }
 

@@ -29,7 +29,7 @@ pub(crate) fn command() -> Command {
     Command::new("tune")
         .about("Find the allocator settings with which the run needs the least memory")
         .after_help(
-            "The trace's requests are made again of PyTorch's own allocator, on a simulated GPU: no device is needed, \
+            "Examples:\n  memtrace tune out\n  memtrace tune --conf expandable_segments:True out\n\nThe trace's requests are made again of PyTorch's own allocator, on a simulated GPU: no device is needed, \
              and the trace may come from another machine. Exit status: 0; 3 when the run does not fit with any \
              settings.",
         )

@@ -1,0 +1,29 @@
+//! The commands as `memtrace --help` lists them.
+
+use std::process::Command;
+
+/// A command in the help.
+pub(crate) struct Listed {
+    pub(crate) group: String,
+    pub(crate) name: String,
+    pub(crate) about: String,
+}
+
+/// Every command, in the order of the help.
+pub(crate) fn listed() -> Vec<Listed> {
+    let help =
+        Command::new(env!("CARGO_BIN_EXE_memtrace")).arg("--help").env("COLUMNS", "500").output().unwrap();
+    let help = String::from_utf8(help.stdout).unwrap();
+    let (commands, _) = help.split_once("\nOptions:\n").unwrap();
+    let mut group = String::new();
+    let mut all = Vec::new();
+    for line in commands.lines() {
+        if let Some((title, _)) = line.split_once(", such as: ") {
+            group = title.to_owned();
+        } else if let Some((name, about)) = line.strip_prefix("  ").and_then(|line| line.split_once(' ')) {
+            all.push(Listed { group: group.clone(), name: name.to_owned(), about: about.trim().to_owned() });
+        }
+    }
+    assert!(all.len() > 20, "only {} commands are listed: {help}", all.len());
+    all
+}
