@@ -15,7 +15,7 @@ from typing import Any
 
 from . import _blocks, _command, _marks, _page, _sizes
 
-UNTRACED = "this kernel is not traced; python -m memtrace.kernel install adds one that is, called Python (memtrace)"
+UNTRACED = "this kernel is not traced; python -m memtrace.kernel install adds one that is"
 
 
 class Text:

@@ -46,7 +46,8 @@ def read(
 
     Raises TraceError when there is no trace, or it cannot be read."""
     backend = _frames.backend(backend)
-    arguments = ["check", "--files", *([f"--rank={rank}"] if rank is not None else []), "--", os.fspath(trace)]
+    only = [f"--rank={rank}"] if rank is not None else []
+    arguments = ["check", "--files", *only, "--", os.fspath(trace)]
     answer, _ = _command.answer(arguments)
     known = {column["name"]: column for column in answer["columns"]}
     wanted = list(known) if columns is None else list(columns)

@@ -159,8 +159,8 @@ def frag(trace: Trace = DEFAULT, **options: Any) -> Answer:
 def leaks(trace: Trace = DEFAULT, **options: Any) -> Answer:
     """Memory that grows from step to step, its rate and owner, and what was never freed.
 
-    With `holders=True` the Python objects that keep memory of earlier steps; `memtrace.retained()` searches for
-    those of this process.
+    With `holders=True` the Python objects that keep memory of earlier steps; `memtrace.retained()` searches
+    this process.
     `options` are those of `memtrace leaks`, with `_` for `-`."""
     return _answer("leaks", [trace], options)
 

@@ -49,7 +49,7 @@ def _arguments() -> argparse.Namespace:
     install.add_argument("--display-name", help="its name in the menu (default: Python (memtrace))")
     place = install.add_mutually_exclusive_group()
     place.add_argument(
-        "--sys-prefix", action="store_true", help="for the environment of this Python (default: for this user)"
+        "--sys-prefix", action="store_true", help="for this Python's environment (default: for this user)"
     )
     place.add_argument("--prefix", metavar="DIR", help="for the environment in this folder")
     remove = actions.add_parser("remove", help="remove a kernel that install added")
@@ -109,8 +109,8 @@ def main() -> None:
         kernelspec = importlib.import_module("jupyter_client.kernelspec")
     except ImportError as error:
         _refuse(
-            f"{sys.executable} lacks {error.name or error}, which a kernel needs: {sys.executable} -m pip install "
-            "ipykernel"
+            f"{sys.executable} lacks {error.name or error}, which a kernel needs: "
+            f"{sys.executable} -m pip install ipykernel"
         )
     manager = kernelspec.KernelSpecManager()
     if request.action == "install":
