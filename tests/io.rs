@@ -1,7 +1,7 @@
 //! `MEMTRACE_OPS=io` on the simulated GPU: the tensors that ops read and write, compared with torch's own
 //! profiler and trackers in the same process.
 //!
-//! Each test runs once for every torch of [`on_every_torch`]. If `scripts/torch-env` has not installed a
+//! Each test runs once for every torch of [`on_every_torch`]. If `scripts/env torch` has not installed a
 //! torch, its tests are skipped with a message; with `CI=true` they fail.
 
 use std::path::PathBuf;

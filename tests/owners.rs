@@ -1,7 +1,7 @@
 //! The owner of every byte: scripts of every common kind without marks, on the simulated GPU, compared with
 //! torch's own knowledge of their tensors.
 //!
-//! Each test runs once for every torch of [`on_every_torch`]. If `scripts/torch-env` has not installed a
+//! Each test runs once for every torch of [`on_every_torch`]. If `scripts/env torch` has not installed a
 //! torch, its tests are skipped with a message; with `CI=true` they fail.
 
 use std::path::PathBuf;

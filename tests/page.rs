@@ -1,6 +1,6 @@
 //! The report page in a real browser, and the views of a terminal in a real terminal.
 //!
-//! `tests/scripts/checkers/report_page.py` drives headless Chromium; `scripts/browser-env` installs the
+//! `tests/scripts/checkers/report_page.py` drives headless Chromium; `scripts/env browser` installs the
 //! programs for both. With `CI=true` a missing program fails the tests; otherwise they are skipped with a
 //! message.
 
@@ -45,7 +45,7 @@ fn browser() -> Option<PathBuf> {
     if python.exists() && Path::new("/usr/bin/chromium").exists() {
         return Some(python);
     }
-    missing("no browser: run scripts/browser-env");
+    missing("no browser: run scripts/env browser");
     None
 }
 
@@ -102,7 +102,7 @@ fn ranks_by_the_thousand_are_a_map_on_a_page_and_in_forty_lines() {
     let Some(python) = browser() else { return };
     let ray = cache().join("ray");
     if !ray.join(".list").exists() {
-        return missing("DuckDB is not installed: run scripts/ray-env");
+        return missing("DuckDB is not installed: run scripts/env ray");
     }
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let folder = TempDir::new().unwrap();

@@ -1,7 +1,7 @@
 //! The simulated GPU (the phantom) under real PyTorch, without the tracer.
 //!
 //! Each script of the table runs on every version of torch and asserts the expected results. If
-//! `scripts/torch-env` has not installed a version, its tests are skipped with a message; with `CI=true` they
+//! `scripts/env torch` has not installed a version, its tests are skipped with a message; with `CI=true` they
 //! fail.
 
 use std::collections::{BTreeMap, BTreeSet};

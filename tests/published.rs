@@ -81,9 +81,9 @@ fn published_figures_are_all_on_the_page_of_the_docs() {
 #[test]
 fn published_rows_of_the_page_are_read_back() {
     let code = "import sys; sys.path.insert(0, 'scripts')\n\
-                from published_page import PAGE, place, sentences\n\
-                from published_figures import read_figures\n\
-                from published_kept import read_page\n\
+                from parts.published_page import PAGE, place, sentences\n\
+                from parts.published_figures import read_figures\n\
+                from parts.published_kept import read_page\n\
                 page = read_page(PAGE)\n\
                 print(sentences([page.kept(figure, place(figure)) for figure in read_figures()]))";
     let output = Command::new("python3").args(["-c", code]).current_dir(root()).output().unwrap();

@@ -72,7 +72,7 @@ fn every_report_is_a_function_of_the_package_and_gives_the_answer_of_the_command
 fn ranks_by_ray_and_by_one_process_are_those_of_the_report() {
     let ray = cache().join("ray");
     if !ray.join(".list").exists() {
-        return missing("Ray is not installed: run scripts/ray-env");
+        return missing("Ray is not installed: run scripts/env ray");
     }
     let mut command = clean(&ray.join("bin/python"));
     command.arg(scripts().join("package/job_ranks.py")).arg(root().join("tests/fixtures"));
@@ -83,7 +83,7 @@ fn ranks_by_ray_and_by_one_process_are_those_of_the_report() {
 fn ranks_of_digests_that_are_damaged_or_lie_are_named_or_answered() {
     let ray = cache().join("ray");
     if !ray.join(".list").exists() {
-        return missing("DuckDB is not installed: run scripts/ray-env");
+        return missing("DuckDB is not installed: run scripts/env ray");
     }
     let mut command = clean(&ray.join("bin/python"));
     command.arg(scripts().join("package/hostile_digests.py")).arg(root().join("tests/fixtures"));

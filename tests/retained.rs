@@ -1,6 +1,6 @@
 //! The search for what holds memory that earlier steps left behind, with torch, on the simulated GPU.
 //!
-//! If `scripts/torch-env` has not installed a torch, its tests are skipped with a message; with `CI=true` they fail.
+//! If `scripts/env torch` has not installed a torch, its tests are skipped with a message; with `CI=true` they fail.
 
 use std::path::Path;
 

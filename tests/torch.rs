@@ -1,7 +1,7 @@
 //! Real scripts on PyTorch's CUDA builds and the simulated GPU, compared with torch's own statistics of its
 //! memory.
 //!
-//! Each test runs once for every torch of [`on_every_torch`]. If `scripts/torch-env` has not installed a
+//! Each test runs once for every torch of [`on_every_torch`]. If `scripts/env torch` has not installed a
 //! torch, its tests are skipped with a message; with `CI=true` they fail.
 
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! The cache into which scripts such as `scripts/torch-env` install programs for the tests.
+//! The cache into which scripts such as `scripts/env torch` install programs for the tests.
 
 use std::path::PathBuf;
 
@@ -17,7 +17,7 @@ pub(crate) fn python(version: &str) -> Option<PathBuf> {
     if folder.join(".complete").exists() {
         return Some(folder.join("bin/python"));
     }
-    missing(&format!("torch {version} is not installed: run scripts/torch-env {version}"));
+    missing(&format!("torch {version} is not installed: run scripts/env torch {version}"));
     None
 }
 

@@ -20,7 +20,7 @@ pub(crate) struct Terminal {
 impl Terminal {
     pub(crate) fn open(columns: u32, lines: u32, command: &str) -> Option<Terminal> {
         if Command::new("tmux").arg("-V").stdout(Stdio::null()).status().is_err() {
-            missing("no tmux: run scripts/browser-env");
+            missing("no tmux: run scripts/env browser");
             return None;
         }
         static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);

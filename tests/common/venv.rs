@@ -11,22 +11,22 @@ use crate::torch::{Torch, built, cache, clean, missing};
 /// The `PATH` of a machine without Rust.
 pub(crate) const NO_CARGO: &str = "/usr/local/bin:/usr/bin:/bin";
 
-/// The Python of `scripts/wheel-env`, with hatchling and pip. If it is missing, the test is skipped; with `CI=true` it
+/// The Python of `scripts/env wheel`, with hatchling and pip. If it is missing, the test is skipped; with `CI=true` it
 /// fails.
 pub(crate) fn wheel_python() -> Option<PathBuf> {
     let python = cache().join("wheel/bin/python");
     if !python.exists() {
-        missing("hatchling is not installed: run scripts/wheel-env");
+        missing("hatchling is not installed: run scripts/env wheel");
         return None;
     }
     Some(python)
 }
 
-/// The Python of `scripts/users-env`, with pytest, nbconvert and JupyterLab.
+/// The Python of `scripts/env users`, with pytest, nbconvert and JupyterLab.
 pub(crate) fn users_python() -> Option<PathBuf> {
     let python = cache().join("users/bin/python");
     if !python.exists() {
-        missing("pytest and JupyterLab are not installed: run scripts/users-env");
+        missing("pytest and JupyterLab are not installed: run scripts/env users");
         return None;
     }
     Some(python)

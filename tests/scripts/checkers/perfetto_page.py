@@ -3,7 +3,7 @@ database.
 
     perfetto_page.py UI EXPORT EXPECTED [EXPORT EXPECTED]...
 
-UI is the output of scripts/perfetto-ui. EXPECTED is a JSON file with the figures of the reports:
+UI is the output of scripts/env perfetto. EXPECTED is a JSON file with the figures of the reports:
 
     {process: {"counters": {name: [peak, its time in ns, value at the end]}, "slices": {kind: count},
                "blocks": [count, bytes]}}

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from published_figures import NEWEST, ROOT, UNITS, Figure, FigureError
-from published_kept import COMPUTED, NEWEST_LINE, Kept, Page, read_page
-from published_picture import picture
+from .published_figures import NEWEST, ROOT, UNITS, Figure, FigureError
+from .published_kept import COMPUTED, NEWEST_LINE, Kept, Page, read_page
+from .published_picture import picture
 
 PAGE = ROOT / "docs/accuracy.md"
 README = ROOT / "README.md"

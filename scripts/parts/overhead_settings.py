@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 TARGET = ROOT / "target" / "release"
 LOOP = ROOT / "benches" / "overhead_loop.py"
 PAGE = ROOT / "docs" / "overhead.md"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-PAGE = Path(__file__).resolve().parent.parent / "docs/programs.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs/programs.md"
 HEAD = [
     *("program", "version", "torch", "build", "runs", "same output", "peak of torch, bytes"),
     *("equal in the trace", "no category", "outside modules", "seconds, untraced / traced"),

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from published_figures import ROOT, Run
+from .published_figures import ROOT, Run
 
 # Settings from outside would change the answer; a case sets its own.
 OUTSIDE = ("MEMTRACE_", "PYTORCH_", "CUDA_", "NCCL_", "TORCH")
@@ -154,17 +154,17 @@ class Runner:
     def python(self, version: str) -> str:
         with self.lock:
             done = subprocess.run(
-                [str(ROOT / "scripts/torch-env"), version],
+                [str(ROOT / "scripts/env"), "torch", version],
                 capture_output=True,
                 text=True,
             )
         if done.returncode:
-            raise RuntimeError(f"scripts/torch-env {version} failed\n{done.stderr.strip()}")
+            raise RuntimeError(f"scripts/env torch {version} failed\n{done.stderr.strip()}")
         return done.stdout.strip().splitlines()[-1]
 
     def libraries(self, python: str, run: Run) -> str:
-        """The folder of the libraries that the case wants instead of torch-env's. The list is complete: pip
-        installs no dependencies, which would bring another torch."""
+        """The folder of the libraries that the case wants instead of scripts/env's. The list is complete:
+        pip installs no dependencies, which would bring another torch."""
         if not run.libraries:
             return ""
         name = hashlib.sha256(f"{run.torch} {run.libraries}".encode()).hexdigest()[:16]

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from published_figures import NEWEST, Figure, FigureError
+from .published_figures import NEWEST, Figure, FigureError
 
 COMPUTED = "Ours: computed "
 NEWEST_NOTE = f"torch {NEWEST}: "

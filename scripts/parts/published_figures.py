@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 CASES = ROOT / "tests/published"
 COLUMNS = ["source", "card", "torch", "libraries", "case", "arguments", "label", "what", "published", "unit"]
 COLUMNS += ["cause"]
 SOURCE_COLUMNS = ["source", "title", "address", "measured", "rounding", "note"]
-# The newest torch that `scripts/torch-env` installs for the tests: for a figure that names none.
+# The newest torch that `scripts/env torch` installs for the tests: for a figure that names none.
 NEWEST = "2.11.0"
 UNITS = {
     "B": 1,
