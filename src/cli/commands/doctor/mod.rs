@@ -36,7 +36,7 @@ pub(crate) fn command() -> Command {
         )
         .after_help(args::examples(&[
             ("doctor", "the python3 of the PATH"),
-            ("doctor --phantom h100-80g -- .venv/bin/python", "another Python, on a simulated GPU"),
+            ("doctor --phantom=h100-80g -- .venv/bin/python", "another Python, on a simulated GPU"),
         ]))
         .arg(args::json_arg())
         .arg(args::out_arg(
