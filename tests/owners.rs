@@ -83,6 +83,7 @@ fn owners_and_stacks_hold_in_hard_cases_and_leave_the_output_unchanged(torch: &T
         "threads",
         "modes",
         "odd_modules",
+        "own_calls",
         "profilers",
     ];
     same_with_and_without(torch, CASES, &cases, &[("MEMTRACE_STACKS", "python")]);
@@ -142,7 +143,7 @@ fn owners_hold_under_fsdp_peft_and_lightning_and_leave_the_output_unchanged(torc
     same_with_and_without(
         torch,
         FRAMEWORKS,
-        &["fsdp1", "peft", "lightning"],
+        &["fsdp1", "peft", "lightning", "fabric"],
         &[("MEMTRACE_STACKS", "python")],
     );
     let run = torch.trace_with(FRAMEWORKS, &["peft"], &[("MEMTRACE_WRAPPERS", "1")]);

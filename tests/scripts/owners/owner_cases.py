@@ -484,6 +484,34 @@ def odd_modules():
         print(error)
 
 
+def own_calls():
+    """Classes whose `__call__` does not reach torch's, as in GPyTorch, and one whose `__call__` does."""
+
+    class Direct(Takes):
+        def __call__(self, x):
+            return self.forward(x)
+
+    class Delegates(Takes):
+        def __call__(self, *arguments):
+            return super().__call__(*arguments)
+
+    class DirectOuter(Outer):
+        def __call__(self, x):
+            return self.forward(x)
+
+    Outer(218, Direct(219)).cuda()(x())
+    DirectOuter(226, Delegates(227)).cuda()(x()).sum().backward()
+    # Made after the library looked at all classes: found after the backward.
+    late = type("Late", (Direct,), {"__call__": lambda self, x: self.forward(x)})
+    for _ in range(2):
+        late(228).cuda()(x()).sum().backward()
+    expect(218, module="Outer", phase="forward")
+    expect(219, module="Outer.inner.0", phase="forward")
+    expect(226, module="DirectOuter", phase="forward")
+    expect(227, module="DirectOuter.inner.0", phase="forward")
+    expect(228, module="Late", some=True)
+
+
 def compiled():
     """A compiled model keeps its graphs, recompiles as often, and computes the same."""
     import torch._dynamo

@@ -98,6 +98,21 @@ def lightning():
     print("steps", trainer.global_step)
 
 
+def fabric():
+    import lightning
+
+    fabric = lightning.Fabric(accelerator="gpu", devices=1)
+    net = Outer(334, Takes(335, 160))
+    model, optimizer = fabric.setup(net, torch.optim.AdamW(net.parameters()))
+    for _ in range(2):
+        fabric.backward(model(x(4, 160)).sum())
+        optimizer.step()
+        optimizer.zero_grad()
+    expect(334, module="Outer", phase="forward")
+    expect(335, module="Outer.inner.0", phase="forward")
+    expect(200, module="Outer.inner.0.linear", category="optimizer_state", some=True)
+
+
 def accelerated():
     from accelerate import Accelerator
 

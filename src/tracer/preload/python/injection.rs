@@ -37,7 +37,7 @@ macro_rules! source {
 
 const LOADER: Source = source!("loader");
 /// The modules of the tracer, but `native`.
-static SOURCES: [Source; 26] = [
+static SOURCES: [Source; 27] = [
     source!("caches"),
     source!("communicators"),
     source!("failures"),
@@ -53,6 +53,7 @@ static SOURCES: [Source; 26] = [
     source!("live_objects"),
     source!("main_code"),
     source!("module_memory"),
+    source!("overridden_calls"),
     source!("paths"),
     source!("retained"),
     source!("shared"),

@@ -33,6 +33,7 @@ from .native import (
     is_detailed,
 )
 from .paths import assign_paths_on_call, has_path, root_id_of, root_of, table_by_module
+from .overridden_calls import hook_new_overridden_calls
 from .steps import hook_new_classes
 from .tags import (
     MAIN_THREAD,
@@ -115,6 +116,7 @@ def _root_is_called(root, args: tuple, kwargs: dict) -> None:
         # On other threads the library calls nothing when a backward is over.
         if not is_main and has_new_gradients():
             hook_new_classes()
+            hook_new_overridden_calls()
             tag_gradients()
         name_groups()
         if calls <= FIRST or calls % EVERY == 0:
@@ -246,6 +248,7 @@ def after_backward() -> None:
     """A backward is over. Called on the main thread."""
     try:
         hook_new_classes()
+        hook_new_overridden_calls()
         with without_torch_function():
             tag_gradients()
     except Exception as error:

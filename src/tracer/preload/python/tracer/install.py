@@ -18,6 +18,7 @@ from .native import (
     hook_vectorcall,
     leave_module,
 )
+from .overridden_calls import hook_overridden_calls
 from .steps import hook_steps
 from .torch_api import Module, is_compiling, nn_module, optim_optimizer, set_eval_frame, torch
 from .uncalled import tag_everything_held, tag_registered
@@ -87,11 +88,18 @@ def searches() -> dict:
 
 def hook_module_calls() -> bool:
     """Hooks `Module._call_impl` through its vectorcall slot: see ../module_calls.rs."""
-    call_impl, function = vars(Module).get("_call_impl"), type(install)
+    function = type(install)
     after = after_forward if MEMORY_UNIT else None
-    return type(call_impl) is function and hook_vectorcall(
-        call_impl, function.__basicsize__, before_forward, after, set_eval_frame
-    )
+
+    def hook(call) -> bool:
+        return type(call) is function and hook_vectorcall(
+            call, function.__basicsize__, before_forward, after, set_eval_frame
+        )
+
+    if not hook(vars(Module).get("_call_impl")):
+        return False
+    hook_overridden_calls(hook)
+    return True
 
 
 def hook_modules_globally(before_forward, is_compiling) -> None:

@@ -16,9 +16,12 @@ WRAPPERS = {
     "FullyShardedDataParallel": "_fsdp_wrapped_module",
     "PeftModel": "base_model",
     "BaseTuner": "model",
+    "_FabricModule": "_forward_module",
 }
 # Names of children that only wrappers use: left out wherever they stand in a path.
-WRAPPER_PARTS = frozenset(("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
+WRAPPER_PARTS = frozenset(
+    ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")
+)
 if KEEP_WRAPPERS:
     WRAPPERS, WRAPPER_PARTS = {}, frozenset()
 

@@ -1,0 +1,42 @@
+"""Finds module classes whose `__call__` does not reach torch's, such as GPyTorch's: their calls are hooked as well."""
+
+from __future__ import annotations
+
+from .torch_api import Module
+
+Function = type(lambda: None)
+# Names in the code of a `__call__` that reaches `Module._call_impl`, where the call is seen anyway.
+DELEGATES = {"__call__", "_call_impl", "_wrapped_call_impl"}
+
+# What `hook_overridden_calls` was given: hooks one function.
+_hook = None
+# The ids of the classes that were looked at; classes of modules are rarely collected.
+_seen: set[int] = set()
+
+
+def hook_overridden_calls(hook) -> None:
+    """Calls `hook` with each such `__call__`, now and for classes that are found later."""
+    global _hook
+    _hook = hook
+    hook_new_overridden_calls()
+
+
+def hook_new_overridden_calls() -> None:
+    """Looks at the classes that were made since the last call."""
+    if _hook is None:
+        return
+    # By its namespace: a look-up would give the class a version in the interpreter's cache.
+    classes: list[type] = list(type.__subclasses__(Module))
+    walked: set[int] = set()
+    while classes:
+        kind = classes.pop()
+        if id(kind) in walked:
+            continue
+        walked.add(id(kind))
+        classes += type.__subclasses__(kind)
+        if id(kind) in _seen:
+            continue
+        _seen.add(id(kind))
+        call = vars(kind).get("__call__")
+        if type(call) is Function and not DELEGATES & set(call.__code__.co_names):
+            _hook(call)
