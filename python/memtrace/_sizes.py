@@ -9,7 +9,7 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?\s*", re.IGNORECASE)
 
 
 def parse(text: object) -> int:
-    """The bytes of a size. `KiB` and `k` are 1024 bytes, `KB` is 1000.
+    """The bytes of a size. Every spelling is a power of 1024, as in the command: `KiB`, `KB` and `k` are 1024 bytes.
 
     Raises ValueError for anything else."""
     if isinstance(text, int) and not isinstance(text, bool) and text >= 0:
@@ -18,8 +18,7 @@ def parse(text: object) -> int:
     try:
         if match is None or (match[3] or "").lower() == "ib" and not match[2]:
             raise ValueError
-        base = 1000 if match[2] and (match[3] or "").lower() == "b" else 1024
-        return int(float(match[1]) * base ** _BINARY[match[2].lower()])
+        return int(float(match[1]) * 1024 ** _BINARY[match[2].lower()])
     except (OverflowError, ValueError):
         raise ValueError(
             f"{repr(text)[:80]} is no size; write a number of bytes, or a text such as '2 GiB' or '500 MB'"

@@ -9,7 +9,9 @@ use std::path::{Path, PathBuf};
 
 use crate::detail::Detail;
 use crate::keep::Keep;
-use crate::text::{distance, printable};
+use memtrace_util::names::distance;
+
+use crate::text::printable;
 use crate::units::parse_bytes;
 
 /// One variable.

@@ -343,17 +343,7 @@ pub fn names_path(journal: &Path) -> PathBuf {
     journal.with_extension("names")
 }
 
-/// When a process started, in the kernel's ticks since boot; `None` when no process has this id.
-#[must_use]
-pub fn process_start(pid: u32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name, in parentheses, may hold any character. Behind it the state is the first field, the number of
-    // threads the 18th, the start the 20th: proc_pid_stat(5).
-    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-    // A zombie without other threads has ended. (When only its main thread ended it has other threads.)
-    let is_gone = *fields.first()? == "Z" && matches!(*fields.get(17)?, "0" | "1");
-    if is_gone { None } else { fields.get(19)?.parse().ok() }
-}
+pub use memtrace_util::process::start_of as process_start;
 
 #[cfg(test)]
 mod tests {

@@ -135,16 +135,6 @@ pub fn cut(text: &str, most: usize) -> &str {
     &text[..end]
 }
 
-/// The edit distance of two names. Long names, which only a hostile trace has, count as far away.
-#[must_use]
-pub fn distance(a: &str, b: &str) -> usize {
-    const LONGEST: usize = 256;
-    if a.len() > LONGEST || b.len() > LONGEST {
-        return LONGEST;
-    }
-    strsim::levenshtein(a, b)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -204,11 +194,5 @@ mod tests {
         assert!(printable(&long).len() < 5000);
         assert_eq!(printable_lines("a\nb\x1b"), "a\nb\\u{1b}");
         assert_eq!(printable_json("{\n \"a\": \"\u{9b}é\"\n}"), "{\n \"a\": \"\\u009bé\"\n}");
-    }
-
-    #[test]
-    fn the_distance_of_two_names_is_the_number_of_edits() {
-        assert_eq!(distance("kitten", "sitting"), 3);
-        assert_eq!(distance("", "ab"), 2);
     }
 }

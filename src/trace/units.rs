@@ -90,22 +90,7 @@ impl fmt::Display for Shown {
 /// # Errors
 /// A message with the expected form.
 pub fn parse_bytes(text: &str) -> Result<i64, String> {
-    let text = text.trim();
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let factor = match text[digits.len()..].to_ascii_lowercase().as_str() {
-        "" | "b" => 1,
-        "k" | "kb" | "kib" => KIB,
-        "m" | "mb" | "mib" => MIB,
-        "g" | "gb" | "gib" => GIB,
-        "t" | "tb" | "tib" => 1 << 40,
-        _ => return Err(expected(text)),
-    };
-    match digits.trim().parse::<f64>() {
-        Ok(n) if n.is_finite() && n >= 0.0 && n * (factor as f64) < i64::MAX as f64 => {
-            Ok((n * factor as f64) as i64)
-        }
-        _ => Err(expected(text)),
-    }
+    memtrace_util::size::parse(text).map(u64::cast_signed).ok_or_else(|| expected(text.trim()))
 }
 
 fn expected(text: &str) -> String {

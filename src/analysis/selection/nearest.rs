@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use memtrace_trace::text::distance;
+use memtrace_util::names::distance;
 
 use crate::render::numbers::count;
 

@@ -1,6 +1,6 @@
 //! A preset, and how a name finds it.
 
-use strsim::levenshtein;
+use memtrace_util::names::distance;
 
 use crate::table::CARDS;
 
@@ -59,25 +59,24 @@ impl Card {
         CARDS.iter().find(|card| card.id.eq_ignore_ascii_case(id))
     }
 
-    /// The presets whose names are nearest to a word that is none, the nearest first; at most three.
+    /// The presets with the most similar names, best match first; at most three.
     #[must_use]
     pub fn nearest(word: &str) -> Vec<&'static Card> {
-        // No name of a card is longer.
-        let word: String = bare(word).chars().take(100).collect();
-        let distance = |card: &Card| {
+        let word = bare(word);
+        let edits_of = |card: &Card| {
             let whole = bare(card.id);
             let family = bare(card.id.split(['-', ':']).next().unwrap_or(card.id));
             // A slice is only near to a word that names one.
             let slice = usize::from(card.is_slice() && !word.contains(':')) * 8;
             let contained = word.len() > 2 && (whole.contains(&word) || word.contains(&whole));
-            let edits = levenshtein(&word, &whole).min(levenshtein(&word, &family));
+            let edits = distance(&word, &whole).min(distance(&word, &family));
             slice + if contained { edits.min(1) } else { edits }
         };
         let mut cards: Vec<_> = CARDS.iter().collect();
         // The sort is stable: among equals the order of the list decides.
-        cards.sort_by_key(|card| distance(card));
-        let least = cards.first().map_or(0, |card| distance(card));
-        cards.retain(|card| distance(card) == least);
+        cards.sort_by_key(|card| edits_of(card));
+        let least = cards.first().map_or(0, |card| edits_of(card));
+        cards.retain(|card| edits_of(card) == least);
         cards.truncate(3);
         cards
     }

@@ -3,7 +3,9 @@
 
 use std::fmt;
 
-use crate::spec::{MAX_DEVICES, size};
+use memtrace_util::size;
+
+use crate::spec::MAX_DEVICES;
 
 /// The environment variable with the requested faults.
 pub const FAULT_VARIABLE: &str = "MEMTRACE_PHANTOM_FAULT";
@@ -137,7 +139,7 @@ impl Moment {
         match name {
             "step" => value.parse().map(Self::Step).map_err(|_| format!("`{value}` is no number of a step")),
             "alloc" => Ok(Self::Allocation(count(value)?)),
-            "bytes" => match size(value) {
+            "bytes" => match size::parse(value) {
                 Some(bytes) => Ok(Self::Bytes(bytes)),
                 None => Err(format!("`{value}` is no size such as 20g or 500m")),
             },

@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use memtrace_util::process::start_of;
+
 /// A process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Process {
@@ -25,18 +27,6 @@ impl Process {
     pub fn is_alive(self) -> bool {
         start_of(self.pid) == Some(self.start)
     }
-}
-
-/// The start time of a process that has not ended.
-fn start_of(pid: u32) -> Option<u64> {
-    let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
-    // The second field is the name in brackets, which may hold anything: the rest begins after the last one.
-    let end = stat.iter().rposition(|&byte| byte == b')')?;
-    let rest = str::from_utf8(stat.get(end + 2..)?).ok()?;
-    let mut fields = rest.split(' ');
-    let state = fields.next()?;
-    // The start time is field 22, and the state field 3.
-    (!matches!(state, "Z" | "X" | "x")).then(|| fields.nth(18)?.parse().ok()).flatten()
 }
 
 /// The first word of a process's command line; `None` when it cannot be read.

@@ -7,6 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
+use memtrace_util::process::Process;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, waitid};
 
 /// How long the processes may take to end when they are asked to: as in PyTorch's `PContext.close`.
@@ -143,22 +144,14 @@ fn kill((pid, _): Member, signal: Signal) {
     }
 }
 
-/// What `/proc/PID/stat` tells of a process.
-struct Process {
-    parent: i32,
-    group: i32,
-    /// The tick when it began.
-    start: u64,
-}
-
 /// The processes of this machine, without zombies.
 struct Machine(HashMap<i32, Process>);
 
 impl Machine {
     fn read() -> Machine {
         let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-        let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-        Machine(pids.filter_map(|pid| Some((pid, process(pid)?))).collect())
+        let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+        Machine(pids.filter_map(|pid| Some((pid.cast_signed(), Process::read(pid)?))).collect())
     }
 
     fn is_alive(&self, (pid, start): Member) -> bool {
@@ -199,19 +192,6 @@ impl Machine {
 /// A file of a process. The kernel cuts its name to 15 bytes, which may end inside a character: it is no UTF-8 then.
 fn proc_text(pid: i32, name: &str) -> io::Result<String> {
     fs::read(format!("/proc/{pid}/{name}")).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
-}
-
-/// What is known of a process; `None` when it has ended (a zombie holds nothing).
-fn process(pid: i32) -> Option<Process> {
-    let text = proc_text(pid, "stat").ok()?;
-    // The name is in brackets and may have any character.
-    let (_, rest) = text.rsplit_once(") ")?;
-    let fields: Vec<&str> = rest.split(' ').collect();
-    if matches!(*fields.first()?, "Z" | "X") {
-        return None;
-    }
-    let number = |place: usize| fields.get(place)?.parse().ok();
-    Some(Process { parent: number(1)?, group: number(2)?, start: fields.get(19)?.parse().ok()? })
 }
 
 /// The bytes of a process that are in memory and no file's: `RssAnon` of `/proc/PID/status`.
@@ -276,7 +256,7 @@ mod tests {
         let mut text = String::new();
         tree.child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
         wait(&mut tree);
-        assert!(process(text.trim().parse().unwrap()).is_none());
+        assert!(Process::read(text.trim().parse().unwrap()).is_none());
     }
 
     #[test]
@@ -288,7 +268,7 @@ mod tests {
         child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
         let pid = child.id() as i32;
         assert!(fs::read_to_string(format!("/proc/{pid}/stat")).is_err());
-        let found = (process(pid).is_some(), anonymous_bytes(pid) > 0);
+        let found = (Process::read(pid.cast_unsigned()).is_some(), anonymous_bytes(pid) > 0);
         drop(child.stdin.take());
         child.wait().unwrap();
         assert_eq!(found, (true, true));

@@ -1,0 +1,25 @@
+//! Names that look alike.
+
+/// The longest name that is compared, in bytes; only a hostile trace or a mistake has longer ones.
+const LONGEST: usize = 256;
+
+/// Returns the number of edits from one name to the other. Longer names than 256 bytes count as far away.
+#[must_use]
+pub fn distance(a: &str, b: &str) -> usize {
+    if a.len() > LONGEST || b.len() > LONGEST {
+        return LONGEST;
+    }
+    strsim::levenshtein(a, b)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_distance_of_two_names_is_the_number_of_edits() {
+        assert_eq!(distance("kitten", "sitting"), 3);
+        assert_eq!(distance("", "ab"), 2);
+        assert_eq!(distance(&"a".repeat(10_000), "a"), LONGEST);
+    }
+}

@@ -1,0 +1,89 @@
+//! What `/proc/PID/stat` says of a process.
+
+use std::fs;
+
+/// A process that has not ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Process {
+    /// The id of its parent.
+    pub parent: i32,
+    /// The id of its process group.
+    pub group: i32,
+    /// When it started, in the kernel's ticks since boot. With the id it names the process, because ids are reused.
+    pub start: u64,
+}
+
+impl Process {
+    /// Reads the process with this id.
+    ///
+    /// Returns `None` if there is no such process, or if it has ended and only waits for its parent to ask for its status
+    /// (a zombie). A process whose main thread has ended while others go on is shown as a zombie, too, but has not ended.
+    #[must_use]
+    pub fn read(pid: u32) -> Option<Process> {
+        // Not a `String`: the kernel cuts the name of a process to 15 bytes, which may end inside a character.
+        Process::parse(&fs::read(format!("/proc/{pid}/stat")).ok()?)
+    }
+
+    /// Parses the file; see proc_pid_stat(5).
+    fn parse(stat: &[u8]) -> Option<Process> {
+        // The second field is the name in parentheses, which may hold anything: the rest begins after the last one.
+        let end = stat.iter().rposition(|byte| *byte == b')')?;
+        let fields: Vec<&str> = str::from_utf8(stat.get(end + 1..)?).ok()?.split_ascii_whitespace().collect();
+        // The state is field 3 of the file, the number of threads field 20.
+        let threads: u32 = fields.get(17)?.parse().ok()?;
+        let has_ended = match *fields.first()? {
+            "X" | "x" => true,
+            "Z" => threads <= 1,
+            _ => false,
+        };
+        let (parent, group) = (fields.get(1)?.parse().ok()?, fields.get(2)?.parse().ok()?);
+        (!has_ended).then_some(Process { parent, group, start: fields.get(19)?.parse().ok()? })
+    }
+}
+
+/// Returns when the process with this id started, in the kernel's ticks since boot; see [`Process::read`].
+#[must_use]
+pub fn start_of(pid: u32) -> Option<u64> {
+    Process::read(pid).map(|process| process.start)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stat(name: &[u8], state: &str, threads: u32) -> Vec<u8> {
+        let rest = format!(") {state} 7 8 9 0 -1 4194304 1 0 0 0 5 6 0 0 20 0 {threads} 0 4711 1000 200\n");
+        [b"12 (", name, rest.as_bytes()].concat()
+    }
+
+    #[test]
+    fn a_process_has_ended_when_its_last_thread_has() {
+        let lives = Some(Process { parent: 7, group: 8, start: 4711 });
+        assert_eq!(Process::parse(&stat(b"python", "S", 4)), lives);
+        assert_eq!(Process::parse(&stat(b"a) Z 1 (b", "R", 1)), lives, "the name may look like the rest");
+        assert_eq!(Process::parse(&stat(b"r\xc3", "S", 1)), lives, "the name may end inside a character");
+        assert_eq!(Process::parse(&stat(b"main", "Z", 3)), lives, "only its main thread has ended");
+        for gone in [stat(b"x", "Z", 1), stat(b"x", "Z", 0), stat(b"x", "X", 1)] {
+            assert_eq!(Process::parse(&gone), None);
+        }
+        for damaged in [&b""[..], b"12 (python", b"12 (python) S 1", b")"] {
+            assert_eq!(Process::parse(damaged), None);
+        }
+    }
+
+    #[test]
+    fn a_process_is_read_until_it_ends_even_if_nobody_waits_for_it() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let found = Process::read(child.id()).unwrap();
+        assert_eq!(found.parent.cast_unsigned(), std::process::id());
+        child.kill().unwrap();
+        // It is a zombie now, or is about to become one.
+        let ended = (0..1000).any(|_| {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+            Process::read(child.id()).is_none()
+        });
+        assert!(ended);
+        child.wait().unwrap();
+        assert_eq!(start_of(0), None);
+    }
+}

@@ -1,0 +1,53 @@
+//! Sizes as people write them.
+
+/// Parses a size in bytes: `512`, `10k`, `2m`, `1.5g`, `80 GB`, `80GiB`. Every spelling is a power of 1024.
+///
+/// Returns `None` for another form, a negative number, and 2⁶³ bytes or more.
+#[must_use]
+pub fn parse(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let factor: u64 = match text[number.len()..].to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "k" | "kb" | "kib" => 1 << 10,
+        "m" | "mb" | "mib" => 1 << 20,
+        "g" | "gb" | "gib" => 1 << 30,
+        "t" | "tb" | "tib" => 1 << 40,
+        _ => return None,
+    };
+    let number = number.trim();
+    let bytes = match number.parse::<u64>() {
+        Ok(whole) => whole.checked_mul(factor)?,
+        Err(_) => {
+            let bytes = number.parse::<f64>().ok().filter(|n| *n >= 0.0)? * factor as f64;
+            // `as` saturates, and 2⁶⁴ is refused below.
+            bytes as u64
+        }
+    };
+    i64::try_from(bytes).ok().map(i64::cast_unsigned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_binary_units_in_any_spelling() {
+        for (text, bytes) in [
+            ("512", 512),
+            ("0", 0),
+            ("64m", 64 << 20),
+            ("500 MB", 500 << 20),
+            ("512MiB", 512 << 20),
+            ("1.5 GiB", 3 << 29),
+            ("2kb", 2048),
+            ("24b", 24),
+            ("9007199254740993", 9_007_199_254_740_993),
+        ] {
+            assert_eq!(parse(text), Some(bytes), "{text}");
+        }
+        for text in ["", "g", "ib", "12 parsecs", "-1g", "99999999999t", "nan", "inf g", "1e30", "9223372036854775808"] {
+            assert_eq!(parse(text), None, "{text}");
+        }
+    }
+}
