@@ -87,7 +87,11 @@ fn every_report_answers_on_every_fixture_and_suggests_a_command_that_exists() {
             if report.name() == "budget" {
                 continue;
             }
-            let asked = if report.name() == "advise --batch x2" { vec![("without", "op=aten::mm")] } else { Vec::new() };
+            let asked = if report.name() == "advise --batch x2" {
+                vec![("without", "op=aten::mm")]
+            } else {
+                Vec::new()
+            };
             let answer = answer(report.name(), &traces, &options(&asked));
             if answer.is_list {
                 continue;

@@ -46,7 +46,18 @@ mod tests {
         ] {
             assert_eq!(parse(text), Some(bytes), "{text}");
         }
-        for text in ["", "g", "ib", "12 parsecs", "-1g", "99999999999t", "nan", "inf g", "1e30", "9223372036854775808"] {
+        for text in [
+            "",
+            "g",
+            "ib",
+            "12 parsecs",
+            "-1g",
+            "99999999999t",
+            "nan",
+            "inf g",
+            "1e30",
+            "9223372036854775808",
+        ] {
             assert_eq!(parse(text), None, "{text}");
         }
     }

@@ -181,7 +181,7 @@ impl Printer {
         self.space(start);
         // The column, and the spaces that stand before the next word unless it begins a line.
         let (mut column, mut spaces) = (start, 0);
-        for Word { cells, spaces: behind } in words {
+        for StyledWord { cells, spaces: behind } in words {
             let long: usize = cells.iter().map(Cell::width).sum();
             if column > start && column + spaces + long > width {
                 self.end_line();
@@ -273,15 +273,15 @@ impl Printer {
 
 /// A word, which may have parts of several styles, and the number of spaces behind it.
 #[derive(Default)]
-struct Word {
+struct StyledWord {
     cells: Vec<Cell>,
     spaces: usize,
 }
 
 /// The number of spaces at the start of a line, and its words. [`NO_BREAK`] does not end a word.
-fn words(cells: &[Cell]) -> (usize, Vec<Word>) {
-    let mut words: Vec<Word> = Vec::new();
-    let (mut start, mut word) = (0, Word::default());
+fn words(cells: &[Cell]) -> (usize, Vec<StyledWord>) {
+    let mut words: Vec<StyledWord> = Vec::new();
+    let (mut start, mut word) = (0, StyledWord::default());
     for part in cells.iter().flat_map(|cell| cell.text.split_inclusive(' ').map(move |part| (cell, part))) {
         let (cell, text) = (part.0, part.1.trim_end_matches(' '));
         if !text.is_empty() && word.spaces > 0 {

@@ -74,9 +74,9 @@ impl Table {
     }
 
     /// The layout for a terminal of `width` columns.
-    fn layout(&self, width: Option<usize>) -> Layout {
+    fn layout(&self, width: Option<usize>) -> ColumnLayout {
         let natural: Vec<usize> = (0..self.columns.len()).map(|column| self.widest(column)).collect();
-        let whole = Layout { shown: (0..natural.len()).collect(), widths: natural, below: Vec::new() };
+        let whole = ColumnLayout { shown: (0..natural.len()).collect(), widths: natural, below: Vec::new() };
         let Some(width) = width.filter(|width| whole.total() > *width) else { return whole };
         let mut without_bars = whole.clone();
         without_bars.shown.retain(|column| !self.is_bar(*column));
@@ -89,21 +89,21 @@ impl Table {
 
 /// The columns that are shown, their widths, and the columns that are printed below their row.
 #[derive(Clone, Debug)]
-struct Layout {
+struct ColumnLayout {
     shown: Vec<usize>,
     /// By column of the table.
     widths: Vec<usize>,
     below: Vec<usize>,
 }
 
-impl Layout {
+impl ColumnLayout {
     fn total(&self) -> usize {
         let widths: usize = self.shown.iter().map(|column| self.widths[*column]).sum();
         widths + GAP * self.shown.len().saturating_sub(1)
     }
 
     /// This layout with its last text column wrapped to fit; `None` when that leaves too little width.
-    fn wrapped(&self, width: usize, table: &Table) -> Option<Layout> {
+    fn wrapped(&self, width: usize, table: &Table) -> Option<ColumnLayout> {
         let is_text = |column: &&usize| table.columns[**column].1 == Side::Left && !table.is_bar(**column);
         let last = *self.shown.iter().rfind(is_text)?;
         let left = (width + self.widths[last]).checked_sub(self.total())?;
@@ -118,7 +118,7 @@ impl Layout {
     }
 
     /// The layout that fits: the last columns move below their row until the rest fits.
-    fn narrowed(mut self, width: usize, table: &Table) -> Layout {
+    fn narrowed(mut self, width: usize, table: &Table) -> ColumnLayout {
         loop {
             if let Some(layout) = self.wrapped(width, table) {
                 return layout;
@@ -145,14 +145,14 @@ impl Printer {
                 table.columns.iter().map(|(name, _)| Cell::new(name.clone(), Style::Faint)).collect();
             let texts = |column: &usize| table.columns[*column].1 == Side::Left;
             let below = layout.below.iter().copied().filter(texts).collect();
-            self.table_row(&heads, &Layout { below, ..layout.clone() }, table);
+            self.table_row(&heads, &ColumnLayout { below, ..layout.clone() }, table);
         }
         for row in &table.rows {
             self.table_row(row, &layout, table);
         }
     }
 
-    fn table_row(&mut self, cells: &[Cell], layout: &Layout, table: &Table) {
+    fn table_row(&mut self, cells: &[Cell], layout: &ColumnLayout, table: &Table) {
         let shown: Vec<(usize, &Cell)> =
             layout.shown.iter().filter_map(|column| Some((*column, cells.get(*column)?))).collect();
         let texts: Vec<Vec<String>> = shown

@@ -51,7 +51,7 @@ impl Report for Stats {
         let mut footer = Footer::new(input);
         let mut json = Vec::new();
         for (index, trace) in input.traces.iter().enumerate() {
-            let mut numbers = Numbers::default();
+            let mut numbers = RunStats::default();
             let replayed = replay_trace(
                 trace,
                 Columns::of(&["latency_ns", "requested_bytes", "api", "ts_ns"]),
@@ -184,7 +184,7 @@ struct Birth {
 }
 
 #[derive(Default)]
-struct Numbers {
+struct RunStats {
     requested: Distribution,
     blocks: Distribution,
     lifetimes: Distribution,
@@ -203,7 +203,7 @@ struct Numbers {
     ooms: u64,
 }
 
-impl Numbers {
+impl RunStats {
     fn feed(&mut self, row: &Record) {
         match row.event {
             EventName::Alloc if row.alloc_id != 0 => {

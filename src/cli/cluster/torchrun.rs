@@ -114,16 +114,16 @@ impl Torchrun {
         while let Some(argument) = rest.next() {
             let text = argument.to_string_lossy();
             let (name, inline) = match option(&text)? {
-                Word::Script => {
+                OptionWord::Script => {
                     torchrun.script.push((*argument).clone());
                     torchrun.script.extend(rest.by_ref().map(|argument| (*argument).clone()));
                     break;
                 }
-                Word::End => {
+                OptionWord::End => {
                     torchrun.script.extend(rest.by_ref().map(|argument| (*argument).clone()));
                     break;
                 }
-                Word::Switch(name) => {
+                OptionWord::Switch(name) => {
                     match name {
                         "module" => torchrun.is_module = true,
                         "no-python" => torchrun.without_python = true,
@@ -132,7 +132,7 @@ impl Torchrun {
                     }
                     continue;
                 }
-                Word::Valued(name, inline) => (name, inline),
+                OptionWord::Valued(name, inline) => (name, inline),
             };
             let next = || rest.next().map(|value| value.to_string_lossy().into_owned());
             let Some(value) = inline.or_else(next) else { bail!("torchrun: --{name} needs a value") };
@@ -172,7 +172,7 @@ fn nodes(text: &str) -> Result<u32> {
 }
 
 /// A word of the command line.
-enum Word {
+enum OptionWord {
     Switch(&'static str),
     /// An option, with its value if the word has it.
     Valued(&'static str, Option<String>),
@@ -181,22 +181,22 @@ enum Word {
     Script,
 }
 
-fn option(word: &str) -> Result<Word> {
+fn option(word: &str) -> Result<OptionWord> {
     if word == "--" {
-        return Ok(Word::End);
+        return Ok(OptionWord::End);
     }
     let Some(long) = word.strip_prefix("--") else {
         let mut letters = word.strip_prefix('-').unwrap_or_default().chars();
         let valued = |name, rest: &str| {
             let rest = rest.strip_prefix('=').unwrap_or(rest);
-            Word::Valued(name, (!rest.is_empty()).then(|| rest.to_owned()))
+            OptionWord::Valued(name, (!rest.is_empty()).then(|| rest.to_owned()))
         };
         return Ok(match letters.next() {
             Some('r') => valued("redirects", letters.as_str()),
             Some('t') => valued("tee", letters.as_str()),
-            Some('m') if letters.as_str().is_empty() => Word::Switch("module"),
+            Some('m') if letters.as_str().is_empty() => OptionWord::Switch("module"),
             Some(_) => bail!("torchrun: the option {word} is unknown to memtrace"),
-            None => Word::Script,
+            None => OptionWord::Script,
         });
     };
     let (name, value) = match long.split_once('=') {
@@ -209,8 +209,8 @@ fn option(word: &str) -> Result<Word> {
     let found =
         if exact.is_empty() { all().filter(|known| known.starts_with(&name)).collect() } else { exact };
     match found[..] {
-        [known] if SWITCHES.contains(known) => Ok(Word::Switch(known)),
-        [known] => Ok(Word::Valued(known, value)),
+        [known] if SWITCHES.contains(known) => Ok(OptionWord::Switch(known)),
+        [known] => Ok(OptionWord::Valued(known, value)),
         _ => bail!("torchrun: the option {word} is unknown to memtrace"),
     }
 }

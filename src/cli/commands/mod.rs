@@ -12,10 +12,10 @@ mod doctor;
 mod export;
 mod fit;
 mod help;
-mod lib;
+mod html_report;
+mod library_path;
 mod live;
 pub(crate) mod nvidia_smi;
-mod page;
 mod process_request;
 mod reports;
 mod run;
@@ -65,9 +65,9 @@ pub(crate) fn command() -> Command {
         doctor::command(),
         fit::command(),
         tune::command(),
-        page::command(),
+        html_report::command(),
         export::command(),
-        lib::command(),
+        library_path::command(),
         help::command(),
     ]);
     let place = |command: &Command| {
@@ -122,10 +122,10 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
         Some(("run", matches)) => run::run(matches),
         Some(("fit", matches)) => fit::run(matches),
         Some(("tune", matches)) => tune::run(matches),
-        Some(("lib", matches)) => lib::run(matches),
+        Some(("lib", matches)) => library_path::run(matches),
         Some(("doctor", matches)) => doctor::run(matches),
         Some(("export", matches)) => export::run(matches),
-        Some(("report", matches)) => page::run(matches),
+        Some(("report", matches)) => html_report::run(matches),
         Some(("live", matches)) => live::run(matches),
         Some(("help", matches)) => help::run(matches),
         Some((name, matches)) => reports::run(name, matches),

@@ -222,7 +222,8 @@ impl Spec {
                 self.context_range = (self.context_range.0.min(most), self.context_range.1.min(most));
             }
             "context" => {
-                self.context = size::parse(value).ok_or_else(|| bad("context", "a size such as 500m or 0"))?;
+                self.context =
+                    size::parse(value).ok_or_else(|| bad("context", "a size such as 500m or 0"))?;
                 self.context_range = (self.context, self.context);
             }
             "others" => {

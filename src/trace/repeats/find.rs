@@ -1,7 +1,7 @@
 //! The writer's side: finds rows that repeat earlier ones, and writes one row in their place.
 //!
 //! A run is a sequence of rows that equal earlier ones, row for row. It grows while the rows come, and nothing is held
-//! back for longer than a run: [`Finder::end_run`] writes its row at any time, before a checkpoint for one, and the
+//! back for longer than a run: [`RepeatFinder::end_run`] writes its row at any time, before a checkpoint for one, and the
 //! next row begins another run where this one stopped.
 
 use std::collections::VecDeque;
@@ -29,7 +29,7 @@ const PAUSE: i64 = 1 << 16;
 const FRESH_START: i64 = 1 << 18;
 
 /// Finds repeats in the rows of a file.
-pub struct Finder {
+pub struct RepeatFinder {
     /// The last rows, their `seq` without gaps.
     slots: VecDeque<Slot>,
     born: Born,
@@ -91,7 +91,7 @@ struct Run {
 
 /// A place among the earlier rows.
 #[derive(Clone, Copy, Default)]
-struct Place {
+struct EarlierRun {
     /// The `seq` of its first row.
     start: i64,
     /// The totals of the run less those of the place.
@@ -101,25 +101,25 @@ struct Place {
 /// A few places.
 #[derive(Clone, Copy, Default)]
 struct Places {
-    places: [Place; MOST_PLACES],
+    places: [EarlierRun; MOST_PLACES],
     count: usize,
 }
 
 impl Places {
-    fn all(&self) -> &[Place] {
+    fn all(&self) -> &[EarlierRun] {
         &self.places[..self.count]
     }
 
-    fn all_mut(&mut self) -> &mut [Place] {
+    fn all_mut(&mut self) -> &mut [EarlierRun] {
         &mut self.places[..self.count]
     }
 
-    fn first(&self) -> Option<Place> {
+    fn first(&self) -> Option<EarlierRun> {
         self.all().first().copied()
     }
 
     /// Adds a place if there is room.
-    fn add(&mut self, place: Place) {
+    fn add(&mut self, place: EarlierRun) {
         if let Some(free) = self.places.get_mut(self.count) {
             *free = place;
             self.count += 1;
@@ -133,11 +133,11 @@ impl Link {
     }
 }
 
-impl Finder {
+impl RepeatFinder {
     /// A finder for a new file whose first step has detail or not.
     #[must_use]
-    pub fn new(detailed: bool) -> Finder {
-        Finder {
+    pub fn new(detailed: bool) -> RepeatFinder {
+        RepeatFinder {
             slots: VecDeque::new(),
             born: Born::default(),
             newest: FxHashMap::default(),
@@ -364,12 +364,12 @@ impl Finder {
                 .for_each(|(total, of)| *total = total.saturating_sub(of));
             if self.fits(row, numbers, seq, (row.device, shift, row.step), born) {
                 origins[places.count] = slot.origin;
-                places.add(Place { start: seq, shift });
+                places.add(EarlierRun { start: seq, shift });
             }
         };
         // There a row was added, left out or changed.
         if !begins_step {
-            let around = |place: &Place| [0, 1, 2].map(|more| place.start + more);
+            let around = |place: &EarlierRun| [0, 1, 2].map(|more| place.start + more);
             self.stopped.all().iter().flat_map(around).for_each(&mut add);
         }
         for (chain, Link { hash, .. }) in links.iter().enumerate().rev().filter(|(_, link)| link.hash != 0) {

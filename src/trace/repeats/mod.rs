@@ -1,7 +1,7 @@
 //! Repeats: one row that stands for rows which equal earlier ones.
 //!
 //! Outside the detailed steps of `MEMTRACE_DETAIL` the steps of a training loop mostly have the same rows: the same
-//! blocks at the same addresses. A row `repeat` stands for such rows. [`Finder`] makes these rows where a trace is
+//! blocks at the same addresses. A row `repeat` stands for such rows. [`RepeatFinder`] makes these rows where a trace is
 //! written, and [`Window`] turns them back into the rows wherever one is read, so that nothing behind a reader knows
 //! of them. Both apply the rule of [`Born`] and [`Shift`], so what the reader makes is what the writer compared.
 //!
@@ -18,7 +18,7 @@ mod find;
 mod stored;
 mod window;
 
-pub use find::Finder;
+pub use find::RepeatFinder;
 pub use stored::StoredRow;
 pub use window::{Expansion, Window};
 

@@ -103,7 +103,7 @@ fn meta(repeats: bool) -> String {
 /// The file of these rows. A run ends with every so many rows, as a flush ends it; 0 for never.
 fn written(rows: &[StoredRow], flush_each: usize) -> String {
     let mut writer = RowWriter::new(Vec::new());
-    let mut finder = Finder::new(false);
+    let mut finder = RepeatFinder::new(false);
     let meta = meta(true);
     let first = Row { seq: 1, event: EventName::Meta, name: &meta, ..Row::default() };
     finder.note(&first);

@@ -25,4 +25,4 @@ mod virtual_memory;
 
 pub use encoder::{Encoder, RowSink};
 pub use live::{Live, OutOfMemory, Owner};
-pub use rows::Place;
+pub use rows::RowPosition;

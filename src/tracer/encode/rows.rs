@@ -13,7 +13,7 @@ use crate::live::{Live, Owner};
 
 /// A position between two rows, for [`Encoder::take_back`].
 #[derive(Clone, Copy)]
-pub struct Place {
+pub struct RowPosition {
     seq: i64,
     reported_lost: u64,
 }
@@ -33,12 +33,12 @@ impl Encoder {
 
     /// The current position.
     #[must_use]
-    pub fn place(&self) -> Place {
-        Place { seq: self.seq.get(), reported_lost: self.reported_lost }
+    pub fn place(&self) -> RowPosition {
+        RowPosition { seq: self.seq.get(), reported_lost: self.reported_lost }
     }
 
     /// Discards the rows since `place`, such as the end row of a trace that continues.
-    pub fn take_back(&mut self, place: Place) {
+    pub fn take_back(&mut self, place: RowPosition) {
         self.seq.set(place.seq);
         self.reported_lost = place.reported_lost;
     }

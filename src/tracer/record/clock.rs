@@ -68,19 +68,19 @@ fn ticks() -> u64 {
 
 /// A reading of both clocks; `ns` is not the earlier one.
 #[derive(Clone, Copy)]
-struct Moment {
+struct ClockReading {
     tsc: u64,
     ns: u64,
 }
 
-impl Moment {
+impl ClockReading {
     /// The tightest of a few readings: an interrupt between the clocks makes one useless.
-    fn now() -> Moment {
+    fn now() -> ClockReading {
         let tries = (0..8).map(|_| {
             let (before, tsc, after) = (system_ns(), ticks(), system_ns());
-            (after - before, Moment { tsc, ns: after })
+            (after - before, ClockReading { tsc, ns: after })
         });
-        tries.min_by_key(|(width, _)| *width).map_or(Moment { tsc: 0, ns: 0 }, |(_, moment)| moment)
+        tries.min_by_key(|(width, _)| *width).map_or(ClockReading { tsc: 0, ns: 0 }, |(_, moment)| moment)
     }
 }
 
@@ -97,13 +97,13 @@ const MEET_NS: i64 = 8_000_000_000;
 const JUMP_NS: i64 = 2_000_000;
 
 /// Fits the lines; only the writer thread of a process has one.
-pub(crate) struct Ruler {
-    last: Option<Moment>,
+pub(crate) struct ClockFitter {
+    last: Option<ClockReading>,
 }
 
-impl Ruler {
-    pub(crate) fn new() -> Ruler {
-        Ruler { last: is_counter_kept().then(Moment::now) }
+impl ClockFitter {
+    pub(crate) fn new() -> ClockFitter {
+        ClockFitter { last: is_counter_kept().then(ClockReading::now) }
     }
 
     /// Takes a reading if it is time to. Call it regularly.
@@ -118,7 +118,7 @@ impl Ruler {
         if system_ns() - last.ns < wait {
             return;
         }
-        let now = Moment::now();
+        let now = ClockReading::now();
         self.last = Some(now);
         if let Some(next) = drawn(line, last, now) {
             LINE.store(Box::into_raw(Box::new(next)), Ordering::Release);
@@ -127,7 +127,7 @@ impl Ruler {
 }
 
 /// The line from `now` on, if a new one is needed.
-fn drawn(line: Option<&ClockLine>, last: Moment, now: Moment) -> Option<ClockLine> {
+fn drawn(line: Option<&ClockLine>, last: ClockReading, now: ClockReading) -> Option<ClockLine> {
     let (ticks, ns) = (now.tsc.wrapping_sub(last.tsc), now.ns - last.ns);
     let rate = u64::try_from((u128::from(ns) << 32).checked_div(u128::from(ticks))?).ok()?;
     let Some(line) = line else { return Some(ClockLine { tsc: now.tsc, ns: now.ns, rate }) };
@@ -172,8 +172,8 @@ fn is_counter_kept() -> bool {
 mod tests {
     use super::*;
 
-    fn moment(ns: u64, rate: f64) -> Moment {
-        Moment { tsc: (ns as f64 * rate) as u64, ns }
+    fn moment(ns: u64, rate: f64) -> ClockReading {
+        ClockReading { tsc: (ns as f64 * rate) as u64, ns }
     }
 
     #[test]
@@ -200,14 +200,15 @@ mod tests {
     #[test]
     fn after_a_clock_jump_the_counter_is_not_used_and_time_does_not_go_back() {
         let line = ClockLine { tsc: 0, ns: 0, rate: 1 << 32 };
-        let (last, now) = (moment(1_000_000_000, 1.0), Moment { tsc: 5_000_000_000, ns: 2_000_000_000 });
+        let (last, now) =
+            (moment(1_000_000_000, 1.0), ClockReading { tsc: 5_000_000_000, ns: 2_000_000_000 });
         let next = drawn(Some(&line), last, now).unwrap();
         assert_eq!((next.rate, next.ns), (0, 3_000_000_000));
     }
 
     #[test]
     fn the_counter_agrees_with_the_system_clock() {
-        let mut ruler = Ruler::new();
+        let mut ruler = ClockFitter::new();
         if ruler.last.is_none() {
             eprintln!("skipped: the kernel does not keep time by the counter here");
             return;

@@ -52,7 +52,7 @@ pub struct Swept {
 }
 
 /// The state of a journal.
-enum State {
+enum JournalState {
     /// A process records into it, or it cannot be told.
     InUse,
     /// Nobody can use it any more.
@@ -90,9 +90,11 @@ fn sweep_journal(path: PathBuf, pid: u32, swept: &mut Swept) {
     let names = names_path(&path);
     let bytes = occupied(&data) + own_file(&names).map_or(0, |data| occupied(&data));
     match state(&path, pid, &data) {
-        State::InUse => {}
-        State::Needed(trace, in_sight) => swept.left.push(Leftover { journal: path, bytes, trace, in_sight }),
-        State::Orphan => {
+        JournalState::InUse => {}
+        JournalState::Needed(trace, in_sight) => {
+            swept.left.push(Leftover { journal: path, bytes, trace, in_sight })
+        }
+        JournalState::Orphan => {
             // The journal goes last: while it is there, its definitions belong to it.
             let _ = fs::remove_file(names);
             if fs::remove_file(&path).is_ok() {
@@ -117,22 +119,22 @@ fn is_older(data: &Metadata, age: Duration) -> bool {
     data.modified().ok().and_then(|time| time.elapsed().ok()).is_some_and(|elapsed| elapsed > age)
 }
 
-fn state(path: &Path, pid: u32, data: &Metadata) -> State {
+fn state(path: &Path, pid: u32, data: &Metadata) -> JournalState {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let Ok(file) = rustix::fs::open(path, flags, rustix::fs::Mode::empty()).map(File::from) else {
-        return State::InUse;
+        return JournalState::InUse;
     };
     let mut header = Vec::new();
     if (&file).take(HEADER_BYTES as u64).read_to_end(&mut header).is_err() {
-        return State::InUse;
+        return JournalState::InUse;
     }
     if !header.starts_with(&MAGIC) {
         // The process was killed before it wrote the header, or is about to write it.
         let is_starting = !is_older(data, START) || process_start(pid).is_some() || is_locked(&file);
-        return if is_starting { State::InUse } else { State::Orphan };
+        return if is_starting { JournalState::InUse } else { JournalState::Orphan };
     }
     if is_running(&file, &run_of(&header)) {
-        return State::InUse;
+        return JournalState::InUse;
     }
     // The process was killed before it wrote a row, so its trace may be missing: `begin` makes it.
     let is_unwritten = u64_at(&header, layout::CHECKPOINTS) == 0 && !is_older(data, UNWRITTEN);
@@ -140,16 +142,16 @@ fn state(path: &Path, pid: u32, data: &Metadata) -> State {
         Some(first) => {
             let is_same_view = u64_at(&header, layout::MOUNT_NAMESPACE) == mount_namespace();
             match look_for(&first) {
-                Sight::There if is_complete(&first, &header) => State::Orphan,
-                Sight::There => State::Needed(first, true),
-                Sight::Gone | Sight::NoFolder if is_unwritten => State::Needed(first, false),
-                Sight::Gone if is_same_view || is_older(data, OUT_OF_SIGHT) => State::Orphan,
-                Sight::NoFolder if is_same_view || is_older(data, OUT_OF_SIGHT) => State::Orphan,
-                Sight::Gone | Sight::NoFolder | Sight::Unknown => State::Needed(first, false),
+                Sight::There if is_complete(&first, &header) => JournalState::Orphan,
+                Sight::There => JournalState::Needed(first, true),
+                Sight::Gone | Sight::NoFolder if is_unwritten => JournalState::Needed(first, false),
+                Sight::Gone if is_same_view || is_older(data, OUT_OF_SIGHT) => JournalState::Orphan,
+                Sight::NoFolder if is_same_view || is_older(data, OUT_OF_SIGHT) => JournalState::Orphan,
+                Sight::Gone | Sight::NoFolder | Sight::Unknown => JournalState::Needed(first, false),
             }
         }
-        None if is_older(data, START) => State::Orphan,
-        None => State::InUse,
+        None if is_older(data, START) => JournalState::Orphan,
+        None => JournalState::InUse,
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use memtrace_trace::csv::{RowReader, RowWriter};
 use memtrace_trace::event::{AllocCall, Block, Call};
 use memtrace_trace::journal::{Run, journal_name};
-use memtrace_trace::repeats::Finder;
+use memtrace_trace::repeats::RepeatFinder;
 use memtrace_trace::{Api, Event, EventName, Header, Meta, Payload, Row, SCHEMA_VERSION};
 
 use crate::testing::{Checkpoints, Head, Left, journal_with, of_trace};
@@ -147,7 +147,7 @@ fn repeats_are_restored_before_the_events_of_the_journal() {
     killed.json = killed.json.replacen('{', "{\"repeats\":true,", 1);
     let killed = killed.with_meta_row();
     let mut writer = RowWriter::without_header(fs::read(&killed.csv).unwrap());
-    let mut finder = Finder::new(false);
+    let mut finder = RepeatFinder::new(false);
     finder.note(&Row { seq: 1, event: EventName::Meta, ..Row::default() });
     let blocks: Vec<i64> = (1..=6).map(|block| block << 20).collect();
     let (mut seq, mut live) = (1, Vec::new());

@@ -21,13 +21,13 @@ pub(super) const COLUMNS: [&str; 4] = ["op", "module", "phase", "category"];
 pub(super) struct Owners {
     /// The index in `all` of each.
     known: FxHashMap<Arc<[u8]>, usize>,
-    all: Vec<Known>,
+    all: Vec<KnownOwner>,
     bytes: usize,
     /// The owner of the row before: many rows repeat it.
     last: usize,
 }
 
-struct Known {
+struct KnownOwner {
     bytes: Arc<[u8]>,
     owner: OwnerSymbols,
     /// The owner that followed it last time: a program repeats its steps.
@@ -85,7 +85,7 @@ impl Owners {
         }
         self.last = at;
         self.known.insert(Arc::clone(&bytes), at);
-        self.all.push(Known { bytes, owner: OwnerSymbols { op, module, phase, category }, next: at });
+        self.all.push(KnownOwner { bytes, owner: OwnerSymbols { op, module, phase, category }, next: at });
     }
 }
 

@@ -319,7 +319,7 @@ impl<'a> Meter<'a> {
         names.categories.extend(categories.map(|category| category.as_str().to_owned()));
     }
 
-    fn results(&self, replayed: &Replayed, options: &Options) -> Vec<Outcome> {
+    fn results(&self, replayed: &Replayed, options: &Options) -> Vec<LimitResult> {
         let outcome = |gauge: &Gauge<'_>| {
             let symbols = &replayed.symbols;
             let mut highest_name = gauge.limit.name.clone();
@@ -343,13 +343,13 @@ impl<'a> Meter<'a> {
             });
             let is_total = matches!(gauge.limit.subject, LimitSubject::Total(_));
             let at = if gauge.names.is_empty() && !is_total { "matches nothing here".to_owned() } else { at };
-            Outcome { limit: gauge.limit.clone(), highest, highest_name, matched: gauge.names.len(), at }
+            LimitResult { limit: gauge.limit.clone(), highest, highest_name, matched: gauge.names.len(), at }
         };
         self.gauges.iter().map(outcome).collect()
     }
 }
 
-struct Outcome {
+struct LimitResult {
     limit: Limit,
     highest: i64,
     /// Of the names that the limit is for, the one with the highest peak.
@@ -359,7 +359,7 @@ struct Outcome {
     at: String,
 }
 
-impl Outcome {
+impl LimitResult {
     fn is_broken(&self) -> bool {
         self.highest > self.limit.bytes
     }
@@ -387,7 +387,7 @@ impl Outcome {
     }
 }
 
-fn print(printer: &mut Printer, results: &[Outcome], options: &Options) {
+fn print(printer: &mut Printer, results: &[LimitResult], options: &Options) {
     let mut table = Table::new(&[
         ("", Side::Left),
         ("limit", Side::Right),

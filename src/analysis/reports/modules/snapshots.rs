@@ -9,17 +9,17 @@ use super::super::mem_tracker::Types;
 pub(super) type DeviceTypes = BTreeMap<i32, Types>;
 
 /// The place of one device's bytes: the `seq` of the last row that they include, and a number.
-type Place = (i64, u64);
+type RowPlace = (i64, u64);
 
 /// The memory of all devices at one moment, by its places in [`Snapshots`].
 #[derive(Clone, Debug, Default)]
-pub(super) struct Snapshot(BTreeMap<i32, Place>);
+pub(super) struct Snapshot(BTreeMap<i32, RowPlace>);
 
 /// The bytes of all snapshots that are kept.
 #[derive(Default)]
 pub(super) struct Snapshots {
     /// In the order of time, so that a correction visits only what is younger than its block.
-    bytes: BTreeMap<Place, (i32, Types)>,
+    bytes: BTreeMap<RowPlace, (i32, Types)>,
     next: u64,
 }
 
@@ -29,7 +29,7 @@ impl Snapshots {
         Snapshot(now.iter().map(|(device, types)| (*device, self.insert(*device, types, seq))).collect())
     }
 
-    fn insert(&mut self, device: i32, types: &Types, seq: i64) -> Place {
+    fn insert(&mut self, device: i32, types: &Types, seq: i64) -> RowPlace {
         self.next += 1;
         self.bytes.insert((seq, self.next), (device, *types));
         (seq, self.next)
@@ -61,7 +61,7 @@ impl Snapshots {
 
     /// The memory of `snapshot`, with all corrections so far.
     pub(super) fn get(&self, snapshot: &Snapshot) -> DeviceTypes {
-        let of_device = |(device, place): (&i32, &Place)| Some((*device, self.bytes.get(place)?.1));
+        let of_device = |(device, place): (&i32, &RowPlace)| Some((*device, self.bytes.get(place)?.1));
         snapshot.0.iter().filter_map(of_device).collect()
     }
 }

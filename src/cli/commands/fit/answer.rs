@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::plan::Plan;
 use super::searches::Lane;
-use super::trial::{Outcome, PeakUse, Trial};
+use super::trial::{PeakUse, Trial, TrialOutcome};
 use crate::child_env::FreeAtStart;
 use crate::terminal;
 
@@ -158,7 +158,7 @@ impl<'a> Answer<'a> {
         trials.sort_by_key(|trial| trial.value.parse::<u64>().unwrap_or(0));
         for trial in trials {
             let peak = &trial.peak;
-            let style = if trial.outcome == Outcome::Fits { Style::Plain } else { Style::Alarm };
+            let style = if trial.outcome == TrialOutcome::Fits { Style::Plain } else { Style::Alarm };
             table.row([
                 Cell::new(trial.value.clone(), Style::Strong),
                 Cell::new(trial.outcome.word(), style),
@@ -176,7 +176,7 @@ impl<'a> Answer<'a> {
         if let Some(why) = &self.stopped {
             page.line([Cell::new("no answer: ", Style::Alarm), why.as_str().into()]);
             for trial in &self.trials {
-                let Outcome::Failed(ended, tail) = &trial.outcome else { continue };
+                let TrialOutcome::Failed(ended, tail) = &trial.outcome else { continue };
                 page.plain(format!("value {}: {ended}; the last lines of its stderr:", trial.value));
                 for line in tail {
                     page.line([Cell::new(format!("    {line}"), Style::Faint)]);
@@ -204,7 +204,7 @@ impl<'a> Answer<'a> {
         if let Some(line) = margin.flatten() {
             page.plain(line);
         }
-        if let Some(Trial { value, outcome: Outcome::TooBig(asked), .. }) = self.too_big
+        if let Some(Trial { value, outcome: TrialOutcome::TooBig(asked), .. }) = self.too_big
             && !asked.is_empty()
         {
             page.plain(format!("with {value} memory ran out when the program {asked}"));
@@ -236,14 +236,14 @@ impl<'a> Answer<'a> {
             (None, None) => {}
         }
         for trial in &self.trials {
-            let Outcome::Failed(ended, tail) = &trial.outcome else { continue };
+            let TrialOutcome::Failed(ended, tail) = &trial.outcome else { continue };
             let last = tail.iter().rev().find(|line| !line.trim().is_empty()).map_or("", |line| line.trim());
             page.plain(format!("the program does not run on {}: {ended}, {last}", gpus(trial).0));
         }
         let fitted: Vec<&PeakUse> = self
             .trials
             .iter()
-            .filter(|trial| trial.outcome == Outcome::Fits)
+            .filter(|trial| trial.outcome == TrialOutcome::Fits)
             .map(|trial| &trial.peak)
             .collect();
         if fitted.len() > 1 && fitted.iter().all(|peak| peak.allocated == fitted[0].allocated) {
@@ -366,9 +366,9 @@ fn trial_json(trial: &Trial) -> Value {
     let held: serde_json::Map<String, Value> =
         peak.by_category.iter().map(|(name, bytes)| (name.clone(), (*bytes).into())).collect();
     let (asked, ended, tail) = match &trial.outcome {
-        Outcome::Fits => (None, None, None),
-        Outcome::TooBig(asked) => (Some(asked), None, None),
-        Outcome::Failed(ended, tail) => (None, Some(ended), Some(tail)),
+        TrialOutcome::Fits => (None, None, None),
+        TrialOutcome::TooBig(asked) => (Some(asked), None, None),
+        TrialOutcome::Failed(ended, tail) => (None, Some(ended), Some(tail)),
     };
     json!({
         "value": trial.candidate,

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use super::places::{self, Filling, VALUE, entries};
 use super::plan::words_and_cards;
 use super::runs::Runs;
-use super::trial::{Attempt, Outcome, Trial, check_names};
+use super::trial::{Attempt, Trial, TrialOutcome, check_names};
 use crate::child_env::PhantomArgs;
 use crate::terminal;
 
@@ -121,7 +121,7 @@ fn text_of(answers: &[Answered]) -> String {
     ]);
     for Answered { card, trial, figure } in answers {
         let peak = &trial.peak;
-        let missing = if trial.outcome == Outcome::Fits { "not printed" } else { trial.outcome.word() };
+        let missing = if trial.outcome == TrialOutcome::Fits { "not printed" } else { trial.outcome.word() };
         table.row([
             if card.is_empty() { peak.device.as_str() } else { card.as_str() }.into(),
             trial.candidate.as_str().into(),
@@ -136,7 +136,7 @@ fn text_of(answers: &[Answered]) -> String {
     for Answered { trial, .. } in answers.iter().filter(|answer| answer.figure.is_none()) {
         page.gap();
         page.plain(format!("the output of this run is in {}", trial.folder.display()));
-        if let Outcome::Failed(ended, tail) = &trial.outcome {
+        if let TrialOutcome::Failed(ended, tail) = &trial.outcome {
             page.plain(format!("{ended}; the last lines of its stderr:"));
             for line in tail {
                 page.line([Cell::new(format!("    {line}"), Style::Faint)]);

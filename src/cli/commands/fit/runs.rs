@@ -14,7 +14,7 @@ use memtrace_trace::units::Unit;
 use rustix::process::Signal;
 
 use super::process_tree::available_bytes;
-use super::trial::{Attempt, Outcome, PeakUse, Running, Setup, TRIALS_FILE, Trial};
+use super::trial::{Attempt, PeakUse, Running, Setup, TRIALS_FILE, Trial, TrialOutcome};
 use crate::child_env::PhantomArgs;
 use crate::out_folder::OutFolder;
 use crate::{signals, terminal};
@@ -195,7 +195,7 @@ impl<'a, T: Copy> Runs<'a, T> {
             let attempt = running.attempt.clone();
             let trial = running.finish(status)?;
             self.progress.clear();
-            if matches!(trial.outcome, Outcome::Failed(..)) && has_company && !self.is_alone {
+            if matches!(trial.outcome, TrialOutcome::Failed(..)) && has_company && !self.is_alone {
                 // Two runs may want one port, or more memory than this machine has.
                 fs::remove_dir_all(&trial.files).ok();
                 self.progress
@@ -206,7 +206,7 @@ impl<'a, T: Copy> Runs<'a, T> {
                 }
                 continue;
             }
-            if std::mem::take(&mut self.is_alone) && !matches!(trial.outcome, Outcome::Failed(..)) {
+            if std::mem::take(&mut self.is_alone) && !matches!(trial.outcome, TrialOutcome::Failed(..)) {
                 self.progress.say("runs of this program disturb one another: from now on one at a time");
                 self.jobs = Jobs::Number(1);
             }

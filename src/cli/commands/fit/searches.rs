@@ -9,7 +9,7 @@ use super::guess::{Point, full_by, full_elsewhere};
 use super::plan::{Plan, Row};
 use super::runs::Runs;
 use super::search::{Guess, Search};
-use super::trial::{Outcome, Trial};
+use super::trial::{Trial, TrialOutcome};
 use super::values::Values;
 
 /// After so many values with the same peak, the value is taken to have no effect on memory.
@@ -101,7 +101,7 @@ impl<'a> Lane<'a> {
 
     /// The runs that fitted, by position.
     fn points(&self) -> Vec<Point<'_>> {
-        let fitted = self.trials.iter().filter(|(_, trial)| trial.outcome == Outcome::Fits);
+        let fitted = self.trials.iter().filter(|(_, trial)| trial.outcome == TrialOutcome::Fits);
         let mut points: Vec<Point<'_>> = fitted
             .filter_map(|(text, trial)| Some((self.values.position(self.index_of(text)?), &trial.peak)))
             .collect();
@@ -118,7 +118,7 @@ impl<'a> Lane<'a> {
         let known: Vec<(usize, bool)> = self
             .trials
             .iter()
-            .filter_map(|(text, trial)| Some((self.index_of(text)?, trial.outcome == Outcome::Fits)))
+            .filter_map(|(text, trial)| Some((self.index_of(text)?, trial.outcome == TrialOutcome::Fits)))
             .collect();
         known.into_iter().for_each(|(index, fits)| self.search.record(index, fits));
         self.is_over |= self.values == Values::Gpus(Vec::new());
@@ -267,9 +267,9 @@ impl<'a> Searches<'a> {
             (value, true) => format!("on {value} GPUs "),
             (value, false) => format!("with value {value} "),
         };
-        let failed = matches!(trial.outcome, Outcome::Failed(..));
-        let used_none = trial.outcome == Outcome::Fits && trial.peak.processes == 0;
-        let fits = trial.outcome == Outcome::Fits;
+        let failed = matches!(trial.outcome, TrialOutcome::Failed(..));
+        let used_none = trial.outcome == TrialOutcome::Fits && trial.peak.processes == 0;
+        let fits = trial.outcome == TrialOutcome::Fits;
         let no_gpu = lane.row.capacity == 0 && trial.peak.used == 0;
         let hint = if no_gpu { "; without a GPU, add --phantom h100-80g" } else { "" };
         lane.trials.push((text, trial));
@@ -278,7 +278,7 @@ impl<'a> Searches<'a> {
         } else if failed && are_gpus {
             lane.leave_out(&value, within);
             let failures =
-                lane.trials.iter().filter(|(_, trial)| matches!(trial.outcome, Outcome::Failed(..)));
+                lane.trials.iter().filter(|(_, trial)| matches!(trial.outcome, TrialOutcome::Failed(..)));
             let all_failed = failures.count() == lane.trials.len();
             if all_failed && (lane.is_over || lane.trials.len() >= HOPELESS) {
                 lane.stopped = Some(format!("{with}the program failed for a reason other than memory"));
@@ -298,7 +298,7 @@ impl<'a> Searches<'a> {
             // A program that failed before it ran anywhere fails in the other searches, too.
             let worked = |lane: &Lane<'_>| {
                 lane.trials.iter().any(|(_, trial)| {
-                    trial.peak.processes > 0 && !matches!(trial.outcome, Outcome::Failed(..))
+                    trial.peak.processes > 0 && !matches!(trial.outcome, TrialOutcome::Failed(..))
                 })
             };
             if !self.lanes.iter().any(worked) {
@@ -315,7 +315,7 @@ impl<'a> Searches<'a> {
         for lane in &self.lanes {
             let named = [lane.fits(), lane.too_big()].map(|trial| trial.map(|trial| &trial.files));
             for (_, trial) in &lane.trials {
-                let failed = matches!(trial.outcome, Outcome::Failed(..));
+                let failed = matches!(trial.outcome, TrialOutcome::Failed(..));
                 if !named.contains(&Some(&trial.files)) && !failed {
                     fs::remove_dir_all(&trial.files).ok();
                 }

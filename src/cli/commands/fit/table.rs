@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::answer::Answer;
 use super::plan::{Plan, Wanted};
 use super::searches::Lane;
-use super::trial::{Outcome, Trial};
+use super::trial::{Trial, TrialOutcome};
 use crate::terminal;
 
 fn show(bytes: i64) -> String {
@@ -91,7 +91,7 @@ fn limits(page: &mut Printer, plan: &Plan, lanes: &[&Lane<'_>]) {
             row.push(text(lane.too_big()).into());
         }
         // The peak of a run that did not fit says nothing of what it needs.
-        let peak = shown.filter(|trial| trial.outcome == Outcome::Fits).map(|trial| &trial.peak);
+        let peak = shown.filter(|trial| trial.outcome == TrialOutcome::Fits).map(|trial| &trial.peak);
         row.push(peak.map_or("-".to_owned(), |peak| show(peak.allocated)).into());
         row.push(peak.map_or("-".to_owned(), |peak| show(peak.reserved)).into());
         row.push(peak.map_or("-".to_owned(), |peak| percent(share(peak.used, peak.capacity))).into());
@@ -115,9 +115,9 @@ fn grid(page: &mut Printer, plan: &Plan, lanes: &[&Lane<'_>]) {
         let mut row: Vec<Cell> = vec![plan.card_of(lane.row).into(), Cell::new(gpus, Style::Strong)];
         for index in 0..heads.len() {
             let (word, style) = match lane.trial(index).map(|trial| (&trial.outcome, trial)) {
-                Some((Outcome::Fits, trial)) => (show(trial.peak.used), Style::Plain),
-                Some((Outcome::TooBig(_), _)) => ("no".to_owned(), Style::Alarm),
-                Some((Outcome::Failed(..), _)) => ("failed".to_owned(), Style::Alarm),
+                Some((TrialOutcome::Fits, trial)) => (show(trial.peak.used), Style::Plain),
+                Some((TrialOutcome::TooBig(_), _)) => ("no".to_owned(), Style::Alarm),
+                Some((TrialOutcome::Failed(..), _)) => ("failed".to_owned(), Style::Alarm),
                 None if lane.search.fits.is_some_and(|fits| index <= fits) => {
                     ("fits".to_owned(), Style::Faint)
                 }
@@ -147,7 +147,7 @@ fn notes(page: &mut Printer, plan: &Plan, lane: &Lane<'_>) {
         page.line([Cell::new(format!("{name}: no answer: "), Style::Alarm), why.as_str().into()]);
     }
     for (_, trial) in &lane.trials {
-        let Outcome::Failed(ended, tail) = &trial.outcome else { continue };
+        let TrialOutcome::Failed(ended, tail) = &trial.outcome else { continue };
         page.plain(format!("{}: {ended}; the last lines of its stderr:", trial.value));
         for line in tail {
             page.line([Cell::new(format!("    {line}"), Style::Faint)]);

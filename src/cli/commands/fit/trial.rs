@@ -28,7 +28,7 @@ const TAIL_LINES: usize = 12;
 
 /// The outcome of a run with one value.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum TrialOutcome {
     /// Status 0, and no request ran out of memory.
     Fits,
     /// It ran out of memory. The text names the request that failed, or is empty when it is unknown.
@@ -37,13 +37,13 @@ pub(super) enum Outcome {
     Failed(String, Vec<String>),
 }
 
-impl Outcome {
+impl TrialOutcome {
     /// One or a few words, for tables and `--json`.
     pub(super) fn word(&self) -> &'static str {
         match self {
-            Outcome::Fits => "fits",
-            Outcome::TooBig(_) => "out of memory",
-            Outcome::Failed(..) => "failed",
+            TrialOutcome::Fits => "fits",
+            TrialOutcome::TooBig(_) => "out of memory",
+            TrialOutcome::Failed(..) => "failed",
         }
     }
 }
@@ -54,7 +54,7 @@ pub(super) struct Trial {
     pub(super) value: String,
     /// The value alone.
     pub(super) candidate: String,
-    pub(super) outcome: Outcome,
+    pub(super) outcome: TrialOutcome,
     pub(super) took: Duration,
     /// The folder of its traces, as the user would type it.
     pub(super) folder: PathBuf,
@@ -221,16 +221,16 @@ impl Running {
         let text = fs::read(self.folder.join("stderr.txt")).unwrap_or_default();
         let text = String::from_utf8_lossy(&text).into_owned();
         let outcome = match (request, status.success()) {
-            (Some(request), _) => Outcome::TooBig(request),
-            (None, true) => Outcome::Fits,
-            (None, false) if says_out_of_memory(&text) => Outcome::TooBig(String::new()),
+            (Some(request), _) => TrialOutcome::TooBig(request),
+            (None, true) => TrialOutcome::Fits,
+            (None, false) if says_out_of_memory(&text) => TrialOutcome::TooBig(String::new()),
             (None, false) => {
                 let ended = match status.signal() {
                     Some(signal) => format!("signal {signal}"),
                     None => format!("status {}", status.code().unwrap_or(1)),
                 };
                 let lines: Vec<String> = text.lines().map(str::to_owned).collect();
-                Outcome::Failed(ended, lines[lines.len().saturating_sub(TAIL_LINES)..].to_vec())
+                TrialOutcome::Failed(ended, lines[lines.len().saturating_sub(TAIL_LINES)..].to_vec())
             }
         };
         let Attempt { value, candidate, .. } = self.attempt;

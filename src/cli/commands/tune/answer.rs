@@ -25,12 +25,12 @@ struct Trial {
     /// Segments that the allocator took from CUDA and gave back; `None` for expandable segments, which torch does not
     /// count.
     driver_calls: Option<i64>,
-    outcome: Outcome,
+    outcome: ReplayOutcome,
 }
 
 /// The end of a replay.
 #[derive(PartialEq)]
-enum Outcome {
+enum ReplayOutcome {
     Fits,
     /// It fits, and so do this many requests that ran out of memory in the trace.
     Survives(i64),
@@ -67,9 +67,9 @@ impl<'a> TuneAnswer<'a> {
             replays.answers.iter().zip(settings).map(trial).enumerate().collect();
         trials.sort_by_key(|(index, trial)| {
             let rank = match trial.outcome {
-                Outcome::Survives(_) | Outcome::Fits => 0,
-                Outcome::OutOfMemory(..) => 1,
-                Outcome::Failed(_) => 2,
+                ReplayOutcome::Survives(_) | ReplayOutcome::Fits => 0,
+                ReplayOutcome::OutOfMemory(..) => 1,
+                ReplayOutcome::Failed(_) => 2,
             };
             (rank, trial.lost(requests), trial.peak_reserved, trial.retries, *index)
         });
@@ -242,37 +242,37 @@ impl<'a> TuneAnswer<'a> {
 
 impl Trial {
     fn fits(&self) -> bool {
-        matches!(self.outcome, Outcome::Fits | Outcome::Survives(_))
+        matches!(self.outcome, ReplayOutcome::Fits | ReplayOutcome::Survives(_))
     }
 
     /// The requests that ran out of memory, in the trace and here.
     fn lost(&self, requests: &Requests) -> i64 {
         let failed = requests.failed.cast_signed();
         match self.outcome {
-            Outcome::Survives(survived) => failed - survived,
+            ReplayOutcome::Survives(survived) => failed - survived,
             _ => failed,
         }
     }
 
     fn outcome(&self, units: Unit, requests: &Requests) -> String {
         match &self.outcome {
-            Outcome::Fits if requests.failed == 0 => "fits".to_owned(),
-            Outcome::Fits => "runs out of memory as the trace does".to_owned(),
-            Outcome::Survives(survived) => {
+            ReplayOutcome::Fits if requests.failed == 0 => "fits".to_owned(),
+            ReplayOutcome::Fits => "runs out of memory as the trace does".to_owned(),
+            ReplayOutcome::Survives(survived) => {
                 format!("{} of {} failed requests fit", survived, requests.failed)
             }
-            Outcome::OutOfMemory(step, bytes) => {
+            ReplayOutcome::OutOfMemory(step, bytes) => {
                 let step =
                     step.filter(|step| *step >= 0).map_or(String::new(), |step| format!(" at step {step}"));
                 format!("out of memory{step}, request of {}", units.show(*bytes))
             }
-            Outcome::Failed(why) => format!("no answer: {why}"),
+            ReplayOutcome::Failed(why) => format!("no answer: {why}"),
         }
     }
 
     fn json(&self, requests: &Requests) -> Value {
         let (stopped_step, stopped_bytes) = match self.outcome {
-            Outcome::OutOfMemory(step, bytes) => (step, Some(bytes)),
+            ReplayOutcome::OutOfMemory(step, bytes) => (step, Some(bytes)),
             _ => (None, None),
         };
         json!({
@@ -286,7 +286,7 @@ impl Trial {
             "failed_requests": self.lost(requests),
             "out_of_memory_step": stopped_step,
             "out_of_memory_bytes": stopped_bytes,
-            "error": if let Outcome::Failed(why) = &self.outcome { Some(why) } else { None },
+            "error": if let ReplayOutcome::Failed(why) = &self.outcome { Some(why) } else { None },
         })
     }
 }
@@ -295,14 +295,14 @@ impl Trial {
 fn trial((answer, settings): (&Value, &String)) -> Trial {
     let number = |name: &str| answer[name].as_i64().unwrap_or(0);
     let outcome = if let Some(why) = answer["failed"].as_str() {
-        Outcome::Failed(why.to_owned())
+        ReplayOutcome::Failed(why.to_owned())
     } else if answer["stopped"].is_object() {
         let stopped = &answer["stopped"];
-        Outcome::OutOfMemory(stopped["step"].as_i64(), stopped["requested_bytes"].as_i64().unwrap_or(0))
+        ReplayOutcome::OutOfMemory(stopped["step"].as_i64(), stopped["requested_bytes"].as_i64().unwrap_or(0))
     } else if number("survived") > 0 {
-        Outcome::Survives(number("survived"))
+        ReplayOutcome::Survives(number("survived"))
     } else {
-        Outcome::Fits
+        ReplayOutcome::Fits
     };
     let at_peak = &answer["at_peak"];
     Trial {

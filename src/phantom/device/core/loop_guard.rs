@@ -34,9 +34,9 @@ const RECENT_INPUTS: usize = 4096;
 static IDLE_READS: AtomicU64 = AtomicU64::new(0);
 static IDLE_FLAGS: AtomicU64 = AtomicU64::new(0);
 /// A place and its answer: address, size, number.
-type Place = (usize, usize, u64);
+type CallPlace = (usize, usize, u64);
 /// The reads of each place since the last new input.
-static PLACES: LazyLock<Mutex<HashMap<Place, u64>>> = LazyLock::new(Mutex::default);
+static PLACES: LazyLock<Mutex<HashMap<CallPlace, u64>>> = LazyLock::new(Mutex::default);
 /// Hashes of recent inputs, each at the place that it selects.
 static INPUTS: [AtomicU64; RECENT_INPUTS] = [const { AtomicU64::new(0) }; RECENT_INPUTS];
 

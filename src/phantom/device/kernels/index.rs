@@ -23,7 +23,7 @@ const CALCULATOR: usize = (STRIDES + 4 * OPERANDS * MOST_DIMENSIONS).next_multip
 /// A kernel that chooses by indices. Its arguments are the number of elements and one struct.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct IndexKernel {
-    layout: Layout,
+    layout: IndexLayout,
     /// The bytes of an element, and of an index.
     width: usize,
     index_width: usize,
@@ -31,7 +31,7 @@ pub(crate) struct IndexKernel {
 
 /// The struct of the kernel: an offset calculator, and behind it these members.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Layout {
+enum IndexLayout {
     /// ATen's `gpu_index_kernel` (`IndexKernel.cu`): the addresses of the output and of the input, the number
     /// of indices, and for 25 of these the address, the size and the stride in bytes.
     Index,
@@ -54,12 +54,12 @@ impl IndexKernel {
         let digits = opaque.iter().take_while(|byte| byte.is_ascii_digit()).count();
         let width = std::str::from_utf8(&opaque[..digits]).ok()?.parse().ok().filter(|&width| width > 0)?;
         if is_index {
-            let index = Self { layout: Layout::Index, width, index_width: 8 };
+            let index = Self { layout: IndexLayout::Index, width, index_width: 8 };
             return contains(name, b"17index_kernel_impl").then_some(index);
         }
         let is_scatter = after(name, b"36_cuda_scatter_gather_internal_kernelILb")?.first()?;
         after(name, b"12TensorAssign")?;
-        let layout = if *is_scatter == b'1' { Layout::Scatter } else { Layout::Gather };
+        let layout = if *is_scatter == b'1' { IndexLayout::Scatter } else { IndexLayout::Gather };
         // The type of the indices follows since PyTorch 2.8; before, it is `long`.
         let index_width = if opaque[digits..].starts_with(b"EEEiE") { 4 } else { 8 };
         Some(Self { layout, width, index_width })
@@ -94,11 +94,11 @@ impl Choice {
         let dimensions = (0..count).map(dimension).collect::<Option<_>>()?;
         let index_width = kernel.index_width;
         let (addresses, places, stride) = match kernel.layout {
-            Layout::Index if word(2)? != 1 => return None,
-            Layout::Index => {
+            IndexLayout::Index if word(2)? != 1 => return None,
+            IndexLayout::Index => {
                 ([word(0)?, word(1)?, word(3)?], word(3 + MOST_DIMENSIONS)?, word(3 + 2 * MOST_DIMENSIONS)?)
             }
-            Layout::Gather | Layout::Scatter => {
+            IndexLayout::Gather | IndexLayout::Scatter => {
                 ([word(3)?, word(6)?, word(0)?], word(1)?, word(4)?.checked_mul(kernel.width)?)
             }
         };
@@ -157,7 +157,7 @@ pub(crate) unsafe fn choose(kernel: IndexKernel, count: usize, operation: usize)
     let choice = unsafe { Choice::read(kernel, operation) }?;
     let [to, from, indices] = choice.addresses;
     let (mut size, mut source_size) = (choice.length(0, width), choice.length(1, width));
-    let is_scatter = kernel.layout == Layout::Scatter;
+    let is_scatter = kernel.layout == IndexLayout::Scatter;
     let chosen = if is_scatter { &mut size } else { &mut source_size };
     *chosen = chosen.saturating_add(choice.span());
     let index_size = choice.length(2, choice.index_width);
@@ -185,7 +185,7 @@ pub(crate) unsafe fn choose(kernel: IndexKernel, count: usize, operation: usize)
 mod tests {
     use super::*;
 
-    const WORDS: IndexKernel = IndexKernel { layout: Layout::Index, width: 8, index_width: 8 };
+    const WORDS: IndexKernel = IndexKernel { layout: IndexLayout::Index, width: 8, index_width: 8 };
 
     fn put(bytes: &mut [u8], place: usize, number: usize, width: usize) {
         bytes[place..place + width].copy_from_slice(&number.to_le_bytes()[..width]);
@@ -227,9 +227,9 @@ mod tests {
             None
         );
         for (element, layout, index_width) in [
-            ("1ENS0_10OpaqueTypeILi8EEElE", Layout::Scatter, 8),
-            ("1ENS0_10OpaqueTypeILi8EEEiE", Layout::Scatter, 4),
-            ("0ENS0_10OpaqueTypeILi8EEEE", Layout::Gather, 8),
+            ("1ENS0_10OpaqueTypeILi8EEElE", IndexLayout::Scatter, 8),
+            ("1ENS0_10OpaqueTypeILi8EEEiE", IndexLayout::Scatter, 4),
+            ("0ENS0_10OpaqueTypeILi8EEEE", IndexLayout::Gather, 8),
         ] {
             let name = format!("{scatter}{element}{assign}");
             assert_eq!(of(&name), Some(IndexKernel { layout, width: 8, index_width }), "{name}");
@@ -259,7 +259,7 @@ mod tests {
 
     #[test]
     fn a_scatter_that_fills_its_output_is_known_and_another_is_not() {
-        let kernel = IndexKernel { layout: Layout::Scatter, width: 4, index_width: 4 };
+        let kernel = IndexKernel { layout: IndexLayout::Scatter, width: 4, index_width: 4 };
         let (input, place) = ([10i32, 20, 30], [0i32; 3]);
         let bytes =
             |numbers: [i32; 3]| numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<_>>();

@@ -26,7 +26,7 @@ use crate::cuda::copy::{read_prefix, write_known};
 use crate::cuda::memory;
 use crate::kernels::reduce::{self, DataType, reduce, width};
 use crate::libs::nccl_buffers::CommunicatorMemory;
-use crate::libs::nccl_groups::{self, Place};
+use crate::libs::nccl_groups::{self, RankPlace};
 use crate::libs::rank_mailbox::{Contribution, RankMailbox};
 use crate::libs::stand_ins;
 
@@ -34,7 +34,7 @@ use crate::libs::stand_ins;
 struct Communicator {
     ranks: usize,
     rank: usize,
-    place: Place,
+    place: RankPlace,
     /// The index of its device.
     device: usize,
     /// The name of the ranks' shared memory, or `None` when they cannot be reached.
@@ -68,7 +68,7 @@ fn create(
         return INVALID_ARGUMENT;
     }
     let device = current().index;
-    let place = Place::new(ranks, rank, near);
+    let place = RankPlace::new(ranks, rank, near);
     let memory = match CommunicatorMemory::new(device, &place) {
         Ok(memory) => memory,
         Err(status) => return nccl_status(status),

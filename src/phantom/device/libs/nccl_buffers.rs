@@ -18,7 +18,7 @@ use crate::core::lock::lock;
 use crate::core::on_behalf::on_behalf_of;
 use crate::core::past_oom::Caller;
 use crate::core::vram::PAGE;
-use crate::libs::nccl_groups::Place;
+use crate::libs::nccl_groups::RankPlace;
 use crate::libs::nccl_memory::{HOPPER_CODE, HOPPER_FIRST_KERNEL, NcclMemory, hopper_message_kernel};
 
 /// Finds a function of the driver as any other library finds it, so that a tracer which was loaded before
@@ -181,7 +181,7 @@ pub(crate) struct CommunicatorMemory {
 
 impl CommunicatorMemory {
     /// What comes with the communicator.
-    pub(crate) fn new(device: usize, place: &Place) -> Result<Self, Status> {
+    pub(crate) fn new(device: usize, place: &RankPlace) -> Result<Self, Status> {
         let mut memory = Self::default();
         if host_state().spec.channels == 0 {
             return Ok(memory);
@@ -197,7 +197,7 @@ impl CommunicatorMemory {
     }
 
     /// What comes with the first operation among several ranks.
-    pub(crate) fn connect(&mut self, device: usize, place: &Place) -> Result<(), Status> {
+    pub(crate) fn connect(&mut self, device: usize, place: &RankPlace) -> Result<(), Status> {
         if self.connected || place.ranks < 2 || host_state().spec.channels == 0 {
             return Ok(());
         }
@@ -211,7 +211,7 @@ impl CommunicatorMemory {
     pub(crate) fn connect_peer(
         &mut self,
         device: usize,
-        place: &Place,
+        place: &RankPlace,
         (peer, sends): (usize, bool),
     ) -> Result<(), Status> {
         let is_near = place.is_near(peer);
@@ -242,7 +242,7 @@ impl CommunicatorMemory {
     fn take(
         &mut self,
         device: usize,
-        place: &Place,
+        place: &RankPlace,
         sizes: impl FnOnce(&NcclMemory<'_>) -> Vec<usize>,
     ) -> Result<(), Status> {
         let spec = &host_state().spec;

@@ -19,21 +19,21 @@ use crate::libs::stand_ins;
 
 /// The place of a rank in its communicator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct RankPlace {
     pub(crate) ranks: usize,
     pub(crate) rank: usize,
     /// The ranks on this machine, this one included.
     pub(crate) near: usize,
 }
 
-impl Place {
+impl RankPlace {
     /// Returns true if a rank is on this machine: NCCL's ranks of a machine follow one another.
     pub(crate) fn is_near(&self, rank: usize) -> bool {
         rank / self.near.max(1) == self.rank / self.near.max(1)
     }
 
     /// The place in a communicator of which only the number of ranks is known, and perhaps how many are `near`.
-    pub(crate) fn new(ranks: usize, rank: usize, near: Option<usize>) -> Place {
+    pub(crate) fn new(ranks: usize, rank: usize, near: Option<usize>) -> RankPlace {
         let number = |name: &str| std::env::var(name).ok()?.trim().parse().ok().filter(|number| *number > 0);
         let of_machine = match stand_ins::exist() {
             true => Some(host_state().spec.count as usize),
@@ -41,7 +41,7 @@ impl Place {
             false => number("LOCAL_WORLD_SIZE"),
         };
         let near = near.filter(|near| *near > 0).or(of_machine).unwrap_or(ranks);
-        Place { ranks, rank, near: near.clamp(1, ranks.max(1)) }
+        RankPlace { ranks, rank, near: near.clamp(1, ranks.max(1)) }
     }
 }
 
@@ -102,9 +102,9 @@ mod tests {
 
     #[test]
     fn the_ranks_of_a_machine_follow_one_another() {
-        let place = Place { ranks: 64, rank: 9, near: 8 };
+        let place = RankPlace { ranks: 64, rank: 9, near: 8 };
         assert_eq!([7, 8, 15, 16].map(|rank| place.is_near(rank)), [false, true, true, false]);
-        let place = Place { ranks: 4, rank: 2, near: 1 };
+        let place = RankPlace { ranks: 4, rank: 2, near: 1 };
         assert_eq!([1, 2, 3].map(|rank| place.is_near(rank)), [false, true, false]);
     }
 }

@@ -17,7 +17,7 @@ const MOST: usize = 256;
 const SEVERAL: TextId = TextId::MAX;
 
 /// A live communicator.
-struct Known {
+struct KnownCommunicator {
     /// Its handle; 0 for a free place.
     handle: AtomicUsize,
     number: AtomicU32,
@@ -28,8 +28,8 @@ struct Known {
     named: AtomicBool,
 }
 
-static KNOWN: [Known; MOST] = [const {
-    Known {
+static KNOWN: [KnownCommunicator; MOST] = [const {
+    KnownCommunicator {
         handle: AtomicUsize::new(0),
         number: AtomicU32::new(0),
         text: AtomicU32::new(0),
@@ -67,7 +67,7 @@ pub(crate) fn created(new: Created, handle: usize) {
     }
     // The one that had this handle is gone, however it was destroyed.
     destroyed(handle);
-    let is_mine = |known: &&Known| {
+    let is_mine = |known: &&KnownCommunicator| {
         known.handle.compare_exchange(0, handle, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     };
     if let Some(known) = KNOWN.iter().find(is_mine) {
@@ -78,7 +78,7 @@ pub(crate) fn created(new: Created, handle: usize) {
     }
 }
 
-fn find(handle: usize) -> Option<&'static Known> {
+fn find(handle: usize) -> Option<&'static KnownCommunicator> {
     KNOWN.iter().find(|known| handle != 0 && known.handle.load(Ordering::Relaxed) == handle)
 }
 

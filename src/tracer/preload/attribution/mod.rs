@@ -7,7 +7,7 @@
 
 pub(crate) mod autograd_seq;
 pub(crate) mod backward_passes;
-pub(crate) mod births;
+pub(crate) mod block_ages;
 pub(crate) mod communicators;
 pub(crate) mod context;
 pub(crate) mod deferred_frees;

@@ -24,7 +24,7 @@ use crate::ffi::guarded_memory::GuardedMemory;
 
 /// The layout of this interpreter's frames. Offsets are in words of 8 bytes, unless a field says bytes.
 #[derive(Clone, Copy, Debug)]
-struct Layout {
+struct FrameLayout {
     /// The word of the thread's state that points to its innermost frame, or to the struct of `through`.
     thread: usize,
     /// In 3.11 and 3.12, the word of `_PyCFrame` that points to the frame.
@@ -76,7 +76,7 @@ impl Functions {
 }
 
 /// Set by [`learn`] after it has checked the layout.
-static LAYOUT: OnceLock<(Layout, Functions)> = OnceLock::new();
+static LAYOUT: OnceLock<(FrameLayout, Functions)> = OnceLock::new();
 /// True if [`LAYOUT`] is set: one atomic, for hooks.
 static IS_KNOWN: AtomicBool = AtomicBool::new(false);
 
@@ -155,7 +155,7 @@ pub(crate) fn innermost() -> (usize, usize) {
 ///
 /// # Safety
 /// The layout is that of this interpreter.
-unsafe fn first_frame(layout: &Layout, functions: &Functions) -> *const usize {
+unsafe fn first_frame(layout: &FrameLayout, functions: &Functions) -> *const usize {
     // An interpreter that ends frees the states of threads.
     if !functions.python.is_running() {
         return std::ptr::null();
@@ -223,7 +223,7 @@ fn mixed(hash: u64, word: u64) -> u64 {
 ///
 /// # Safety
 /// `frame` is null or a running frame of this thread, and the layout is that of this interpreter.
-unsafe fn read_frames(layout: &Layout, mut frame: *const usize, walk: &mut Vec<FrameLine>) {
+unsafe fn read_frames(layout: &FrameLayout, mut frame: *const usize, walk: &mut Vec<FrameLine>) {
     let mut steps = 0;
     while !frame.is_null() && walk.len() < MAX_FRAMES && steps < 4 * MAX_FRAMES {
         steps += 1;
@@ -258,7 +258,7 @@ unsafe fn read_frames(layout: &Layout, mut frame: *const usize, walk: &mut Vec<F
 ///
 /// # Safety
 /// The code of `line` runs on this thread, and the layout is that of this interpreter.
-unsafe fn text_of_line(layout: &Layout, functions: &Functions, line: &FrameLine) -> TextId {
+unsafe fn text_of_line(layout: &FrameLayout, functions: &Functions, line: &FrameLine) -> TextId {
     let code = line.code as *const usize;
     // SAFETY: a code object; the function reads its table of lines and nothing else.
     let number = unsafe { (functions.line_of)(code, line.byte) };
@@ -279,7 +279,7 @@ unsafe fn text_of_line(layout: &Layout, functions: &Functions, line: &FrameLine)
 ///
 /// # Safety
 /// `object` is null or a live object.
-unsafe fn text(layout: &Layout, functions: &Functions, object: *const usize) -> Option<String> {
+unsafe fn text(layout: &FrameLayout, functions: &Functions, object: *const usize) -> Option<String> {
     const LONGEST: usize = 4096;
     // SAFETY: the second word of an object is its type.
     if object.is_null() || unsafe { *object.add(1) } != layout.text_type {
@@ -332,7 +332,7 @@ const FRAME_WORDS: usize = 16;
 ///
 /// # Safety
 /// Same as [`learn`].
-unsafe fn find(known: &KnownCode, functions: &Functions) -> Option<Layout> {
+unsafe fn find(known: &KnownCode, functions: &Functions) -> Option<FrameLayout> {
     let memory = GuardedMemory::open()?;
     // SAFETY: the GIL is held, so the thread has a state.
     let thread = unsafe { (functions.this_thread)() } as usize;
@@ -368,7 +368,7 @@ unsafe fn find(known: &KnownCode, functions: &Functions) -> Option<Layout> {
     // SAFETY: a code object and a text, by the contract.
     let (code_type, text_type) =
         unsafe { (*(first.code as *const usize).add(1), *(known.filename as *const usize).add(1)) };
-    Some(Layout {
+    Some(FrameLayout {
         thread,
         through,
         code,

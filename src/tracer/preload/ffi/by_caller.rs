@@ -65,20 +65,20 @@ macro_rules! hooks_by_caller {
 pub(crate) use hooks_by_caller;
 
 /// What one library's look-up found. Only `checked` changes.
-struct Known {
+struct KnownCaller {
     /// The code of the calling library.
     code: Range<usize>,
     /// The function; null where there was none.
     function: *mut c_void,
-    /// See [`Known::is_valid`].
+    /// See [`KnownCaller::is_valid`].
     checked: AtomicU64,
-    next: *const Known,
+    next: *const KnownCaller,
 }
 
 /// The loader's counts of loaded and unloaded libraries.
 type Version = (u64, u64);
 
-impl Known {
+impl KnownCaller {
     /// What a function was found in stays until a library is unloaded, and then another one may have its place, or that
     /// of the caller, in memory. What was missing may come with a library that is loaded.
     fn is_valid(&self, version: Version) -> bool {
@@ -96,7 +96,7 @@ pub(crate) struct ByCaller<F> {
     name: &'static CStr,
     file_name: &'static str,
     /// The newest entry of a list. No entry is ever freed, and no lock is taken to read them or to add one.
-    known: AtomicPtr<Known>,
+    known: AtomicPtr<KnownCaller>,
     kind: PhantomData<F>,
 }
 
@@ -126,7 +126,7 @@ impl<F: Copy> ByCaller<F> {
         unsafe { function(found) }
     }
 
-    fn known(&self, caller: usize) -> Option<&'static Known> {
+    fn known(&self, caller: usize) -> Option<&'static KnownCaller> {
         // SAFETY: null or an entry, which is never freed.
         let newest = unsafe { self.known.load(Ordering::Acquire).as_ref::<'static>() };
         // SAFETY: as above.
@@ -136,7 +136,7 @@ impl<F: Copy> ByCaller<F> {
 
     /// Looks the function up, and keeps the result for the libraries as they are at `version`.
     #[cold]
-    fn find(&self, caller: usize, known: Option<&'static Known>, version: Version) -> *mut c_void {
+    fn find(&self, caller: usize, known: Option<&'static KnownCaller>, version: Version) -> *mut c_void {
         let library = library_of(caller);
         let found = self.search(caller, library.as_ref());
         // Generated code is in no library, and any code may take its place.
@@ -202,7 +202,8 @@ impl<F: Copy> ByCaller<F> {
     }
 
     fn add(&self, code: Range<usize>, function: *mut c_void, version: Version) {
-        let mut fresh = Box::new(Known { code, function, checked: AtomicU64::new(0), next: null_mut() });
+        let mut fresh =
+            Box::new(KnownCaller { code, function, checked: AtomicU64::new(0), next: null_mut() });
         *fresh.checked.get_mut() = fresh.state(version);
         let fresh = Box::into_raw(fresh);
         let mut newest = self.known.load(Ordering::Relaxed);

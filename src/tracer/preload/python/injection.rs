@@ -45,16 +45,17 @@ static SOURCES: [Source; 27] = [
     source!("frames"),
     source!("graphs"),
     source!("held"),
-    source!("holders"),
     source!("hooks"),
     source!("install"),
     source!("known_frames"),
     source!("known_objects"),
     source!("live_objects"),
     source!("main_code"),
+    source!("model_discovery"),
     source!("module_memory"),
     source!("overridden_calls"),
     source!("paths"),
+    source!("reference_paths"),
     source!("retained"),
     source!("shared"),
     source!("start"),
@@ -63,7 +64,6 @@ static SOURCES: [Source; 27] = [
     source!("tags"),
     source!("texts"),
     source!("torch_api"),
-    source!("uncalled"),
     source!("wrappers"),
 ];
 
@@ -147,7 +147,7 @@ unsafe extern "C" fn inject(_: *mut c_void) -> c_int {
         })
     });
     let stage = match outcome {
-        Some(Outcome::Installed) => {
+        Some(InjectionOutcome::Installed) => {
             if session::session().is_some_and(|session| session.settings.modules) {
                 autograd_seq::modules_are_known();
             }
@@ -157,8 +157,8 @@ unsafe extern "C" fn inject(_: *mut c_void) -> c_int {
             state_version::advance();
             Stage::Over
         }
-        Some(Outcome::TooEarly) => Stage::Waiting,
-        Some(Outcome::Failed) | None => {
+        Some(InjectionOutcome::TooEarly) => Stage::Waiting,
+        Some(InjectionOutcome::Failed) | None => {
             report_failure();
             Stage::Over
         }
@@ -177,23 +177,23 @@ fn report_failure() {
     }
 }
 
-enum Outcome {
+enum InjectionOutcome {
     Installed,
     /// torch is still being imported.
     TooEarly,
     Failed,
 }
 
-fn run(gil: Gil) -> Outcome {
+fn run(gil: Gil) -> InjectionOutcome {
     match start(gil) {
-        Some(callbacks) if callbacks.get().is_none() => Outcome::TooEarly,
+        Some(callbacks) if callbacks.get().is_none() => InjectionOutcome::TooEarly,
         Some(callbacks) => {
             callbacks::install(callbacks.get());
-            Outcome::Installed
+            InjectionOutcome::Installed
         }
         None => {
             errors::take(gil, "start");
-            Outcome::Failed
+            InjectionOutcome::Failed
         }
     }
 }

@@ -11,7 +11,7 @@ use memtrace_trace::{Api, Category, Claim};
 
 use crate::attribution::python_frames::{self, KnownCode, KnownFrame};
 use crate::attribution::{
-    backward_passes, births, communicators, context, detail, growth, module_ranges, ranges, steps,
+    backward_passes, block_ages, communicators, context, detail, growth, module_ranges, ranges, steps,
 };
 use crate::ffi::cpython::{Arguments, Gil, Method, Object, Owned, native_method};
 use crate::ffi::phantom;
@@ -169,11 +169,11 @@ fn name_communicator(arguments: Arguments<'_>) {
 
 /// The step of a live block; -2 for an address that is none.
 fn block_step(arguments: Arguments<'_>) -> i64 {
-    births::of(arguments.size(0) as u64).map_or(-2, |birth| birth.step.into())
+    block_ages::of(arguments.size(0) as u64).map_or(-2, |birth| birth.step.into())
 }
 
 fn block_bytes(arguments: Arguments<'_>) -> i64 {
-    births::of(arguments.size(0) as u64).map_or(0, |birth| birth.bytes as i64)
+    block_ages::of(arguments.size(0) as u64).map_or(0, |birth| birth.bytes as i64)
 }
 
 fn record_retained(arguments: Arguments<'_>) {

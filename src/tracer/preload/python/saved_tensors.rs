@@ -13,13 +13,13 @@ use crate::ffi::guarded_memory::GuardedMemory;
 /// Words of 8 bytes: of a `SavedTensor` to torch's `SavedVariable`, of that to its tensor, of a tensor to its
 /// storage, and of a storage to its data.
 #[derive(Clone, Copy, Debug)]
-struct Layout {
+struct VariableLayout {
     tensor: usize,
     storage: usize,
     data: usize,
 }
 
-static LAYOUT: OnceLock<Layout> = OnceLock::new();
+static LAYOUT: OnceLock<VariableLayout> = OnceLock::new();
 
 /// The word of an object of pybind11 that points to its C++ value, behind the object's head.
 const VALUE_WORD: usize = 2;
@@ -39,7 +39,7 @@ pub(crate) fn learn_saved_tensor(arguments: Arguments<'_>) -> bool {
     };
     let learned = || {
         let value = memory.word(arguments.id(0) + VALUE_WORD * 8)?;
-        Some(Layout {
+        Some(VariableLayout {
             tensor: find(value, tensor)?,
             storage: find(tensor, storage)?,
             data: find(storage, data)?,

@@ -38,7 +38,7 @@ struct Lane {
 }
 
 /// The lane of a thread; [`crate::fast_tls`] points at it.
-struct Own {
+struct ThreadLane {
     queue: &'static EventQueue,
     /// True if the lane is in use. A signal handler that interrupts it must not touch it.
     busy: Cell<bool>,
@@ -58,7 +58,7 @@ impl Drop for LaneOwner {
         let own = unsafe { (*fast_tls()).lane.replace(null_mut()) };
         if !own.is_null() {
             // SAFETY: `other_lane` made it with `Box::into_raw`, and the word is null now.
-            drop(unsafe { Box::from_raw(own.cast::<Own>()) });
+            drop(unsafe { Box::from_raw(own.cast::<ThreadLane>()) });
         }
     }
 }
@@ -110,8 +110,8 @@ impl EventQueue {
 #[inline(always)]
 fn with_lane<T>(queue: &'static EventQueue, work: impl FnOnce(&mut Lane) -> T) -> T {
     // SAFETY: the words of the calling thread; the lane lives until the thread's `LaneOwner` is dropped.
-    let own = unsafe { (*fast_tls()).lane.get().cast::<Own>().as_ref() };
-    let own: *const Own = match own {
+    let own = unsafe { (*fast_tls()).lane.get().cast::<ThreadLane>().as_ref() };
+    let own: *const ThreadLane = match own {
         Some(own) if std::ptr::eq(own.queue, queue) && !own.busy.get() => own,
         _ => other_lane(queue),
     };
@@ -128,15 +128,15 @@ fn with_lane<T>(queue: &'static EventQueue, work: impl FnOnce(&mut Lane) -> T) -
 /// use, or if the thread ends and has lost it.
 #[cold]
 #[inline(never)]
-fn other_lane(queue: &'static EventQueue) -> *const Own {
+fn other_lane(queue: &'static EventQueue) -> *const ThreadLane {
     // SAFETY: the words of the calling thread.
     let word = unsafe { &(*fast_tls()).lane };
     // SAFETY: as in `with_lane`.
-    let before = unsafe { word.get().cast::<Own>().as_ref() };
+    let before = unsafe { word.get().cast::<ThreadLane>().as_ref() };
     let is_busy = before.is_some_and(|own| std::ptr::eq(own.queue, queue));
     let for_one_event = is_busy || OWNER.with(|_| ()).is_none();
     let lane = UnsafeCell::new(Lane::new(queue));
-    let own = Box::into_raw(Box::new(Own { queue, busy: Cell::new(false), for_one_event, lane }));
+    let own = Box::into_raw(Box::new(ThreadLane { queue, busy: Cell::new(false), for_one_event, lane }));
     if !for_one_event {
         // A lane from before a fork is leaked: its chunks belong to the parent.
         word.set(own.cast());
@@ -144,7 +144,7 @@ fn other_lane(queue: &'static EventQueue) -> *const Own {
     own
 }
 
-impl Own {
+impl ThreadLane {
     #[inline(always)]
     fn run<T>(&self, work: impl FnOnce(&mut Lane) -> T) -> T {
         /// Resets the flag after a panic too.

@@ -11,7 +11,7 @@ use memtrace_trace::Row;
 use memtrace_trace::config::Settings;
 use memtrace_trace::csv::RowWriter;
 use memtrace_trace::files;
-use memtrace_trace::repeats::Finder;
+use memtrace_trace::repeats::RepeatFinder;
 use memtrace_trace::stacks::StackWriter;
 
 use super::output;
@@ -20,7 +20,7 @@ use super::output;
 pub(crate) struct RowFile {
     writer: RowWriter<File>,
     /// `None` if every row is written.
-    repeats: Option<Finder>,
+    repeats: Option<RepeatFinder>,
     /// The rows so far are those that open the part: each is written.
     opens: bool,
 }
@@ -42,13 +42,13 @@ impl RowSink for RowFile {
 
 impl RowFile {
     /// The rows of a new file, the opening ones first; `repeats` finds those that equal earlier ones.
-    pub(crate) fn new(file: File, repeats: Option<Finder>) -> RowFile {
+    pub(crate) fn new(file: File, repeats: Option<RepeatFinder>) -> RowFile {
         RowFile { writer: RowWriter::new(file), repeats, opens: true }
     }
 
     /// A finder for the next part.
-    pub(crate) fn repeats_of_next(&self) -> Option<Finder> {
-        self.repeats.as_ref().map(|repeats| Finder::new(repeats.is_detailed()))
+    pub(crate) fn repeats_of_next(&self) -> Option<RepeatFinder> {
+        self.repeats.as_ref().map(|repeats| RepeatFinder::new(repeats.is_detailed()))
     }
 
     /// Writes the buffered rows and returns the length of the file in bytes. Behind the first flush come rows that are

@@ -13,7 +13,7 @@ use memtrace_trace::config::Level;
 use memtrace_trace::end_row::{Ending, refused_names_word};
 use memtrace_trace::journal::Written;
 use memtrace_trace::keep::Keep;
-use memtrace_trace::repeats::Finder;
+use memtrace_trace::repeats::RepeatFinder;
 
 use super::compress::Compressor;
 use super::definitions_file::DefinitionsFile;
@@ -26,7 +26,7 @@ use super::part::{Part, RowFile};
 use super::retention::Retention;
 use super::sampling::Sampler;
 use super::thread::{answer_until_finish, end_like_main_thread, is_alone, start_thread};
-use crate::clock::{self, Ruler};
+use crate::clock::{self, ClockFitter};
 use crate::control::{Command, Control};
 use crate::intern;
 use crate::queue::event_queue::EventQueue;
@@ -167,7 +167,7 @@ impl Writer {
         encoder.tags = session.settings.modules;
         encoder.buffer_bytes = session.settings.buffer_bytes as u64;
         let settings = &session.settings;
-        let repeats = settings.has_repeats().then(|| Finder::new(settings.detail.names(0)));
+        let repeats = settings.has_repeats().then(|| RepeatFinder::new(settings.detail.names(0)));
         Ok(Writer {
             session,
             queue,
@@ -196,7 +196,7 @@ impl Writer {
         self.control.note_ready();
         let every = Duration::from_millis(self.session.settings.flush_ms);
         let mut next_flush = Instant::now() + every;
-        let mut ruler = Ruler::new();
+        let mut ruler = ClockFitter::new();
         loop {
             ruler.adjust();
             // Of an OOM that an earlier pass encoded; the next pass encodes the tags recorded by now.

@@ -16,11 +16,11 @@ use crate::runtime::guard::shielded;
 use crate::runtime::session;
 
 /// The place that a function's address is written to.
-type Place = *mut *mut c_void;
-type Get = unsafe extern "C" fn(*const c_char, Place, c_int, c_ulonglong) -> c_int;
-type GetV2 = unsafe extern "C" fn(*const c_char, Place, c_int, c_ulonglong, *mut c_int) -> c_int;
-type OfRuntime = unsafe extern "C" fn(*const c_char, Place, c_ulonglong, *mut c_int) -> c_int;
-type ByVersion = unsafe extern "C" fn(*const c_char, Place, c_uint, c_ulonglong, *mut c_int) -> c_int;
+type FunctionSlot = *mut *mut c_void;
+type Get = unsafe extern "C" fn(*const c_char, FunctionSlot, c_int, c_ulonglong) -> c_int;
+type GetV2 = unsafe extern "C" fn(*const c_char, FunctionSlot, c_int, c_ulonglong, *mut c_int) -> c_int;
+type OfRuntime = unsafe extern "C" fn(*const c_char, FunctionSlot, c_ulonglong, *mut c_int) -> c_int;
+type ByVersion = unsafe extern "C" fn(*const c_char, FunctionSlot, c_uint, c_ulonglong, *mut c_int) -> c_int;
 
 // SAFETY: the signature is the one in cuda.h, before CUDA 12.
 static GET: DriverFn<Get> = unsafe { DriverFn::new(c"cuGetProcAddress") };
@@ -88,7 +88,7 @@ pub(super) fn of_driver(name: &[u8]) -> Option<StandIn> {
 ///
 /// # Safety
 /// The call that was given both succeeded, so `name` is a C string, and `place` null or written.
-unsafe fn replace(name: *const c_char, place: Place, version: c_int) {
+unsafe fn replace(name: *const c_char, place: FunctionSlot, version: c_int) {
     shielded(|| {
         if name.is_null() || !session::session().is_some_and(|session| session.settings.driver) {
             return;
@@ -115,7 +115,7 @@ unsafe fn replace(name: *const c_char, place: Place, version: c_int) {
 
 unsafe extern "C" fn get<const WAY: usize>(
     name: *const c_char,
-    place: Place,
+    place: FunctionSlot,
     version: c_int,
     flags: c_ulonglong,
 ) -> c_int {
@@ -131,7 +131,7 @@ unsafe extern "C" fn get<const WAY: usize>(
 
 unsafe extern "C" fn get_v2<const WAY: usize>(
     name: *const c_char,
-    place: Place,
+    place: FunctionSlot,
     version: c_int,
     flags: c_ulonglong,
     found: *mut c_int,
@@ -149,7 +149,7 @@ unsafe extern "C" fn get_v2<const WAY: usize>(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuGetProcAddress(
     name: *const c_char,
-    place: Place,
+    place: FunctionSlot,
     version: c_int,
     flags: c_ulonglong,
 ) -> c_int {
@@ -160,7 +160,7 @@ unsafe extern "C" fn cuGetProcAddress(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuGetProcAddress_v2(
     name: *const c_char,
-    place: Place,
+    place: FunctionSlot,
     version: c_int,
     flags: c_ulonglong,
     found: *mut c_int,
@@ -175,7 +175,7 @@ macro_rules! of_runtime {
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name(
             name: *const c_char,
-            place: Place,
+            place: FunctionSlot,
             $($arg: $type,)*
             flags: c_ulonglong,
             found: *mut c_int,

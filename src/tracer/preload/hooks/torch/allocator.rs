@@ -12,7 +12,9 @@ use memtrace_record::recorder::text_id;
 use memtrace_trace::event::{AllocCall, Block, Call};
 use memtrace_trace::{Api, Event, Header, Payload};
 
-use crate::attribution::{births, context, deferred_frees, detail, growth, private_pools, requested_sizes};
+use crate::attribution::{
+    block_ages, context, deferred_frees, detail, growth, private_pools, requested_sizes,
+};
 use crate::ffi::phantom;
 use crate::ffi::symbols::RealFn;
 use crate::ffi::torch::{self, current_stream};
@@ -141,11 +143,11 @@ unsafe extern "C-unwind" fn report_memory_usage(
             let (context, step) = owner.unwrap_or_else(context::current);
             if size >= 0 {
                 detail::allocated(ordinal, allocated as u64);
-                births::allocated(ptr as u64, size as u64, step);
+                block_ages::allocated(ptr as u64, size as u64, step);
                 deferred_frees::forget_recorded();
             } else {
                 deferred = deferred_frees::is_deferred(ptr as u64, ordinal);
-                births::freed(ptr as u64);
+                block_ages::freed(ptr as u64);
             }
             growth::allocated(ordinal, allocated as u64);
             if injection::is_wanted() {

@@ -47,7 +47,7 @@ from .tags import (
     tag_state_of,
 )
 from .torch_api import empty_cache, is_compiling, without_torch_function
-from .uncalled import is_time_to_search, name_uncalled_models
+from .model_discovery import is_time_to_search, name_uncalled_models
 
 # By id(root): how often it was called as the outermost module.
 _calls: dict[int, int] = table_by_module()

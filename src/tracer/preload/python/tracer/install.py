@@ -21,7 +21,7 @@ from .native import (
 from .overridden_calls import hook_overridden_calls
 from .steps import hook_steps
 from .torch_api import Module, is_compiling, nn_module, optim_optimizer, set_eval_frame, torch
-from .uncalled import tag_everything_held, tag_registered
+from .model_discovery import tag_everything_held, tag_registered
 
 
 def install() -> dict:
