@@ -9,7 +9,7 @@
  * the functions to nothing.
  *
  * Names mean what they mean in NVTX ranges: `phase:eval`, `module:GPT.h.0`, `step:12`, or bare; see
- * docs/ranges.md. From Python, use python/memtrace.py or ctypes.
+ * docs/ranges.md. From Python, use the package memtrace (python/memtrace).
  */
 #ifndef MEMTRACE_H
 #define MEMTRACE_H

@@ -1,15 +1,19 @@
 //! Reads traces and answers questions about them.
 //!
-//! The modules; each imports only from those above it:
+//! The modules, in the order in which a newcomer reads them:
 //!
 //! - [`read`]: the files of a run, as a stream of records.
-//! - [`state`]: records replayed into live memory over time.
-//! - [`requests`]: the requests to the caching allocator, to make them again.
-//! - [`profile`]: the roles of blocks, inferred from the flow of data between ops.
-//! - [`render`]: text for a terminal.
+//! - [`state`]: the replay of the records: which memory is live when, who owns it, and the totals. Nearly every answer
+//!   starts here.
+//! - [`profile`]: a second replay, by the flow of data between ops: the categories and actions of `torch.profiler`.
+//! - [`requests`]: the calls that the program made of the caching allocator, in order, to make them again.
+//! - [`whatif`]: the replay with other sizes and lives, which predicts the peak of a changed program.
 //! - [`selection`]: the part of a run that the user selects.
+//! - [`render`]: text for a terminal.
 //! - [`reports`], [`exports`] and [`html`]: the answers. Each report and each export is one file and one line
 //!   of a table ([`reports::REPORTS`], [`exports::EXPORTS`]) that the command, its help and its tests walk.
+//!
+//! No other module imports from the answers.
 //!
 //! Nothing here prints or parses arguments. The only unsafe code is in `read/scan/cpu.rs`, for instructions
 //! that safe Rust has no names for, and in [`allocator`], whose trait is unsafe.

@@ -50,7 +50,7 @@ pub fn fast_tls() -> *const FastTls {
             "mov {at}, qword ptr fs:[0]",
             "add {at}, qword ptr [rip + memtrace_fast_tls@GOTTPOFF]",
             at = out(reg) at,
-            options(pure, nomem, nostack),
+            options(pure, readonly, nostack),
         );
     }
     at
