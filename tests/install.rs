@@ -1,5 +1,6 @@
 //! Installed as a user installs it: a wheel of this build, in each layout, on a `PATH` without cargo.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -192,4 +193,21 @@ fn a_build_without_cargo_says_so() {
     assert!(said.contains("needs Rust") && said.contains("scripts/wheel"), "{said}");
     let said = build("GPU_MEMTRACE_BUILT", folder.path());
     assert!(said.contains("lacks memtrace, libmemtrace.so, libmemtrace_phantom.so"), "{said}");
+}
+
+#[test]
+fn pip_learns_the_metadata_without_a_build() {
+    let Some(tools) = wheel_python() else { return };
+    let folder = TempDir::new().unwrap();
+    let mut asks = clean(&tools);
+    asks.args([
+        "-c",
+        "import build_backend, sys; build_backend.prepare_metadata_for_build_wheel(sys.argv[1])",
+    ]);
+    // pip sets the first of these; the second is the `backend-path` of pyproject.toml.
+    asks.arg(folder.path()).env("PIP_BUILD_TRACKER", folder.path()).env("PYTHONPATH", root().join("python"));
+    succeeds(asks.current_dir(root()).env("PATH", NO_CARGO).env("HOME", folder.path()));
+    let version = env!("CARGO_PKG_VERSION");
+    let metadata = folder.path().join(format!("gpu_memtrace-{version}.dist-info/METADATA"));
+    assert!(fs::read_to_string(metadata).unwrap().contains("Name: gpu-memtrace"));
 }

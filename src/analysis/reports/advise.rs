@@ -121,6 +121,17 @@ fn target(options: &Options) -> Result<Option<i64>> {
     }
 }
 
+/// A change that helps, for the report about an OOM.
+pub(super) struct FirstAdvice {
+    /// The option of `memtrace whatif`.
+    pub(super) option: String,
+    /// The bytes that it saves.
+    pub(super) saved: i64,
+    /// True if `saved` is a lower bound.
+    pub(super) is_least: bool,
+    pub(super) costs: String,
+}
+
 /// The predictions for one process.
 pub(super) struct Advised {
     replayed: Replayed,
@@ -148,20 +159,23 @@ impl Advised {
     /// The changes that save memory, those that save most first: index, outcome, saved bytes.
     fn ranked<'a>(&self, prediction: &'a Prediction) -> Vec<(usize, &'a Outcome, i64)> {
         let single = self.sets.iter().take_while(|set| set.len() == 1).count();
-        prediction.ranked(single)
+        let mut ranked = prediction.ranked(single);
+        let is_type = |change: &Change| matches!(change, Change::Autocast | Change::Bfloat16);
+        ranked.retain(|(index, ..)| !(prediction.is_half && is_type(&self.changes[*index])));
+        ranked
     }
 
-    /// The lines of the changes that save most, for the end of another report.
-    pub(super) fn first_lines(&self, count: usize, options: &Options) -> Vec<String> {
+    /// The changes that save most, for the report about an OOM.
+    pub(super) fn first(&self, count: usize) -> Vec<FirstAdvice> {
         let Some(prediction) = &self.prediction else { return Vec::new() };
-        let line = |(index, outcome, saved): &(usize, &Outcome, i64)| {
-            let costs = advice(&self.changes[*index], &outcome.again).costs;
-            let saved = options.units.show(*saved);
-            let least = if self.ended_in_oom() { "at least " } else { "" };
-            format!("{}: saves {least}{saved}; costs: {costs}", self.changes[*index].option())
+        let one = |(index, outcome, saved): &(usize, &Outcome, i64)| FirstAdvice {
+            option: self.changes[*index].option(),
+            saved: *saved,
+            costs: advice(&self.changes[*index], &outcome.again).costs,
+            is_least: self.ended_in_oom(),
         };
         let least = prediction.before.bytes / FEWEST_OF_PEAK;
-        self.ranked(prediction).iter().filter(|(.., saved)| *saved > least).take(count).map(line).collect()
+        self.ranked(prediction).iter().filter(|(.., saved)| *saved > least).take(count).map(one).collect()
     }
 
     fn print(&self, printer: &mut Printer, prediction: &Prediction, options: &Options) {

@@ -68,6 +68,11 @@ const FLOAT: [&str; 27] = [
 const OF_SEVERAL: [&str; 9] =
     ["::add", "::add_", "::sub", "::mul", "::div", "::cat", "::stack", "::where", "::addcmul"];
 
+/// Smaller blocks may be indices, which are cast to twice their size too.
+const LEAST_CAST: i64 = 64 << 10;
+/// So many modules with a cast are no chance.
+const FEWEST_CASTS: usize = 2;
+
 /// The loss of tokens. Autocast does not see the softmax inside.
 const CROSS_ENTROPY: &str = "aten::cross_entropy_loss";
 
@@ -101,6 +106,8 @@ fn kind(name: &str) -> Kind {
 pub(super) struct Autocast {
     /// The ids of the blocks with half of their size.
     pub(super) halved: FxHashSet<i64>,
+    /// True if the run has autocast already.
+    pub(super) is_on: bool,
     /// Copies: from, to, bytes.
     copies: Vec<(u32, u32, i64)>,
     /// Copies that one op needs for itself.
@@ -157,7 +164,7 @@ pub(super) fn find(step: &Step, rules: &SizeRules<'_>, symbols: &SymbolTable, ph
     };
     types.find_weights();
     if types.is_on() {
-        return Autocast::default();
+        return Autocast { is_on: true, ..Autocast::default() };
     }
     types.find_inputs();
     let mut at = 0;
@@ -174,6 +181,23 @@ pub(super) fn find(step: &Step, rules: &SizeRules<'_>, symbols: &SymbolTable, ph
         at += many;
     }
     types.found
+}
+
+/// Returns true if modules of a step cast what the op before them made to twice its size: a model in 16 bits whose norms or loss
+/// run in float32. In float32 such a cast is none.
+pub(super) fn casts_up(step: &Step, rules: &SizeRules<'_>, phases: &Phases) -> bool {
+    let mut made: Option<&Life> = None;
+    let mut modules = FxHashSet::default();
+    for life in step.allocations.iter().filter_map(|each| each.life).map(|life| &step.lives[life as usize]) {
+        if life.owner.phase != phases.forward || life.requested < LEAST_CAST {
+            continue;
+        }
+        if rules.is_cast(step, life) && made.is_some_and(|made| 2 * made.requested == life.requested) {
+            modules.insert(life.owner.module);
+        }
+        made = Some(life);
+    }
+    modules.len() >= FEWEST_CASTS
 }
 
 impl Autocast {

@@ -24,6 +24,8 @@ pub(super) struct Curve<'a> {
     /// By block that has another life: the one or two spans in which it lives, each from its birth to its death.
     moved: FxHashMap<u32, [(u32, u32); 2]>,
     spikes: Vec<Spike>,
+    /// By request that ran out of memory, as the number of allocations before it: what the change adds to its size.
+    failed: FxHashMap<u32, i64>,
     /// Blocks that the run did not have: birth, death, bytes.
     more: Vec<(u32, u32, i64)>,
 }
@@ -31,7 +33,14 @@ pub(super) struct Curve<'a> {
 impl<'a> Curve<'a> {
     /// The blocks of a step with these sizes.
     pub(super) fn new(step: &'a Step, sizes: Vec<i64>) -> Curve<'a> {
-        Curve { step, sizes, moved: FxHashMap::default(), spikes: Vec::new(), more: Vec::new() }
+        Curve {
+            step,
+            sizes,
+            moved: FxHashMap::default(),
+            failed: FxHashMap::default(),
+            spikes: Vec::new(),
+            more: Vec::new(),
+        }
     }
 
     /// The block `life` lives at these times, in place of its own: two at most. A span that ends before it begins is none.
@@ -41,6 +50,11 @@ impl<'a> Curve<'a> {
             *place = *span;
         }
         self.moved.insert(life, both);
+    }
+
+    /// The request of the allocation `at`, which ran out of memory, grows by `bytes`.
+    pub(super) fn resize_failed(&mut self, at: u32, bytes: i64) {
+        self.failed.insert(at, bytes);
     }
 
     /// The allocation that made a block.
@@ -113,7 +127,9 @@ impl<'a> Curve<'a> {
             }
         };
         for (at, allocation) in self.step.allocations.iter().enumerate() {
-            raise(allocation.allocated.wrapping_add(differences[at]), allocation, allocation.owner);
+            let own = if allocation.life.is_some() { None } else { self.failed.get(&(at as u32)) };
+            let change = differences[at].wrapping_add(own.copied().unwrap_or(0));
+            raise(allocation.allocated.wrapping_add(change), allocation, allocation.owner);
         }
         let Some(last) = self.step.allocations.last() else { return peak };
         for spike in &self.spikes {

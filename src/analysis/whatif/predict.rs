@@ -80,6 +80,8 @@ pub struct Prediction {
     pub curves: Vec<Series>,
     /// The requests under the first list, when they were asked for.
     requests: Option<ChangedRequests>,
+    /// True if the run computes in 16 bits already, so that a change to them saves nothing.
+    pub is_half: bool,
     /// A step with a part in the window of which rows outside the window were not kept: what they say of its blocks is unknown.
     pub cut_step: Option<i64>,
 }
@@ -124,6 +126,7 @@ struct DevicePrediction {
     curves: Vec<Series>,
     /// Those of the first list, when they are asked for.
     requests: Option<ChangedRequests>,
+    is_half: bool,
     /// True if rows of the step are not kept.
     is_cut: bool,
     cut_step: Option<i64>,
@@ -288,6 +291,7 @@ impl<'a> Predictor<'a> {
             outcomes: device.outcomes,
             curves: device.curves.into_iter().map(Series::finish).collect(),
             requests: device.requests,
+            is_half: device.is_half,
             cut_step: device.cut_step,
         };
         Ok(self.devices.into_iter().map(prediction).collect())
@@ -554,6 +558,7 @@ impl DevicePrediction {
             outcomes,
             curves,
             requests: None,
+            is_half: false,
             is_cut: false,
             cut_step: None,
         }
@@ -588,6 +593,7 @@ impl DevicePrediction {
         let autocast =
             if has_autocast { autocast::find(step, &rules, symbols, phases) } else { Autocast::default() };
         rules.halved.clone_from(&autocast.halved);
+        self.is_half |= has_autocast && (autocast.is_on || autocast::casts_up(step, &rules, phases));
         let unchanged: Vec<i64> = step.lives.iter().map(|life| life.bytes).collect();
         let unchanged = Curve::new(step, unchanged);
         raise(&mut self.before, unchanged.peak(&unchanged.differences()));
@@ -597,6 +603,9 @@ impl DevicePrediction {
         for ((changes, (modules, inside)), outcome) in lists.iter().zip(places).zip(&mut self.outcomes) {
             let sizes = rules.sizes(step, changes, symbols);
             let mut curve = Curve::new(step, sizes);
+            for (at, bytes) in rules.failed(step, changes, symbols) {
+                curve.resize_failed(at, bytes);
+            }
             for (change, found) in changes.iter().zip(&mut outcome.found) {
                 *found += match change {
                     Change::Checkpoint(_) => {

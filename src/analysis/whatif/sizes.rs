@@ -48,6 +48,8 @@ pub(super) struct SizeRules<'a> {
     largest: FxHashMap<u32, i64>,
     /// The ids of the blocks that autocast halves.
     pub(super) halved: FxHashSet<i64>,
+    /// The highest total of the step, in bytes.
+    highest: i64,
     traits: &'a Traits,
 }
 
@@ -94,7 +96,8 @@ impl<'a> SizeRules<'a> {
         step.lives.iter().for_each(|life| add(life.owner.op));
         let (parameters, largest) = (FxHashSet::default(), FxHashMap::default());
         let halved = FxHashSet::default();
-        let mut rules = SizeRules { phases, rounding, parameters, largest, halved, traits };
+        let highest = step.allocations.iter().map(|each| each.allocated).max().unwrap_or(0);
+        let mut rules = SizeRules { phases, rounding, parameters, largest, halved, highest, traits };
         for life in &step.lives {
             if life.owner.category == Category::Parameter {
                 rules.parameters.insert((life.owner.module, life.requested));
@@ -114,6 +117,11 @@ impl<'a> SizeRules<'a> {
         step.op(life.call).map_or_else(|| self.traits_of(life.owner.op), |call| self.traits_of(call.name))
     }
 
+    /// Returns true for the result of a cast.
+    pub(super) fn is_cast(&self, step: &Step, life: &Life) -> bool {
+        self.call_traits(step, life).is_cast || self.traits_of(life.owner.op).is_cast
+    }
+
     /// Returns true if the block is one that the optimizer's step makes for itself.
     pub(super) fn is_of_step(&self, life: &Life) -> bool {
         life.owner.phase == self.phases.optimizer
@@ -129,6 +137,13 @@ impl<'a> SizeRules<'a> {
         self.parameters.contains(&(life.born_in, life.requested))
     }
 
+    /// Returns true for a large block that the script made before training: a data set on the GPU, not a batch of it.
+    fn is_data(&self, life: &Life) -> bool {
+        matches!(life.owner.category, Category::Input | Category::Script)
+            && life.owner.step < 0
+            && life.bytes > self.highest / 4
+    }
+
     /// Returns true if the size of the block grows with the batch.
     fn grows_with_batch(&self, step: &Step, life: &Life) -> bool {
         use Category::{Buffer, CudaGraph, Gradient, OptimizerState, Parameter, Workspace};
@@ -138,7 +153,7 @@ impl<'a> SizeRules<'a> {
         }
         let call = self.call_traits(step, life);
         // A copy of a weight in another type, as autocast makes it.
-        let is_cast_weight = (call.is_cast || self.traits_of(life.owner.op).is_cast)
+        let is_cast_weight = self.is_cast(step, life)
             && (self.parameters.contains(&(life.born_in, life.requested.saturating_mul(2)))
                 || self.is_like_parameter(life));
         let is_part =
@@ -184,6 +199,17 @@ impl<'a> SizeRules<'a> {
         all.map(|life| self.resized(life, self.requested(step, life, changes, symbols, share))).collect()
     }
 
+    /// What the changes add to the requests that ran out of memory: the number of allocations before each, and bytes.
+    pub(super) fn failed(&self, step: &Step, changes: &[Change], symbols: &SymbolTable) -> Vec<(u32, i64)> {
+        let all = step.allocations.iter().enumerate().filter(|(_, each)| each.life.is_none());
+        all.map(|(at, each)| {
+            let at = at as u32;
+            let life = Life::of_failed(each, at);
+            (at, self.requested(step, &life, changes, symbols, 1.0) - life.requested)
+        })
+        .collect()
+    }
+
     /// The new request for a block, in bytes. A rank has `optimizer_share` of what [`Change::ShardOptimizer`] divides.
     pub(super) fn requested(
         &self,
@@ -201,6 +227,8 @@ impl<'a> SizeRules<'a> {
             Change::OffloadOptimizer => self.offloaded(life, size),
             Change::StepInBackward if self.is_of_step(life) => 0,
             Change::Bfloat16 if is_packed && life.owner.category == Category::OptimizerState => size,
+            // Whether it shrinks is unknown; that it grows is the safe side.
+            Change::Bfloat16 | Change::Batch(1, _) if self.is_data(life) => size,
             Change::Bfloat16 if self.is_float(step, life) => size / 2,
             Change::Autocast if self.halved.contains(&life.id) => size / 2,
             Change::Batch(times, parts) if self.grows_with_batch(step, life) => {

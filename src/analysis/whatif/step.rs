@@ -64,6 +64,26 @@ pub(super) struct Life {
     pub(super) pool: i64,
 }
 
+impl Life {
+    /// A request that ran out of memory, as the block that it would have got; `at` is the number of allocations before it.
+    pub(super) fn of_failed(request: &Allocation, at: u32) -> Life {
+        Life {
+            id: -1,
+            birth: at,
+            death: at + 1,
+            is_older: false,
+            bytes: request.requested,
+            requested: request.requested,
+            owner: request.owner,
+            born_in: request.owner.module,
+            call: NO_CALL,
+            freed_by: NO_CALL,
+            stream: 0,
+            pool: 0,
+        }
+    }
+}
+
 /// An allocation, or the opening row of a block that was live when a part of the trace began.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Allocation {

@@ -8,7 +8,10 @@ use memtrace_trace::{Api, Category, EventName};
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
-use super::cause::{Cause, Copies, Facts, Kept, StepTotals, remedy};
+use super::super::advise::FirstAdvice;
+use super::cause::{Cause, Copies, Facts, Kept, StepTotals};
+use super::remedies::remedy;
+use super::step_groups::{Difference, StepGroups};
 
 use crate::options::Options;
 use crate::read::record::Record;
@@ -45,9 +48,13 @@ pub(super) struct RowsBefore {
     foreign: Vec<(i32, i64, Option<i64>)>,
     /// By device, the step that runs, its totals so far, and the finished steps.
     steps: Vec<(i32, i64, StepTotals, Vec<StepTotals>)>,
+    /// By device, what each op and module held in the steps.
+    groups: Vec<(i32, StepGroups)>,
     /// The ranges by name that have begun since the last backward: of modules, with other forwards among them.
     begun: FxHashMap<(Symbol, Symbol), u64>,
     has_backward: bool,
+    /// True if an op of fused attention has run.
+    has_fused_attention: bool,
 }
 
 impl RowsBefore {
@@ -66,6 +73,8 @@ impl RowsBefore {
         } else if row.event == EventName::RangeBegin {
             *self.begun.entry((row.api, row.name)).or_default() += 1;
         }
+        self.has_fused_attention |=
+            row.event == EventName::Op && replay.symbols.get(row.op).contains("scaled_dot_product");
         match row.event {
             EventName::Oom => {
                 self.ooms += 1;
@@ -78,6 +87,12 @@ impl RowsBefore {
         }
         if device.is_some() {
             self.count_step(row.device, replay.step, totals.allocated);
+            let at =
+                self.groups.iter().position(|(ordinal, _)| *ordinal == row.device).unwrap_or_else(|| {
+                    self.groups.push((row.device, StepGroups::default()));
+                    self.groups.len() - 1
+                });
+            self.groups[at].1.feed(row, replay.step);
         }
     }
 
@@ -98,13 +113,24 @@ impl RowsBefore {
         totals.peak = totals.peak.max(allocated);
     }
 
+    /// The number of root modules that were called since the last backward.
+    fn roots(&self, replayed: &Replayed) -> usize {
+        self.begun.keys().filter(|range| is_root(range, replayed)).count()
+    }
+
     /// The forwards of a root module since the last backward.
     fn forwards(&self, replayed: &Replayed) -> u64 {
-        let is_root = |(api, name): &(Symbol, Symbol)| {
-            *replayed.symbols.get(*api) == *Api::Module.as_str() && !replayed.symbols.get(*name).contains('.')
-        };
-        self.begun.iter().filter(|(range, _)| is_root(range)).map(|(_, count)| *count).max().unwrap_or(0)
+        self.begun
+            .iter()
+            .filter(|(range, _)| is_root(range, replayed))
+            .map(|(_, count)| *count)
+            .max()
+            .unwrap_or(0)
     }
+}
+
+fn is_root((api, name): &(Symbol, Symbol), replayed: &Replayed) -> bool {
+    *replayed.symbols.get(*api) == *Api::Module.as_str() && !replayed.symbols.get(*name).contains('.')
 }
 
 /// The bytes that the context of a simulated GPU takes, and those that a real card's may take.
@@ -174,50 +200,75 @@ impl LayersLeft {
     }
 }
 
-/// The bytes of optimizer state that the first step of an optimizer has yet to allocate, for a request in it: each parameter
-/// gets as many blocks of its size as those before it.
-fn state_to_come(live: &[Block], symbols: &SymbolTable, row: &Record) -> i64 {
-    if *symbols.get(row.phase) != *"optimizer" {
-        return 0;
-    }
-    // By size: the number of parameters that are trained, by their gradients, and of blocks of state.
-    let mut sizes: FxHashMap<i64, (i64, i64)> = FxHashMap::default();
-    for block in live {
-        match block.owner.category {
-            Category::Gradient => sizes.entry(block.bytes).or_default().0 += 1,
-            Category::OptimizerState => sizes.entry(block.bytes).or_default().1 += 1,
-            _ => {}
+/// The memory of an optimizer's step at a request in it; sizes are in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct OptimizerStep {
+    /// State that its first step has yet to allocate: each parameter gets as many blocks of its size as those before it.
+    to_come: i64,
+    /// The temporary results of a step for all parameters at once: one for each, as large as its gradient.
+    temporaries: i64,
+}
+
+impl OptimizerStep {
+    fn of(live: &[Block], symbols: &SymbolTable, row: &Record) -> OptimizerStep {
+        if *symbols.get(row.phase) != *"optimizer" {
+            return OptimizerStep::default();
+        }
+        // By size: the number of parameters that are trained, by their gradients, and of blocks of state. State is called
+        // temporary until the step has ended.
+        let mut sizes: FxHashMap<i64, (i64, i64)> = FxHashMap::default();
+        for block in live {
+            match block.owner.category {
+                Category::Gradient => sizes.entry(block.bytes).or_default().0 += 1,
+                Category::OptimizerState => sizes.entry(block.bytes).or_default().1 += 1,
+                Category::Temporary if block.owner.phase == row.phase => {
+                    sizes.entry(block.bytes).or_default().1 += 1;
+                }
+                _ => {}
+            }
+        }
+        let parameters = || sizes.iter().filter(|(_, (parameters, _))| *parameters > 0);
+        let each = parameters()
+            .map(|(_, (parameters, state))| (state + parameters - 1) / parameters)
+            .max()
+            .unwrap_or(0)
+            .min(2);
+        let left =
+            |(size, (parameters, state)): (&i64, &(i64, i64))| size * (each * parameters - state).max(0);
+        OptimizerStep {
+            to_come: parameters().map(left).sum(),
+            temporaries: parameters().map(|(size, (parameters, _))| size * parameters).sum(),
         }
     }
-    let parameters = || sizes.iter().filter(|(_, (parameters, _))| *parameters > 0);
-    let each = parameters()
-        .map(|(_, (parameters, state))| (state + parameters - 1) / parameters)
-        .max()
-        .unwrap_or(0)
-        .min(2);
-    parameters().map(|(size, (parameters, state))| size * (each * parameters - state).max(0)).sum()
 }
 
 pub(super) struct OomCase<'a> {
-    row: Record,
-    trace: &'a TraceFile,
-    cause: Cause,
-    kept: Option<(Holder, Kept)>,
-    facts: Facts,
+    pub(super) row: Record,
+    pub(super) trace: &'a TraceFile,
+    pub(super) cause: Cause,
+    pub(super) kept: Option<(Holder, Kept)>,
+    pub(super) facts: Facts,
     ooms: u64,
     /// The context of a simulated GPU; `None` on a real one, and when the request for it set the context.
     context: Option<ContextRange>,
     /// Free memory on the device; `None` when the trace has no sample of it.
     device_free: Option<i64>,
     /// The bytes of the free pieces in torch's cache that the request could use, largest first.
-    holes: Vec<i64>,
+    pub(super) holes: Vec<i64>,
     /// The repeated layers that the forward had not reached.
     layers: Option<LayersLeft>,
+    /// What this step holds and those before it did not, if it is larger than they were.
+    differences: Vec<Difference>,
     /// True if the request is in a forward, and no backward came before it in the run.
-    is_untrained: bool,
+    pub(super) is_untrained: bool,
+    /// True if an op of fused attention has run.
+    pub(super) has_fused_attention: bool,
     owner: String,
+    /// The op and the module of the request.
+    pub(super) op: String,
+    pub(super) module: String,
     /// The program's own lines of Python that made the request, innermost first.
-    lines: Vec<String>,
+    pub(super) lines: Vec<String>,
 }
 
 impl<'a> OomCase<'a> {
@@ -268,6 +319,7 @@ impl<'a> OomCase<'a> {
                 LayersLeft::find(&module, &layers, &live.iter().map(by_module).collect::<Vec<_>>())
             })
             .flatten();
+        let optimizer = OptimizerStep::of(&live, &replayed.symbols, row);
         let facts = Facts {
             is_injected: &*replayed.symbols.get(row.api) == Api::InjectedFault.as_str(),
             capacity,
@@ -279,7 +331,7 @@ impl<'a> OomCase<'a> {
             others,
             // A simulated context is known without a sample.
             unknown: (untraced - others).max(context_bytes.min(left)),
-            room: device_free.unwrap_or(left),
+            room: device_free.unwrap_or(left - context_bytes.min(left)),
             largest_hole: holes.first().copied().unwrap_or(0),
             failed_calls: seen.failed_of_oom,
             step: row.step,
@@ -290,15 +342,28 @@ impl<'a> OomCase<'a> {
             parameters: sum(Category::Parameter),
             inputs: sum(Category::Input),
             kv_cache: sum(Category::KvCache),
-            to_come: layers
-                .as_ref()
-                .map_or_else(|| state_to_come(&live, &replayed.symbols, row), |left| left.bytes),
+            to_come: layers.as_ref().map_or(optimizer.to_come, |left| left.bytes),
             holders: search.map(|search| search.holders.clone()).unwrap_or_default(),
             private: segments.iter().filter(|s| !usable(s.pool)).map(Segment::free).sum(),
             copies: Copies::of(&live),
+            has_autograd: search.is_none_or(|search| search.holders.iter().any(|holder| holder.graphs > 0)),
+            has_backward: seen.has_backward,
+            roots: seen.roots(replayed),
+            step_temporaries: if 20 * optimizer.to_come < optimizer.temporaries {
+                optimizer.temporaries
+            } else {
+                0
+            },
             needed: trace.needed_bytes(),
         };
         let (cause, kept) = facts.judge();
+        let groups = seen.groups.iter().find(|(device, _)| *device == row.device);
+        let differences = groups
+            .filter(|_| cause == Cause::TooBig && facts.larger_step().is_some())
+            .map_or_else(Vec::new, |(_, groups)| {
+                let layers = replayed.replay.classes.layers([], &replayed.symbols);
+                groups.differences(row, request, &replayed.symbols, &layers, facts.capacity)
+            });
         OomCase {
             row: *row,
             trace,
@@ -309,7 +374,11 @@ impl<'a> OomCase<'a> {
             device_free,
             holes,
             layers,
+            differences,
             is_untrained: in_forward && !seen.has_backward,
+            has_fused_attention: seen.has_fused_attention,
+            op: replayed.symbols.get(row.op).to_string(),
+            module: module.to_string(),
             owner: format!(
                 "{} in {}, {}, step {}",
                 replayed.symbols.or_dash(row.op),
@@ -336,9 +405,7 @@ impl<'a> OomCase<'a> {
     /// The bytes that lacked, when a real card may have them, because its context may be smaller.
     fn lacking_inside_range(&self) -> Option<i64> {
         let context = self.context?;
-        // Without a sample the room counts the context as free.
-        let unsampled = if self.device_free.is_none() { context.here } else { 0 };
-        let lacking = self.facts.segment - (self.facts.room - unsampled);
+        let lacking = self.facts.segment - self.facts.room;
         (self.cause != Cause::Limit && lacking > 0 && lacking <= context.here - context.least)
             .then_some(lacking)
     }
@@ -403,6 +470,11 @@ impl<'a> OomCase<'a> {
                 self.room_text(units),
                 show(facts.largest_hole)
             ),
+            (Cause::OutsideTorch, _) if facts.outside < facts.large_context() => format!(
+                "the CUDA context and what no traced call took have {}, far more than the usual 0.3 to 0.6 GiB; without \
+                 the rest, {request} would fit",
+                show(facts.unknown)
+            ),
             (Cause::OutsideTorch, _) => format!(
                 "this process holds {} outside torch's allocator; without it, {request} would fit",
                 show(facts.outside)
@@ -434,59 +506,6 @@ impl<'a> OomCase<'a> {
         }
     }
 
-    /// What to change; the changes of `memtrace advise` come after it.
-    fn tries(&self) -> Vec<&'static str> {
-        let conf = &self.trace.meta.allocator;
-        match (self.cause, &self.kept) {
-            (Cause::Injected, _) => vec!["nothing: the fault tests how the program recovers"],
-            (Cause::RequestTooLarge, _) => {
-                vec!["smaller inputs of this op, or the work in parts: its size comes from the lines above"]
-            }
-            (Cause::Limit, _) => {
-                vec!["raise or remove the limit: torch.cuda.set_per_process_memory_fraction"]
-            }
-            (Cause::Grows | Cause::Kept, Some((_, why))) => remedy(*why).1.to_vec(),
-            (Cause::Grows, None) if self.facts.growth().is_none() => {
-                vec![
-                    "keep copies on the CPU (copy.deepcopy(model).cpu(), or its state_dict() moved there), or one that is updated in place",
-                ]
-            }
-            (Cause::Grows, None) => {
-                vec![
-                    "memtrace leaks has the ops and lines that grow; memtrace leaks --holders has what keeps them",
-                ]
-            }
-            (Cause::OtherProcess, _) => {
-                vec![
-                    "end the other process (nvidia-smi lists them), or choose another GPU: CUDA_VISIBLE_DEVICES",
-                ]
-            }
-            (Cause::Fragmentation, _) if self.facts.is_private() => vec![
-                "let graphs share one pool: torch.cuda.graph(g, pool=first.pool()); del a graph or a pool that is no longer used",
-            ],
-            (Cause::Fragmentation, _) if conf.option("expandable_segments") == Some("True") => vec![
-                "free the blocks that pin segments: memtrace frag names them",
-                "sizes that repeat: pad inputs to a few lengths",
-            ],
-            (Cause::Fragmentation, _) => vec![
-                "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
-                "free the blocks that pin segments: memtrace frag names them",
-            ],
-            (Cause::OutsideTorch, _) => vec![
-                "look for libraries beside torch (NCCL, a second framework, plain cudaMalloc): memtrace peak --of used",
-            ],
-            (Cause::TooBig, _) if self.facts.recomputed().is_some() => {
-                vec![
-                    "a checkpoint of each layer in place of one around several, which computes all of them again at once",
-                ]
-            }
-            (Cause::TooBig, _) if self.is_untrained => {
-                vec!["if this is an evaluation: torch.no_grad() or torch.inference_mode()"]
-            }
-            (Cause::TooBig, _) | (Cause::Kept, None) => Vec::new(),
-        }
-    }
-
     /// What the figures say beside the verdict.
     fn remarks(&self, units: Unit) -> Vec<String> {
         let mut remarks = self.facts.remarks(self.cause, units);
@@ -499,7 +518,7 @@ impl<'a> OomCase<'a> {
     }
 
     /// Prints the verdict, what to change (`advised` has the changes of `memtrace advise`), and the figures.
-    pub(super) fn print(&self, printer: &mut Printer, advised: &[String], options: &Options) {
+    pub(super) fn print(&self, printer: &mut Printer, advised: &[FirstAdvice], options: &Options) {
         let units = options.units;
         let mut first = format!(" at {}", duration(self.row.ts_ns));
         let _ = write!(first, ", rank {}, device {}: {}", self.trace.meta.rank, self.row.device, self.owner);
@@ -519,11 +538,14 @@ impl<'a> OomCase<'a> {
         for remark in self.remarks(units) {
             printer.plain(format!("  also: {remark}"));
         }
-        for advice in self.tries() {
+        for difference in &self.differences {
+            printer.plain(format!("        {}", difference.line(units)));
+        }
+        for advice in self.tries(units) {
             printer.plain(format!("  try: {advice}"));
         }
         for change in advised {
-            printer.plain(format!("  try: {change}"));
+            printer.plain(format!("  try: {}", self.advised_line(change, units)));
         }
         if let (Some(lacking), Some(context)) = (self.lacking_inside_range(), self.context) {
             printer.plain(format!(
@@ -584,7 +606,8 @@ impl<'a> OomCase<'a> {
             "injected": self.cause == Cause::Injected,
             "because": self.because(Unit::B),
             "remarks": self.remarks(Unit::B),
-            "try": self.tries(),
+            "try": self.tries(Unit::B),
+            "differences": self.differences.iter().map(Difference::json).collect::<Vec<_>>(),
             "inside_range": self.lacking_inside_range().is_some(),
             "context_range_bytes": self.context.map(|context| [context.least, context.most]),
             "requested_bytes": self.row.requested_bytes,

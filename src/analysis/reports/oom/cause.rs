@@ -16,6 +16,8 @@ use crate::state::retained::Holder;
 const MATERIAL: f64 = 0.1;
 /// Holes of this share of the card's memory are a cause whatever else holds memory.
 const LARGE: f64 = 0.15;
+/// The most, in bytes, that a CUDA context with the code and workspaces of libraries commonly takes: 300 to 600 MiB on one GPU.
+const USUAL_CONTEXT: i64 = 600 << 20;
 /// Growth needs at least so many finished steps after the first, which allocates optimizer state.
 const FEWEST_STEPS: usize = 3;
 /// So many steps of growth are no chance.
@@ -120,6 +122,14 @@ pub(super) struct Facts {
     pub(super) private: i64,
     /// Parameters that were allocated in steps.
     pub(super) copies: Copies,
+    /// True unless the search at the OOM found no graph of autograd: it is disabled.
+    pub(super) has_autograd: bool,
+    /// True if a backward has run.
+    pub(super) has_backward: bool,
+    /// The root modules that were called since the last backward.
+    pub(super) roots: usize,
+    /// The temporary results of the optimizer's step, for a request in it with all of its state there.
+    pub(super) step_temporaries: i64,
     /// The device memory that the run needed, where it was measured.
     pub(super) needed: Option<i64>,
 }
@@ -174,6 +184,10 @@ pub(super) enum Kept {
     Graphs,
     /// Results that were gathered in this step or before the first.
     Gathered,
+    /// The full state of a sharded model, gathered to be saved.
+    FullState,
+    /// A checkpoint that `torch.load` is about to put beside the model.
+    Loading,
     /// Tensors from before training, about the size of the parameters.
     Loaded,
     /// The result of an earlier step.
@@ -201,7 +215,23 @@ impl Facts {
         self.allocated + self.request + self.outside + self.unknown
     }
 
-    fn is_material(&self, bytes: i64) -> bool {
+    /// The least by which the program is short of memory.
+    pub(super) fn short(&self) -> i64 {
+        let needs = self.needs_at_least() + self.to_come;
+        self.needed
+            .unwrap_or(0)
+            .max(needs)
+            .saturating_sub(self.capacity)
+            .max(self.lacking() - self.cached())
+            .max(1)
+    }
+
+    /// What the CUDA context and untraced libraries take beyond what is usual.
+    pub(super) fn large_context(&self) -> i64 {
+        (self.unknown - USUAL_CONTEXT).max(0)
+    }
+
+    pub(super) fn is_material(&self, bytes: i64) -> bool {
         bytes as f64 >= MATERIAL * self.capacity.max(self.reserved) as f64
     }
 
@@ -238,7 +268,8 @@ impl Facts {
         if is_fragmented {
             return (Cause::Fragmentation, None);
         }
-        if self.outside >= self.lacking() && self.is_material(self.outside) {
+        let beside = self.outside + self.large_context();
+        if beside >= self.lacking() && self.is_material(beside) {
             return (Cause::OutsideTorch, None);
         }
         (Cause::TooBig, None)
@@ -307,6 +338,12 @@ impl Facts {
         if text("kind") == "traceback" || holder.verdict == "traceback" {
             return Some(Kept::Traceback);
         }
+        if ["_weights_only_unpickler.py", "torch/serialization.py"]
+            .iter()
+            .any(|file| text("file").ends_with(file))
+        {
+            return (self.step < 0).then_some(Kept::Loading);
+        }
         if is_of_forward(holder) {
             return None;
         }
@@ -333,7 +370,8 @@ impl Facts {
             return None;
         }
         if holder.tensors >= FEWEST_GATHERED {
-            return Some(Kept::Gathered);
+            let saves = self.holders.iter().any(|holder| holder.text("file").contains("state_dict"));
+            return Some(if saves { Kept::FullState } else { Kept::Gathered });
         }
         let is_enough = holder.bytes >= self.lacking() && self.larger_step().is_none();
         (first >= 0 && last < self.step && is_enough).then_some(Kept::EarlierResult)
@@ -352,10 +390,12 @@ impl Facts {
         if !matches!(cause, Cause::Fragmentation | Cause::Injected | Cause::Limit)
             && 50 * (self.cached() - self.private) >= self.capacity.max(1)
         {
+            let is_enough = self.cached() - self.private + self.room >= self.request;
             found.push(format!(
-                "{} is free in torch's cache, in pieces of at most {}: closing these holes would not be enough",
+                "{} is free in torch's cache, in pieces of at most {}: closing these holes would {}",
                 shown(self.cached() - self.private),
-                shown(self.largest_hole)
+                shown(self.largest_hole),
+                if is_enough { "serve this request, and little more" } else { "not be enough" }
             ));
         }
         if cause != Cause::Fragmentation && 20 * self.private >= self.capacity.max(1) {
@@ -386,7 +426,7 @@ impl Facts {
     }
 
     /// If this step has taken much more than any before: what was allocated when it began, and the most that one took.
-    fn larger_step(&self) -> Option<(i64, i64)> {
+    pub(super) fn larger_step(&self) -> Option<(i64, i64)> {
         let usual = self.steps.iter().map(|step| step.peak - step.began).max()?;
         let now = self.allocated + self.request - self.step_began;
         (self.steps.len() >= FEWEST_STEPS && now as f64 > 1.25 * usual as f64)
@@ -395,7 +435,7 @@ impl Facts {
 }
 
 /// Returns true if it is about a running forward: its variables, and what torch itself packs for the backward.
-fn is_of_forward(holder: &Holder) -> bool {
+pub(super) fn is_of_forward(holder: &Holder) -> bool {
     let is_variable =
         holder.text("kind") == "local" && holder.text("owner").to_lowercase().contains("forward");
     is_variable || holder.text("file").contains("/torch/")
@@ -419,47 +459,6 @@ fn growth(steps: &[StepTotals]) -> Option<Growth> {
         total,
         steps: more.len(),
     })
-}
-
-/// What a person does about a holder, and why.
-pub(super) fn remedy(why: Kept) -> (&'static str, &'static [&'static str]) {
-    match why {
-        Kept::Grows => (
-            "it keeps something of each step",
-            &["keep numbers, not tensors: .item(), or .detach().cpu(); drop old entries"],
-        ),
-        Kept::Traceback => (
-            "the exception of the failed attempt still holds its variables",
-            &["leave the except block before you try again (set a flag in it), or del the exception"],
-        ),
-        Kept::EarlierGraph => (
-            "the graph of an earlier step lives beside that of this one",
-            &[
-                "del the variable at the end of the step, or keep what .item() or .detach() gives; a state that goes into the next step needs .detach(), too",
-            ],
-        ),
-        Kept::Graphs => (
-            "no backward has freed the graphs of these forwards",
-            &[
-                "call backward for each part and let gradients add up, in place of a sum of losses",
-                "in an evaluation: torch.no_grad() or torch.inference_mode()",
-            ],
-        ),
-        Kept::Gathered => (
-            "results are gathered on the GPU",
-            &[
-                "move each to the CPU: .cpu(), or eval_accumulation_steps=1 with a Trainer; keep only the numbers that you need",
-            ],
-        ),
-        Kept::Loaded => (
-            "it was loaded before training and is as large as the parameters",
-            &["load it to the CPU (torch.load(..., map_location=\"cpu\")), and del it once it is copied"],
-        ),
-        Kept::EarlierResult => (
-            "the result of an earlier step lives until the variable gets its next value",
-            &["del the variable at the end of the step"],
-        ),
-    }
 }
 
 #[cfg(test)]
@@ -548,6 +547,13 @@ mod tests {
         assert_eq!(why(&facts, before("ema.shadow", 100)), None);
         assert_eq!(why(&facts, before("checkpoint['model']", 100)), Some(Kept::Loaded));
         assert_eq!(why(&facts, now(4)), Some(Kept::Gathered));
+        // What torch.load makes before training; the full state of a sharded model.
+        let loads = |file: &str| json!({ "tensors": 24, "first_step": -1, "last_step": -1, "file": file, "owner": "Unpickler.load" });
+        let before = Facts { step: -1, ..full() };
+        assert_eq!(why(&before, loads("torch/_weights_only_unpickler.py")), Some(Kept::Loading));
+        assert_eq!(why(&facts, loads("torch/_weights_only_unpickler.py")), None);
+        let saves = holder(json!({ "file": "torch/distributed/checkpoint/state_dict.py" }));
+        assert_eq!(why(&Facts { holders: vec![saves], ..facts.clone() }, now(24)), Some(Kept::FullState));
         // Two forwards before a backward are common.
         let graph = || json!({ "graphs": 1, "bytes": 12 * GIB, "first_step": 3, "last_step": 3 });
         assert_eq!(why(&Facts { forwards: 2, ..facts.clone() }, graph()), None);
@@ -564,6 +570,14 @@ mod tests {
         assert_eq!(Facts { others: GIB, ..others }.judge().0, Cause::TooBig);
         let outside = Facts { outside: 4 * GIB, reserved: 19 * GIB, allocated: 19 * GIB, ..full() };
         assert_eq!(outside.judge().0, Cause::OutsideTorch);
+        // A context is no cause, unless it is far larger than others.
+        let context = Facts { unknown: 4 * GIB, reserved: 19 * GIB, allocated: 19 * GIB, ..full() };
+        assert_eq!(context.judge().0, Cause::OutsideTorch);
+        let usual = Facts { capacity: 4 * GIB, unknown: GIB / 2, request: GIB, room: 0, ..Facts::default() };
+        assert_eq!(
+            Facts { segment: GIB, allocated: 3 * GIB, reserved: 3 * GIB, failed_calls: 1, ..usual }.judge().0,
+            Cause::TooBig
+        );
         assert_eq!(Facts { failed_calls: 0, room: 2 * GIB, ..full() }.judge().0, Cause::Limit);
         assert_eq!(Facts { request: 25 * GIB, ..full() }.judge().0, Cause::RequestTooLarge);
         assert_eq!(Facts { is_injected: true, request: 25 * GIB, ..full() }.judge().0, Cause::Injected);

@@ -2,10 +2,12 @@
 
 mod case;
 mod cause;
+mod remedies;
+mod step_groups;
 
 use serde_json::json;
 
-use super::advise::Advised;
+use super::advise::{Advised, FirstAdvice};
 use super::group_table::print_groups;
 use super::leaks_holders::print_retained;
 use super::report::{Answer, Report, next};
@@ -55,7 +57,12 @@ impl Report for Oom {
         for trace in &input.traces {
             let mut layout = Layout::default();
             let mut seen = RowsBefore::default();
-            let columns = layout::COLUMNS.and(Columns::of(&["api", "device_free_bytes", "name", "stack_id"]));
+            let columns = layout::COLUMNS.and(step_groups::COLUMNS).and(Columns::of(&[
+                "api",
+                "device_free_bytes",
+                "name",
+                "stack_id",
+            ]));
             let replayed = replay_to_moment(
                 trace,
                 NamedMoment::Oom,
@@ -90,6 +97,8 @@ impl Report for Oom {
             footer.add_reading(trace, &replayed);
             footer.note_detail(trace, &detail);
             footer.add_share(&replayed, row.device);
+            let advised: Vec<String> =
+                advised.iter().map(|advice| case.advised_line(advice, options.units)).collect();
             let mut value = case.json(&replayed);
             value["retained"] = search.map(RetainedSearch::json).into();
             value["advised"] = advised.into();
@@ -110,9 +119,9 @@ impl Report for Oom {
 }
 
 /// The first lines of `memtrace advise`, or why it has none.
-fn helps(trace: &TraceFile, options: &Options) -> (Vec<String>, Option<String>) {
+fn helps(trace: &TraceFile, options: &Options) -> (Vec<FirstAdvice>, Option<String>) {
     match Advised::new(trace, options, false) {
-        Ok(advised) => (advised.first_lines(MOST_ADVISED, options), None),
+        Ok(advised) => (advised.first(MOST_ADVISED), None),
         Err(why) => (Vec::new(), Some(why.to_string())),
     }
 }

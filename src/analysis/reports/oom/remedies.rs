@@ -1,0 +1,249 @@
+//! What a person changes after an OOM: one line each, for the cause and for what the figures show beside it.
+
+use memtrace_trace::units::Unit;
+
+use super::super::advise::FirstAdvice;
+use super::case::OomCase;
+use super::cause::{Cause, Kept, is_of_forward};
+use crate::state::retained::Holder;
+
+/// Parts of the names of ops that attention runs on its scores when it writes them out.
+const SCORES: [&str; 6] = ["softmax", "bmm", "matmul", "masked_fill", "::where", "dropout"];
+/// The pages, in bytes, in which expandable segments of large blocks take and return memory.
+const PAGE: i64 = 20 << 20;
+
+impl OomCase<'_> {
+    /// What to change; the changes of `memtrace advise` come after it.
+    pub(super) fn tries(&self, units: Unit) -> Vec<String> {
+        let facts = &self.facts;
+        let mut all: Vec<String> = Vec::new();
+        let mut add = |texts: &[&str]| all.extend(texts.iter().map(|text| (*text).to_owned()));
+        match (self.cause, &self.kept) {
+            (Cause::Injected, _) => add(&["nothing: the fault tests how the program recovers"]),
+            (Cause::RequestTooLarge, _) if self.is_attention() => {}
+            (Cause::RequestTooLarge, _) => {
+                add(&[
+                    "smaller inputs of this op, or the work in parts: its size comes from the lines above",
+                ]);
+            }
+            (Cause::Limit, _) => {
+                add(&["raise or remove the limit: torch.cuda.set_per_process_memory_fraction"])
+            }
+            (Cause::Grows | Cause::Kept, Some((holder, why))) => {
+                if holder.graphs > 0 && !facts.has_backward && *why == Kept::Grows {
+                    add(&[
+                        "torch.no_grad() or torch.inference_mode() around this loop: no backward has run, and graphs are kept for one",
+                    ]);
+                }
+                add(remedy(*why).1);
+            }
+            (Cause::Grows, None) if facts.growth().is_none() => add(&[
+                "keep copies on the CPU (copy.deepcopy(model).cpu(), or its state_dict() moved there), or one that is updated in place",
+            ]),
+            (Cause::Grows, None) => {
+                add(&[
+                    "memtrace leaks has the ops and lines that grow; memtrace leaks --holders has what keeps them",
+                ]);
+            }
+            (Cause::OtherProcess, _) => add(&[
+                "end the other process (nvidia-smi lists them), or choose another GPU: CUDA_VISIBLE_DEVICES",
+            ]),
+            (Cause::Fragmentation, _) => add(self.against_holes()),
+            (Cause::OutsideTorch, _) => add(&[
+                "look for libraries beside torch (NCCL, a second framework, plain cudaMalloc): memtrace peak --of used",
+            ]),
+            (Cause::TooBig, _) | (Cause::Kept, None) => {}
+        }
+        if matches!(self.cause, Cause::TooBig | Cause::RequestTooLarge) {
+            all.extend(self.against_need(units));
+        }
+        all
+    }
+
+    /// What closes holes, or keeps them from forming.
+    fn against_holes(&self) -> &'static [&'static str] {
+        let is_on = self.trace.meta.allocator.option("expandable_segments") == Some("True");
+        // Whole pages of the holes can go back to the device; a block in each page pins all of them.
+        let pages: i64 = self.holes.iter().map(|hole| hole / PAGE * PAGE).sum();
+        if self.facts.is_private() {
+            &[
+                "let graphs share one pool: torch.cuda.graph(g, pool=first.pool()); del a graph or a pool that is no longer used",
+            ]
+        } else if is_on {
+            &[
+                "free the blocks that pin segments: memtrace frag names them",
+                "sizes that repeat: pad inputs to a few lengths",
+            ]
+        } else if pages + self.facts.room >= self.facts.request {
+            &[
+                "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+                "free the blocks that pin segments: memtrace frag names them",
+            ]
+        } else {
+            &[
+                "free the blocks that pin segments (memtrace frag names them), or allocate them before the others: one tensor for all of them",
+                "expandable_segments:True may not help, for a live block is in nearly each 20 MiB: memtrace tune replays it",
+            ]
+        }
+    }
+
+    /// What the figures of a program that is too big show.
+    fn against_need(&self, units: Unit) -> Vec<String> {
+        let facts = &self.facts;
+        let show = |bytes: i64| units.show(bytes).to_string();
+        let mut all = Vec::new();
+        if self.is_attention() {
+            all.push(
+                "torch.nn.functional.scaled_dot_product_attention (attn_implementation=\"sdpa\" in transformers), which never \
+                 holds all scores at once"
+                    .to_owned(),
+            );
+        }
+        if facts.recomputed().is_some() {
+            all.push(
+                "a checkpoint of each layer in place of one around several, which computes all of them again at once".to_owned(),
+            );
+        }
+        if let Some(gathered) = self.whole_gather() {
+            all.push(format!(
+                "fully_shard(layer) for each layer before fully_shard(model): all parameters are gathered at once now, {}",
+                show(gathered.bytes)
+            ));
+        }
+        if let Some(held) = self.graph_of_other() {
+            all.push(format!(
+                "torch.no_grad() around the model of {}, if nothing trains through it: its graph has {}",
+                held.holder,
+                show(held.bytes)
+            ));
+        }
+        if facts.is_material(facts.step_temporaries) {
+            all.push(format!(
+                "fused=True for torch's optimizer, whose step then has no temporary results of all parameters: about {}",
+                show(facts.step_temporaries)
+            ));
+        }
+        if let Some(data) = self.data() {
+            all.push(format!(
+                "keep it on the CPU if it is data, and copy one batch at a time (.cuda() in the loop): {}",
+                data.line(units)
+            ));
+        }
+        if facts.larger_step().is_some() {
+            all.push("a limit for the inputs of such a step: crop, split or skip them".to_owned());
+        }
+        if self.is_untrained && facts.has_autograd && self.graph_of_other().is_none() {
+            all.push("if this is an evaluation: torch.no_grad() or torch.inference_mode()".to_owned());
+        }
+        all
+    }
+
+    /// Returns true if the request is for the scores of attention.
+    fn is_attention(&self) -> bool {
+        let names = |text: &str| ["attn", "attention"].iter().any(|part| text.to_lowercase().contains(part));
+        SCORES.iter().any(|part| self.op.contains(part))
+            && !self.has_fused_attention
+            && (names(&self.module) || self.lines.iter().any(|line| names(line)))
+    }
+
+    /// FSDP's buffer of gathered parameters, if it has about all of them.
+    fn whole_gather(&self) -> Option<&Holder> {
+        let found = self.facts.holders.iter().find(|holder| holder.holder.starts_with("AllGatherState"));
+        found.filter(|holder| {
+            holder.bytes >= self.facts.parameters / 4 && self.facts.is_material(holder.bytes)
+        })
+    }
+
+    /// A variable of the script with a graph, while another model runs its forward.
+    fn graph_of_other(&self) -> Option<&Holder> {
+        let is_it = |holder: &&Holder| {
+            holder.graphs > 0
+                && self.facts.is_material(holder.bytes)
+                && !is_of_forward(holder)
+                && ["local", "global"].contains(&holder.text("kind"))
+        };
+        self.facts.holders.iter().find(is_it).filter(|_| self.is_untrained && self.facts.roots > 1)
+    }
+
+    /// A variable with one or a few large tensors from before training, which are no copy of the parameters.
+    fn data(&self) -> Option<&Holder> {
+        let is_it = |holder: &&Holder| {
+            holder.graphs == 0
+                && holder.last_step.is_some_and(|last| last < 0)
+                && (1..8).contains(&holder.tensors)
+                && self.facts.is_material(holder.bytes)
+                && holder.bytes > self.facts.parameters
+                && !is_of_forward(holder)
+        };
+        self.facts.holders.iter().find(is_it)
+    }
+
+    /// A change of `memtrace advise`, with what it saves here.
+    pub(super) fn advised_line(&self, advice: &FirstAdvice, units: Unit) -> String {
+        let facts = &self.facts;
+        let least = if advice.is_least { "at least " } else { "" };
+        // What was still to come shrinks as what was there did.
+        let now = (facts.activations).max(1);
+        let of_rest =
+            (i128::from(facts.to_come) * i128::from(advice.saved.min(now)) / i128::from(now)) as i64;
+        let enough = if advice.saved + of_rest < facts.short() { ", probably not enough alone" } else { "" };
+        format!(
+            "{}: saves {least}{}{enough}; costs: {}",
+            advice.option,
+            units.show(advice.saved),
+            advice.costs
+        )
+    }
+}
+
+/// What a person does about a holder, and why.
+pub(super) fn remedy(why: Kept) -> (&'static str, &'static [&'static str]) {
+    match why {
+        Kept::Grows => (
+            "it keeps something of each step",
+            &["keep numbers, not tensors: .item(), or .detach().cpu(); drop old entries"],
+        ),
+        Kept::Traceback => (
+            "the exception of the failed attempt still holds its variables",
+            &["leave the except block before you try again (set a flag in it), or del the exception"],
+        ),
+        Kept::EarlierGraph => (
+            "the graph of an earlier step lives beside that of this one",
+            &[
+                "del the variable at the end of the step, or keep what .item() or .detach() gives; a state that goes into the next step needs .detach(), too",
+            ],
+        ),
+        Kept::Graphs => (
+            "no backward has freed the graphs of these forwards",
+            &[
+                "call backward for each part and let gradients add up, in place of a sum of losses",
+                "in an evaluation: torch.no_grad() or torch.inference_mode()",
+                "a state that goes into the next forward: .detach() it every few steps",
+            ],
+        ),
+        Kept::Gathered => (
+            "results are gathered on the GPU",
+            &[
+                "move each to the CPU: .cpu(), or eval_accumulation_steps=1 with a Trainer; keep only the numbers that you need",
+            ],
+        ),
+        Kept::FullState => (
+            "the full state of a sharded model is gathered on this GPU",
+            &[
+                "StateDictOptions(full_state_dict=True, cpu_offload=True), or torch.distributed.checkpoint (DCP), with which each rank saves its own shards",
+            ],
+        ),
+        Kept::Loading => (
+            "torch.load puts the checkpoint on the GPU, beside the model",
+            &["torch.load(..., map_location=\"cpu\"), then load_state_dict()"],
+        ),
+        Kept::Loaded => (
+            "it was loaded before training and is as large as the parameters",
+            &["load it to the CPU (torch.load(..., map_location=\"cpu\")), and del it once it is copied"],
+        ),
+        Kept::EarlierResult => (
+            "the result of an earlier step lives until the variable gets its next value",
+            &["del the variable at the end of the step"],
+        ),
+    }
+}

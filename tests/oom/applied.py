@@ -1,0 +1,138 @@
+"""Runs a program with a change that `memtrace oom` advises: applied.py CHANGE SCRIPT [ARGUMENT]...
+
+CHANGE is an option of `memtrace advise` (`--checkpoint 'Net.layers.*'`, `--optimizer 8bit`) or `fused`. It
+is applied to the classes of PyTorch, so that the program needs no switch of its own.
+"""
+
+import functools
+import runpy
+import sys
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+
+def each_root(change):
+    """Calls `change(root)` before the first call of each module that no other module calls.
+
+    Each such call is wrapped in what `change` returns.
+    """
+    depth, known, call = [0], {}, nn.Module.__call__  # `known` keeps the modules, so that no id is used again
+
+    def called(module, *args, **kwargs):
+        if depth[0]:
+            return call(module, *args, **kwargs)
+        if id(module) not in known:
+            known[id(module)] = change(module), module
+        wrap = known[id(module)][0] or (lambda forward: forward)
+        depth[0] += 1
+        try:
+            return wrap(functools.partial(call, module))(*args, **kwargs)
+        finally:
+            depth[0] -= 1
+
+    nn.Module.__call__ = called
+
+
+def checkpoint_modules(patterns):
+    forms = [pattern.split(".") for pattern in patterns.strip("'").split(",")]
+    done = set()
+
+    def takes(form, path):
+        names = path.split(".")
+        return len(names) == len(form) and all(a in ("*", b) for a, b in zip(form, names))
+
+    def change(root):
+        modules = dict(root.named_modules())
+        # A trainer may call a part of its model: then the path begins further down.
+        for dropped in range(1, 4):
+            rest = [form for form in forms if len(form) > dropped and form[0] not in done]
+            found = [modules[path] for path in modules for form in rest if takes(form[dropped:], path)]
+            for module in found:
+                module.forward = functools.partial(checkpoint, module.forward, use_reentrant=False)
+            if found:
+                done.update(form[0] for form in rest)
+                return
+
+    each_root(change)
+
+
+def autocast():
+    each_root(lambda root: torch.autocast("cuda", torch.bfloat16))
+
+
+def bfloat16():
+    def change(root):
+        def wrap(forward):
+            def cast(value):
+                is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
+                return value.bfloat16() if is_float else value
+
+            return lambda *args, **kwargs: forward(
+                *map(cast, args), **{name: cast(value) for name, value in kwargs.items()}
+            )
+
+        root.bfloat16()
+        return wrap
+
+    each_root(change)
+
+
+def optimizer(name):
+    adamw = torch.optim.AdamW
+
+    def arguments(args, kwargs):
+        return {"lr": kwargs.get("lr", args[0] if args else 1e-3)}
+
+    class InBackward:
+        """Steps each parameter as soon as its gradient is there."""
+
+        def __init__(self, parameters, *args, **kwargs):
+            make = functools.partial(adamw, **arguments(args, kwargs))
+            self.all = {p: make([p]) for p in parameters if p.requires_grad}
+            for p in self.all:
+                p.register_post_accumulate_grad_hook(self.update)
+
+        def update(self, p):
+            self.all[p].step()
+            self.all[p].zero_grad()
+
+        def step(self):
+            pass
+
+        def zero_grad(self):
+            pass
+
+    def make(parameters, *args, **kwargs):
+        if name == "8bit":
+            from bitsandbytes.optim import AdamW8bit
+
+            return AdamW8bit(parameters, **arguments(args, kwargs))
+        if name == "offload":
+            from torchao.optim import CPUOffloadOptimizer
+
+            return CPUOffloadOptimizer(parameters, adamw, **arguments(args, kwargs))
+        other = {"adafactor": torch.optim.Adafactor, "sgd": torch.optim.SGD, "in-backward": InBackward}[name]
+        return other(parameters, **arguments(args, kwargs))
+
+    torch.optim.AdamW = make
+
+
+def fused():
+    adamw = torch.optim.AdamW
+    torch.optim.AdamW = lambda parameters, **kwargs: adamw(parameters, **(kwargs | {"fused": True}))
+
+
+change, *argv = sys.argv[1:]
+option, _, value = change.partition(" ")
+{
+    "--checkpoint": lambda: checkpoint_modules(value),
+    "--optimizer": lambda: optimizer(value),
+    "--offload": lambda: optimizer("offload"),
+    "--autocast": autocast,
+    "--dtype": bfloat16,
+    "fused": fused,
+}[option]()
+sys.argv = argv
+runpy.run_path(argv[0], run_name="__main__")
