@@ -88,6 +88,26 @@ fn wide(width: usize) -> String {
     TRAIN.replace("WIDTH", &width.to_string())
 }
 
+#[test]
+fn action_installs_its_own_source_and_no_name_from_an_index() {
+    let folder = tempfile::tempdir().unwrap();
+    let python = folder.path().join("python3");
+    fs::write(&python, "#!/bin/sh\necho \"$@\"\n").unwrap();
+    assert!(Command::new("chmod").arg("+x").arg(&python).status().unwrap().success());
+    let action = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("action.yml")).unwrap();
+    assert!(action.contains("    default: own\n"), "the default of `package`");
+    let step = action.split("- name: Install memtrace").nth(1).unwrap();
+    let script = step.split("run: |\n").nth(1).unwrap().split("    - name:").next().unwrap();
+    let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap());
+    for (package, installed) in [("own", "/the/action"), ("a.whl", "a.whl")] {
+        let mut shell = Command::new("bash");
+        shell.args(["-euc", script]).env("PATH", &path);
+        shell.env("GITHUB_ACTION_PATH", "/the/action").env("PACKAGE", package);
+        let said = text(&shell.output().unwrap().stdout);
+        assert!(said.trim_end().ends_with(installed) && said.starts_with("-m pip install"), "{said}");
+    }
+}
+
 fn action_comments_the_difference_and_fails_over_the_limit(torch: &Torch) {
     let pull = PullRequest::new(torch, &wide(1024), &wide(4096));
     let ran = pull.run(&["base=HEAD~1", "fail-over=100m"]);

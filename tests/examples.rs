@@ -88,6 +88,46 @@ fn example_of_a_cluster_runs_one_rank_of_512() {
     assert!((printed - peak / f64::from(1 << 20)).abs() <= 0.05, "{printed} MiB, {peak} bytes");
 }
 
+/// The lines of a text with one space for several, and `T` for each time, which differs between runs.
+fn comparable(line: &str) -> String {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let is_time = |at: usize| {
+        words[at].parse::<f64>().is_ok()
+            && words.get(at + 1).is_some_and(|unit| ["s", "ms"].contains(&unit.trim_end_matches([':', ','])))
+    };
+    let word = |at: usize| if is_time(at) { "T" } else { words[at] };
+    (0..words.len()).map(word).collect::<Vec<_>>().join(" ")
+}
+
+/// The first console block of README holds what its commands print: every line in its order, `...` for the rest of a line.
+#[test]
+fn the_readme_shows_what_its_commands_print() {
+    let Some(torch) = Torch::installed("2.11.0") else { return };
+    let folder = TempDir::new().unwrap();
+    std::os::unix::fs::symlink(examples(), folder.path().join("examples")).unwrap();
+    let page = std::fs::read_to_string(examples().with_file_name("README.md")).unwrap();
+    let block = page.split("```console\n").nth(1).unwrap().split("```").next().unwrap();
+    let commands = block.split("$ memtrace ").skip(1);
+    for text in commands {
+        let (command, shown) = text.split_once('\n').unwrap();
+        let arguments = command.replace("-- python", &format!("-- {}", torch.python.display()));
+        let mut run = memtrace();
+        run.args(arguments.split_whitespace()).current_dir(folder.path()).env_remove("MEMTRACE_OUT");
+        let output = run.output().unwrap();
+        let printed = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+        let mut lines = printed.lines().map(comparable).collect::<Vec<_>>();
+        for line in shown.lines().map(comparable).filter(|line| !line.is_empty()) {
+            let (start, is_cut) =
+                line.strip_suffix("...").map_or((&*line, false), |start| (start.trim_end(), true));
+            let found =
+                lines.iter().position(|each| if is_cut { each.starts_with(start) } else { each == start });
+            let at =
+                found.unwrap_or_else(|| panic!("README has {line:?}; memtrace {command} printed\n{printed}"));
+            lines.drain(..=at);
+        }
+    }
+}
+
 #[test]
 fn every_example_has_at_most_100_lines() {
     let mut count = 0;

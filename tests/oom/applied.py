@@ -104,24 +104,24 @@ def optimizer(name):
         def zero_grad(self):
             pass
 
-    def make(parameters, *args, **kwargs):
+    def make(params, *args, **kwargs):
         if name == "8bit":
             from bitsandbytes.optim import AdamW8bit
 
-            return AdamW8bit(parameters, **arguments(args, kwargs))
+            return AdamW8bit(params, **arguments(args, kwargs))
         if name == "offload":
             from torchao.optim import CPUOffloadOptimizer
 
-            return CPUOffloadOptimizer(parameters, adamw, **arguments(args, kwargs))
+            return CPUOffloadOptimizer(params, adamw, **arguments(args, kwargs))
         other = {"adafactor": torch.optim.Adafactor, "sgd": torch.optim.SGD, "in-backward": InBackward}[name]
-        return other(parameters, **arguments(args, kwargs))
+        return other(params, **arguments(args, kwargs))
 
     torch.optim.AdamW = make
 
 
 def fused():
     adamw = torch.optim.AdamW
-    torch.optim.AdamW = lambda parameters, **kwargs: adamw(parameters, **(kwargs | {"fused": True}))
+    torch.optim.AdamW = lambda params, **kwargs: adamw(params, **(kwargs | {"fused": True}))
 
 
 change, *argv = sys.argv[1:]

@@ -123,7 +123,7 @@ fn target(options: &Options) -> Result<Option<i64>> {
 
 /// A change that helps, for the report about an OOM.
 pub(super) struct FirstAdvice {
-    /// The option of `memtrace whatif`.
+    /// The option of `memtrace advise` that predicts it.
     pub(super) option: String,
     /// The bytes that it saves.
     pub(super) saved: i64,

@@ -264,7 +264,8 @@ pub(super) struct OomCase<'a> {
     /// True if an op of fused attention has run.
     pub(super) has_fused_attention: bool,
     owner: String,
-    /// The op and the module of the request.
+    /// The phase, the op and the module of the request.
+    pub(super) phase: String,
     pub(super) op: String,
     pub(super) module: String,
     /// The program's own lines of Python that made the request, innermost first.
@@ -377,6 +378,7 @@ impl<'a> OomCase<'a> {
             differences,
             is_untrained: in_forward && !seen.has_backward,
             has_fused_attention: seen.has_fused_attention,
+            phase: replayed.symbols.get(row.phase).to_string(),
             op: replayed.symbols.get(row.op).to_string(),
             module: module.to_string(),
             owner: format!(

@@ -186,7 +186,16 @@ impl OomCase<'_> {
         let now = (facts.activations).max(1);
         let of_rest =
             (i128::from(facts.to_come) * i128::from(advice.saved.min(now)) / i128::from(now)) as i64;
-        let enough = if advice.saved + of_rest < facts.short() { ", probably not enough alone" } else { "" };
+        let saved = advice.saved.saturating_add(of_rest);
+        // What comes later in the step is unknown: a change that saves little of what is there may save too little of that.
+        let least_part = if self.phase == "optimizer" { 4 } else { 3 };
+        let enough = match facts.needed.filter(|needed| *needed > facts.capacity) {
+            Some(_) if saved < facts.short() => ", not enough alone",
+            None if saved < (facts.short() / 4 * 5).max(facts.allocated / least_part) => {
+                ", may not be enough alone"
+            }
+            _ => "",
+        };
         format!(
             "{}: saves {least}{}{enough}; costs: {}",
             advice.option,
