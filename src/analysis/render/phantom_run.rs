@@ -10,10 +10,7 @@ use memtrace_trace::end_row;
 use serde_json::{Value, json};
 
 use crate::read::input::Input;
-use crate::render::numbers::count;
-
-/// The most names of calls in the printed note; the JSON has all of them.
-const SHOWN: usize = 4;
+use crate::render::numbers::{count, counted};
 
 /// The runs on a simulated GPU among the traces of a report.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -137,8 +134,11 @@ impl PhantomRun {
         }
         for (answer, names) in [("estimated results", &self.guessed), ("refused calls", &self.refused)] {
             if !names.is_empty() {
-                let _ = write!(text, "; {answer}: {}", list(names, SHOWN));
+                let _ = write!(text, "; {answer}: {}", counted(names.len() as u64, "function"));
             }
+        }
+        if !(self.guessed.is_empty() && self.refused.is_empty()) {
+            text.push_str(" (--json names them)");
         }
         text
     }
