@@ -106,6 +106,16 @@ text_enum! {
         Retained = "retained",
         /// An `oom` row: `--past-oom` granted the request.
         PastOom = "past_oom",
+        /// A sample of the process's resident memory: `/proc/PID/status`.
+        ProcStatus = "proc_status",
+        /// A sample of the memory of the process's control group, its container.
+        Cgroup = "cgroup",
+        /// A sample of the machine's memory: `/proc/meminfo`.
+        Meminfo = "meminfo",
+        /// A sample of a part of the process's memory: `/proc/PID/smaps`.
+        Smaps = "smaps",
+        /// A sample of a child process.
+        Child = "child",
     }
 }
 

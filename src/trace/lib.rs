@@ -23,6 +23,7 @@ pub mod event;
 pub mod event_name;
 pub mod files;
 pub mod hello;
+pub mod host;
 pub mod journal;
 pub mod keep;
 pub mod ledger;

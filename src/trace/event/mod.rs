@@ -38,6 +38,7 @@ enum Kind {
     Io = 17,
     Sample = 18,
     SamplePools = 19,
+    HostSample = 20,
 }
 
 const KINDS: &[Kind] = &[
@@ -61,6 +62,7 @@ const KINDS: &[Kind] = &[
     Kind::Io,
     Kind::Sample,
     Kind::SamplePools,
+    Kind::HostSample,
 ];
 
 /// The fields that events of every kind have.

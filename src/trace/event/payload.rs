@@ -2,6 +2,7 @@
 
 use super::{Event, Header, Kind};
 use crate::context::{Context, ContextId, Frame, StackId, TextId};
+use crate::host::HostValues;
 use crate::sample::Sample;
 use crate::stacks::FrameKind;
 use crate::{Api, Category};
@@ -165,6 +166,13 @@ pub enum Payload {
         /// See [`Sample::graphs`].
         graphs: Option<i64>,
     },
+    /// A sample of host memory. The header's api is its source, which says what the values are.
+    HostSample {
+        /// See [`crate::host::keys`].
+        values: HostValues,
+        /// The name of the part; 0 for a source without parts.
+        what: TextId,
+    },
     /// Events of this thread were dropped.
     Lost {
         /// The number of dropped events.
@@ -282,6 +290,7 @@ impl Payload {
             Payload::Io { .. } => Kind::Io,
             Payload::Sample { .. } => Kind::Sample,
             Payload::SamplePools { .. } => Kind::SamplePools,
+            Payload::HostSample { .. } => Kind::HostSample,
             Payload::Lost { .. } => Kind::Lost,
             Payload::DefineText { .. } => Kind::DefineText,
             Payload::DefineContext { .. } => Kind::DefineContext,
@@ -360,6 +369,20 @@ impl Payload {
                 reserved: optional(graphs) as u64,
                 ..event
             },
+            Payload::HostSample { values, what } => {
+                let [first, second, third, fourth, fifth] = values.map(optional);
+                Event {
+                    addr: first as u64,
+                    size: second,
+                    allocated: third as u64,
+                    reserved: fourth as u64,
+                    extra: fifth,
+                    // No field of four bytes is left.
+                    pool: what as u16,
+                    status: (what >> 16) as i16,
+                    ..event
+                }
+            }
             Payload::Lost { events } => Event { size: events as i64, ..event },
             Payload::DefineText { id, length } => Event { addr: u64::from(id), size: length as i64, ..event },
             Payload::DefineContext { id, context } => Event {
@@ -481,6 +504,17 @@ impl Event {
                 reserved: known(self.size),
                 used: known(self.allocated as i64),
                 graphs: known(self.reserved as i64),
+            },
+            Kind::HostSample => Payload::HostSample {
+                values: [
+                    self.addr as i64,
+                    self.size,
+                    self.allocated as i64,
+                    self.reserved as i64,
+                    self.extra,
+                ]
+                .map(known),
+                what: TextId::from(self.status as u16) << 16 | TextId::from(self.pool),
             },
             Kind::Lost => Payload::Lost { events: u64::try_from(self.size).unwrap_or(0) },
             Kind::DefineText => Payload::DefineText {
@@ -627,6 +661,10 @@ mod tests {
                 bar1: Some(22),
             },
             Payload::SamplePools { reserved: Some(23), used: None, graphs: Some(24) },
+            Payload::HostSample {
+                values: [Some(25), Some(0), None, Some(1 << 50), Some(26)],
+                what: 0xfedc_ba98,
+            },
         ]
     }
 

@@ -16,6 +16,7 @@ use memtrace_trace::{Api, Event, EventName, Payload, Row};
 use rustc_hash::FxHashMap;
 
 use crate::calls::CallEvent;
+use crate::keys::{PHYSICAL, address};
 use crate::live::{Live, OutOfMemory, Owner};
 use crate::memory::Memory;
 use crate::own_names::OwnNames;
@@ -155,6 +156,7 @@ impl Encoder {
                 Some(sample) => self.sample(tid, header, sample, sink),
                 None => Ok(()),
             },
+            Payload::HostSample { values, what } => self.host_sample(tid, header, values, what, sink),
             Payload::Lost { events } => self.lost(header.clock_ns, tid, events, sink),
             Payload::Pad
             | Payload::DefineText { .. }
@@ -171,6 +173,13 @@ impl Encoder {
     /// The live memory, without deferred blocks.
     pub fn live(&self) -> impl Iterator<Item = &Live> {
         self.memory.live.blocks.values().chain(self.memory.live.regions.values())
+    }
+
+    /// The memory of the regions of calls, by address: the start, the bytes, and the memory itself. Blocks in a segment are
+    /// left out, and so is physical memory, which has no address.
+    pub fn regions(&self) -> impl Iterator<Item = (u64, &Live)> {
+        let regions = self.memory.live.regions.iter();
+        regions.filter(|(key, _)| **key & PHYSICAL == 0).map(|(key, live)| (address(*key), live))
     }
 
     /// The totals of a device; all zero for one that was never used.

@@ -1,6 +1,7 @@
 //! Rows: their fields and their numbers.
 
 use memtrace_trace::context::Context;
+use memtrace_trace::host::{self, HostValues};
 use memtrace_trace::ledger::Rest;
 use memtrace_trace::memory::Totals;
 use memtrace_trace::sample::Sample;
@@ -133,6 +134,21 @@ impl Encoder {
         let name = sample.to_string();
         let row = Row { event: EventName::Sample, source: LIBRARY, device_free_bytes, name: &name, ..base };
         self.emit(&row, sink)
+    }
+
+    /// The row of a sample of host memory.
+    pub(crate) fn host_sample<S: RowSink>(
+        &mut self,
+        tid: u32,
+        header: &Header,
+        values: HostValues,
+        what: u32,
+        sink: &mut S,
+    ) -> Result<(), S::Error> {
+        let base = self.base(tid, &Header { context: 0, device: Event::HOST, ..*header });
+        let what = if what == 0 { "" } else { self.text(what) };
+        let name = header.api.map_or_else(String::new, |source| host::text_of(source, values, what));
+        self.emit(&Row { event: EventName::Sample, source: LIBRARY, name: &name, ..base }, sink)
     }
 
     /// The fields of a row about live memory: its owner is that of its allocation.

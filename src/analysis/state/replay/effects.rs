@@ -5,7 +5,7 @@ use memtrace_trace::columns::MAX_BYTES;
 use memtrace_trace::memory::{Extent, MemoryKind, Metric};
 use memtrace_trace::sample::Sample;
 
-use super::Replay;
+use super::{HOST, Replay};
 use crate::read::record::Record;
 use crate::state::block::{Block, Death, Owner};
 use crate::state::categories::is_from_outside;
@@ -44,6 +44,10 @@ impl Replay {
 
     /// Takes a sample of a device.
     pub(super) fn sample(&mut self, row: &Record) {
+        // The kernel's figures of the host say nothing about pinned memory.
+        if row.device == HOST {
+            return;
+        }
         let sample = Sample::parse(&self.symbols.get(row.name));
         let owner = Owner { step: self.step, phase: self.phase, ..Moment::default().owner };
         if let Some(device) = self.memory.devices.sample(row.device, sample, row.seq)

@@ -3,6 +3,7 @@
 mod compress;
 mod definitions_file;
 mod exit_summary;
+mod host;
 mod limits_reached;
 pub(crate) mod meta_row;
 mod oom_message;
@@ -10,5 +11,6 @@ pub(crate) mod output;
 mod part;
 mod retention;
 mod sampling;
+mod smaps;
 mod thread;
 pub(crate) mod writer;

@@ -1,4 +1,4 @@
-//! Device sampling: the schedule, and the events of a sample.
+//! Samples of devices and of the host: the schedule, and the events of a device sample.
 //!
 //! A sample is recorded on the writer thread's own lane, so that its row is ordered by its time like every other.
 
@@ -7,14 +7,16 @@ use std::time::{Duration, Instant};
 use memtrace_encode::Encoder;
 use memtrace_trace::{Header, Payload};
 
+use super::host::HostSampler;
 use crate::queue::event_queue::EventQueue;
 use crate::session::{SampleDevices, Session};
 
 /// The shortest time between two samples, however fast memory grows.
 const SHORTEST: Duration = Duration::from_millis(100);
 
-/// Decides when to sample devices.
+/// Decides when to sample devices and the host.
 pub(crate) struct Sampler {
+    host: HostSampler,
     sample: SampleDevices,
     every: Duration,
     last: Option<Instant>,
@@ -23,10 +25,11 @@ pub(crate) struct Sampler {
 }
 
 impl Sampler {
-    /// Samples as often as the settings say; an interval of 0 means never.
-    pub(crate) fn new(session: &Session) -> Sampler {
+    /// Samples as often as the settings say; an interval of 0 means never. `is_simulated`: the devices are simulated.
+    pub(crate) fn new(session: &Session, is_simulated: bool) -> Sampler {
         let every = Duration::from_millis(session.settings.sample_ms);
-        Sampler { sample: session.sample, every, last: None, highest: 0 }
+        let host = HostSampler::new(every, is_simulated);
+        Sampler { host, sample: session.sample, every, last: None, highest: 0 }
     }
 
     /// Samples when the interval has passed, or earlier when the process holds more than at any earlier sample.
@@ -38,12 +41,23 @@ impl Sampler {
             Some(passed) => passed >= self.every || has_grown && passed >= SHORTEST.min(self.every),
         };
         if due {
-            self.sample(queue, encoder);
+            self.sample_devices(queue, encoder);
         }
+        self.host.sample_when_due(queue, encoder);
     }
 
-    /// Samples the devices that the process uses.
+    /// Samples the devices that the process uses, and the host.
     pub(crate) fn sample(&mut self, queue: &'static EventQueue, encoder: &Encoder) {
+        self.sample_devices(queue, encoder);
+        self.host.sample(queue, encoder);
+    }
+
+    /// Samples the host at the end of the trace.
+    pub(crate) fn sample_end(&mut self, queue: &'static EventQueue) {
+        self.host.sample_end(queue);
+    }
+
+    fn sample_devices(&mut self, queue: &'static EventQueue, encoder: &Encoder) {
         let devices: Vec<i8> = encoder.devices().map(|(device, _)| device as i8).collect();
         // Nothing is sampled before the process uses a device: a sample has a cost.
         if self.every.is_zero() || devices.is_empty() || queue.is_short() {

@@ -176,7 +176,7 @@ impl Writer {
             encoder,
             part: Part::new(RowFile::new(file, repeats), path.clone(), 0, 1),
             definitions: DefinitionsFile::new(queue.pool().path()),
-            sampler: Sampler::new(session),
+            sampler: Sampler::new(session, !meta.phantom.is_null()),
             compressor: Compressor::new(session),
             retention: Retention::new(session.settings.keep),
             ooms: OomMessages::new(session),
@@ -300,6 +300,7 @@ impl Writer {
     fn finish(&mut self) -> io::Result<()> {
         // The last part takes the events that are left, unless they would break the bound of `MEMTRACE_KEEP`.
         self.finishing |= self.session.settings.keep == Keep::All;
+        self.sampler.sample_end(self.queue);
         // Threads that run on record while this thread drains. Most of their events are taken in: the queue closes only
         // when it is nearly empty, and counts what comes later.
         let end = Instant::now() + LAST_PASS;

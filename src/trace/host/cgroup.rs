@@ -1,0 +1,156 @@
+//! The control group whose memory limit binds a process, version 1 or 2.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::HostValues;
+
+/// A control group with a counter of memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cgroup {
+    folder: PathBuf,
+    is_v1: bool,
+}
+
+/// A limit from here on is version 1's way to say that there is none.
+const UNLIMITED: i64 = 1 << 60;
+/// A path of control groups is short; a hostile one cannot make the search long.
+const MOST_LEVELS: usize = 64;
+
+impl Cgroup {
+    /// Finds the group of process `pid` (`self` for the own one) below the mount points at `root` (`/sys/fs/cgroup`): of it
+    /// and the groups around it the one with the lowest limit, or its own if no group has one. `None` where no group counts
+    /// memory.
+    #[must_use]
+    pub fn find(proc: &Path, root: &Path, pid: &str) -> Option<Cgroup> {
+        let groups = fs::read_to_string(proc.join(pid).join("cgroup")).ok()?;
+        let mut lines = groups.lines().filter_map(|line| {
+            let mut fields = line.splitn(3, ':').skip(1);
+            Some((fields.next()?, fields.next()?))
+        });
+        let v1 = lines.clone().find(|(names, _)| names.split(',').any(|name| name == "memory"));
+        let (top, path, is_v1) = match v1 {
+            Some((_, path)) => (root.join("memory"), path, true),
+            None => (root.to_owned(), lines.find(|(names, _)| names.is_empty())?.1, false),
+        };
+        let own = path.trim_start_matches('/');
+        // A container may see its group as the top, whatever the path says.
+        let own = if own.split('/').any(|name| name == "..") || !top.join(own).is_dir() { "" } else { own };
+        let groups = Path::new(own).ancestors().take(MOST_LEVELS).map(|path| top.join(path));
+        let known = groups.map(|folder| Cgroup { folder, is_v1 }).filter(|group| group.current().is_some());
+        let mut known: Vec<Cgroup> = known.collect();
+        let lowest = (0..known.len()).filter(|&at| known[at].limit().is_some()).min_by_key(|&at| known[at].limit());
+        if known.is_empty() { None } else { Some(known.swap_remove(lowest.unwrap_or(0))) }
+    }
+
+    /// The memory in use, page cache included, in bytes.
+    #[must_use]
+    pub fn current(&self) -> Option<i64> {
+        self.number(if self.is_v1 { "memory.usage_in_bytes" } else { "memory.current" })
+    }
+
+    /// The limit in bytes; `None` if there is none.
+    #[must_use]
+    pub fn limit(&self) -> Option<i64> {
+        let limit = self.number(if self.is_v1 { "memory.limit_in_bytes" } else { "memory.max" })?;
+        (limit < UNLIMITED).then_some(limit)
+    }
+
+    /// How many processes of the group the kernel killed because memory ran out.
+    #[must_use]
+    pub fn kills(&self) -> Option<i64> {
+        self.value(if self.is_v1 { "memory.oom_control" } else { "memory.events" }, "oom_kill")
+    }
+
+    /// The values of a sample.
+    #[must_use]
+    pub fn values(&self) -> HostValues {
+        let (file, swap) = if self.is_v1 {
+            (self.value("memory.stat", "total_cache"), self.value("memory.stat", "total_swap"))
+        } else {
+            (self.value("memory.stat", "file"), self.number("memory.swap.current"))
+        };
+        [self.current(), self.limit(), file, swap, self.kills()]
+    }
+
+    /// The whole content of a file: a number. `None` for `max`.
+    fn number(&self, file: &str) -> Option<i64> {
+        let text = fs::read_to_string(self.folder.join(file)).ok()?;
+        text.trim().parse().ok()
+    }
+
+    /// The number after a word at the start of a line.
+    fn value(&self, file: &str, key: &str) -> Option<i64> {
+        let text = fs::read_to_string(self.folder.join(file)).ok()?;
+        text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok())
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// A folder of its own for a test, removed at its end.
+    pub(in crate::host) struct Folder(pub(in crate::host) PathBuf);
+
+    impl Folder {
+        pub(in crate::host) fn new(name: &str) -> Folder {
+            let folder = std::env::temp_dir().join(format!("memtrace-{name}-{}", std::process::id()));
+            let _ = fs::remove_dir_all(&folder);
+            fs::create_dir_all(&folder).unwrap();
+            Folder(folder)
+        }
+
+        pub(in crate::host) fn write(&self, path: &str, text: &str) {
+            let path = self.0.join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn find(folder: &Folder) -> Option<HostValues> {
+        Cgroup::find(&folder.0.join("proc"), &folder.0.join("cg"), "self").map(|group| group.values())
+    }
+
+    #[test]
+    fn the_tightest_group_of_version_2_is_the_one_that_counts() {
+        let folder = Folder::new("cgroup-2");
+        assert_eq!(find(&folder), None);
+        folder.write("proc/self/cgroup", "0::/pod/box\n");
+        assert_eq!(find(&folder), None);
+        // The top has no counter of its own.
+        folder.write("cg/pod/memory.current", "900\n");
+        folder.write("cg/pod/memory.max", "1000\n");
+        folder.write("cg/pod/memory.events", "low 0\noom 3\noom_kill 2\n");
+        folder.write("cg/pod/memory.stat", "anon 5\nfile 400\nfile_mapped 9\n");
+        folder.write("cg/pod/box/memory.current", "800\n");
+        folder.write("cg/pod/box/memory.max", "max\n");
+        assert_eq!(find(&folder), Some([Some(900), Some(1000), Some(400), None, Some(2)]));
+        // Nobody limits: the own group.
+        folder.write("cg/pod/memory.max", "max\n");
+        assert_eq!(find(&folder), Some([Some(800), None, None, None, None]));
+    }
+
+    #[test]
+    fn a_group_of_version_1_and_one_whose_path_is_hidden_are_found() {
+        let folder = Folder::new("cgroup-1");
+        folder.write("proc/self/cgroup", "5:cpu,memory:/docker/abc\n0::/\n");
+        folder.write("cg/memory/memory.usage_in_bytes", "70\n");
+        folder.write("cg/memory/memory.limit_in_bytes", "9223372036854771712\n");
+        folder.write("cg/memory/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n");
+        folder.write("cg/memory/memory.stat", "cache 1\ntotal_cache 30\ntotal_swap 4\n");
+        assert_eq!(find(&folder), Some([Some(70), None, Some(30), Some(4), Some(1)]));
+        for path in ["/../..", "", "nonsense"] {
+            folder.write("proc/self/cgroup", &format!("5:memory:{path}\n"));
+            assert!(find(&folder).is_some(), "{path}");
+        }
+        folder.write("proc/self/cgroup", "nonsense\n\n:::\n");
+        assert_eq!(find(&folder), None);
+    }
+}

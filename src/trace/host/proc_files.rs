@@ -1,0 +1,177 @@
+//! The files of `/proc` and of control groups about memory.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::{Cgroup, HostValues};
+
+/// The size of a page on x86-64.
+const PAGE: i64 = 4096;
+
+/// Reads a line of a file of `/proc` such as `VmRSS:     123 kB`: the bytes, if the line has this name.
+#[must_use]
+pub fn kib_of(line: &str, name: &str) -> Option<i64> {
+    let rest = line.strip_prefix(name)?.strip_prefix(':')?;
+    rest.trim().strip_suffix(" kB")?.trim().parse::<i64>().ok()?.checked_mul(1024)
+}
+
+/// The files about the memory of the host, of this process and of its children. What cannot be read is unknown.
+#[derive(Clone, Debug)]
+pub struct HostFiles {
+    proc: PathBuf,
+    cgroups: PathBuf,
+}
+
+impl Default for HostFiles {
+    fn default() -> Self {
+        HostFiles { proc: "/proc".into(), cgroups: "/sys/fs/cgroup".into() }
+    }
+}
+
+impl HostFiles {
+    /// Files in other folders than `/proc` and `/sys/fs/cgroup`.
+    #[must_use]
+    pub fn at(proc: &Path, cgroups: &Path) -> HostFiles {
+        HostFiles { proc: proc.to_owned(), cgroups: cgroups.to_owned() }
+    }
+
+    /// The path of a file of process `pid` (`self` for this process).
+    #[must_use]
+    pub fn path(&self, pid: &str, file: &str) -> PathBuf {
+        self.proc.join(pid).join(file)
+    }
+
+    fn text(&self, pid: &str, file: &str) -> Option<String> {
+        // The name of a process may have any bytes.
+        fs::read(self.path(pid, file)).ok().map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// The resident bytes of a process: the cheapest of all figures.
+    #[must_use]
+    pub fn resident(&self, pid: &str) -> Option<i64> {
+        self.text(pid, "statm")?.split(' ').nth(1)?.parse::<i64>().ok()?.checked_mul(PAGE)
+    }
+
+    /// The values of [`Api::ProcStatus`](crate::Api::ProcStatus) of a process.
+    #[must_use]
+    pub fn status(&self, pid: &str) -> Option<HostValues> {
+        let text = self.text(pid, "status")?;
+        let values = ["VmRSS", "RssAnon", "RssFile", "RssShmem", "VmSwap"]
+            .map(|name| text.lines().find_map(|line| kib_of(line, name)));
+        values[0].is_some().then_some(values)
+    }
+
+    /// The values of [`Api::Meminfo`](crate::Api::Meminfo).
+    #[must_use]
+    pub fn machine(&self) -> Option<HostValues> {
+        let text = fs::read_to_string(self.proc.join("meminfo")).ok()?;
+        let [total, available, free, swap_free] = ["MemTotal", "MemAvailable", "MemFree", "SwapFree"]
+            .map(|name| text.lines().find_map(|line| kib_of(line, name)));
+        total.is_some().then_some([total, available, free, swap_free, self.kills()])
+    }
+
+    /// How many processes the kernel killed since the machine began, because memory ran out.
+    #[must_use]
+    pub fn kills(&self) -> Option<i64> {
+        let text = fs::read_to_string(self.proc.join("vmstat")).ok()?;
+        text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok())
+    }
+
+    /// The group whose limit binds a process.
+    #[must_use]
+    pub fn cgroup(&self, pid: &str) -> Option<Cgroup> {
+        Cgroup::find(&self.proc, &self.cgroups, pid)
+    }
+
+    /// The proportional and the resident bytes of a process, from `smaps_rollup`.
+    #[must_use]
+    pub fn rollup(&self, pid: &str) -> Option<(i64, i64)> {
+        let text = self.text(pid, "smaps_rollup")?;
+        let value = |name| text.lines().find_map(|line| kib_of(line, name));
+        Some((value("Pss")?, value("Rss")?))
+    }
+
+    /// The name of a process.
+    #[must_use]
+    pub fn name(&self, pid: &str) -> Option<String> {
+        Some(self.text(pid, "comm")?.trim_end().to_owned()).filter(|name| !name.is_empty())
+    }
+
+    /// The processes that descend from `pid`, at most `most`; `None` where the kernel does not list them. One that ends
+    /// meanwhile is left out.
+    #[must_use]
+    pub fn descendants(&self, pid: &str, most: usize) -> Option<Vec<u32>> {
+        let mut found = self.children(pid)?;
+        let mut next = 0;
+        while next < found.len() && found.len() < most {
+            // A new process may get the number of one that ended, and be listed twice.
+            for child in self.children(&found[next].to_string()).unwrap_or_default() {
+                if !found.contains(&child) {
+                    found.push(child);
+                }
+            }
+            next += 1;
+        }
+        found.truncate(most);
+        Some(found)
+    }
+
+    fn children(&self, pid: &str) -> Option<Vec<u32>> {
+        let mut found = Vec::new();
+        for thread in fs::read_dir(self.path(pid, "task")).ok()?.flatten() {
+            // A thread may end meanwhile. Without this file of the first one, the kernel has none.
+            match fs::read_to_string(thread.path().join("children")) {
+                Ok(text) => found.extend(text.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok())),
+                Err(_) if thread.file_name().to_str() == Some(pid) => return None,
+                Err(_) => {}
+            }
+        }
+        Some(found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::cgroup::tests::Folder;
+    use super::*;
+
+    #[test]
+    fn the_files_of_this_process_tell_its_memory() {
+        let files = HostFiles::default();
+        let [rss, anon, file, ..] = files.status("self").unwrap();
+        assert!(rss.unwrap() > 0 && anon.unwrap() + file.unwrap() <= rss.unwrap() + (1 << 20));
+        assert!(files.resident("self").unwrap() > 0 && files.machine().unwrap()[0].unwrap() > 0);
+        let (pss, rss) = files.rollup("self").unwrap();
+        assert!(pss > 0 && pss <= rss);
+    }
+
+    #[test]
+    fn without_files_of_the_host_everything_is_unknown() {
+        let folder = Folder::new("proc");
+        let files = HostFiles::at(&folder.0, &folder.0);
+        assert_eq!((files.resident("self"), files.status("self"), files.machine()), (None, None, None));
+        assert_eq!((files.rollup("1"), files.descendants("self", 9), files.cgroup("self")), (None, None, None));
+        folder.write("self/status", "Name:\tx\nVmRSS:\tmany kB\n");
+        folder.write("self/statm", "1\n");
+        folder.write("meminfo", "MemTotal: 99999999999999999999 kB\n");
+        assert_eq!((files.resident("self"), files.status("self"), files.machine()), (None, None, None));
+        // A kernel without lists of children.
+        folder.write("self/task/self/comm", "x");
+        assert_eq!(files.descendants("self", 9), None);
+    }
+
+    #[test]
+    fn children_of_children_are_found_and_one_that_ended_is_left_out() {
+        let folder = Folder::new("children");
+        let files = HostFiles::at(&folder.0, &folder.0);
+        folder.write("self/task/self/children", "5 6 7 ");
+        folder.write("self/task/9/children", "8");
+        // 6 has ended, and 7 lists itself.
+        folder.write("5/task/5/children", "50 51\n");
+        folder.write("7/task/7/children", "7 x -1");
+        let mut found = files.descendants("self", 100).unwrap();
+        found.sort_unstable();
+        assert_eq!(found, [5, 6, 7, 8, 50, 51]);
+        assert_eq!(files.descendants("self", 3).unwrap().len(), 3);
+    }
+}

@@ -1,0 +1,290 @@
+//! Samples of host memory, by the writer thread alone.
+//!
+//! There are three kinds, each with its own price. A *quick* sample (resident memory, container, machine) costs some
+//! reads of small files. A *full* one reads the process's mappings, for which the kernel walks all its pages. The
+//! *children* are read one by one. Each kind waits after a sample until its price is at most [`SHARE`] of the time since,
+//! in the processor time of this thread, so a process of 500 GiB or with 500 children is sampled less often.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::BufReader;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use memtrace_encode::Encoder;
+use memtrace_trace::host::{HostFiles, HostValues, TOTAL};
+use memtrace_trace::memory::MemoryKind;
+use memtrace_trace::{Api, Category, Event, Header, Payload};
+
+use super::smaps::{self, KnownMemory, PartBytes};
+use crate::queue::event_queue::EventQueue;
+use crate::recorder::{STEP, text_id};
+
+/// The processor time of one kind of sample: at most one part in so many.
+const SHARE: u32 = 1500;
+/// The processor time that the full samples at the start of a program may take beyond it.
+const CREDIT: Duration = Duration::from_millis(30);
+/// The interval at which resident memory is read.
+const POLL: Duration = Duration::from_millis(100);
+/// Less of a change is not worth a sample of its own: this many bytes, and one part in so many.
+const LEAST_CHANGE: (i64, i64) = (8 << 20, 32);
+/// The same for a full sample.
+const LEAST_FULL_CHANGE: (i64, i64) = (32 << 20, 16);
+/// The longest time between two full samples of a process that changes little.
+const LONGEST_FULL: Duration = Duration::from_secs(10);
+/// The most children that are read, and that are named one by one.
+const MOST_CHILDREN: usize = 1000;
+const MOST_NAMED: usize = 8;
+
+/// When one kind of sample may be taken.
+struct Budget {
+    last: Option<Instant>,
+    /// The processor time that may be spent, and may have been.
+    credit: Duration,
+    debt: Duration,
+    /// The price of the last sample.
+    price: Duration,
+}
+
+impl Budget {
+    fn new(credit: Duration) -> Budget {
+        Budget { last: None, credit, debt: Duration::ZERO, price: Duration::ZERO }
+    }
+
+    fn elapsed(&self) -> Duration {
+        self.last.map_or(Duration::MAX, |last| last.elapsed())
+    }
+
+    fn is_affordable(&self) -> bool {
+        let earned = self.last.map_or(Duration::ZERO, |last| last.elapsed() / SHARE);
+        self.last.is_none() || self.debt.saturating_sub(earned) + self.price <= self.credit.max(self.price)
+    }
+
+    fn pay(&mut self, price: Duration) {
+        let earned = self.last.map_or(Duration::ZERO, |last| last.elapsed() / SHARE);
+        self.debt = self.debt.saturating_sub(earned) + price;
+        (self.price, self.last) = (price, Some(Instant::now()));
+    }
+}
+
+/// Decides when to sample host memory.
+pub(crate) struct HostSampler {
+    files: HostFiles,
+    every: Duration,
+    is_simulated: bool,
+    quick: Budget,
+    full: Budget,
+    children: Budget,
+    polled: Option<Instant>,
+    /// Resident memory at the last quick and the last full sample.
+    rss: i64,
+    full_rss: i64,
+    step: i32,
+}
+
+fn has_changed(now: i64, then: i64, (bytes, part): (i64, i64)) -> bool {
+    let change = (now - then).abs();
+    change >= bytes && change >= then / part
+}
+
+impl HostSampler {
+    /// Samples at least each `every`; zero means never. `is_simulated`: the memory of the devices is the host's.
+    pub(crate) fn new(every: Duration, is_simulated: bool) -> HostSampler {
+        HostSampler {
+            files: HostFiles::default(),
+            every,
+            is_simulated,
+            quick: Budget::new(Duration::ZERO),
+            full: Budget::new(CREDIT),
+            children: Budget::new(Duration::ZERO),
+            polled: None,
+            rss: 0,
+            full_rss: 0,
+            step: -1,
+        }
+    }
+
+    /// Takes the samples that are due.
+    pub(crate) fn sample_when_due(&mut self, queue: &'static EventQueue, encoder: &Encoder) {
+        let is_early = self.polled.is_some_and(|polled| polled.elapsed() < POLL.min(self.every));
+        if self.every.is_zero() || is_early || queue.is_short() {
+            return;
+        }
+        self.polled = Some(Instant::now());
+        // Without `/proc` the other figures are tried as often as the settings say.
+        let rss = self.files.resident("self").unwrap_or(0);
+        let step = STEP.load(Ordering::Relaxed);
+        let is_new = step != self.step || has_changed(rss, self.rss, LEAST_CHANGE);
+        let due = self.quick.elapsed() >= self.every || is_new && self.quick.is_affordable();
+        if due {
+            self.step = step;
+            self.quick(queue, rss);
+        }
+        if self.children.elapsed() >= self.every && self.children.is_affordable() {
+            self.children(queue);
+        }
+        let full = self.full.elapsed() >= LONGEST_FULL || has_changed(rss, self.full_rss, LEAST_FULL_CHANGE);
+        if full && self.full.is_affordable() {
+            self.full(queue, encoder, rss);
+        }
+    }
+
+    /// Takes every sample now, because the program asked for it.
+    pub(crate) fn sample(&mut self, queue: &'static EventQueue, encoder: &Encoder) {
+        if !self.every.is_zero() && !queue.is_short() {
+            let rss = self.files.resident("self").unwrap_or(0);
+            self.quick(queue, rss);
+            self.children(queue);
+            self.full(queue, encoder, rss);
+        }
+    }
+
+    /// Takes the quick sample at the end of the trace.
+    pub(crate) fn sample_end(&mut self, queue: &'static EventQueue) {
+        if !self.every.is_zero() && !queue.is_short() {
+            self.quick(queue, self.files.resident("self").unwrap_or(0));
+        }
+    }
+
+    fn quick(&mut self, queue: &'static EventQueue, rss: i64) {
+        let start = thread_time();
+        self.rss = rss;
+        let values = [
+            (Api::ProcStatus, self.files.status("self")),
+            (Api::Cgroup, self.files.cgroup("self").map(|group| group.values())),
+            (Api::Meminfo, self.files.machine()),
+        ];
+        for (source, values) in values {
+            if let Some(values) = values {
+                record(queue, source, values, "");
+            }
+        }
+        self.quick.pay(thread_time().saturating_sub(start));
+    }
+
+    fn full(&mut self, queue: &'static EventQueue, encoder: &Encoder, rss: i64) {
+        let start = thread_time();
+        self.full_rss = rss;
+        let mut known = known_memory(encoder, self.is_simulated);
+        let smaps = File::open(self.files.path("self", "smaps"));
+        let parts = smaps.and_then(|file| smaps::parts(BufReader::with_capacity(64 << 10, file), &mut known));
+        // A file that is hidden is tried again later.
+        if let Ok(parts) = parts
+            && !parts.is_empty()
+        {
+            record_parts(queue, &parts);
+        }
+        self.full.pay(thread_time().saturating_sub(start));
+    }
+
+    fn children(&mut self, queue: &'static EventQueue) {
+        let start = thread_time();
+        if let Some(pids) = self.files.descendants("self", MOST_CHILDREN) {
+            let with_shares = pids.len() <= MOST_CHILDREN / 16;
+            let mut each: Vec<(u32, Option<i64>, i64)> = pids
+                .into_iter()
+                .filter_map(|pid| {
+                    let name = pid.to_string();
+                    match self.files.rollup(&name).filter(|_| with_shares) {
+                        Some((pss, rss)) => Some((pid, Some(pss), rss)),
+                        None => Some((pid, None, self.files.resident(&name)?)),
+                    }
+                })
+                .collect();
+            each.sort_unstable_by_key(|(pid, _, rss)| (-rss, *pid));
+            let pss = each.iter().map(|(_, pss, _)| *pss).sum();
+            let rss = each.iter().map(|(_, _, rss)| rss).sum();
+            record(queue, Api::Child, [pss, Some(rss), None, Some(each.len() as i64), None], TOTAL);
+            for (pid, pss, rss) in each.iter().take(MOST_NAMED) {
+                let name = self.files.name(&pid.to_string()).unwrap_or_else(|| "(ended)".to_owned());
+                let values = [*pss, Some(*rss), Some(i64::from(*pid)), Some(1), None];
+                record(queue, Api::Child, values, &name);
+            }
+        }
+        self.children.pay(thread_time().saturating_sub(start));
+    }
+}
+
+/// Memory whose addresses the trace knows: pinned memory, CPU tensors, and the memory of simulated devices.
+fn known_memory(encoder: &Encoder, is_simulated: bool) -> Vec<KnownMemory> {
+    encoder
+        .regions()
+        .filter_map(|(start, live)| {
+            let part = match (live.kind, live.api) {
+                (MemoryKind::Host, Some(Api::CpuAllocator)) => tensors_of(live.category),
+                (MemoryKind::Host, _) => "pinned",
+                _ if is_simulated => "simulated GPU",
+                _ => return None,
+            };
+            Some(KnownMemory { range: start..start.saturating_add(live.bytes.max(0).cast_unsigned()), part })
+        })
+        .collect()
+}
+
+/// The part of CPU tensors of a category.
+fn tensors_of(category: Category) -> &'static str {
+    match category {
+        Category::Parameter => "CPU tensors parameter",
+        Category::Buffer => "CPU tensors buffer",
+        Category::Gradient => "CPU tensors gradient",
+        Category::Activation => "CPU tensors activation",
+        Category::OptimizerState => "CPU tensors optimizer_state",
+        Category::Input => "CPU tensors input",
+        _ => "CPU tensors",
+    }
+}
+
+fn record_parts(queue: &'static EventQueue, parts: &BTreeMap<String, PartBytes>) {
+    let mut total = PartBytes::default();
+    parts.values().for_each(|part| total.add(*part));
+    let values = |part: &PartBytes| [Some(part.pss), Some(part.rss), Some(part.dirty), Some(part.swap), None];
+    record(queue, Api::Smaps, values(&total), TOTAL);
+    for (name, part) in parts {
+        record(queue, Api::Smaps, values(part), name);
+    }
+}
+
+fn record(queue: &'static EventQueue, source: Api, values: HostValues, what: &str) {
+    let what = text_id(what);
+    queue.record(|clock_ns| {
+        let header = Header { step: -1, ..Header::new(clock_ns, source, Event::HOST) };
+        Payload::HostSample { values, what }.pack(header)
+    });
+}
+
+/// The processor time of this thread.
+fn thread_time() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the pointer is valid for the call.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    Duration::new(time.tv_sec.max(0) as u64, time.tv_nsec.clamp(0, 999_999_999) as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_expensive_sample_of_the_host_waits_longer_than_a_cheap_one() {
+        let mut budget = Budget::new(Duration::from_millis(30));
+        assert!(budget.is_affordable());
+        budget.pay(Duration::from_millis(10));
+        budget.pay(Duration::from_millis(10));
+        assert!(budget.is_affordable());
+        budget.pay(Duration::from_millis(10));
+        assert!(!budget.is_affordable());
+        // Without credit it pays the last price first.
+        let mut budget = Budget::new(Duration::ZERO);
+        budget.pay(Duration::from_millis(1));
+        assert!(!budget.is_affordable());
+        budget.last = Instant::now().checked_sub(Duration::from_millis(1600));
+        assert!(budget.is_affordable());
+    }
+
+    #[test]
+    fn small_changes_of_host_memory_are_no_reason_for_a_sample() {
+        assert!(!has_changed(1 << 30, (1 << 30) + (16 << 20), LEAST_CHANGE));
+        assert!(has_changed(1 << 30, 1 << 29, LEAST_CHANGE) && has_changed(8 << 20, 0, LEAST_CHANGE));
+        assert!(!has_changed(4 << 20, 0, LEAST_CHANGE));
+    }
+}
