@@ -639,6 +639,104 @@ fn ledger_and_summary_mean_the_same_by_device_used_and_name_it_apart_without_sam
     }
 }
 
+/// A trace with samples of the host: it grows from 100 MiB to 300 MiB in a container of 320 MiB.
+fn host_trace(parts: bool) -> TraceBuilder {
+    const MIB: i64 = 1 << 20;
+    let mut trace = TraceBuilder::default();
+    let mut sample = |api: &'static str, seconds: i64, name: String| {
+        let (event, ts_ns) = (EventName::Sample, seconds * 1_000_000_000);
+        trace.raw(Row { event, api, device: -1, step: -1, ts_ns, name: &name, ..Row::default() });
+    };
+    for (seconds, anon) in [(1, 60), (9, 240)] {
+        let (rss, anon) = ((anon + 40) * MIB, anon * MIB);
+        sample("proc_status", seconds, format!("rss={rss} anon={anon} file={} shmem=0 swap=0", 40 * MIB));
+        let current = rss + 90 * MIB;
+        let cgroup = format!("current={current} limit={} file={} swap=0 kills=1", 320 * MIB, 60 * MIB);
+        sample("cgroup", seconds, cgroup);
+        sample("meminfo", seconds, format!("total={} available={} kills=4", 9000 * MIB, 5000 * MIB));
+        if seconds == 1 && parts {
+            let part = |pss: i64, rss: i64, name: &str| {
+                format!("pss={} rss={} dirty=0 swap=0 what={name}", pss * MIB, rss * MIB)
+            };
+            sample("smaps", 2, part(95, 100, "(total)"));
+            sample("smaps", 2, part(35, 40, "libraries"));
+            sample("smaps", 2, part(60, 60, "anonymous"));
+            sample("child", 2, format!("pss={} rss={} processes=1 what=(total)", 5 * MIB, 7 * MIB));
+            sample(
+                "child",
+                2,
+                format!("pss={} rss={} pid=77 processes=1 what=pt_data_worker", 5 * MIB, 7 * MIB),
+            );
+        }
+    }
+    trace
+}
+
+#[test]
+fn ledger_of_the_host_sums_to_the_process_and_says_what_is_unknown() {
+    const MIB: i64 = 1 << 20;
+    let trace = host_trace(true).finish();
+    let at = |at: &str| answer_on(trace.clone(), "ledger", &[("host", ""), ("at", at)]);
+    let first = at("1.5s");
+    let host = &first.json["host"][0];
+    assert_eq!((&host["pss_bytes"], &host["rss_bytes"]), (&json!(95 * MIB), &json!(100 * MIB)));
+    // At the peak there is no full sample: what has changed since is a row of its own.
+    let peak = at("used-peak");
+    let host = &peak.json["host"][0];
+    assert_eq!((&host["pss_bytes"], &host["rss_bytes"]), (&json!(275 * MIB), &json!(280 * MIB)));
+    let rows = host["rows"].as_array().unwrap();
+    assert_eq!(rows.iter().map(|row| row["pss_bytes"].as_i64().unwrap()).sum::<i64>(), 275 * MIB);
+    assert!(rows.iter().any(|row| row["group"] == "change" && row["rss_bytes"] == 180 * MIB), "{rows:?}");
+    assert_eq!(host["children"]["largest"][0]["pid"], 77);
+    assert_eq!(host["container"]["limit_bytes"], 320 * MIB);
+    let text = peak.text();
+    for part in
+        ["anonymous", "pt_data_worker (pid 77)", "limit 320.00 MiB, 10.00 MiB left", "machine: 4.88 GiB"]
+    {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    // Without `/proc/self/smaps` there are no parts, and without `/proc` nothing.
+    let hidden = answer_on(host_trace(false).finish(), "ledger", &[("host", "")]);
+    assert!(hidden.text().contains("No full sample of the host"), "{}", hidden.text());
+    let none = answer_on(TraceBuilder::default().finish(), "ledger", &[("host", "")]);
+    assert!(none.text().contains("No sample of the host"), "{}", none.text());
+}
+
+#[test]
+fn summary_and_oom_say_who_killed_a_process() {
+    let ended = |text: &str| {
+        let mut trace = host_trace(true);
+        trace.raw(Row { event: EventName::End, ts_ns: 10_000_000_000, name: text, ..Row::default() });
+        trace.unfinished()
+    };
+    for (text, by, part) in [
+        ("killed signal=9 kills=2 machine_kills=5 lost=0", "container_oom", "by the kernel"),
+        ("killed signal=9 kills=1 machine_kills=5 lost=0", "sent", "Somebody sent it"),
+        ("killed signal=9 machine_kills=5 lost=0", "machine_oom", "the machine's memory"),
+        ("killed signal=15 kills=1 lost=0", "signal", "SIGTERM"),
+        ("killed lost=0", "probably_oom", "probably by the kernel"),
+        ("killed kills=1 lost=0", "unknown", "by whom is unknown"),
+    ] {
+        let summary = answer_on(ended(text), "summary", &[]);
+        let killed = &summary.json["processes"][0]["killed"];
+        assert_eq!(killed["by"], by, "{text}: {killed}");
+        assert!(summary.text().contains(part), "{text}: {}", summary.text());
+        assert_eq!(answer_on(ended(text), "oom", &[]).json["killed"][0]["by"], by);
+    }
+    let text = answer_on(ended("killed signal=9 kills=2 lost=0"), "oom", &[]).text();
+    for part in [
+        "limit of the container 320.00 MiB; 10.00 MiB left",
+        "180.00 MiB anonymous",
+        "without a file by 180.00 MiB",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    for text in ["exit lost=0", "exec lost=0", "stopped lost=0"] {
+        let summary = answer_on(ended(text), "summary", &[]);
+        assert!(summary.json["processes"][0]["killed"].is_null(), "{text}");
+    }
+}
+
 #[test]
 fn diff_compares_owners_and_its_gate_can_fail() {
     let gate = |limit: &str, traces: &[&str]| answer("diff", traces, &options(&[("fail-over", limit)]));

@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 use anyhow::{Context, Result};
 use memtrace_analysis::read::input::Input;
 use memtrace_analysis::read::stream::TraceFile;
-use memtrace_recover::{Repaired, Rest, repair, repair_beside, sweep};
+use memtrace_recover::{Fate, Repaired, Rest, repair, repair_beside, sweep};
 use memtrace_trace::Meta;
 use memtrace_trace::counts::counted;
 use memtrace_trace::end_row::Ending;
@@ -32,12 +32,12 @@ struct Beside {
 }
 
 /// Opens an input with `open`, completes its traces whose processes were killed, and reports each on stderr. Traces of
-/// other runs in the same folder are completed too.
+/// other runs in the same folder are completed too. `fate` is the end of this command's program, if it was killed.
 ///
 /// # Errors
 /// When the input cannot be opened, a journal cannot be read, or its rows cannot be written anywhere.
-pub(crate) fn complete(open: impl Fn() -> Result<Input>) -> Result<Input> {
-    complete_each(open, |line| terminal::say(&line))
+pub(crate) fn complete(open: impl Fn() -> Result<Input>, fate: Option<Fate>) -> Result<Input> {
+    complete_each(open, fate, |line| terminal::say(&line))
 }
 
 /// Same as [`complete`], without a message: for programs that are expected to be killed.
@@ -45,7 +45,7 @@ pub(crate) fn complete(open: impl Fn() -> Result<Input>) -> Result<Input> {
 /// # Errors
 /// Same as [`complete`].
 pub(crate) fn complete_quietly(open: impl Fn() -> Result<Input>) -> Result<Input> {
-    complete_each(open, |_| {})
+    complete_each(open, None, |_| {})
 }
 
 /// Why a trace without an end row cannot be finished here. A copy of a complete trace may be cut, too, so the
@@ -79,7 +79,11 @@ pub(crate) fn remove_temporary_files() {
     }
 }
 
-fn complete_each(open: impl Fn() -> Result<Input>, report: impl Fn(String)) -> Result<Input> {
+fn complete_each(
+    open: impl Fn() -> Result<Input>,
+    fate: Option<Fate>,
+    report: impl Fn(String),
+) -> Result<Input> {
     sweep(&folders(), None);
     let mut input = open()?;
     let mut changed = false;
@@ -88,12 +92,12 @@ fn complete_each(open: impl Fn() -> Result<Input>, report: impl Fn(String)) -> R
     for (trace, path) in files {
         // Completing one part of a rotated trace removes the empty part that follows it.
         changed |= !path.exists();
-        if let Some(rest) = complete_file(path, &trace.meta, &mut changed, &report)? {
+        if let Some(rest) = complete_file(path, &trace.meta, fate, &mut changed, &report)? {
             rests.push(rest);
         }
     }
     for path in &input.others {
-        let result = if is_plain(path) { repair(path) } else { Ok(Repaired::Complete) };
+        let result = if is_plain(path) { repair(path, None) } else { Ok(Repaired::Complete) };
         match result {
             Ok(Repaired::Finished { rest, .. }) => report(finished(path, rest)),
             Ok(_) => {}
@@ -142,6 +146,7 @@ fn end_of(ending: Ending) -> &'static str {
 fn complete_file(
     path: &Path,
     meta: &Meta,
+    fate: Option<Fate>,
     changed: &mut bool,
     report: impl Fn(String),
 ) -> Result<Option<Beside>> {
@@ -149,7 +154,7 @@ fn complete_file(
         return Ok(None);
     }
     let name = path.display();
-    match repair(path) {
+    match repair(path, fate) {
         Ok(Repaired::Finished { rest, .. }) => {
             *changed = true;
             report(finished(path, rest));
@@ -164,20 +169,20 @@ fn complete_file(
         // Its recorder removed or compressed the part meanwhile.
         Err(error) if error.kind() == io::ErrorKind::NotFound && !path.exists() => *changed = true,
         Err(error) => {
-            return complete_beside(path, &error).with_context(|| format!("{name}: {CANNOT}: {error}"));
+            return complete_beside(path, fate, &error).with_context(|| format!("{name}: {CANNOT}: {error}"));
         }
     }
     Ok(None)
 }
 
 /// Writes the rest of a trace into a temporary file, after `error` kept it from being written in place.
-fn complete_beside(path: &Path, error: &io::Error) -> Result<Option<Beside>> {
+fn complete_beside(path: &Path, fate: Option<Fate>, error: &io::Error) -> Result<Option<Beside>> {
     let folder = temporary_folder()?;
     let name = path.file_name().context("a trace has a name")?;
     // A command may read two traces of one name.
     let file = folder.join(fs::read_dir(&folder)?.count().to_string()).join(name);
     fs::DirBuilder::new().recursive(true).mode(0o700).create(file.parent().unwrap_or(&folder))?;
-    Ok(repair_beside(path, &file)?.ok().map(|rest| Beside {
+    Ok(repair_beside(path, &file, fate)?.ok().map(|rest| Beside {
         trace: path.to_owned(),
         rest,
         file,

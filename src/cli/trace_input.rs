@@ -40,7 +40,7 @@ pub(crate) fn open(path: &Path, matches: &ArgMatches, recover: bool) -> Result<I
         bail!(missing(path));
     }
     let open = || Ok(Input::open(path)?);
-    let mut input = if recover { recovery::complete(open)? } else { open()? };
+    let mut input = if recover { recovery::complete(open, None)? } else { open()? };
     if let Some(rank) = matches.get_one::<i32>("rank") {
         selection::only_rank(&mut input, *rank)?;
     }

@@ -78,6 +78,16 @@ impl fmt::Display for EndText<'_> {
 /// The key for the number of training steps that ended.
 pub const STEPS: &str = "steps";
 
+/// The key for the signal that ended a killed process, as its parent saw it.
+pub const SIGNAL: &str = "signal";
+
+/// The key for the number of processes of the container that the kernel had killed, because memory ran out, when a
+/// command completed the trace.
+pub const KILLS: &str = "kills";
+
+/// The key for the same number of the whole machine.
+pub const MACHINE_KILLS: &str = "machine_kills";
+
 /// The key for a process whose modules, categories and steps are unknown: torch's hooks were never installed.
 pub const WITHOUT_MODULES: &str = "without_modules";
 

@@ -51,8 +51,22 @@ pub struct Meta {
     /// True if rows `repeat` stand for rows of this file; see [`crate::repeats`].
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub repeats: bool,
+    /// The id of the machine's boot; empty when unknown.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub boot: String,
+    /// The folder of the control group whose memory limit binds the process; empty when no group counts its memory.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub cgroup: String,
+    /// The inode of that folder, which no other group of the same boot has; 0 when unknown.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub cgroup_id: u64,
     /// The capabilities that this process lacked, a sentence each.
     pub degraded: Vec<String>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// One visible device.

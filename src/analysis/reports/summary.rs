@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use memtrace_trace::EventName;
 use serde_json::{Value, json};
 
+use super::killed::Killed;
 use super::ranks::{highest, more_ranks};
 use super::report::{Answer, Report, View, next};
 use super::stats::{STATS, Stats};
@@ -12,7 +13,6 @@ use crate::error::Result;
 use crate::options::Options;
 use crate::profile::flow_categories;
 use crate::read::input::Input;
-use crate::read::record::Columns;
 use crate::read::stream::TraceFile;
 use crate::render::footer::Footer;
 use crate::render::heading::heading;
@@ -21,8 +21,9 @@ use crate::render::numbers::{counted, step_or_dash};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::block::Owner;
 use crate::state::group::{block_category, without_mark};
-use crate::state::replay::{Block, Device, HOST, Metric};
-use crate::state::replay_trace::{Replayed, replay_trace, used_name};
+use crate::state::host_memory::{HostMemory, SAMPLE};
+use crate::state::replay::{self, Block, Device, HOST, Metric};
+use crate::state::replay_trace::{Replayed, replay_rows_knowing, used_name};
 
 /// `memtrace summary`.
 pub(super) struct Summary;
@@ -53,18 +54,22 @@ impl Report for Summary {
         let mut printer = options.printer();
         let mut footer = Footer::new(input);
         let (mut lines, mut processes) = (Vec::new(), Vec::<Value>::new());
+        let mut hosts = Vec::new();
+        let mut is_killed = false;
         // Of many processes only the one with the highest peak is kept.
         let mut fullest: Option<(&TraceFile, Replayed, Option<Need>)> = None;
         let mut highest_peak = (i64::MIN, 0, 0);
         for trace in &input.traces {
             let mut past_oom = None;
-            let replayed = replay_trace(
+            let mut host: Option<HostMemory> = None;
+            let replayed = replay_rows_knowing(
                 trace,
-                Columns::of(&[]),
+                replay::COLUMNS.plus(EventName::Sample, SAMPLE),
                 options,
                 Metric::Allocated,
                 flow_categories(trace, options)?,
-                |row, _| {
+                |row, replay| {
+                    host.get_or_insert_with(|| HostMemory::new(&replay.symbols)).feed(row);
                     if row.event == EventName::Oom && past_oom.is_none() {
                         past_oom = Some(Owner::of(row));
                     }
@@ -73,7 +78,12 @@ impl Report for Summary {
             footer.add(trace, &replayed, replayed.fullest(Metric::Allocated, options).map(|d| d.ordinal));
             footer.note_inference(&replayed);
             let need = trace.needed_bytes().map(|bytes| Need { bytes, died: past_oom });
-            processes.push(process(trace, &replayed, need.as_ref(), options));
+            let host = host.unwrap_or_default();
+            let mut value = process(trace, &replayed, need.as_ref(), options);
+            value["host_peak_rss_bytes"] = host.peak_rss().into();
+            value["killed"] = Killed::of(trace, &host).map(|killed| killed.json(options)).into();
+            processes.push(value);
+            hosts.push(host);
             lines.push(Line::new(trace, &replayed, options));
             let device = replayed.fullest(Metric::Used, options);
             let peak = |metric| device.map_or(0, |device| device.peak(metric).bytes);
@@ -94,6 +104,23 @@ impl Report for Summary {
                 printer.plain(format!("rank {} has the highest peak:", trace.meta.rank));
             }
             detail(&mut printer, trace, replayed, options);
+            let at = input.traces.iter().position(|other| std::ptr::eq(other, *trace)).unwrap_or(0);
+            let peak_rss = hosts[at].peak_rss();
+            if peak_rss >= 0 {
+                printer.plain(format!("host memory: peak {} resident", options.units.show(peak_rss)));
+            }
+            for (trace, memory) in input.traces.iter().zip(&hosts) {
+                if let Some(killed) = Killed::of(trace, memory) {
+                    if lines.len() > 1 {
+                        printer.plain(format!("rank {}:", trace.meta.rank));
+                    }
+                    killed.print(&mut printer, options);
+                    is_killed = true;
+                }
+            }
+            if is_killed {
+                hints.push(next("ledger", input, "--host --at end"));
+            }
             if let Some(need) = need {
                 printer.plain(need.text(trace, replayed, options));
             }

@@ -5,6 +5,7 @@ pub mod categories;
 pub mod detail;
 pub mod device;
 pub mod group;
+pub mod host_memory;
 pub mod last_oom;
 pub mod layout;
 pub mod live_blocks;

@@ -5,6 +5,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Write};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, ExitStatus};
 
@@ -15,6 +16,7 @@ use memtrace_analysis::read::input::Input;
 use memtrace_analysis::render::printer::{Printer, Side, Table};
 use memtrace_analysis::reports;
 use memtrace_cards::{CARDS, Spec};
+use memtrace_recover::Fate;
 use memtrace_trace::text::printable;
 
 use crate::child_env::{PhantomArgs, Scratch, TracerFacts, run_id, spare_foreign_program, traced_command};
@@ -86,11 +88,13 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
         Err(error) => return Ok(not_started(program, &error, &out)),
     };
     forwarder.set_child(child.id());
+    let pid = child.id();
     let status = child.wait().context("cannot wait for the program")?;
     forwarder.stop();
 
     let tracer = scratch.tracer();
-    show_trace(matches, &out, &run_id, || no_trace_reason(program, tracer, phantom.is_some(), status));
+    let fate = fate_of(pid, status);
+    show_trace(matches, &out, &run_id, fate, || no_trace_reason(program, tracer, phantom.is_some(), status));
     drop(scratch);
     recovery::remove_temporary_files();
     Ok(signals::end_like(status))
@@ -119,7 +123,7 @@ fn run_ranks(matches: &ArgMatches, ranks: &str, command: &[&OsString]) -> Result
         }
     };
     let program = job.command(0).into_iter().next().unwrap_or_default();
-    show_trace(matches, &out, &run_id, || no_trace_reason(&program, tracer, true, status));
+    show_trace(matches, &out, &run_id, None, || no_trace_reason(&program, tracer, true, status));
     recovery::remove_temporary_files();
     Ok(signals::end_like(status))
 }
@@ -131,9 +135,24 @@ fn not_started(program: &OsStr, error: &io::Error, out: &OutFolder) -> ExitCode 
     ExitCode::from(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 })
 }
 
+/// The end of a program by a signal: its own, or of one whose end a shell reports as 128 plus the signal.
+fn fate_of(pid: u32, status: ExitStatus) -> Option<Fate> {
+    if let Some(signal) = status.signal() {
+        return Some(Fate { pid: Some(pid), signal });
+    }
+    let signal = status.code()? - 128;
+    (1..32).contains(&signal).then_some(Fate { pid: None, signal })
+}
+
 /// Prints the summary of the trace, or why there is none.
-fn show_trace(matches: &ArgMatches, out: &OutFolder, run_id: &str, reason: impl FnOnce() -> String) {
-    let shown = trace_of(out, run_id).and_then(|input| match input {
+fn show_trace(
+    matches: &ArgMatches,
+    out: &OutFolder,
+    run_id: &str,
+    fate: Option<Fate>,
+    reason: impl FnOnce() -> String,
+) {
+    let shown = trace_of(out, run_id, fate).and_then(|input| match input {
         Some(_) if matches.get_flag("quiet") => Ok(()),
         Some(input) => print_summary(input, out),
         None => {
@@ -148,11 +167,11 @@ fn show_trace(matches: &ArgMatches, out: &OutFolder, run_id: &str, reason: impl 
 }
 
 /// The traces of this launch, completed where a process was killed; `None` when it wrote none.
-fn trace_of(out: &OutFolder, run_id: &str) -> Result<Option<Input>> {
+fn trace_of(out: &OutFolder, run_id: &str, fate: Option<Fate>) -> Result<Option<Input>> {
     recovery::begin(&out.folder);
     let input = match trace_input::open_run(&out.folder, run_id) {
         Ok(input) if input.traces.is_empty() => return Ok(None),
-        Ok(_) => recovery::complete(|| Ok(trace_input::open_run(&out.folder, run_id)?))?,
+        Ok(_) => recovery::complete(|| Ok(trace_input::open_run(&out.folder, run_id)?), fate)?,
         Err(memtrace_analysis::Error::Trace(error))
             if !matches!(error, memtrace_trace::Error::NoTrace { .. }) =>
         {

@@ -1,6 +1,7 @@
 //! The control group whose memory limit binds a process, version 1 or 2.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::HostValues;
@@ -39,8 +40,28 @@ impl Cgroup {
         let groups = Path::new(own).ancestors().take(MOST_LEVELS).map(|path| top.join(path));
         let known = groups.map(|folder| Cgroup { folder, is_v1 }).filter(|group| group.current().is_some());
         let mut known: Vec<Cgroup> = known.collect();
-        let lowest = (0..known.len()).filter(|&at| known[at].limit().is_some()).min_by_key(|&at| known[at].limit());
+        let lowest =
+            (0..known.len()).filter(|&at| known[at].limit().is_some()).min_by_key(|&at| known[at].limit());
         if known.is_empty() { None } else { Some(known.swap_remove(lowest.unwrap_or(0))) }
+    }
+
+    /// The group of a folder; `None` if it is not one that counts memory.
+    #[must_use]
+    pub fn at(folder: &Path) -> Option<Cgroup> {
+        let groups = [true, false].map(|is_v1| Cgroup { folder: folder.to_owned(), is_v1 });
+        groups.into_iter().find(|group| group.current().is_some())
+    }
+
+    /// The folder of the group.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The inode of the folder, which no other group has until the machine restarts; 0 when unknown.
+    #[must_use]
+    pub fn id(&self) -> u64 {
+        fs::metadata(&self.folder).map_or(0, |folder| folder.ino())
     }
 
     /// The memory in use, page cache included, in bytes.

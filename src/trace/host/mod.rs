@@ -14,6 +14,13 @@ pub use proc_files::{HostFiles, kib_of};
 use crate::Api;
 use crate::columns::MAX_BYTES;
 
+/// The id of this boot of the machine; empty when unknown.
+#[must_use]
+pub fn boot_id() -> String {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    id.trim().to_owned()
+}
+
 /// The most values of one row.
 pub const VALUES: usize = 5;
 
@@ -94,7 +101,8 @@ mod tests {
     #[test]
     fn a_sample_of_the_host_comes_back_from_its_text() {
         let values = [Some(7), None, Some(0), Some(9), None];
-        for (source, what) in [(Api::Smaps, "file /a b/c=d what=e"), (Api::ProcStatus, ""), (Api::Child, "x")] {
+        for (source, what) in [(Api::Smaps, "file /a b/c=d what=e"), (Api::ProcStatus, ""), (Api::Child, "x")]
+        {
             let text = text_of(source, values, what);
             assert_eq!(parse(source, &text), (values, what), "{text}");
         }

@@ -150,7 +150,10 @@ mod tests {
         let folder = Folder::new("proc");
         let files = HostFiles::at(&folder.0, &folder.0);
         assert_eq!((files.resident("self"), files.status("self"), files.machine()), (None, None, None));
-        assert_eq!((files.rollup("1"), files.descendants("self", 9), files.cgroup("self")), (None, None, None));
+        assert_eq!(
+            (files.rollup("1"), files.descendants("self", 9), files.cgroup("self")),
+            (None, None, None)
+        );
         folder.write("self/status", "Name:\tx\nVmRSS:\tmany kB\n");
         folder.write("self/statm", "1\n");
         folder.write("meminfo", "MemTotal: 99999999999999999999 kB\n");

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod begin;
+mod fate;
 mod journal;
 mod named;
 mod orphans;
@@ -15,6 +16,7 @@ mod repair;
 pub mod testing;
 
 pub use begin::begin;
+pub use fate::Fate;
 pub use orphans::{Leftover, Swept, sweep};
 pub use repair::{Repaired, Rest, repair, repair_beside, whole_lines};
 

@@ -14,6 +14,7 @@ use memtrace_trace::stacks::{self, StackWriter};
 use memtrace_trace::{Meta, Row};
 use rustix::fs::{FlockOperation, flock};
 
+use crate::fate::{self, Fate};
 use crate::journal::{Journal, is_running};
 use crate::named::{self, Found, Named};
 
@@ -53,11 +54,11 @@ pub struct Rest {
 }
 
 /// Finishes the trace at `csv` from the journal of its process, and removes the journal if it was made for this file.
-/// Of several commands, one works and the others wait.
+/// Of several commands, one works and the others wait. `fate` is what the parent of a process saw, for the end row.
 ///
 /// # Errors
 /// When the trace cannot be read or written; the journal stays then, and the trace is as whole as it was.
-pub fn repair(csv: &Path) -> io::Result<Repaired> {
+pub fn repair(csv: &Path, fate: Option<Fate>) -> io::Result<Repaired> {
     let unfinished = match Unfinished::find(csv)? {
         Ok(unfinished) => unfinished,
         Err(instead) => return Ok(instead),
@@ -82,7 +83,7 @@ pub fn repair(csv: &Path) -> io::Result<Repaired> {
     trace.set_len(unfinished.whole)?;
     trace.seek(SeekFrom::End(0))?;
     let mut sink = FileRows { writer: RowWriter::without_header(trace), rows: 0 };
-    let rest = unfinished.encode(&mut encoder, &mut sink)?;
+    let rest = unfinished.encode(&mut encoder, &mut sink, fate)?;
     // The journal is removed only once the trace is on the disk.
     sink.writer.get_ref().sync_all()?;
     unfinished.found.remove()?;
@@ -94,7 +95,7 @@ pub fn repair(csv: &Path) -> io::Result<Repaired> {
 ///
 /// # Errors
 /// When the trace cannot be read, or the part cannot be written.
-pub fn repair_beside(csv: &Path, part: &Path) -> io::Result<Result<Rest, Repaired>> {
+pub fn repair_beside(csv: &Path, part: &Path, fate: Option<Fate>) -> io::Result<Result<Rest, Repaired>> {
     let unfinished = match Unfinished::find(csv)? {
         Ok(unfinished) => unfinished,
         Err(instead) => return Ok(Err(instead)),
@@ -109,7 +110,7 @@ pub fn repair_beside(csv: &Path, part: &Path) -> io::Result<Result<Rest, Repaire
     };
     encoder.open_part(unfinished.journal.run.start_ns, text, &mut sink)?;
     sink.rows = 0;
-    let rest = unfinished.encode(&mut encoder, &mut sink)?;
+    let rest = unfinished.encode(&mut encoder, &mut sink, fate)?;
     append_stacks(part, &mut encoder)?;
     Ok(Ok(rest))
 }
@@ -208,14 +209,24 @@ impl Unfinished {
     }
 
     /// Writes the rows of the events in the journal, and the end row.
-    fn encode(&self, encoder: &mut Encoder, sink: &mut FileRows<File>) -> io::Result<Rest> {
+    fn encode(
+        &self,
+        encoder: &mut Encoder,
+        sink: &mut FileRows<File>,
+        fate: Option<Fate>,
+    ) -> io::Result<Rest> {
         let mut last_ns = self.journal.run.start_ns;
         for (tid, event) in self.journal.events() {
             last_ns = last_ns.max(event.clock_ns);
             encoder.encode(tid, &event, sink)?;
         }
         let ending = if self.journal.is_stopped { Ending::Stopped } else { Ending::Killed };
-        encoder.end(last_ns, self.journal.lost, ending, &self.journal.words, sink)?;
+        let mut words = self.journal.words.clone();
+        if ending == Ending::Killed {
+            words =
+                format!("{words} {}", fate::words(&self.meta, self.journal.run.pid, fate)).trim().to_owned();
+        }
+        encoder.end(last_ns, self.journal.lost, ending, &words, sink)?;
         sink.writer.flush()?;
         Ok(Rest { whole: self.whole, rows: sink.rows, lost: encoder.reported_lost(), ending })
     }

@@ -116,7 +116,8 @@ fn repair_reports_events_that_were_dropped_or_died_with_the_overflow_list() {
     let at = Checkpoints { csv: [fs::metadata(&killed.csv).unwrap().len(); 2], ..at };
     // 30 dropped, 10 of which a row in the journal reports; 45 on the list, of which the trace has 40.
     let killed = killed.with_journal(&at, [30, 45], vec![alloc(2000), lost(2001, 10)]);
-    let Ok(Repaired::Finished { rest: Rest { rows: 4, lost: 35, .. }, .. }) = repair(&killed.csv) else {
+    let Ok(Repaired::Finished { rest: Rest { rows: 4, lost: 35, .. }, .. }) = repair(&killed.csv, None)
+    else {
         panic!()
     };
     let rows = killed.rows();
@@ -134,7 +135,7 @@ fn repair_does_not_report_again_what_earlier_parts_report() {
     let killed = Killed::new("earlier parts").with_meta_row();
     let at = Checkpoints { csv: [fs::metadata(&killed.csv).unwrap().len(); 2], ..at };
     let killed = killed.with_journal(&at, [12, 0], vec![alloc(2000)]);
-    assert!(matches!(repair(&killed.csv), Ok(Repaired::Finished { rest: Rest { lost: 12, .. }, .. })));
+    assert!(matches!(repair(&killed.csv, None), Ok(Repaired::Finished { rest: Rest { lost: 12, .. }, .. })));
     let rows = killed.rows();
     assert!(rows.iter().all(|row| row.0 != EventName::Lost), "{rows:?}");
     assert!(rows.last().unwrap().2.starts_with("killed lost=12 "));
@@ -205,7 +206,7 @@ fn repeats_are_restored_before_the_events_of_the_journal() {
     let at = Checkpoints { count: 1, parts: [1, 1], csv: [text.len() as u64; 2], ..Checkpoints::default() };
     let killed = killed.with_journal(&at, [0, 0], frees.collect());
     assert!(matches!(
-        repair(&killed.csv),
+        repair(&killed.csv, None),
         Ok(Repaired::Finished { rest: Rest { rows: 7, lost: 0, .. }, .. })
     ));
     let mut reader = RowReader::open(&killed.csv).unwrap();
@@ -224,7 +225,7 @@ fn journal_of_another_version_is_left_alone() {
     let killed = Killed::new("another version").with_meta_row();
     fs::write(&killed.journal, b"MEMTRJ02 and so on").unwrap();
     let before = fs::read(&killed.csv).unwrap();
-    assert!(matches!(repair(&killed.csv), Ok(Repaired::Refused(_))));
+    assert!(matches!(repair(&killed.csv, None), Ok(Repaired::Refused(_))));
     assert_eq!(fs::read(&killed.csv).unwrap(), before);
     assert!(killed.journal.exists());
 }
@@ -240,7 +241,7 @@ fn trace_without_rows_begins_with_the_meta_row_of_its_journal() {
         // The second time there is nothing to do.
         assert_eq!(begin(&killed.folder).unwrap(), 0, "{name}");
         assert!(
-            matches!(repair(&killed.csv), Ok(Repaired::Finished { rest: Rest { lost: 3, .. }, .. })),
+            matches!(repair(&killed.csv, None), Ok(Repaired::Finished { rest: Rest { lost: 3, .. }, .. })),
             "{name}"
         );
         let events: Vec<EventName> = killed.rows().iter().map(|row| row.0).collect();
@@ -260,13 +261,16 @@ fn rows_of_a_killed_repair_are_not_there_twice() {
         let at = Checkpoints { count, parts: [1, 1], ..Checkpoints::default() };
         let csv = [if count == 0 { 0 } else { meta_row.len() as u64 }; 2];
         let killed = killed.with_journal(&Checkpoints { csv, ..at }, [0, 0], events());
-        repair(&killed.csv).unwrap();
+        repair(&killed.csv, None).unwrap();
         let whole = fs::read(&killed.csv).unwrap();
         for length in [meta_row.len() + 1, (meta_row.len() + whole.len()) / 2, whole.len() - 1] {
             fs::write(&killed.csv, &whole[..length]).unwrap();
             killed.write_journal(&Checkpoints { csv, ..at }, [0, 0], events());
             assert!(
-                matches!(repair(&killed.csv), Ok(Repaired::Finished { rest: Rest { rows: 3, .. }, .. })),
+                matches!(
+                    repair(&killed.csv, None),
+                    Ok(Repaired::Finished { rest: Rest { rows: 3, .. }, .. })
+                ),
                 "{count} {length}"
             );
             assert_eq!(fs::read(&killed.csv).unwrap(), whole, "{count} {length}");
@@ -315,5 +319,5 @@ fn begin_and_repair_by_many_at_once_make_one_complete_trace() {
         begins.into_iter().map(|begin| begin.join().unwrap()).sum()
     });
     assert_eq!(begun, 1);
-    assert!(matches!(repair(&killed.csv), Ok(Repaired::Finished { rest: Rest { lost: 3, .. }, .. })));
+    assert!(matches!(repair(&killed.csv, None), Ok(Repaired::Finished { rest: Rest { lost: 3, .. }, .. })));
 }

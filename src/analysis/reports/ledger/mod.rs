@@ -24,12 +24,17 @@ use crate::state::replay_trace::Replayed;
 
 mod advice;
 mod communicators;
+pub(super) mod host;
 mod samples;
 
 use samples::{DeviceSample, DeviceSamples, is_managed};
 
 /// `memtrace ledger`.
 pub(super) struct Ledger;
+
+/// The memory of the host instead of a device's.
+const HOST: Flag =
+    Flag::switch("host", "The process's memory on the host, by owner; a peak is that of resident memory");
 
 const COLUMNS: Columns = layout::COLUMNS.and(Columns::of(&["api", "source", "name"]));
 
@@ -48,17 +53,23 @@ impl Report for Ledger {
 
     fn flags(&self) -> &'static [Flag] {
         const {
-            &[Flag {
-                default: "used-peak",
-                help: "used-peak, peak, reserved-peak, oom, end, step:N (its end) or a time such as 1.5s",
-                ..moment::FLAG
-            }]
+            &[
+                Flag {
+                    default: "used-peak",
+                    help: "used-peak, peak, reserved-peak, oom, end, step:N (its end) or a time such as 1.5s",
+                    ..moment::FLAG
+                },
+                HOST,
+            ]
         }
     }
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
         let input = &inputs[0];
         let at: NamedMoment = options.text(moment::FLAG.name).parse()?;
+        if options.is_set(HOST.name) {
+            return host::answer(input, at, options);
+        }
         let mut printer = options.printer();
         let mut footer = Footer::new(input);
         let mut json = Vec::new();
@@ -87,7 +98,8 @@ impl Report for Ledger {
         if json.is_empty() {
             printer.plain("No memory tracked.");
         }
-        let hints = vec![next("peak", input, "--of used"), next("frag", input, "")];
+        let hints =
+            vec![next("peak", input, "--of used"), next("frag", input, ""), next("ledger", input, "--host")];
         Ok(Answer {
             body: printer,
             json: json!({ "devices": json }),
@@ -178,7 +190,7 @@ pub(super) struct LedgerLine {
     pub(super) bytes: i64,
     /// The number of blocks; 0 where there are none to count.
     pub(super) blocks: u64,
-    advice: String,
+    pub(super) advice: String,
 }
 
 impl LedgerLine {

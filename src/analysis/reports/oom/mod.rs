@@ -9,6 +9,7 @@ use serde_json::json;
 
 use super::advise::{Advised, FirstAdvice};
 use super::group_table::print_groups;
+use super::killed::Killed;
 use super::leaks_holders::print_retained;
 use super::report::{Answer, Report, next};
 use crate::error::Result;
@@ -22,6 +23,7 @@ use crate::render::heading::heading;
 use crate::render::printer::Printer;
 use crate::state::detail::DetailedSteps;
 use crate::state::group::{Key, sorted};
+use crate::state::host_memory::HostMemory;
 use crate::state::layout::{self, Layout};
 use crate::state::moment::{NamedMoment, replay_to_moment};
 use crate::state::replay::Block;
@@ -105,15 +107,36 @@ impl Report for Oom {
             value["not_advised_because"] = why_not.into();
             cases.push(value);
         }
+        // Memory of the host has no request that fails: the kernel kills.
+        let mut killed = Vec::new();
+        for trace in &input.traces {
+            let memory = HostMemory::read(trace, options)?;
+            let Some(verdict) = Killed::of(trace, &memory) else { continue };
+            if cases.is_empty() && killed.is_empty() {
+                heading(&mut printer, input, &trace.meta);
+            }
+            printer.gap();
+            if input.traces.len() > 1 {
+                printer.plain(format!("rank {}:", trace.meta.rank));
+            }
+            verdict.print(&mut printer, options);
+            let mut value = verdict.json(options);
+            value["file"] = trace.path.display().to_string().into();
+            value["rank"] = trace.meta.rank.into();
+            killed.push(value);
+        }
         if cases.is_empty() {
+            printer.gap();
             printer.plain("No request ran out of memory.");
         }
-        let hints = if cases.is_empty() {
+        let hints = if cases.is_empty() && !killed.is_empty() {
+            vec![next("ledger", input, "--host --at end"), next("leaks", input, "")]
+        } else if cases.is_empty() {
             vec![next("summary", input, "")]
         } else {
             vec![next("frag", input, "--at oom"), next("peak", input, "--by category")]
         };
-        let json = json!({ "ooms": cases });
+        let json = json!({ "ooms": cases, "killed": killed });
         Ok(Answer { body: printer, json, footer, next: hints, ..Answer::default() })
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! There are three kinds, each with its own price. A *quick* sample (resident memory, container, machine) costs some
 //! reads of small files. A *full* one reads the process's mappings, for which the kernel walks all its pages. The
-//! *children* are read one by one. Each kind waits after a sample until its price is at most [`SHARE`] of the time since,
+//! *children* are read one by one. Each kind waits after a sample until its price is a small share of the time since ([`SHARE`]),
 //! in the processor time of this thread, so a process of 500 GiB or with 500 children is sampled less often.
 
 use std::collections::BTreeMap;
@@ -20,10 +20,15 @@ use super::smaps::{self, KnownMemory, PartBytes};
 use crate::queue::event_queue::EventQueue;
 use crate::recorder::{STEP, text_id};
 
-/// The processor time of one kind of sample: at most one part in so many.
-const SHARE: u32 = 1500;
+/// The processor time of quick samples and of the children's: at most one part in so many.
+const SHARE: u32 = 2000;
+/// The same for full samples, and where little memory is left: a kill may come, and this is the last look.
+const FULL_SHARE: u32 = 1000;
+const TIGHT_SHARE: u32 = 100;
 /// The processor time that the full samples at the start of a program may take beyond it.
-const CREDIT: Duration = Duration::from_millis(30);
+const CREDIT: Duration = Duration::from_millis(100);
+/// Memory is short when less than one part in so many is left.
+const TIGHT: i64 = 6;
 /// The interval at which resident memory is read.
 const POLL: Duration = Duration::from_millis(100);
 /// Less of a change is not worth a sample of its own: this many bytes, and one part in so many.
@@ -55,14 +60,18 @@ impl Budget {
         self.last.map_or(Duration::MAX, |last| last.elapsed())
     }
 
-    fn is_affordable(&self) -> bool {
-        let earned = self.last.map_or(Duration::ZERO, |last| last.elapsed() / SHARE);
-        self.last.is_none() || self.debt.saturating_sub(earned) + self.price <= self.credit.max(self.price)
+    /// Returns true if a sample may be taken now, for one part in `share` of the time.
+    fn is_affordable(&self, share: u32) -> bool {
+        let debt = self.debt.saturating_sub(self.earned(share));
+        self.last.is_none() || debt + self.price <= self.credit.max(self.price)
     }
 
-    fn pay(&mut self, price: Duration) {
-        let earned = self.last.map_or(Duration::ZERO, |last| last.elapsed() / SHARE);
-        self.debt = self.debt.saturating_sub(earned) + price;
+    fn earned(&self, share: u32) -> Duration {
+        self.last.map_or(Duration::ZERO, |last| last.elapsed() / share)
+    }
+
+    fn pay(&mut self, price: Duration, share: u32) {
+        self.debt = self.debt.saturating_sub(self.earned(share)) + price;
         (self.price, self.last) = (price, Some(Instant::now()));
     }
 }
@@ -80,11 +89,26 @@ pub(crate) struct HostSampler {
     rss: i64,
     full_rss: i64,
     step: i32,
+    /// Little memory was left at the last quick sample.
+    is_tight: bool,
 }
 
 fn has_changed(now: i64, then: i64, (bytes, part): (i64, i64)) -> bool {
     let change = (now - then).abs();
     change >= bytes && change >= then / part
+}
+
+/// Returns true if the container or the machine has little memory left. Page cache is not in use: it can be given up.
+fn is_tight(container: Option<HostValues>, machine: Option<HostValues>) -> bool {
+    let container = match container {
+        Some([Some(current), Some(limit), file, ..]) => limit - (current - file.unwrap_or(0)) < limit / TIGHT,
+        _ => false,
+    };
+    let machine = match machine {
+        Some([Some(total), Some(available), ..]) => available < total / TIGHT,
+        _ => false,
+    };
+    container || machine
 }
 
 impl HostSampler {
@@ -101,6 +125,7 @@ impl HostSampler {
             rss: 0,
             full_rss: 0,
             step: -1,
+            is_tight: false,
         }
     }
 
@@ -115,16 +140,16 @@ impl HostSampler {
         let rss = self.files.resident("self").unwrap_or(0);
         let step = STEP.load(Ordering::Relaxed);
         let is_new = step != self.step || has_changed(rss, self.rss, LEAST_CHANGE);
-        let due = self.quick.elapsed() >= self.every || is_new && self.quick.is_affordable();
+        let due = self.quick.elapsed() >= self.every || is_new && self.quick.is_affordable(SHARE);
         if due {
             self.step = step;
             self.quick(queue, rss);
         }
-        if self.children.elapsed() >= self.every && self.children.is_affordable() {
+        if self.children.elapsed() >= self.every && self.children.is_affordable(SHARE) {
             self.children(queue);
         }
         let full = self.full.elapsed() >= LONGEST_FULL || has_changed(rss, self.full_rss, LEAST_FULL_CHANGE);
-        if full && self.full.is_affordable() {
+        if full && self.full.is_affordable(if self.is_tight { TIGHT_SHARE } else { FULL_SHARE }) {
             self.full(queue, encoder, rss);
         }
     }
@@ -154,12 +179,13 @@ impl HostSampler {
             (Api::Cgroup, self.files.cgroup("self").map(|group| group.values())),
             (Api::Meminfo, self.files.machine()),
         ];
+        self.is_tight = is_tight(values[1].1, values[2].1);
         for (source, values) in values {
             if let Some(values) = values {
                 record(queue, source, values, "");
             }
         }
-        self.quick.pay(thread_time().saturating_sub(start));
+        self.quick.pay(thread_time().saturating_sub(start), SHARE);
     }
 
     fn full(&mut self, queue: &'static EventQueue, encoder: &Encoder, rss: i64) {
@@ -174,7 +200,7 @@ impl HostSampler {
         {
             record_parts(queue, &parts);
         }
-        self.full.pay(thread_time().saturating_sub(start));
+        self.full.pay(thread_time().saturating_sub(start), FULL_SHARE);
     }
 
     fn children(&mut self, queue: &'static EventQueue) {
@@ -201,7 +227,7 @@ impl HostSampler {
                 record(queue, Api::Child, values, &name);
             }
         }
-        self.children.pay(thread_time().saturating_sub(start));
+        self.children.pay(thread_time().saturating_sub(start), SHARE);
     }
 }
 
@@ -267,18 +293,18 @@ mod tests {
     #[test]
     fn an_expensive_sample_of_the_host_waits_longer_than_a_cheap_one() {
         let mut budget = Budget::new(Duration::from_millis(30));
-        assert!(budget.is_affordable());
-        budget.pay(Duration::from_millis(10));
-        budget.pay(Duration::from_millis(10));
-        assert!(budget.is_affordable());
-        budget.pay(Duration::from_millis(10));
-        assert!(!budget.is_affordable());
+        assert!(budget.is_affordable(SHARE));
+        budget.pay(Duration::from_millis(10), SHARE);
+        budget.pay(Duration::from_millis(10), SHARE);
+        assert!(budget.is_affordable(SHARE));
+        budget.pay(Duration::from_millis(10), SHARE);
+        assert!(!budget.is_affordable(SHARE));
         // Without credit it pays the last price first.
         let mut budget = Budget::new(Duration::ZERO);
-        budget.pay(Duration::from_millis(1));
-        assert!(!budget.is_affordable());
-        budget.last = Instant::now().checked_sub(Duration::from_millis(1600));
-        assert!(budget.is_affordable());
+        budget.pay(Duration::from_millis(1), SHARE);
+        assert!(!budget.is_affordable(SHARE));
+        budget.last = Instant::now().checked_sub(Duration::from_millis(2100));
+        assert!(budget.is_affordable(SHARE));
     }
 
     #[test]
@@ -286,5 +312,13 @@ mod tests {
         assert!(!has_changed(1 << 30, (1 << 30) + (16 << 20), LEAST_CHANGE));
         assert!(has_changed(1 << 30, 1 << 29, LEAST_CHANGE) && has_changed(8 << 20, 0, LEAST_CHANGE));
         assert!(!has_changed(4 << 20, 0, LEAST_CHANGE));
+    }
+
+    #[test]
+    fn page_cache_of_the_host_does_not_make_memory_short() {
+        let container = |current, file| Some([Some(current), Some(100), file, None, None]);
+        assert!(is_tight(container(90, Some(1)), None) && is_tight(container(90, None), None));
+        assert!(!is_tight(container(90, Some(60)), None) && !is_tight(None, None));
+        assert!(is_tight(None, Some([Some(100), Some(5), None, None, None])));
     }
 }

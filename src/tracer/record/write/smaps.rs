@@ -31,7 +31,11 @@ impl PartBytes {
     fn take(&mut self, rss: i64) -> PartBytes {
         let rss = rss.clamp(0, self.rss);
         let share = |bytes: i64| {
-            if self.rss == 0 { 0 } else { (i128::from(bytes) * i128::from(rss) / i128::from(self.rss)) as i64 }
+            if self.rss == 0 {
+                0
+            } else {
+                (i128::from(bytes) * i128::from(rss) / i128::from(self.rss)) as i64
+            }
         };
         let taken = PartBytes { pss: share(self.pss), rss, dirty: share(self.dirty), swap: 0 };
         self.pss -= taken.pss;
@@ -88,7 +92,10 @@ struct Mapping {
 ///
 /// # Errors
 /// When the file cannot be read to its end.
-pub(crate) fn parts(smaps: impl BufRead, known: &mut [KnownMemory]) -> io::Result<BTreeMap<String, PartBytes>> {
+pub(crate) fn parts(
+    smaps: impl BufRead,
+    known: &mut [KnownMemory],
+) -> io::Result<BTreeMap<String, PartBytes>> {
     let mappings = read(smaps)?;
     known.sort_unstable_by_key(|memory| memory.range.start);
     let mut parts: BTreeMap<String, PartBytes> = BTreeMap::new();
@@ -132,9 +139,8 @@ fn anonymous_part(mappings: &[Mapping], at: usize) -> &'static str {
     if start % ARENA == 0 && length <= ARENA && (length == ARENA || (length + reserved) % ARENA == 0) {
         return ARENAS;
     }
-    let has_guard = before.is_some_and(|before| {
-        is_guard(before) && before.range.end - before.range.start <= MOST_GUARD
-    });
+    let has_guard =
+        before.is_some_and(|before| is_guard(before) && before.range.end - before.range.start <= MOST_GUARD);
     if has_guard && length <= MOST_STACK { STACKS } else { ANONYMOUS }
 }
 
@@ -274,7 +280,8 @@ mod tests {
             entry("7ffe00000000-7ffe00021000", "rw-p", "[stack]", [2, 2, 2, 0]),
         ]
         .concat();
-        let tensor = |start: u64, kib: u64| KnownMemory { range: start..start + (kib << 10), part: "tensors" };
+        let tensor =
+            |start: u64, kib: u64| KnownMemory { range: start..start + (kib << 10), part: "tensors" };
         // The second is touched by one page less than it has: the mapping has no more.
         let mut known = [tensor(0x7f02_0000_1000, 60), tensor(0x7f02_0100_0000, 80), tensor(0x10, 1)];
         let parts = parts(text.as_bytes(), &mut known).unwrap();

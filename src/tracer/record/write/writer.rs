@@ -11,6 +11,7 @@ use memtrace_encode::Encoder;
 use memtrace_trace::Meta;
 use memtrace_trace::config::Level;
 use memtrace_trace::end_row::{Ending, refused_names_word};
+use memtrace_trace::host::{self, HostFiles};
 use memtrace_trace::journal::Written;
 use memtrace_trace::keep::Keep;
 use memtrace_trace::repeats::RepeatFinder;
@@ -159,6 +160,10 @@ impl Writer {
             memtrace_recover::sweep(&memtrace_trace::journal::folders(), Some(journal));
         }
         (session.describe)(&mut meta);
+        meta.boot = host::boot_id();
+        if let Some(group) = HostFiles::default().cgroup("self") {
+            (meta.cgroup, meta.cgroup_id) = (group.folder().display().to_string(), group.id());
+        }
         meta_row::keep(pool, MetaText::Described, &meta);
         if session.settings.log >= Level::Info {
             (session.say)(&format!("tracing to {}", path.display()));

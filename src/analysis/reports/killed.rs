@@ -1,0 +1,336 @@
+//! The verdict on a process that was killed: by whom, when, and what held the host's memory then.
+
+use memtrace_trace::end_row::{self, Ending, KILLS, MACHINE_KILLS, SIGNAL};
+use serde_json::{Value, json};
+
+use super::ledger::host::{HostState, part_about};
+use crate::options::Options;
+use crate::read::stream::TraceFile;
+use crate::render::numbers::{duration, step_or_dash};
+use crate::render::printer::{Cell, Printer, Style};
+use crate::state::host_memory::{Child, HostMemory, QuickSample, When};
+use crate::state::moment::NamedMoment;
+
+/// Growth is looked for in so many ns before the end.
+const LAST_NS: i64 = 5_000_000_000;
+/// Memory is nearly full when less than one part in so many is left.
+const NEARLY_FULL: i64 = 20;
+/// Less growth than this is not named.
+const LEAST_GROWTH: i64 = 16 << 20;
+
+/// Who ended the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Killer {
+    /// The kernel, because the container's memory ran out: its counter shows it.
+    ContainerOom,
+    /// The kernel, because the machine's memory ran out: its counter shows it.
+    MachineOom,
+    /// Probably the kernel: memory was nearly full at the last sample, and no counter can be read.
+    ProbablyOom,
+    /// SIGKILL, and no counter of the kernel has risen: somebody sent it.
+    Sent,
+    /// Another signal.
+    Signal(i32),
+    /// Nothing tells.
+    Unknown,
+}
+
+/// A child process that was killed because memory ran out, while this process lived on.
+struct KilledChild {
+    when: When,
+    child: Option<Child>,
+}
+
+/// The verdict on a process.
+pub(super) struct Killed<'a> {
+    /// `None` if the process itself was not killed.
+    killer: Option<Killer>,
+    when: When,
+    child: Option<KilledChild>,
+    memory: &'a HostMemory,
+}
+
+impl<'a> Killed<'a> {
+    /// The verdict on a trace; `None` when its process, and every child of it, ended in another way.
+    pub(super) fn of(trace: &TraceFile, memory: &'a HostMemory) -> Option<Killed<'a>> {
+        let text = trace.ending().unwrap_or_default();
+        let word = |key: &str| end_row::values(&text).find(|(known, _)| *known == key)?.1.parse::<i64>().ok();
+        let was_killed = Ending::of(&text) == Some(Ending::Killed);
+        let killer =
+            was_killed.then(|| killer(memory.quick.last(), word(SIGNAL), word(KILLS), word(MACHINE_KILLS)));
+        let child = killed_child(memory);
+        (killer.is_some() || child.is_some()).then_some(Killed { killer, when: memory.last, child, memory })
+    }
+
+    /// Returns true if the kernel killed the process, or a child, because memory ran out.
+    pub(super) fn is_out_of_memory(&self) -> bool {
+        let by_kernel = [Killer::ContainerOom, Killer::MachineOom, Killer::ProbablyOom];
+        self.child.is_some() || self.killer.is_some_and(|killer| by_kernel.contains(&killer))
+    }
+
+    fn sentences(&self, options: &Options) -> Vec<String> {
+        let show = |bytes: i64| options.units.show(bytes).to_string();
+        let mut all = Vec::new();
+        if let Some(child) = &self.child {
+            let who = match &child.child {
+                Some(Child { name, pid, rss, .. }) => {
+                    format!("the child process {name} (pid {pid}, {} resident before)", show(*rss))
+                }
+                None => "a child process, or another one of the container".to_owned(),
+            };
+            all.push(format!(
+                "the kernel killed {who} at {}, step {}, because memory ran out",
+                duration(child.when.ts_ns),
+                step_or_dash(child.when.step)
+            ));
+        }
+        let Some(killer) = self.killer else {
+            all.extend(self.evidence(options));
+            return all;
+        };
+        let phase = self.memory.symbols.or_dash(self.when.phase);
+        let when =
+            format!("at {}, step {}, {phase}", duration(self.when.ts_ns), step_or_dash(self.when.step));
+        all.push(match killer {
+            Killer::ContainerOom => format!(
+                "killed {when}: by the kernel, because the memory of the container ran out (its count of such kills rose)"
+            ),
+            Killer::MachineOom => format!(
+                "killed {when}: by the kernel, because the machine's memory ran out (its count of such kills rose)"
+            ),
+            Killer::ProbablyOom => format!(
+                "killed {when}: probably by the kernel, because memory ran out: it was nearly full, and no count of kills can be read"
+            ),
+            Killer::Sent => format!(
+                "killed {when}: by SIGKILL, and not because memory ran out (the kernel counts no such kill). Somebody sent it: a person, a \
+                 scheduler at its limit, or a launcher that ends the other ranks when one has failed"
+            ),
+            Killer::Signal(signal) => format!("ended {when}: {}", about_signal(signal)),
+            Killer::Unknown => format!(
+                "killed {when}: by whom is unknown. Under memtrace run the signal would be known, and so would the kernel's count of kills on \
+                 the machine where it ran"
+            ),
+        });
+        if !matches!(killer, Killer::Signal(_)) || self.child.is_some() {
+            all.extend(self.evidence(options));
+        }
+        all
+    }
+
+    /// What held the most, what grew, the limit, and what to do.
+    fn evidence(&self, options: &Options) -> Vec<String> {
+        let show = |bytes: i64| options.units.show(bytes).to_string();
+        let mut all = Vec::new();
+        let Some(last) = self.memory.quick.last() else {
+            return vec!["the host's memory is unknown: no sample was taken".to_owned()];
+        };
+        let (container, machine) = (last.container, last.machine);
+        if let Some(left) = container.left() {
+            all.push(format!(
+                "limit of the container {}; {} left at the last sample, {} before the end",
+                show(container.limit),
+                show(left.max(0)),
+                duration((self.when.ts_ns - last.when.ts_ns).max(0))
+            ));
+        } else if machine.available >= 0 {
+            all.push(format!(
+                "no limit of a container is known; the machine had {} available of {} at the last sample, {} before the end",
+                show(machine.available), show(machine.total), duration((self.when.ts_ns - last.when.ts_ns).max(0))
+            ));
+        }
+        if let Some(state) = HostState::new(self.memory, NamedMoment::End) {
+            let mut lines: Vec<_> = state.lines.iter().filter(|line| line.bytes > 0).collect();
+            lines.sort_by_key(|line| -line.bytes);
+            let held: Vec<String> =
+                lines.iter().take(3).map(|line| format!("{} {}", show(line.bytes), line.what)).collect();
+            let mut text = format!("held most at the end ({} resident): {}", show(last.rss), held.join(", "));
+            if let Some(children) = self.memory.children_near(last.when.ts_ns).filter(|all| all.processes > 0)
+            {
+                let bytes = if children.pss >= 0 { children.pss } else { children.rss };
+                text += &format!("; {} in {} child processes", show(bytes), children.processes);
+            }
+            all.push(text);
+            let grown = self.grown(last);
+            let (name, advice) = match &grown {
+                Some((what, _)) if *what == "shared memory" => ("shared memory", part_about("shared").1),
+                Some((what, _)) if *what == "child processes" => (
+                    "child processes",
+                    "fewer DataLoader workers; data that workers only read in arrays, not in Python objects",
+                ),
+                _ => lines.first().map_or(("", ""), |line| (line.what.as_str(), part_about(&line.what).1)),
+            };
+            if let Some((what, bytes)) = grown {
+                let from = duration((last.when.ts_ns - LAST_NS).max(0));
+                all.push(format!("grew after {from}: {what} by {}", show(bytes)));
+            }
+            if !advice.is_empty() && self.is_out_of_memory() {
+                all.push(format!("try: {name}: {advice}"));
+            }
+        } else {
+            all.push("what held it is unknown: no full sample was taken".to_owned());
+        }
+        all
+    }
+
+    /// The kind of memory that grew most in the last seconds, and by how much.
+    fn grown(&self, last: &QuickSample) -> Option<(&'static str, i64)> {
+        let from = last.when.ts_ns - LAST_NS;
+        let before = self.memory.quick.iter().find(|sample| sample.when.ts_ns >= from)?;
+        let kinds = ["memory without a file", "files", "shared memory"];
+        let mut growth: Vec<(&'static str, i64)> = kinds
+            .into_iter()
+            .zip(last.kinds.iter().zip(before.kinds))
+            .map(|(name, (now, then))| (name, now - then))
+            .collect();
+        let mut children = self.memory.children.iter().filter(|sample| sample.when.ts_ns >= from);
+        if let (Some(first), Some(latest)) = (children.next(), self.memory.children.last()) {
+            growth.push(("child processes", latest.rss - first.rss));
+        }
+        growth.into_iter().filter(|(_, bytes)| *bytes >= LEAST_GROWTH).max_by_key(|(_, bytes)| *bytes)
+    }
+
+    /// Prints the verdict; nothing for a signal by which a person ends a program.
+    pub(super) fn print(&self, printer: &mut Printer, options: &Options) {
+        for (at, sentence) in self.sentences(options).into_iter().enumerate() {
+            match at {
+                0 => printer.line([Cell::new(sentence, Style::Alarm)]),
+                _ => printer.plain(format!("  {sentence}")),
+            }
+        }
+    }
+
+    pub(super) fn json(&self, options: &Options) -> Value {
+        let (by, signal) = match self.killer {
+            None => ("", None),
+            Some(Killer::ContainerOom) => ("container_oom", Some(9)),
+            Some(Killer::MachineOom) => ("machine_oom", Some(9)),
+            Some(Killer::ProbablyOom) => ("probably_oom", None),
+            Some(Killer::Sent) => ("sent", Some(9)),
+            Some(Killer::Signal(signal)) => ("signal", Some(signal)),
+            Some(Killer::Unknown) => ("unknown", None),
+        };
+        json!({
+            "by": by,
+            "signal": signal,
+            "ts_ns": self.when.ts_ns,
+            "step": self.when.step,
+            "phase": self.memory.symbols.or_dash(self.when.phase),
+            "child": self.child.as_ref().map(|killed| json!({
+                "ts_ns": killed.when.ts_ns,
+                "step": killed.when.step,
+                "name": killed.child.as_ref().map(|child| child.name.clone()),
+                "pid": killed.child.as_ref().map(|child| child.pid),
+            })),
+            "sentences": self.sentences(options),
+        })
+    }
+}
+
+/// Who ended a killed process: from the last sample, the signal, and the counts of kills after its end.
+fn killer(
+    last: Option<&QuickSample>,
+    signal: Option<i64>,
+    kills: Option<i64>,
+    machine_kills: Option<i64>,
+) -> Killer {
+    const SIGKILL: i64 = 9;
+    if let Some(signal) = signal.filter(|signal| *signal != SIGKILL) {
+        return Killer::Signal(signal as i32);
+    }
+    let before = |known: Option<i64>| known.filter(|kills| *kills >= 0);
+    let in_container = before(last.map(|last| last.container.kills)).zip(kills);
+    let on_machine = before(last.map(|last| last.machine.kills)).zip(machine_kills);
+    let rose = |counts: Option<(i64, i64)>| counts.map(|(before, after)| after > before);
+    match (rose(in_container), rose(on_machine)) {
+        (Some(true), _) => Killer::ContainerOom,
+        (None, Some(true)) => Killer::MachineOom,
+        // The counter of the container counts every kill of its processes, whoever's memory ran out.
+        (Some(false), _) | (None, Some(false)) if signal.is_some() => Killer::Sent,
+        (None, None) if last.is_some_and(is_nearly_full) => Killer::ProbablyOom,
+        _ => Killer::Unknown,
+    }
+}
+
+fn is_nearly_full(sample: &QuickSample) -> bool {
+    let container = sample.container.left().is_some_and(|left| left < sample.container.limit / NEARLY_FULL);
+    container
+        || (sample.machine.available >= 0 && sample.machine.available < sample.machine.total / NEARLY_FULL)
+}
+
+/// The kill of a child: the count of the container rises while this process goes on. A child that is not there any more
+/// at the next sample is the one.
+fn killed_child(memory: &HostMemory) -> Option<KilledChild> {
+    let pair = memory.quick.windows(2).find(|pair| {
+        let [before, after] = [pair[0].container.kills, pair[1].container.kills];
+        before >= 0 && after > before
+    })?;
+    let (from, to) = (pair[0].when, pair[1].when);
+    // Children are listed less often than the counter is read.
+    let before = memory.children.iter().rfind(|sample| sample.when.ts_ns <= to.ts_ns)?;
+    let after = memory.children.iter().find(|sample| sample.when.ts_ns > to.ts_ns);
+    let is_gone =
+        |child: &&Child| after.is_none_or(|after| after.largest.iter().all(|other| other.pid != child.pid));
+    if before.processes == 0 && from.ts_ns <= before.when.ts_ns {
+        return None;
+    }
+    let child = before.largest.iter().find(is_gone).cloned();
+    Some(KilledChild { when: to, child })
+}
+
+/// What a signal says about the end of a program.
+fn about_signal(signal: i32) -> String {
+    let (name, about) = match signal {
+        1 => ("SIGHUP", "its terminal or its session was closed"),
+        2 => ("SIGINT", "a person interrupted it (Ctrl-C)"),
+        3 => ("SIGQUIT", "a person ended it from the terminal"),
+        6 => (
+            "SIGABRT",
+            "it aborted itself: NCCL's watchdog after a timeout, an assertion, or an error of C++; its last lines say which",
+        ),
+        7 => (
+            "SIGBUS",
+            "a page could not be had: /dev/shm is full (DataLoader workers; a larger --shm-size), or a mapped file was cut",
+        ),
+        11 => ("SIGSEGV", "it used memory that it does not have"),
+        15 => (
+            "SIGTERM",
+            "it was asked to end: by a scheduler at its time limit, a launcher, or a person; not for want of memory",
+        ),
+        24 => ("SIGXCPU", "it reached its limit of processor time (ulimit -t, or the scheduler's)"),
+        _ => ("", ""),
+    };
+    if name.is_empty() { format!("by signal {signal}") } else { format!("by {name}: {about}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::host_memory::{Container, Machine};
+
+    fn sample(left: i64, kills: i64) -> QuickSample {
+        QuickSample {
+            when: When::default(),
+            rss: 1,
+            kinds: [1, 0, 0],
+            swap: 0,
+            container: Container { current: 1000 - left, limit: 1000, file: 0, swap: 0, kills },
+            machine: Machine { total: 9000, available: 5000, free: 1, swap_free: 0, kills: 7 },
+        }
+    }
+
+    #[test]
+    fn a_kill_is_told_by_the_counters_and_is_unknown_without_them() {
+        let roomy = sample(900, 2);
+        let of = |signal, kills, machine| killer(Some(&roomy), signal, kills, machine);
+        assert_eq!(of(Some(9), Some(3), Some(8)), Killer::ContainerOom);
+        assert_eq!(of(None, Some(3), Some(8)), Killer::ContainerOom);
+        assert_eq!(of(Some(9), None, Some(8)), Killer::MachineOom);
+        assert_eq!(of(Some(9), Some(2), Some(8)), Killer::Sent);
+        assert_eq!(of(Some(9), None, Some(7)), Killer::Sent);
+        assert_eq!(of(None, Some(2), None), Killer::Unknown);
+        assert_eq!(of(Some(15), Some(3), Some(8)), Killer::Signal(15));
+        assert_eq!(of(Some(9), None, None), Killer::Unknown);
+        assert_eq!(killer(Some(&sample(10, -1)), Some(9), None, None), Killer::ProbablyOom);
+        assert_eq!(killer(None, Some(9), Some(1), Some(1)), Killer::Unknown);
+    }
+}

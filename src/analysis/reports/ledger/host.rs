@@ -1,0 +1,292 @@
+//! `memtrace ledger --host`: the memory of the process on the host, by owner, as the kernel counts it.
+
+use serde_json::{Value, json};
+
+use super::super::killed::Killed;
+use super::LedgerLine;
+use crate::error::Result;
+use crate::options::Options;
+use crate::read::input::Input;
+use crate::read::stream::TraceFile;
+use crate::render::footer::Footer;
+use crate::render::heading::heading;
+use crate::render::numbers::{bar, counted, duration, percent, share, step_or_dash};
+use crate::render::printer::{Cell, Printer, Side, Style, Table};
+use crate::reports::report::{Answer, next};
+use crate::state::host_memory::{ChildrenSample, FullSample, HostMemory, QuickSample, When};
+use crate::state::moment::NamedMoment;
+
+/// By the beginning of the name of a part: its group, and the advice.
+const PARTS: &[(&str, &str, &str)] = &[
+    ("CPU tensors", "tensors", "memtrace peak --device -1 --by module names them"),
+    ("pinned", "pinned", PINNED),
+    ("shared", "shared", "batches of DataLoader workers: fewer workers, a smaller prefetch_factor"),
+    ("file", "file", "the page cache has it: clean pages are given up when memory runs short"),
+    ("libraries", "libraries", "code of torch and CUDA: import less"),
+    ("malloc arenas", "malloc", "MALLOC_ARENA_MAX=2: free memory in an arena of each thread goes back late"),
+    ("heap", "malloc", "small objects of Python and C; MALLOC_TRIM_THRESHOLD_=65536 returns its free end"),
+    (
+        "anonymous",
+        "other",
+        "large mallocs: NumPy, Python, CPU tensors (MEMTRACE_HOST_TENSORS=1 tells them apart)",
+    ),
+    ("stacks", "stacks", "fewer threads: OMP_NUM_THREADS"),
+    ("CUDA driver", "driver", ""),
+    (
+        "simulated GPU",
+        "simulated",
+        "values that the program copied to the simulated GPU; not there on a real one",
+    ),
+    ("memtrace", "memtrace", "the buffer of events: MEMTRACE_BUFFER"),
+];
+
+/// Advice about pinned memory.
+pub(in crate::reports) const PINNED: &str =
+    "torch rounds each request up to a power of two and keeps it: pin fewer, larger and equal tensors";
+
+/// The group and the advice of a part.
+pub(in crate::reports) fn part_about(name: &str) -> (&'static str, &'static str) {
+    let known = PARTS.iter().find(|(start, _, _)| name.starts_with(start));
+    known.map_or(("other", ""), |(_, group, advice)| (*group, *advice))
+}
+
+/// Answers `memtrace ledger --host`.
+pub(super) fn answer(input: &Input, at: NamedMoment, options: &Options) -> Result<Answer> {
+    let mut printer = options.printer();
+    let footer = Footer::new(input);
+    let mut json = Vec::new();
+    for trace in &input.traces {
+        let memory = HostMemory::read(trace, options)?;
+        let Some(state) = HostState::new(&memory, at) else { continue };
+        if json.is_empty() {
+            heading(&mut printer, input, &trace.meta);
+        }
+        printer.gap();
+        state.print(&mut printer, trace, &memory, options);
+        let killed = Killed::of(trace, &memory);
+        let mut value = state.json(trace, &memory);
+        value["killed"] = killed.as_ref().map(|killed| killed.json(options)).into();
+        json.push(value);
+    }
+    if json.is_empty() {
+        printer
+            .plain("No samples of the host: MEMTRACE_SAMPLE_MS=0, an older trace, or /proc cannot be read.");
+    }
+    let hints = vec![next("leaks", input, ""), next("ledger", input, "")];
+    Ok(Answer { body: printer, json: json!({ "host": json }), footer, next: hints, ..Answer::default() })
+}
+
+/// The memory of one process on the host, by owner.
+pub(in crate::reports) struct HostState<'a> {
+    pub(in crate::reports) when: When,
+    /// The proportional and the resident bytes of the process.
+    pub(in crate::reports) pss: i64,
+    pub(in crate::reports) rss: i64,
+    pub(in crate::reports) lines: Vec<LedgerLine>,
+    /// Resident bytes of each line.
+    resident: Vec<i64>,
+    full: &'a FullSample,
+    quick: Option<&'a QuickSample>,
+    children: Option<&'a ChildrenSample>,
+}
+
+/// A full sample this near to the peak is taken for it: the parts are exact there.
+const NEAR_PEAK: f64 = 0.97;
+
+impl<'a> HostState<'a> {
+    /// The state at a moment; `None` without samples, or when there is no such moment.
+    pub(in crate::reports) fn new(memory: &'a HostMemory, at: NamedMoment) -> Option<HostState<'a>> {
+        let highest = memory.whole().rev().max_by_key(|full| full.total.rss)?;
+        let quick = memory.quick_at(at);
+        if matches!(at, NamedMoment::Oom) && quick.is_none() {
+            return None;
+        }
+        let is_peak = matches!(at, NamedMoment::Peak(_))
+            && highest.total.rss as f64 >= memory.peak_rss() as f64 * NEAR_PEAK;
+        let (full, quick, when) = match quick {
+            Some(quick) if !is_peak => (memory.full_near(quick.when.ts_ns)?, Some(quick), quick.when),
+            _ => (highest, memory.quick_near(highest.when.ts_ns), highest.when),
+        };
+        let mut state = HostState {
+            when,
+            pss: 0,
+            rss: 0,
+            lines: Vec::new(),
+            resident: Vec::new(),
+            full,
+            quick,
+            children: memory.children_near(when.ts_ns),
+        };
+        let mut parts: Vec<_> = full.parts.iter().collect();
+        parts.sort_by(|a, b| (-a.pss, &a.name).cmp(&(-b.pss, &b.name)));
+        for part in parts {
+            let (group, advice) = part_about(&part.name);
+            state.line(group, part.name.clone(), part.pss, part.rss, advice);
+        }
+        if full.when != when {
+            // The quick samples around tell what has changed since.
+            let then = memory.quick_near(full.when.ts_ns)?;
+            let now = quick?;
+            let names = ["anonymous", "files", "shared memory"];
+            for (name, (now, then)) in names.iter().zip(now.kinds.iter().zip(then.kinds)) {
+                if *now >= 0 && then >= 0 && *now != then {
+                    let what = format!("{name}: change since {}", duration(full.when.ts_ns));
+                    state.line(
+                        "change",
+                        what,
+                        now - then,
+                        now - then,
+                        "no full sample was taken at this moment",
+                    );
+                }
+            }
+        }
+        state.pss = state.lines.iter().map(|line| line.bytes).sum();
+        state.rss = state.resident.iter().sum();
+        Some(state)
+    }
+
+    fn line(&mut self, group: &'static str, what: String, pss: i64, rss: i64, advice: &str) {
+        self.lines.push(LedgerLine { group, what, bytes: pss, blocks: 0, advice: advice.to_owned() });
+        self.resident.push(rss);
+    }
+
+    fn print(&self, printer: &mut Printer, trace: &TraceFile, memory: &HostMemory, options: &Options) {
+        let show = |bytes: i64| options.units.show(bytes).to_string();
+        let phase = memory.symbols.or_dash(self.when.phase);
+        printer.line([
+            format!(
+                "rank {}, at {}, step {}, {phase}: ",
+                trace.meta.rank,
+                duration(self.when.ts_ns),
+                step_or_dash(self.when.step)
+            )
+            .into(),
+            Cell::new(show(self.pss), Style::Strong),
+            format!(" of host memory are the process's share (PSS), {} resident (RSS)", show(self.rss))
+                .into(),
+        ]);
+        let mut table = Table::new(&[
+            ("bytes", Side::Right),
+            ("share", Side::Right),
+            ("", Side::Left),
+            ("resident", Side::Right),
+            ("held by", Side::Left),
+            ("advice", Side::Left),
+        ]);
+        for (line, resident) in self.lines.iter().zip(&self.resident) {
+            table.row([
+                Cell::new(show(line.bytes), Style::Strong),
+                percent(share(line.bytes, self.pss)).into(),
+                bar(share(line.bytes, self.pss), 12).into(),
+                show(*resident).into(),
+                line.what.as_str().into(),
+                Cell::new(line.advice.as_str(), Style::Faint),
+            ]);
+        }
+        printer.table(&table);
+        printer.gap();
+        if self.full.total.swap > 0 {
+            printer.plain(format!("in swap: {}", show(self.full.total.swap)));
+        }
+        if let Some(children) = self.children.filter(|children| children.processes > 0) {
+            let amount = match children.pss {
+                -1 => format!("{} resident; what they share counts for each", show(children.rss)),
+                pss => format!("{} (PSS), {} resident", show(pss), show(children.rss)),
+            };
+            printer.plain(format!(
+                "{} at {}: {amount}",
+                counted(children.processes.cast_unsigned(), "child process"),
+                duration(children.when.ts_ns)
+            ));
+            for child in &children.largest {
+                let bytes = if child.pss >= 0 { child.pss } else { child.rss };
+                printer.plain(format!("  {} {} (pid {})", show(bytes), child.name, child.pid));
+            }
+        }
+        let Some(quick) = self.quick else { return };
+        let (container, machine) = (quick.container, quick.machine);
+        if container.current >= 0 {
+            let mut text = format!("container: {} in use", show(container.current));
+            if container.file >= 0 {
+                text += &format!(
+                    ", of them {} page cache, which is freed when memory runs short",
+                    show(container.file)
+                );
+            }
+            text += &match container.left() {
+                Some(left) => format!("; limit {}, {} left", show(container.limit), show(left.max(0))),
+                None => "; no limit".to_owned(),
+            };
+            printer.plain(text);
+        } else {
+            printer
+                .plain("container: unknown (no control group counts this process's memory, or it is hidden)");
+        }
+        if machine.total >= 0 {
+            let known = |bytes: i64| if bytes < 0 { "unknown".to_owned() } else { show(bytes) };
+            printer.plain(format!(
+                "machine: {} available of {}; free without page cache {}, free swap {}",
+                known(machine.available),
+                show(machine.total),
+                known(machine.free),
+                known(machine.swap_free)
+            ));
+        } else {
+            printer.plain("machine: unknown (/proc/meminfo cannot be read)");
+        }
+    }
+
+    fn json(&self, trace: &TraceFile, memory: &HostMemory) -> Value {
+        let rows: Vec<Value> = self
+            .lines
+            .iter()
+            .zip(&self.resident)
+            .map(|(line, rss)| {
+                json!({
+                    "group": line.group, "held_by": line.what, "pss_bytes": line.bytes, "rss_bytes": rss,
+                    "advice": line.advice,
+                })
+            })
+            .collect();
+        let children = self.children.map(|children| {
+            let each: Vec<Value> = children
+                .largest
+                .iter()
+                .map(|child| json!({ "name": child.name, "pid": child.pid, "pss_bytes": child.pss, "rss_bytes": child.rss }))
+                .collect();
+            json!({
+                "ts_ns": children.when.ts_ns, "processes": children.processes, "pss_bytes": children.pss,
+                "rss_bytes": children.rss, "largest": each,
+            })
+        });
+        let container = self.quick.map(|quick| quick.container).map(|container| {
+            json!({
+                "current_bytes": container.current, "limit_bytes": container.limit,
+                "page_cache_bytes": container.file, "swap_bytes": container.swap, "kills": container.kills,
+            })
+        });
+        let machine = self.quick.map(|quick| quick.machine).map(|machine| {
+            json!({
+                "total_bytes": machine.total, "available_bytes": machine.available, "free_bytes": machine.free,
+                "swap_free_bytes": machine.swap_free, "kills": machine.kills,
+            })
+        });
+        json!({
+            "file": trace.path.display().to_string(),
+            "rank": trace.meta.rank,
+            "ts_ns": self.when.ts_ns,
+            "step": self.when.step,
+            "phase": memory.symbols.or_dash(self.when.phase),
+            "pss_bytes": self.pss,
+            "rss_bytes": self.rss,
+            "swap_bytes": self.full.total.swap,
+            "peak_rss_bytes": memory.peak_rss(),
+            "full_ts_ns": self.full.when.ts_ns,
+            "rows": rows,
+            "children": children,
+            "container": container,
+            "machine": machine,
+        })
+    }
+}

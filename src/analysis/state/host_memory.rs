@@ -1,0 +1,358 @@
+//! The samples of host memory in a trace.
+
+use std::ops::ControlFlow;
+
+use memtrace_trace::host::{self, HostValues, TOTAL};
+use memtrace_trace::{Api, EventName};
+
+use crate::error::Result;
+use crate::options::Options;
+use crate::read::record::{Columns, Record, Wanted};
+use crate::read::stream::TraceFile;
+use crate::read::symbols::{Symbol, SymbolTable};
+use crate::state::moment::NamedMoment;
+use crate::state::replay::{HOST, has_current_step};
+
+/// A moment of the program.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct When {
+    /// In ns since the start of the trace.
+    pub ts_ns: i64,
+    /// The training step; -1 before the first.
+    pub step: i64,
+    /// The phase.
+    pub phase: Symbol,
+}
+
+/// A sample of the process, its container and the machine, in bytes; -1 is unknown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QuickSample {
+    /// The moment.
+    pub when: When,
+    /// Resident memory.
+    pub rss: i64,
+    /// The part without a file, the part of files, and the part that is shared memory.
+    pub kinds: [i64; 3],
+    /// What the process has in swap.
+    pub swap: i64,
+    /// The container.
+    pub container: Container,
+    /// The machine.
+    pub machine: Machine,
+}
+
+/// What a control group uses, in bytes; -1 is unknown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Container {
+    /// All that it uses.
+    pub current: i64,
+    /// The limit; -1 if there is none.
+    pub limit: i64,
+    /// The page cache in `current`, which the kernel gives up before it kills.
+    pub file: i64,
+    /// What it has in swap.
+    pub swap: i64,
+    /// How many of its processes the kernel killed.
+    pub kills: i64,
+}
+
+/// The memory of a machine, in bytes; -1 is unknown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Machine {
+    /// All of it.
+    pub total: i64,
+    /// What programs can still get.
+    pub available: i64,
+    /// What nobody uses, page cache included among the users.
+    pub free: i64,
+    /// Free swap.
+    pub swap_free: i64,
+    /// How many processes the kernel killed since it began.
+    pub kills: i64,
+}
+
+impl Container {
+    const UNKNOWN: Container = Container { current: -1, limit: -1, file: -1, swap: -1, kills: -1 };
+
+    /// What it can still take before the kernel kills; `None` without a limit.
+    #[must_use]
+    pub fn left(&self) -> Option<i64> {
+        (self.limit >= 0).then(|| self.limit - (self.current - self.file.max(0)))
+    }
+}
+
+impl Machine {
+    const UNKNOWN: Machine = Machine { total: -1, available: -1, free: -1, swap_free: -1, kills: -1 };
+}
+
+/// A part of a process's memory, in bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Its name.
+    pub name: String,
+    /// The share of the process.
+    pub pss: i64,
+    /// Resident bytes.
+    pub rss: i64,
+    /// Bytes that the kernel cannot read again from a file.
+    pub dirty: i64,
+    /// Bytes in swap.
+    pub swap: i64,
+}
+
+/// A sample of all mappings of the process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FullSample {
+    /// The moment.
+    pub when: When,
+    /// The sum of the parts.
+    pub total: Part,
+    /// The parts.
+    pub parts: Vec<Part>,
+}
+
+impl FullSample {
+    /// Returns true if no part is missing: a process may be killed between two rows.
+    fn is_whole(&self) -> bool {
+        self.parts.iter().map(|part| part.rss).sum::<i64>() == self.total.rss
+    }
+}
+
+/// A child process, in bytes; -1 is unknown.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Child {
+    /// Its name.
+    pub name: String,
+    /// Its id.
+    pub pid: i64,
+    /// Its share of memory.
+    pub pss: i64,
+    /// Its resident bytes.
+    pub rss: i64,
+}
+
+/// A sample of the child processes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChildrenSample {
+    /// The moment.
+    pub when: When,
+    /// The number of processes.
+    pub processes: i64,
+    /// The sum of their shares; -1 if not all are known.
+    pub pss: i64,
+    /// The sum of their resident bytes, in which what they share counts for each.
+    pub rss: i64,
+    /// The largest ones.
+    pub largest: Vec<Child>,
+}
+
+/// The samples of host memory of a process, in order of time.
+#[derive(Clone, Default)]
+pub struct HostMemory {
+    /// Those of the process, its container and the machine.
+    pub quick: Vec<QuickSample>,
+    /// Those of its mappings.
+    full: Vec<FullSample>,
+    /// Those of its children.
+    pub children: Vec<ChildrenSample>,
+    /// The last moment at which the program did something.
+    pub last: When,
+    /// The time of the last OOM on a device.
+    oom_ns: Option<i64>,
+    /// The names of the phases.
+    pub symbols: SymbolTable,
+}
+
+/// The columns of a `sample` row that [`HostMemory::feed`] needs.
+pub const SAMPLE: Columns = Columns::of(&["ts_ns", "device", "api", "name"]);
+
+impl HostMemory {
+    /// Reads the samples of a trace.
+    ///
+    /// # Errors
+    /// When the trace cannot be read.
+    pub fn read(trace: &TraceFile, options: &Options) -> Result<HostMemory> {
+        let symbols = SymbolTable::default();
+        let mut memory = HostMemory::new(&symbols);
+        let wanted = Wanted::all_events(Columns::of(&["seq", "ts_ns", "step", "phase"]))
+            .plus(EventName::Sample, SAMPLE);
+        trace.read(wanted, options.lenient, &symbols, |row| {
+            memory.feed(row);
+            ControlFlow::Continue(())
+        })?;
+        Ok(memory)
+    }
+
+    /// No samples so far. `symbols` is the table of the rows to come.
+    #[must_use]
+    pub fn new(symbols: &SymbolTable) -> HostMemory {
+        let last = When { step: -1, ..When::default() };
+        HostMemory { symbols: symbols.clone(), last, ..HostMemory::default() }
+    }
+
+    /// Takes the next row.
+    pub fn feed(&mut self, row: &Record) {
+        match row.event {
+            EventName::Sample if row.device == HOST => {
+                let text = self.symbols.get(row.name);
+                if let Some(source) = Api::parse(&self.symbols.get(row.api)) {
+                    self.sample(source, &text, row.ts_ns);
+                }
+            }
+            EventName::Oom => self.oom_ns = Some(row.ts_ns),
+            _ => {}
+        }
+        if has_current_step(row.event) && row.event != EventName::End {
+            self.last = When { ts_ns: self.last.ts_ns.max(row.ts_ns), step: row.step, phase: row.phase };
+        }
+    }
+
+    fn sample(&mut self, source: Api, text: &str, ts_ns: i64) {
+        let when = When { ts_ns, ..self.last };
+        let (values, what) = host::parse(source, text);
+        let known: [i64; host::VALUES] = HostValues::map(values, |value| value.unwrap_or(-1));
+        let [first, second, third, fourth, fifth] = known;
+        match source {
+            Api::ProcStatus => self.quick.push(QuickSample {
+                when,
+                rss: first,
+                kinds: [second, third, fourth],
+                swap: fifth,
+                container: Container::UNKNOWN,
+                machine: Machine::UNKNOWN,
+            }),
+            Api::Cgroup => {
+                if let Some(last) = self.quick.last_mut() {
+                    last.container =
+                        Container { current: first, limit: second, file: third, swap: fourth, kills: fifth };
+                }
+            }
+            Api::Meminfo => {
+                if let Some(last) = self.quick.last_mut() {
+                    last.machine = Machine {
+                        total: first,
+                        available: second,
+                        free: third,
+                        swap_free: fourth,
+                        kills: fifth,
+                    };
+                }
+            }
+            Api::Smaps => {
+                let [pss, rss, dirty, swap] = [first, second, third, fourth].map(|bytes| bytes.max(0));
+                let part = Part { name: what.to_owned(), pss, rss, dirty, swap };
+                match self.full.last_mut() {
+                    Some(last) if what != TOTAL => last.parts.push(part),
+                    _ if what == TOTAL => {
+                        self.full.push(FullSample { when, total: part, parts: Vec::new() });
+                    }
+                    _ => {}
+                }
+            }
+            Api::Child if what == TOTAL => self.children.push(ChildrenSample {
+                when,
+                processes: fourth,
+                pss: first,
+                rss: second,
+                largest: Vec::new(),
+            }),
+            Api::Child => {
+                if let Some(last) = self.children.last_mut() {
+                    let child = Child { name: what.to_owned(), pid: third, pss: first, rss: second };
+                    last.largest.push(child);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The quick sample at a moment. Any peak is the highest resident memory.
+    #[must_use]
+    pub fn quick_at(&self, at: NamedMoment) -> Option<&QuickSample> {
+        let before = |ns: i64| {
+            let next = self.quick.partition_point(|sample| sample.when.ts_ns <= ns);
+            self.quick.get(next.saturating_sub(1))
+        };
+        match at {
+            // Of several equal ones the first.
+            NamedMoment::Peak(_) => self.quick.iter().rev().max_by_key(|sample| sample.rss),
+            NamedMoment::End => self.quick.last(),
+            NamedMoment::Oom => before(self.oom_ns?),
+            NamedMoment::Time(ns) => before(ns),
+            NamedMoment::Step(step) => self.quick.iter().rfind(|sample| sample.when.step <= step),
+        }
+    }
+
+    /// The full samples without a missing part.
+    pub fn whole(&self) -> impl DoubleEndedIterator<Item = &FullSample> {
+        self.full.iter().filter(|full| full.is_whole())
+    }
+
+    /// The full sample nearest to a moment.
+    #[must_use]
+    pub fn full_near(&self, ts_ns: i64) -> Option<&FullSample> {
+        self.whole().min_by_key(|full| (full.when.ts_ns - ts_ns).abs())
+    }
+
+    /// The quick sample nearest to a moment.
+    #[must_use]
+    pub fn quick_near(&self, ts_ns: i64) -> Option<&QuickSample> {
+        self.quick.iter().min_by_key(|sample| (sample.when.ts_ns - ts_ns).abs())
+    }
+
+    /// The sample of the children nearest to a moment.
+    #[must_use]
+    pub fn children_near(&self, ts_ns: i64) -> Option<&ChildrenSample> {
+        self.children.iter().min_by_key(|sample| (sample.when.ts_ns - ts_ns).abs())
+    }
+
+    /// The highest resident memory; -1 without a sample.
+    #[must_use]
+    pub fn peak_rss(&self) -> i64 {
+        let full = self.whole().map(|full| full.total.rss);
+        self.quick.iter().map(|sample| sample.rss).chain(full).max().unwrap_or(-1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn memory(rows: &[(Api, &str, i64)]) -> HostMemory {
+        let mut memory = HostMemory::default();
+        for (source, text, ts_ns) in rows {
+            memory.sample(*source, text, *ts_ns);
+        }
+        memory
+    }
+
+    #[test]
+    fn host_samples_become_moments_and_a_cut_list_of_parts_is_left_out() {
+        let memory = memory(&[
+            (Api::Cgroup, "current=5", 1),
+            (Api::ProcStatus, "rss=100 anon=60 file=40 shmem=0 swap=0", 10),
+            (Api::Cgroup, "current=500 limit=600 file=100 kills=2", 11),
+            (Api::Smaps, "pss=90 rss=100 dirty=60 swap=0 what=(total)", 12),
+            (Api::Smaps, "pss=90 rss=100 dirty=60 swap=0 what=heap", 12),
+            (Api::Child, "rss=7 processes=1 what=(total)", 13),
+            (Api::Child, "rss=7 pid=3 processes=1 what=pt_data_worker", 13),
+            (Api::ProcStatus, "rss=300 anon=260", 20),
+            (Api::Smaps, "pss=290 rss=300 dirty=60 swap=0 what=(total)", 21),
+            (Api::Smaps, "pss=90 rss=100 dirty=60 swap=0 what=heap", 21),
+            (Api::Smaps, "pss=9 rss=10 dirty=6 swap=0 what=(total)", 30),
+        ]);
+        assert_eq!(memory.quick.len(), 2);
+        let [first, second] = &memory.quick[..] else { panic!() };
+        assert_eq!((first.container.left(), second.container.left()), (Some(200), None));
+        assert_eq!(memory.quick_at(NamedMoment::End), Some(second));
+        assert_eq!(memory.quick_at(NamedMoment::Time(15)), Some(first));
+        assert_eq!(memory.quick_at(NamedMoment::Time(0)), Some(first));
+        assert_eq!(memory.quick_at(NamedMoment::Oom), None);
+        // The second list lacks a part, and the third its rows.
+        assert_eq!(memory.full_near(30).map(|full| full.when.ts_ns), Some(12));
+        assert_eq!(memory.full[0].parts[0].name, "heap");
+        assert_eq!((memory.children[0].processes, memory.children[0].pss), (1, -1));
+        assert_eq!(memory.children[0].largest[0].name, "pt_data_worker");
+        assert_eq!(HostMemory::default().peak_rss(), -1);
+    }
+}

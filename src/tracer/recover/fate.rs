@@ -1,0 +1,52 @@
+//! How a killed process ended: what its parent saw, and what the kernel's counters say now.
+
+use memtrace_trace::Meta;
+use memtrace_trace::end_row::{KILLS, MACHINE_KILLS, SIGNAL};
+use memtrace_trace::host::{Cgroup, HostFiles, boot_id};
+
+/// The end of a process that its parent saw.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fate {
+    /// The process; `None` for any that was killed, when a program in between reported it.
+    pub pid: Option<u32>,
+    /// The signal.
+    pub signal: i32,
+}
+
+/// The words for the end row of process `pid`: its signal, and how many processes the kernel has killed by now because
+/// memory ran out. What is not known has no word; counters of another boot, or of a group that is gone, are not.
+pub(crate) fn words(meta: &Meta, pid: u32, fate: Option<Fate>) -> String {
+    let mut words = Vec::new();
+    if let Some(fate) = fate.filter(|fate| fate.pid.is_none_or(|of| of == pid)) {
+        words.push(format!("{SIGNAL}={}", fate.signal));
+    }
+    if !meta.boot.is_empty() && boot_id() == meta.boot {
+        let group = Cgroup::at(meta.cgroup.as_ref()).filter(|group| group.id() == meta.cgroup_id);
+        if let Some(kills) = group.and_then(|group| group.kills()) {
+            words.push(format!("{KILLS}={kills}"));
+        }
+        if let Some(kills) = HostFiles::default().kills() {
+            words.push(format!("{MACHINE_KILLS}={kills}"));
+        }
+    }
+    words.join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fate_is_told_of_its_process_and_counters_only_of_this_boot() {
+        let mut meta = Meta::default();
+        let fate = Fate { pid: Some(7), signal: 9 };
+        assert_eq!(words(&meta, 7, Some(fate)), "signal=9");
+        assert_eq!(words(&meta, 8, Some(fate)), "");
+        assert_eq!(words(&meta, 8, Some(Fate { pid: None, signal: 15 })), "signal=15");
+        meta.boot = "another".to_owned();
+        assert_eq!(words(&meta, 7, None), "");
+        meta.boot = boot_id();
+        meta.cgroup = "/nowhere".to_owned();
+        assert!(!words(&meta, 7, None).contains(" kills="), "a group that is gone has no counter");
+    }
+}

@@ -1,0 +1,348 @@
+"""Small programs that hold the host's memory in different ways, for scripts/host-corpus.
+
+    python programs.py NAME                # stops at points and prints what the kernel counts there
+    python programs.py NAME --until-killed # goes on until something ends it
+
+At a point the trace is flushed, which takes a full sample, and the kernel's own figures are printed as a line
+`POINT {json}`. All programs run on the CPU, or on a simulated GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import io
+import itertools
+import json
+import mmap
+import multiprocessing
+import os
+import resource
+import signal
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+MIB = 1 << 20
+GROUP = Path("/sys/fs/cgroup")
+POINTS = 20
+points = itertools.count()
+args = argparse.Namespace(until_killed=False)
+kept: list = []
+
+
+def figures(file: str) -> dict[str, int]:
+    """The lines `Name: 123 kB` of a file of /proc, in bytes."""
+    lines = (line.split() for line in Path(file).read_text().splitlines())
+    return {words[0][:-1]: int(words[1]) * 1024 for words in lines if len(words) == 3 and words[2] == "kB"}
+
+
+def point() -> bool:
+    """Compares here. False when the program has been at enough points."""
+    number = next(points)
+    if args.until_killed:
+        return True
+    if (flush := getattr(ctypes.CDLL(None), "memtrace_flush", None)) is not None:
+        flush()
+    rollup = figures("/proc/self/smaps_rollup")
+    found = {"unix_ns": time.time_ns(), "pss": rollup["Pss"], "rss": rollup["Rss"]}
+    group = GROUP / "memory" / "memory.usage_in_bytes"
+    own = [line for line in Path("/proc/self/cgroup").read_text().splitlines() if ":memory:" in line]
+    if own:
+        group = GROUP / "memory" / own[0].split(":", 2)[2].lstrip("/") / "memory.usage_in_bytes"
+    if group.exists():
+        found["group"] = int(group.read_text())
+    print("POINT", json.dumps(found), flush=True)
+    return number + 1 < POINTS
+
+
+def model(width: int = 1024, depth: int = 6) -> nn.Module:
+    return nn.Sequential(*[nn.Linear(width, width) for _ in range(depth)])
+
+
+def use_device() -> None:
+    """A trace begins with memory of a device."""
+    kept.append(torch.zeros(1, device="cuda"))
+
+
+def cpu_training() -> None:
+    net = model()
+    optimizer = torch.optim.AdamW(net.parameters())
+    while True:
+        net(torch.randn(256, 1024)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if not point():
+            return
+
+
+class Images(Dataset):
+    def __len__(self) -> int:
+        return 1 << 20
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((3, 256, 256), float(index % 7))
+
+
+def loader(context: str) -> None:
+    use_device()
+    data = DataLoader(Images(), batch_size=16, num_workers=4, pin_memory=True, multiprocessing_context=context)
+    for batch in data:
+        batch.to("cuda", non_blocking=True)
+        if not point():
+            return
+
+
+def loader_fork() -> None:
+    loader("fork")
+
+
+def loader_spawn() -> None:
+    loader("spawn")
+
+
+def optimizer_offload() -> None:
+    """ZeRO-Offload by hand: the optimizer and pinned copies of the gradients live on the host."""
+    net = model().cuda()
+    host = [parameter.detach().cpu().pin_memory().requires_grad_() for parameter in net.parameters()]
+    optimizer = torch.optim.AdamW(host)
+    while True:
+        net(torch.randn(64, 1024, device="cuda")).sum().backward()
+        for copy, parameter in zip(host, net.parameters(), strict=True):
+            copy.grad = parameter.grad.cpu()
+            parameter.grad = None
+        optimizer.step()
+        for copy, parameter in zip(host, net.parameters(), strict=True):
+            parameter.data.copy_(copy.data)
+        if not point():
+            return
+
+
+def pipeline_offload() -> None:
+    """A diffusion pipeline: each part comes to the GPU and goes back to the host."""
+    parts = [model(1024, 8) for _ in range(3)]
+    use_device()
+    while True:
+        for part in parts:
+            part.cuda()
+            part(torch.randn(4, 1024, device="cuda"))
+            part.cpu()
+            if not point():
+                return
+
+
+def mapped_weights() -> None:
+    use_device()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "weights.pt"
+        torch.save(model(2048, 6).state_dict(), file)
+        state = torch.load(file, mmap=True)
+        for _ in range(4):
+            for tensor in state.values():
+                tensor.sum()
+                if not point():
+                    return
+
+
+def checkpoint() -> None:
+    """Gathers the state on the host and writes it, as a full checkpoint does."""
+    net = model(2048, 6).cuda()
+    while True:
+        gathered = {name: value.cpu() + 1 for name, value in net.state_dict().items()}
+        point()
+        torch.save(gathered, buffer := io.BytesIO())
+        kept[:] = [gathered, buffer] if not args.until_killed else [*kept, gathered, buffer]
+        if not point():
+            return
+
+
+def leak_tensors() -> None:
+    use_device()
+    while True:
+        kept.append(torch.ones(16 * MIB, dtype=torch.uint8))
+        time.sleep(0.05)
+        if not point():
+            return
+
+
+def leak_lists() -> None:
+    use_device()
+    while True:
+        kept.append([float(number) for number in range(300_000)])
+        if not point():
+            return
+
+
+def reads(items: list, pipe) -> None:
+    """Reading a Python object counts a reference, so its page is copied."""
+    for chunk in range(0, len(items), 100_000):
+        sum(items[chunk : chunk + 100_000])
+        time.sleep(0.05)
+    pipe.recv()
+
+
+def forked_list() -> None:
+    use_device()
+    items = list(range(1000, 2_000_000))
+    fork = multiprocessing.get_context("fork")
+    pipes = [fork.Pipe() for _ in range(4)]
+    workers = [fork.Process(target=reads, args=(items, theirs), daemon=True) for _, theirs in pipes]
+    for worker in workers:
+        worker.start()
+    while point():
+        time.sleep(0.1)
+    for ours, _ in pipes:
+        ours.send(0)
+
+
+def arenas() -> None:
+    """Threads that allocate and free small objects leave their arenas behind."""
+    use_device()
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    libc.malloc.argtypes = [ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
+
+    def work() -> None:
+        blocks = [libc.malloc(60_000) for _ in range(400)]
+        for block in blocks:
+            ctypes.memset(block, 1, 60_000)
+        last = blocks.pop()
+        for block in blocks:
+            libc.free(block)
+        kept.append(last)
+
+    while True:
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if not point():
+            return
+
+
+def shared_tensors() -> None:
+    use_device()
+    while True:
+        kept.append(torch.ones(8 * MIB, dtype=torch.uint8).share_memory_())
+        if not point():
+            return
+
+
+def pinned_rounding() -> None:
+    use_device()
+    while True:
+        kept.append(torch.ones(9 * MIB, dtype=torch.uint8).pin_memory())
+        if not point():
+            return
+
+
+def mapped_array() -> None:
+    """A file that is read and written through a map: page cache, clean and dirty."""
+    use_device()
+    with tempfile.TemporaryFile() as file:
+        file.truncate(400 * MIB)
+        data = mmap.mmap(file.fileno(), 0)
+        step = 400 * MIB // POINTS
+        for start in range(0, 400 * MIB, step):
+            for page in range(start, start + step, 4096):
+                data[page] = 1
+            if not point():
+                return
+
+
+def registered() -> None:
+    """Memory that the program has and registers with CUDA."""
+    use_device()
+    runtime = torch.cuda.cudart()
+    while True:
+        tensor = torch.ones(8 * MIB, dtype=torch.uint8)
+        runtime.cudaHostRegister(tensor.data_ptr(), tensor.numel(), 0)
+        kept.append(tensor)
+        if not point():
+            return
+
+
+def many_children() -> None:
+    use_device()
+    fork = multiprocessing.get_context("fork")
+    workers = [fork.Process(target=time.sleep, args=(600,), daemon=True) for _ in range(60)]
+    for number, worker in enumerate(workers):
+        worker.start()
+        if number > 30:
+            # A child that ends while it is read.
+            workers[number - 31].terminate()
+        if number % 3 == 0 and not point():
+            return
+
+
+# Programs that end, not for want of memory but for the last two.
+
+
+def wait() -> None:
+    use_device()
+    print("READY", flush=True)
+    while True:
+        kept[:] = [torch.ones(MIB)]
+        time.sleep(0.05)
+
+
+def processor_time() -> None:
+    use_device()
+    resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + 3, resource.RLIM_INFINITY))
+    signal.signal(signal.SIGXCPU, signal.SIG_DFL)
+    while True:
+        sum(range(100_000))
+
+
+def watchdog() -> None:
+    use_device()
+    time.sleep(1)
+    os.abort()
+
+
+def full_shm() -> None:
+    """Writes more shared memory than its file system has: `argument` is a folder of a small one."""
+    use_device()
+    with open(Path(os.environ["SMALL_SHM"]) / "torch_1", "w+b") as file:
+        file.truncate(64 * MIB)
+        data = mmap.mmap(file.fileno(), 0)
+        for page in range(0, 64 * MIB, 4096):
+            data[page] = 1
+
+
+class Growing(Dataset):
+    def __len__(self) -> int:
+        return 1 << 20
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        kept.append(torch.ones(4 * MIB, dtype=torch.uint8))
+        time.sleep(0.02)
+        return torch.zeros(1)
+
+
+def worker_grows() -> None:
+    use_device()
+    for _ in DataLoader(Growing(), batch_size=4, num_workers=1):
+        pass
+
+
+PROGRAMS = [
+    cpu_training, loader_fork, loader_spawn, optimizer_offload, pipeline_offload, mapped_weights, checkpoint,
+    leak_tensors, leak_lists, forked_list, arenas, shared_tensors, pinned_rounding, mapped_array, registered,
+    many_children,
+]  # fmt: skip
+ENDING = [wait, processor_time, watchdog, full_shm, worker_grows]
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("name")
+    parser.add_argument("--until-killed", action="store_true")
+    parser.parse_args(namespace=args)
+    next(program for program in PROGRAMS + ENDING if program.__name__ == args.name)()
