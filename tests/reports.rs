@@ -703,6 +703,52 @@ fn ledger_of_the_host_sums_to_the_process_and_says_what_is_unknown() {
 }
 
 #[test]
+fn budget_limits_the_memory_of_the_host_and_refuses_a_trace_without_samples() {
+    let folder = tempfile::tempdir().unwrap();
+    let limits = folder.path().join("limits.toml");
+    let check = |rss: &str, trace: Vec<u8>| {
+        std::fs::write(&limits, format!("[host]\nrss = \"{rss}\"\n")).unwrap();
+        let file = folder.path().join("vm.r0.1.csv");
+        std::fs::write(&file, trace).unwrap();
+        let input = Input::open(&file).unwrap();
+        let values = [("limits", limits.to_str().unwrap())];
+        reports::find("budget").unwrap().run(&[input], &options(&values))
+    };
+    let verdict = |rss: &str| check(rss, host_trace(true).finish()).unwrap();
+    assert_eq!(verdict("280 MiB").verdict, Verdict::Fine);
+    let over = verdict("279 MiB");
+    assert_eq!((over.verdict, &over.json["limits"][0]["on"]), (Verdict::OverLimit, &json!("host")));
+    assert_eq!(over.json["limits"][0]["highest_bytes"], 280_i64 << 20);
+    let why = check("1g", TraceBuilder::default().finish()).unwrap_err().to_string();
+    assert!(why.contains("no samples of the host"), "{why}");
+}
+
+#[test]
+fn leaks_tell_growth_of_the_host_by_part() {
+    const MIB: i64 = 1 << 20;
+    let mut trace = TraceBuilder::default();
+    for second in 1..=12_i64 {
+        let heap = (50 + 10 * second) * MIB;
+        for (api, name) in [
+            ("proc_status", format!("rss={} anon={heap} file={MIB} shmem=0 swap=0", heap + MIB)),
+            ("cgroup", format!("current={} file={} kills=0", heap + 900 * MIB, second * 64 * MIB)),
+            ("smaps", format!("pss={} rss={} dirty=0 swap=0 what=(total)", heap + MIB, heap + MIB)),
+            ("smaps", format!("pss={heap} rss={heap} dirty=0 swap=0 what=heap")),
+            ("smaps", format!("pss={MIB} rss={MIB} dirty=0 swap=0 what=libraries")),
+        ] {
+            let (event, ts_ns) = (EventName::Sample, second * 1_000_000_000);
+            trace.raw(Row { event, api, device: -1, step: -1, ts_ns, name: &name, ..Row::default() });
+        }
+    }
+    let answer = answer_on(trace.finish(), "leaks", &[]);
+    let host = &answer.json["processes"][0]["host"];
+    assert_eq!(host["growth"].as_array().unwrap().len(), 1, "{host}");
+    assert_eq!(host["growth"][0]["held_by"], "heap");
+    assert_eq!(host["growth"][0]["bytes_per_second"].as_f64().unwrap() as i64, 10 * MIB);
+    assert!(answer.text().contains("page cache grew by"), "{}", answer.text());
+}
+
+#[test]
 fn summary_and_oom_say_who_killed_a_process() {
     let ended = |text: &str| {
         let mut trace = host_trace(true);

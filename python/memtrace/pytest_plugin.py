@@ -2,6 +2,7 @@
 
     @pytest.mark.limit_gpu_memory("2 GiB")    the test must not hold more at once than this
     @pytest.mark.limit_gpu_leaks("1 MiB")     the test must not leave more behind than this; 0 by default
+    @pytest.mark.limit_host_memory("40 GiB")  the process must not have more memory of the host in the test
     @pytest.mark.phantom("h100-80g")          the test runs on this simulated GPU, in a process of its own
 
 `pytest --memtrace` checks the limits on the GPU of this machine, `pytest --memtrace=h100-80g` on a simulated
@@ -16,11 +17,12 @@ import argparse
 import pytest
 
 from . import _sizes
-from ._pytest import limits, phantom_tests, restart
+from ._pytest import host_limit, limits, phantom_tests, restart
 
 MARKS = [
     f"{limits.MEMORY}(limit): fail if the test holds more GPU memory at once; pytest --memtrace checks it",
     f"{limits.LEAKS}(limit=0): fail if the test leaves more behind on the GPU; pytest --memtrace checks it",
+    f"{host_limit.MEMORY}(limit): fail if the process has more memory of the host during the test",
     f"{phantom_tests.MARK}(card): run the test on this simulated GPU, in a process of its own",
 ]
 
@@ -53,6 +55,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config):
 def pytest_configure(config: pytest.Config) -> None:
     for mark in MARKS:
         config.addinivalue_line("markers", mark)
+    config.pluginmanager.register(host_limit.HostLimit(), "memtrace-host-limit")
     if limits.is_active():
         config.pluginmanager.register(limits.Limits(), "memtrace-limits")
         config.pluginmanager.register(Untraced(), "memtrace-untraced")

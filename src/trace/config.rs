@@ -473,8 +473,8 @@ const TABLE: &[Entry] = &[
     entry!(
         "MEMTRACE_SAMPLE_MS",
         "1000",
-        "the interval in ms at which device memory is sampled through NVML or the driver, 10 or more; 0 for \
-         never",
+        "the interval in ms at which device memory is sampled through NVML or the driver, and the host's memory through \
+         the kernel, 10 or more; 0 for never",
         |s, v| {
             s.sample_ms = match v.parse() {
                 Ok(ms @ (0 | 10..)) => ms,

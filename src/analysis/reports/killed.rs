@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::ledger::host::{HostState, part_about};
 use crate::options::Options;
 use crate::read::stream::TraceFile;
-use crate::render::numbers::{duration, step_or_dash};
+use crate::render::numbers::{counted, duration, step_or_dash};
 use crate::render::printer::{Cell, Printer, Style};
 use crate::state::host_memory::{Child, HostMemory, QuickSample, When};
 use crate::state::moment::NamedMoment;
@@ -15,6 +15,8 @@ use crate::state::moment::NamedMoment;
 const LAST_NS: i64 = 5_000_000_000;
 /// Memory is nearly full when less than one part in so many is left.
 const NEARLY_FULL: i64 = 20;
+/// Advice about children that grow.
+const WORKERS: &str = "fewer DataLoader workers; give them arrays instead of Python objects, which each copies when it reads them";
 /// Less growth than this is not named.
 const LEAST_GROWTH: i64 = 16 << 20;
 
@@ -37,7 +39,10 @@ pub(super) enum Killer {
 
 /// A child process that was killed because memory ran out, while this process lived on.
 struct KilledChild {
+    /// The first sample that shows the kill.
     when: When,
+    /// The sample before it.
+    before_ns: i64,
     child: Option<Child>,
 }
 
@@ -59,7 +64,7 @@ impl<'a> Killed<'a> {
         let killer =
             was_killed.then(|| killer(memory.quick.last(), word(SIGNAL), word(KILLS), word(MACHINE_KILLS)));
         let child = killed_child(memory);
-        (killer.is_some() || child.is_some()).then_some(Killed { killer, when: memory.last, child, memory })
+        (killer.is_some() || child.is_some()).then_some(Killed { killer, when: memory.end(), child, memory })
     }
 
     /// Returns true if the kernel killed the process, or a child, because memory ran out.
@@ -117,73 +122,75 @@ impl<'a> Killed<'a> {
         all
     }
 
-    /// What held the most, what grew, the limit, and what to do.
+    /// What held the most at the last sample before the kill, what grew, the limit, and what to do.
     fn evidence(&self, options: &Options) -> Vec<String> {
         let show = |bytes: i64| options.units.show(bytes).to_string();
         let mut all = Vec::new();
-        let Some(last) = self.memory.quick.last() else {
+        // A child that was killed is not there any more at the sample that shows it.
+        let end = match (&self.child, self.killer) {
+            (Some(child), None) => When { ts_ns: child.before_ns, ..child.when },
+            _ => self.when,
+        };
+        let at = NamedMoment::Time(end.ts_ns);
+        let Some(last) = self.memory.quick_at(at) else {
             return vec!["the host's memory is unknown: no sample was taken".to_owned()];
         };
         let (container, machine) = (last.container, last.machine);
+        let ago = duration((end.ts_ns - last.when.ts_ns).max(0));
         if let Some(left) = container.left() {
-            all.push(format!(
-                "limit of the container {}; {} left at the last sample, {} before the end",
-                show(container.limit),
-                show(left.max(0)),
-                duration((self.when.ts_ns - last.when.ts_ns).max(0))
-            ));
+            let (limit, left) = (show(container.limit), show(left.max(0)));
+            all.push(format!("limit of the container {limit}; {left} left at the last sample, {ago} before"));
         } else if machine.available >= 0 {
+            let (available, total) = (show(machine.available), show(machine.total));
             all.push(format!(
-                "no limit of a container is known; the machine had {} available of {} at the last sample, {} before the end",
-                show(machine.available), show(machine.total), duration((self.when.ts_ns - last.when.ts_ns).max(0))
+                "no limit of a container is known; the machine had {available} available of {total} at the last sample, \
+                 {ago} before"
             ));
         }
-        if let Some(state) = HostState::new(self.memory, NamedMoment::End) {
-            let mut lines: Vec<_> = state.lines.iter().filter(|line| line.bytes > 0).collect();
-            lines.sort_by_key(|line| -line.bytes);
-            let held: Vec<String> =
-                lines.iter().take(3).map(|line| format!("{} {}", show(line.bytes), line.what)).collect();
-            let mut text = format!("held most at the end ({} resident): {}", show(last.rss), held.join(", "));
-            if let Some(children) = self.memory.children_near(last.when.ts_ns).filter(|all| all.processes > 0)
-            {
-                let bytes = if children.pss >= 0 { children.pss } else { children.rss };
-                text += &format!("; {} in {} child processes", show(bytes), children.processes);
-            }
-            all.push(text);
-            let grown = self.grown(last);
-            let (name, advice) = match &grown {
-                Some((what, _)) if *what == "shared memory" => ("shared memory", part_about("shared").1),
-                Some((what, _)) if *what == "child processes" => (
-                    "child processes",
-                    "fewer DataLoader workers; data that workers only read in arrays, not in Python objects",
-                ),
-                _ => lines.first().map_or(("", ""), |line| (line.what.as_str(), part_about(&line.what).1)),
-            };
-            if let Some((what, bytes)) = grown {
-                let from = duration((last.when.ts_ns - LAST_NS).max(0));
-                all.push(format!("grew after {from}: {what} by {}", show(bytes)));
-            }
-            if !advice.is_empty() && self.is_out_of_memory() {
-                all.push(format!("try: {name}: {advice}"));
-            }
-        } else {
+        let Some(state) = HostState::new(self.memory, at) else {
             all.push("what held it is unknown: no full sample was taken".to_owned());
+            return all;
+        };
+        let mut lines: Vec<_> = state.lines.iter().filter(|line| line.bytes > 0).collect();
+        lines.sort_by_key(|line| -line.bytes);
+        let held: Vec<String> =
+            lines.iter().take(3).map(|line| format!("{} {}", show(line.bytes), line.what)).collect();
+        let mut text = format!("held most ({} resident): {}", show(last.rss), held.join(", "));
+        if let Some(children) = self.memory.children_near(last.when.ts_ns).filter(|all| all.processes > 0) {
+            let bytes = if children.pss >= 0 { children.pss } else { children.rss };
+            let number = counted(children.processes.cast_unsigned(), "child process");
+            text += &format!("; {} in {number}", show(bytes));
         }
+        all.push(text);
+        let grown = self.grown(last);
+        if let Some((what, bytes)) = grown {
+            all.push(format!("grew in the last {}: {what} by {}", duration(LAST_NS), show(bytes)));
+        }
+        let children = self.memory.children_near(last.when.ts_ns).map_or(0, |all| all.pss.max(all.rss));
+        let advice = match grown {
+            _ if children > last.rss => Some(format!("child processes: {WORKERS}")),
+            Some(("child processes", _)) => Some(format!("child processes: {WORKERS}")),
+            Some(("shared memory", _)) => Some(format!("shared memory: {}", part_about("shared").1)),
+            _ => lines
+                .iter()
+                .find(|line| !["libraries", "change", "memtrace", "simulated"].contains(&line.group))
+                .map(|line| format!("{}: {}", line.what, line.advice)),
+        };
+        all.extend(advice.filter(|_| self.is_out_of_memory()).map(|advice| format!("try: {advice}")));
         all
     }
 
-    /// The kind of memory that grew most in the last seconds, and by how much.
+    /// The kind of memory that grew most in the seconds before a sample, and by how much.
     fn grown(&self, last: &QuickSample) -> Option<(&'static str, i64)> {
-        let from = last.when.ts_ns - LAST_NS;
+        let (from, to) = (last.when.ts_ns - LAST_NS, last.when.ts_ns);
         let before = self.memory.quick.iter().find(|sample| sample.when.ts_ns >= from)?;
         let kinds = ["memory without a file", "files", "shared memory"];
-        let mut growth: Vec<(&'static str, i64)> = kinds
-            .into_iter()
-            .zip(last.kinds.iter().zip(before.kinds))
-            .map(|(name, (now, then))| (name, now - then))
-            .collect();
-        let mut children = self.memory.children.iter().filter(|sample| sample.when.ts_ns >= from);
-        if let (Some(first), Some(latest)) = (children.next(), self.memory.children.last()) {
+        let changes = last.kinds.iter().zip(before.kinds).map(|(now, then)| now - then);
+        let mut growth: Vec<(&'static str, i64)> = kinds.into_iter().zip(changes).collect();
+        let mut children =
+            self.memory.children.iter().filter(|sample| (from..=to).contains(&sample.when.ts_ns));
+        if let Some(first) = children.next() {
+            let latest = children.next_back().unwrap_or(first);
             growth.push(("child processes", latest.rss - first.rss));
         }
         growth.into_iter().filter(|(_, bytes)| *bytes >= LEAST_GROWTH).max_by_key(|(_, bytes)| *bytes)
@@ -274,7 +281,7 @@ fn killed_child(memory: &HostMemory) -> Option<KilledChild> {
         return None;
     }
     let child = before.largest.iter().find(is_gone).cloned();
-    Some(KilledChild { when: to, child })
+    Some(KilledChild { when: to, before_ns: from.ts_ns, child })
 }
 
 /// What a signal says about the end of a program.

@@ -11,6 +11,7 @@ use memtrace_trace::Category;
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
+use super::host_growth::HostGrowth;
 use super::leaks_holders::{HOLDERS, LeaksHolders, print_retained};
 use super::report::{Answer, Report, View, next};
 use crate::error::Result;
@@ -26,6 +27,7 @@ use crate::render::numbers::{count, counted};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::categories::KnownCategories;
 use crate::state::group::category;
+use crate::state::host_memory::HostMemory;
 use crate::state::replay::{HOST, MemoryKind, Metric, Replay};
 use crate::state::replay_trace::{Replayed, replay_trace, replay_until};
 use crate::state::retained::{RetainedSearch, RetainedSearches};
@@ -74,7 +76,13 @@ impl Report for Leaks {
             print_retained(&mut printer, searches.telling(), options);
             printer.gap();
             found.print(&mut printer, options);
+            let growth = HostGrowth::new(&HostMemory::read(trace, options)?);
+            if let Some(growth) = &growth {
+                printer.gap();
+                growth.print(&mut printer, options);
+            }
             let mut value = found.json(trace);
+            value["host"] = growth.as_ref().map(HostGrowth::json).into();
             value["retained"] = searches.telling().map(RetainedSearch::json).into();
             json.push(value);
         }
@@ -155,7 +163,8 @@ pub(crate) struct FittedLine {
     pub(crate) r2: f64,
 }
 
-fn fit(points: &[(f64, f64)]) -> FittedLine {
+/// Fits a line to points.
+pub(super) fn fit(points: &[(f64, f64)]) -> FittedLine {
     let n = points.len() as f64;
     if points.len() < 2 {
         return FittedLine::default();

@@ -12,6 +12,7 @@ mod check_files;
 mod diff;
 pub(crate) mod frag;
 mod group_table;
+mod host_growth;
 mod killed;
 pub(crate) mod leaks;
 mod leaks_holders;

@@ -81,6 +81,7 @@ impl Report for Summary {
             let host = host.unwrap_or_default();
             let mut value = process(trace, &replayed, need.as_ref(), options);
             value["host_peak_rss_bytes"] = host.peak_rss().into();
+            value["host_peak_bytes"] = host.peak_with_children().into();
             value["killed"] = Killed::of(trace, &host).map(|killed| killed.json(options)).into();
             processes.push(value);
             hosts.push(host);

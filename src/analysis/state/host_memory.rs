@@ -294,6 +294,20 @@ impl HostMemory {
         self.whole().min_by_key(|full| (full.when.ts_ns - ts_ns).abs())
     }
 
+    /// The last moment that the trace knows: of the program, or of a sample.
+    #[must_use]
+    pub fn end(&self) -> When {
+        let sampled = self.quick.last().map_or(0, |sample| sample.when.ts_ns);
+        When { ts_ns: self.last.ts_ns.max(sampled), ..self.last }
+    }
+
+    /// The quick sample that was taken with a full one.
+    #[must_use]
+    pub fn quick_with(&self, full: &FullSample) -> Option<&QuickSample> {
+        let next = self.quick.partition_point(|sample| sample.when.ts_ns <= full.when.ts_ns);
+        self.quick.get(next.saturating_sub(1))
+    }
+
     /// The quick sample nearest to a moment.
     #[must_use]
     pub fn quick_near(&self, ts_ns: i64) -> Option<&QuickSample> {
@@ -304,6 +318,16 @@ impl HostMemory {
     #[must_use]
     pub fn children_near(&self, ts_ns: i64) -> Option<&ChildrenSample> {
         self.children.iter().min_by_key(|sample| (sample.when.ts_ns - ts_ns).abs())
+    }
+
+    /// The highest resident memory, with the share of the child processes at that time; -1 without a sample.
+    #[must_use]
+    pub fn peak_with_children(&self) -> i64 {
+        let with_children = self.children.iter().filter_map(|children| {
+            let bytes = if children.pss >= 0 { children.pss } else { children.rss };
+            Some(self.quick_near(children.when.ts_ns)?.rss + bytes.max(0))
+        });
+        with_children.max().unwrap_or(-1).max(self.peak_rss())
     }
 
     /// The highest resident memory; -1 without a sample.

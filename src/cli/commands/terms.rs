@@ -259,7 +259,10 @@ pub(super) const TERMS: &[Term] = &[
          optimizer's step, and for which no other use was found.",
     ),
     term(&["other"], "The category of memory that the program registered with memtrace.track_external."),
-    term(&["sample"], "A row with the device's own figures; see sampled."),
+    term(
+        &["sample"],
+        "A row with the device's own figures; see sampled. Of device -1: what the kernel counts of the host.",
+    ),
     term(&["figure"], "What a program printed: the groups of the expression of `memtrace fit --ask`."),
     term(&["advice"], "A change that lowers the figure on the same line."),
     term(&["limit", "budget"], "The most memory that a file for `memtrace budget` allows."),

@@ -10,6 +10,8 @@ use crate::state::replay::Metric;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LimitSubject {
     Total(Metric),
+    /// Resident memory of the process on the host.
+    Host,
     Module,
     Category,
     Phase,
@@ -19,6 +21,7 @@ impl LimitSubject {
     pub(super) const fn name(self) -> &'static str {
         match self {
             LimitSubject::Total(_) => "total",
+            LimitSubject::Host => "host",
             LimitSubject::Module => "module",
             LimitSubject::Category => "category",
             LimitSubject::Phase => "phase",
@@ -29,6 +32,7 @@ impl LimitSubject {
     pub(super) const fn section(self) -> &'static str {
         match self {
             LimitSubject::Total(_) => "total",
+            LimitSubject::Host => "host",
             LimitSubject::Module => "modules",
             LimitSubject::Category => "categories",
             LimitSubject::Phase => "phases",
@@ -82,10 +86,14 @@ fn subject(section: &str, name: &str) -> Result<LimitSubject, String> {
         ("total", name) => {
             return Err(format!("[total] {name}: expected allocated, active, reserved or used"));
         }
+        ("host", "rss") => LimitSubject::Host,
+        ("host", name) => return Err(format!("[host] {name}: expected rss")),
         ("modules", _) => LimitSubject::Module,
         ("categories", _) => LimitSubject::Category,
         ("phases", _) => LimitSubject::Phase,
-        (section, _) => return Err(format!("[{section}]: expected total, modules, categories or phases")),
+        (section, _) => {
+            return Err(format!("[{section}]: expected total, host, modules, categories or phases"));
+        }
     };
     let known = || Category::ALL.iter().map(|category| category.as_str()).filter(|name| *name != text::NONE);
     if subject == LimitSubject::Category && !known().any(|known| matches(name, known, None)) {
@@ -135,6 +143,7 @@ mod tests {
             ("", "no limits"),
             ("[total]\nmost = 1", "allocated"),
             ("[layers]\na = 1", "modules"),
+            ("[host]\npss = 1", "expected rss"),
             ("[modules]\na = true", "expected a size"),
             ("[modules]\na = -1", "expected a size"),
             ("[modules]\na = \"big\"", "expected a size"),

@@ -5,6 +5,8 @@
 //! allocated = "10g"
 //! reserved = "12g"
 //! used = "14g"
+//! [host]                # the peak of the process's resident memory, as sampled
+//! rss = "40g"
 //! [modules]             # the peak of what a module and its submodules own
 //! "GPT.h" = "6g"
 //! [categories]          # the peak of a category
@@ -21,7 +23,8 @@ mod limits;
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use memtrace_trace::{Category, EventName};
+use memtrace_trace::host;
+use memtrace_trace::{Api, Category, EventName};
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde_json::{Value, json};
 
@@ -66,7 +69,7 @@ impl Report for Budget {
             value: Some("FILE"),
             default: "",
             choices: &[],
-            help: "A TOML file of limits, name = \"2g\", in [total], [modules], [categories], [phases]",
+            help: "A TOML file of limits, name = \"2g\", in [total], [host], [modules], [categories], [phases]",
         }]
     }
 
@@ -86,11 +89,14 @@ impl Report for Budget {
         let mut json = Vec::new();
         let (mut broken, mut any) = (0, false);
         let mut names = Names::default();
+        let has_host = limits.iter().any(|limit| limit.subject == LimitSubject::Host);
+        let columns = Columns::of(&["module", "category"]);
+        let columns = if has_host { columns.and(Columns::of(&["api", "name"])) } else { columns };
         for (index, trace) in input.traces.iter().enumerate() {
             let mut meter = Meter::new(&limits, options);
             let replayed = replay_trace(
                 trace,
-                Columns::of(&["module", "category"]),
+                columns,
                 options,
                 Metric::Allocated,
                 flow_categories(trace, options)?,
@@ -100,6 +106,13 @@ impl Report for Budget {
             )?;
             vouch(trace, &replayed)?;
             any |= replayed.gpus(options).next().is_some();
+            if let Some(limit) = meter.without_samples() {
+                let trace = trace.path.display();
+                return Err(Error::usage(format!(
+                    "{trace}: [host] {} cannot be checked: the trace has no samples of the host",
+                    limit.name
+                )));
+            }
             footer.add(trace, &replayed, replayed.fullest(Metric::Allocated, options).map(|d| d.ordinal));
             process_heading(&mut printer, input, index);
             meter.add_names(&mut names, &replayed.symbols);
@@ -108,7 +121,8 @@ impl Report for Budget {
             print(&mut printer, &results, options);
             json.extend(results.iter().map(|result| result.json(trace.meta.rank)));
         }
-        if !any {
+        let is_host_only = limits.iter().all(|limit| limit.subject == LimitSubject::Host);
+        if !any && !is_host_only {
             return Err(Error::usage(format!("{}: no GPU memory in this trace", input.path.display())));
         }
         let mut faults = names.faults(&limits, &input.path);
@@ -200,7 +214,7 @@ impl<'a> Gauge<'a> {
 
     fn feed(&mut self, row: &Record, replay: &Replay) {
         let owner = match self.limit.subject {
-            LimitSubject::Total(_) => return,
+            LimitSubject::Total(_) | LimitSubject::Host => return,
             LimitSubject::Phase => {
                 if row.event == EventName::Alloc
                     && replay.in_window()
@@ -244,7 +258,7 @@ struct Names {
 impl Names {
     fn of(&self, subject: LimitSubject) -> Option<&BTreeSet<String>> {
         match subject {
-            LimitSubject::Total(_) => None,
+            LimitSubject::Total(_) | LimitSubject::Host => None,
             LimitSubject::Module => Some(&self.modules),
             LimitSubject::Category => Some(&self.categories),
             LimitSubject::Phase => Some(&self.phases),
@@ -288,7 +302,32 @@ impl<'a> Meter<'a> {
         }
     }
 
+    /// The first limit of the host that needs samples and has none.
+    fn without_samples(&self) -> Option<&Limit> {
+        let host = self.gauges.iter().filter(|gauge| gauge.limit.subject == LimitSubject::Host);
+        host.filter(|gauge| gauge.at.is_none() && !gauge.limit.optional).map(|gauge| gauge.limit).next()
+    }
+
+    /// Takes a sample of the process's resident memory.
+    fn feed_host(&mut self, row: &Record, replay: &Replay) {
+        if *replay.symbols.get(row.api) != *Api::ProcStatus.as_str() || !replay.in_window() {
+            return;
+        }
+        let Some(rss) = host::parse(Api::ProcStatus, &replay.symbols.get(row.name)).0[0] else { return };
+        let here = Record { step: replay.step, phase: replay.phase, ..*row };
+        for gauge in self.gauges.iter_mut().filter(|gauge| gauge.limit.subject == LimitSubject::Host) {
+            if gauge.names.is_empty() {
+                gauge.names.push(gauge.limit.name.clone());
+            }
+            gauge.raise(rss, &here, 0);
+        }
+    }
+
     fn feed(&mut self, row: &Record, replay: &Replay) {
+        if row.event == EventName::Sample && row.device == HOST {
+            self.feed_host(row, replay);
+            return;
+        }
         self.modules.insert(row.module);
         self.phases.insert(row.phase);
         if row.event.is_block() {

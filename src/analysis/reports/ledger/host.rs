@@ -55,9 +55,13 @@ pub(super) fn answer(input: &Input, at: NamedMoment, options: &Options) -> Resul
     let mut printer = options.printer();
     let footer = Footer::new(input);
     let mut json = Vec::new();
+    let mut has_quick = false;
     for trace in &input.traces {
         let memory = HostMemory::read(trace, options)?;
-        let Some(state) = HostState::new(&memory, at) else { continue };
+        let Some(state) = HostState::new(&memory, at) else {
+            has_quick |= !memory.quick.is_empty();
+            continue;
+        };
         if json.is_empty() {
             heading(&mut printer, input, &trace.meta);
         }
@@ -69,8 +73,11 @@ pub(super) fn answer(input: &Input, at: NamedMoment, options: &Options) -> Resul
         json.push(value);
     }
     if json.is_empty() {
-        printer
-            .plain("No samples of the host: MEMTRACE_SAMPLE_MS=0, an older trace, or /proc cannot be read.");
+        printer.plain(match (at, has_quick) {
+            (NamedMoment::Oom, true) => "No request ran out of memory.",
+            (_, true) => "No full sample of the host: /proc/self/smaps could not be read.",
+            _ => "No sample of the host: MEMTRACE_SAMPLE_MS=0, an older trace, or /proc could not be read.",
+        });
     }
     let hints = vec![next("leaks", input, ""), next("ledger", input, "")];
     Ok(Answer { body: printer, json: json!({ "host": json }), footer, next: hints, ..Answer::default() })
@@ -124,8 +131,8 @@ impl<'a> HostState<'a> {
             state.line(group, part.name.clone(), part.pss, part.rss, advice);
         }
         if full.when != when {
-            // The quick samples around tell what has changed since.
-            let then = memory.quick_near(full.when.ts_ns)?;
+            // The quick samples of both moments tell what has changed since.
+            let then = memory.quick_with(full)?;
             let now = quick?;
             let names = ["anonymous", "files", "shared memory"];
             for (name, (now, then)) in names.iter().zip(now.kinds.iter().zip(then.kinds)) {

@@ -150,6 +150,7 @@ impl<'a> Answer<'a> {
             ("peak allocated", Side::Right),
             ("reserved", Side::Right),
             ("of device", Side::Right),
+            ("host", Side::Right),
             ("retries", Side::Right),
             ("took", Side::Right),
         ]);
@@ -165,6 +166,7 @@ impl<'a> Answer<'a> {
                 show(peak.allocated).into(),
                 show(peak.reserved).into(),
                 percent(share(peak.used, peak.capacity)).into(),
+                (if peak.host > 0 { show(peak.host) } else { "-".to_owned() }).into(),
                 peak.retries.to_string().into(),
                 duration(trial.took.as_nanos() as i64).into(),
             ]);
@@ -207,7 +209,8 @@ impl<'a> Answer<'a> {
         if let Some(Trial { value, outcome: TrialOutcome::TooBig(asked), .. }) = self.too_big
             && !asked.is_empty()
         {
-            page.plain(format!("with {value} memory ran out when the program {asked}"));
+            let ran_out = if asked.starts_with("had ") { "" } else { "memory ran out when " };
+            page.plain(format!("with {value} {ran_out}the program {asked}"));
         }
     }
 
@@ -380,6 +383,7 @@ fn trial_json(trial: &Trial) -> Value {
         "peak_allocated_bytes": peak.allocated,
         "peak_reserved_bytes": peak.reserved,
         "peak_used_bytes": peak.used,
+        "peak_host_bytes": peak.host,
         "retries": peak.retries,
         "processes": peak.processes,
         "at_peak_by_category_bytes": held,

@@ -28,6 +28,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Arg, ArgMatches, Command, value_parser};
+use memtrace_trace::units::parse_bytes;
 
 use crate::{args, terminal};
 use answer::Answer;
@@ -123,6 +124,16 @@ pub(crate) fn command() -> Command {
                     "Search nothing: run once for each card of --phantom and value of --values, and print the text that the group \
                      in REGEX matches in the output: 'KV cache size: ([0-9,]+) tokens'. The program must end \
                      by itself",
+                ),
+        )
+        .arg(
+            Arg::new("host-mem")
+                .long("host-mem")
+                .value_name("SIZE")
+                .value_parser(parse_bytes)
+                .help(
+                    "A value does not fit when its processes have more resident memory of the host than this, added up: \
+                     64g. It is measured, not enforced",
                 ),
         )
         .arg(args::json_arg())

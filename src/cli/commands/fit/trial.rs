@@ -82,6 +82,8 @@ pub(super) struct PeakUse {
     pub(super) inside_range: bool,
     /// Processes with a trace.
     pub(super) processes: usize,
+    /// The highest resident memory of its processes on the host, added up; 0 when unknown.
+    pub(super) host: i64,
     /// Bytes by category at the peak of allocated memory, largest first.
     pub(super) by_category: Vec<(String, i64)>,
 }
@@ -164,7 +166,9 @@ impl Setup<'_> {
         let shown = self.out.shown.join(&name);
         match ProcessTree::spawn(child) {
             Ok(tree) => {
-                Ok(Running { attempt, folder, shown, _scratch: scratch, tree, started: Instant::now() })
+                let host_limit = self.matches.get_one::<i64>("host-mem").copied();
+                let started = Instant::now();
+                Ok(Running { attempt, folder, shown, host_limit, _scratch: scratch, tree, started })
             }
             Err(error) => {
                 fs::remove_dir_all(&folder).ok();
@@ -203,6 +207,8 @@ pub(super) struct Running {
     folder: PathBuf,
     /// The same, as the user would type it.
     shown: PathBuf,
+    /// The limit of host memory in bytes (`--host-mem`).
+    host_limit: Option<i64>,
     /// Before `_scratch`, because fields are dropped in this order: the processes have ended when that is removed.
     pub(super) tree: ProcessTree,
     /// The libraries that it loads.
@@ -217,15 +223,24 @@ impl Running {
     /// When its trace cannot be read.
     pub(super) fn finish(self, status: ExitStatus) -> Result<Trial> {
         let took = self.started.elapsed();
-        let (peak, request) = measure(&self.folder)?;
+        let (peak, request, was_killed_for_memory) = measure(&self.folder)?;
         let text = fs::read(self.folder.join("stderr.txt")).unwrap_or_default();
         let text = String::from_utf8_lossy(&text).into_owned();
+        let over_host = self.host_limit.filter(|limit| peak.host > *limit);
         let outcome = match (request, status.success()) {
             (Some(request), _) => TrialOutcome::TooBig(request),
+            (None, true) if over_host.is_some() => TrialOutcome::TooBig(format!(
+                "had {} of host memory, more than --host-mem {}",
+                Unit::Auto.show(peak.host),
+                Unit::Auto.show(over_host.unwrap_or(0))
+            )),
             (None, true) => TrialOutcome::Fits,
             (None, false) if says_out_of_memory(&text) => TrialOutcome::TooBig(String::new()),
             (None, false) => {
                 let ended = match status.signal() {
+                    Some(9) if was_killed_for_memory => {
+                        "killed by the kernel, because the host's memory ran out".to_owned()
+                    }
                     Some(signal) => format!("signal {signal}"),
                     None => format!("status {}", status.code().unwrap_or(1)),
                 };
@@ -258,11 +273,12 @@ fn says_out_of_memory(text: &str) -> bool {
 }
 
 /// Reads the peaks of a run from its traces, and describes the request that ran out of memory, if any.
-fn measure(folder: &Path) -> Result<(PeakUse, Option<String>)> {
+/// The last value is true if the kernel killed a process because the host's memory ran out.
+fn measure(folder: &Path) -> Result<(PeakUse, Option<String>, bool)> {
     recovery::begin(folder);
     // The folder is new, so all of its traces are of this run.
     if Input::open(folder).is_err() {
-        return Ok((PeakUse::default(), None));
+        return Ok((PeakUse::default(), None, false));
     }
     let input = recovery::complete_quietly(|| Ok(Input::open(folder)?))?;
     let inputs = [input];
@@ -273,11 +289,13 @@ fn measure(folder: &Path) -> Result<(PeakUse, Option<String>)> {
     let summary = ask("summary")?;
     let number = |value: &Value| value.as_i64().unwrap_or(0);
     let mut peak = PeakUse::default();
-    let mut ran_out = false;
+    let (mut ran_out, mut was_killed) = (false, false);
     for (process, trace) in summary["processes"].as_array().into_iter().flatten().zip(&inputs[0].traces) {
         peak.processes += 1;
         ran_out |= number(&process["events"]["oom"]) > 0;
         peak.retries += number(&process["failed_calls"]);
+        peak.host += number(&process["host_peak_bytes"]).max(0);
+        was_killed |= ["container_oom", "machine_oom"].iter().any(|by| process["killed"]["by"] == **by);
         peak.phantom |= process["phantom"] == true;
         for device in process["devices"].as_array().into_iter().flatten() {
             let used = number(&device["peak_used"]["bytes"]);
@@ -302,7 +320,7 @@ fn measure(folder: &Path) -> Result<(PeakUse, Option<String>)> {
         }
     }
     if !ran_out {
-        return Ok((peak, None));
+        return Ok((peak, None, was_killed));
     }
     let oom = &ask("oom")?["ooms"][0];
     peak.inside_range = oom["inside_range"] == true;
@@ -313,5 +331,5 @@ fn measure(folder: &Path) -> Result<(PeakUse, Option<String>)> {
             request.push_str(&format!(" {before} {text}"));
         }
     }
-    Ok((peak, Some(request)))
+    Ok((peak, Some(request), was_killed))
 }

@@ -22,19 +22,21 @@ use crate::recorder::{STEP, text_id};
 
 /// The processor time of quick samples and of the children's: at most one part in so many.
 const SHARE: u32 = 2000;
-/// The same for full samples, and where little memory is left: a kill may come, and this is the last look.
+/// The same for full samples, and where little memory is left and more is taken: a kill may come, and this is the last look.
 const FULL_SHARE: u32 = 1000;
-const TIGHT_SHARE: u32 = 100;
+const TIGHT_SHARE: u32 = 20;
 /// The processor time that the full samples at the start of a program may take beyond it.
 const CREDIT: Duration = Duration::from_millis(100);
 /// Memory is short when less than one part in so many is left.
-const TIGHT: i64 = 6;
+const TIGHT: i64 = 4;
 /// The interval at which resident memory is read.
 const POLL: Duration = Duration::from_millis(100);
 /// Less of a change is not worth a sample of its own: this many bytes, and one part in so many.
 const LEAST_CHANGE: (i64, i64) = (8 << 20, 32);
 /// The same for a full sample.
-const LEAST_FULL_CHANGE: (i64, i64) = (32 << 20, 16);
+const LEAST_FULL_CHANGE: (i64, i64) = (32 << 20, 6);
+/// The same where little memory is left.
+const LEAST_TIGHT_CHANGE: (i64, i64) = (32 << 20, 12);
 /// The longest time between two full samples of a process that changes little.
 const LONGEST_FULL: Duration = Duration::from_secs(10);
 /// The most children that are read, and that are named one by one.
@@ -148,8 +150,17 @@ impl HostSampler {
         if self.children.elapsed() >= self.every && self.children.is_affordable(SHARE) {
             self.children(queue);
         }
-        let full = self.full.elapsed() >= LONGEST_FULL || has_changed(rss, self.full_rss, LEAST_FULL_CHANGE);
-        if full && self.full.is_affordable(if self.is_tight { TIGHT_SHARE } else { FULL_SHARE }) {
+        let is_last_look = self.is_tight && rss > self.full_rss;
+        let (share, change) = match is_last_look {
+            true => (TIGHT_SHARE, LEAST_TIGHT_CHANGE),
+            false => (FULL_SHARE, LEAST_FULL_CHANGE),
+        };
+        let full = self.full.elapsed() >= LONGEST_FULL || has_changed(rss, self.full_rss, change);
+        if full && self.full.is_affordable(share) {
+            // Together they tell later what has changed since.
+            if !due {
+                self.quick(queue, rss);
+            }
             self.full(queue, encoder, rss);
         }
     }

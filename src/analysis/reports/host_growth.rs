@@ -1,0 +1,205 @@
+//! Growth of host memory: by part, over the samples of a trace.
+
+use serde_json::{Value, json};
+
+use super::leaks::fit;
+use super::ledger::host::part_about;
+use crate::options::Options;
+use crate::render::printer::{Cell, Printer, Side, Style, Table};
+use crate::state::host_memory::{HostMemory, When};
+
+/// Growth needs this many samples, after the first part of the run, which fills caches.
+const FEWEST: usize = 4;
+/// The part of the samples that is left out: one in so many.
+const WARM_UP: usize = 4;
+/// Less growth than this, or than one part in so many of the process, is ignored.
+const LEAST: (i64, i64) = (16 << 20, 50);
+/// The least coefficient of determination: a level that rises once and stays is no growth.
+const LEAST_R2: f64 = 0.8;
+
+/// A part that grows.
+pub(super) struct Growth {
+    what: String,
+    /// In bytes from the first to the last sample that counts.
+    bytes: i64,
+    per_second: f64,
+    /// `None` if the trace has too few steps.
+    per_step: Option<f64>,
+    r2: f64,
+    advice: &'static str,
+}
+
+/// What grows on the host.
+pub(super) struct HostGrowth {
+    /// Fastest first.
+    all: Vec<Growth>,
+    /// Growth of the container's page cache in bytes, which is no leak.
+    page_cache: i64,
+    /// Seconds and samples that were looked at.
+    seconds: f64,
+    samples: usize,
+}
+
+impl HostGrowth {
+    /// What grows; `None` for a trace with too few samples.
+    pub(super) fn new(memory: &HostMemory) -> Option<HostGrowth> {
+        let full: Vec<_> = memory.whole().collect();
+        let mut names: Vec<&str> =
+            full.iter().flat_map(|full| full.parts.iter().map(|part| part.name.as_str())).collect();
+        names.sort_unstable();
+        names.dedup();
+        let quick = late(&memory.quick);
+        if quick.len() < FEWEST {
+            return None;
+        }
+        let mut series: Vec<(String, &'static str, Vec<(When, i64)>)> = Vec::new();
+        let full = late(&full);
+        if full.len() >= FEWEST {
+            for name in names {
+                let bytes = |part: Option<i64>| part.unwrap_or(0);
+                let points = full.iter().map(|full| {
+                    let part = full.parts.iter().find(|part| part.name == name);
+                    (full.when, bytes(part.map(|part| part.pss + part.swap)))
+                });
+                series.push((name.to_owned(), part_about(name).1, points.collect()));
+            }
+        } else {
+            for (at, name) in ["memory without a file", "files", "shared memory"].into_iter().enumerate() {
+                let points = quick.iter().map(|sample| (sample.when, sample.kinds[at])).collect();
+                series.push((name.to_owned(), "a longer run has samples that tell its parts apart", points));
+            }
+        }
+        let children = late(&memory.children);
+        if children.len() >= FEWEST {
+            let points = children.iter().map(|sample| (sample.when, sample.pss.max(0))).collect();
+            series.push((
+                "child processes".to_owned(),
+                "workers copy what they only read: give them arrays instead of Python objects",
+                points,
+            ));
+        }
+        let highest = memory.peak_rss();
+        let least = LEAST.0.max(highest / LEAST.1);
+        let mut all: Vec<Growth> = series
+            .into_iter()
+            .filter_map(|(what, advice, points)| growth(what, advice, &points, least))
+            .collect();
+        all.sort_by(|a, b| b.per_second.total_cmp(&a.per_second));
+        let (first, last) = (quick.first()?, quick.last()?);
+        let page_cache = match (first.container.file, last.container.file) {
+            (then, now) if then >= 0 && now >= 0 => now - then,
+            _ => 0,
+        };
+        Some(HostGrowth {
+            all,
+            page_cache: if page_cache >= least { page_cache } else { 0 },
+            seconds: (last.when.ts_ns - first.when.ts_ns) as f64 / 1e9,
+            samples: quick.len(),
+        })
+    }
+
+    pub(super) fn print(&self, printer: &mut Printer, options: &Options) {
+        let show = |bytes: f64| options.units.show(bytes as i64).to_string();
+        if self.all.is_empty() {
+            printer.plain(format!("host memory: no growth over {:.0} s", self.seconds));
+        } else {
+            let sum: f64 = self.all.iter().map(|growth| growth.per_second).sum();
+            printer.line([
+                "host memory: ".into(),
+                Cell::new(format!("{} a second", show(sum)), Style::Alarm),
+                format!(" of growth over {:.0} s", self.seconds).into(),
+            ]);
+            let mut table = Table::new(&[
+                ("a second", Side::Right),
+                ("per step", Side::Right),
+                ("fit", Side::Right),
+                ("bytes", Side::Right),
+                ("held by", Side::Left),
+                ("advice", Side::Left),
+            ]);
+            for growth in self.all.iter().take(options.top.unwrap_or(10)) {
+                table.row([
+                    Cell::new(show(growth.per_second), Style::Strong),
+                    growth.per_step.map_or("-".to_owned(), show).into(),
+                    format!("{:.2}", growth.r2).into(),
+                    options.units.show(growth.bytes).to_string().into(),
+                    growth.what.as_str().into(),
+                    Cell::new(growth.advice, Style::Faint),
+                ]);
+            }
+            printer.table(&table);
+        }
+        if self.page_cache > 0 {
+            printer.plain(format!(
+                "the container's page cache grew by {}: files that were read or written. It is no leak: the kernel frees it \
+                 when memory runs short",
+                options.units.show(self.page_cache)
+            ));
+        }
+    }
+
+    pub(super) fn json(&self) -> Value {
+        let all: Vec<Value> = self
+            .all
+            .iter()
+            .map(|growth| {
+                json!({
+                    "held_by": growth.what, "bytes": growth.bytes, "bytes_per_second": growth.per_second,
+                    "bytes_per_step": growth.per_step, "r2": growth.r2, "advice": growth.advice,
+                })
+            })
+            .collect();
+        json!({
+            "growth": all, "page_cache_bytes": self.page_cache, "seconds": self.seconds, "samples": self.samples,
+        })
+    }
+}
+
+/// The samples after the first part of the run.
+fn late<T>(samples: &[T]) -> &[T] {
+    &samples[samples.len() / WARM_UP..]
+}
+
+/// The growth of a part; `None` if it does not grow.
+fn growth(what: String, advice: &'static str, points: &[(When, i64)], least: i64) -> Option<Growth> {
+    let (first, last) = (points.first()?, points.last()?);
+    let bytes = last.1 - first.1;
+    let by_time: Vec<(f64, f64)> =
+        points.iter().map(|(when, bytes)| (when.ts_ns as f64 / 1e9, *bytes as f64)).collect();
+    let line = fit(&by_time);
+    // It grows to the end: the second half alone does, too.
+    let middle = points[points.len() / 2].1;
+    if bytes < least || line.r2 < LEAST_R2 || line.slope <= 0.0 || last.1 - middle < bytes / 4 {
+        return None;
+    }
+    let by_step: Vec<(f64, f64)> = points
+        .iter()
+        .filter(|(when, _)| when.step >= 0)
+        .map(|(when, bytes)| (when.step as f64, *bytes as f64))
+        .collect();
+    let per_step = (by_step.len() >= FEWEST).then(|| fit(&by_step).slope).filter(|slope| *slope > 0.0);
+    Some(Growth { what, bytes, per_second: line.slope, per_step, r2: line.r2, advice })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn points(levels: &[i64]) -> Vec<(When, i64)> {
+        let when =
+            |at: usize| When { ts_ns: at as i64 * 1_000_000_000, step: at as i64 * 2, ..When::default() };
+        levels.iter().enumerate().map(|(at, level)| (when(at), level << 20)).collect()
+    }
+
+    #[test]
+    fn leaks_of_the_host_are_lines_and_no_levels() {
+        let of = |levels: &[i64]| growth("heap".to_owned(), "", &points(levels), 16 << 20);
+        let line = of(&[100, 110, 120, 130, 140, 150]).unwrap();
+        assert_eq!((line.bytes >> 20, line.per_second as i64 >> 20), (50, 10));
+        assert_eq!(line.per_step.map(|step| step as i64 >> 20), Some(5));
+        assert!(of(&[100, 200, 200, 200, 200, 200]).is_none(), "a cache that fills once");
+        assert!(of(&[100, 120, 140, 160, 160, 160]).is_none(), "a cache that fills slowly");
+        assert!(of(&[100, 150, 100, 150, 100, 150]).is_none() && of(&[100, 101, 102, 103]).is_none());
+        assert!(of(&[]).is_none() && of(&[5]).is_none() && of(&[200, 150, 100]).is_none());
+    }
+}
