@@ -92,6 +92,35 @@ fn the_same_suite_untraced_passes_and_says_that_limits_were_not_checked() {
 }
 
 #[test]
+fn a_limit_of_host_memory_needs_no_trace_and_names_the_test_that_took_it() {
+    let Some(installed) = installed() else { return };
+    let folder = TempDir::new().unwrap();
+    let code = "import pytest
+@pytest.mark.limit_host_memory('40 GiB')
+def test_small(): pass
+@pytest.mark.limit_host_memory('190 MiB')
+def test_large(): bytearray(b'1') * (200 << 20)
+@pytest.mark.limit_host_memory('190 MiB')
+def test_after(): pass
+@pytest.mark.limit_host_memory
+def test_wrong(): pass
+";
+    std::fs::write(folder.path().join("test_it.py"), code).unwrap();
+    let (status, said) = pytest(installed, folder.path(), &[]);
+    assert_eq!(status, Some(1), "{said}");
+    has(
+        &said,
+        &[
+            "2 failed, 2 passed",
+            "more than its limit of 190.00 MiB",
+            "the test took 200",
+            "limit_host_memory takes one size",
+        ],
+    );
+    has(&said, &["FAILED test_it.py::test_large", "FAILED test_it.py::test_wrong"]);
+}
+
+#[test]
 fn limits_do_not_depend_on_the_order_of_tests_nor_on_the_xdist_worker() {
     let Some(installed) = installed() else { return };
     let folder = example();

@@ -80,6 +80,27 @@ fn repair_finishes_every_killed_run_of_a_folder_and_names_each() {
     }
 }
 
+/// `memtrace run` is the parent of a program that kills itself: it sees the signal, and the kernel counts no kill for want
+/// of memory. The samples of the host that were due are in the journal alone.
+#[test]
+fn run_tells_the_signal_that_killed_a_program_and_its_samples_of_the_host_survive() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let mut run = Command::new(env!("CARGO_BIN_EXE_memtrace"));
+    run.args(["run", "-o"]).arg(folder.path()).arg("--").arg(program()).args(["kill", "300000"]);
+    let output = run.env("MEMTRACE_FLUSH_MS", "60000").output().unwrap();
+    assert!(stderr(&output).contains("by SIGKILL, and not because memory ran out"), "{}", stderr(&output));
+    let traces = traces(folder.path());
+    let ending = ending(&traces[0]).unwrap();
+    assert!(ending.starts_with("killed ") && ending.contains(" signal=9 "), "{ending}");
+    let rows = fs::read_to_string(&traces[0]).unwrap();
+    for source in ["proc_status", "meminfo", "smaps"] {
+        assert!(rows.contains(&format!(",sample,0,{source},")), "{source}: {rows:.2000}");
+    }
+    let output = memtrace(&["summary", "--json"], folder.path());
+    let killed = &summary(&output)["processes"][0]["killed"];
+    assert_eq!((&killed["by"], &killed["signal"]), (&"sent".into(), &9.into()), "{killed}");
+}
+
 #[test]
 fn repair_ends_the_part_before_when_the_process_was_killed_between_two_parts() {
     let folder = tempfile::TempDir::new().unwrap();

@@ -96,7 +96,9 @@ class Images(Dataset):
 
 def loader(context: str) -> None:
     use_device()
-    data = DataLoader(Images(), batch_size=16, num_workers=4, pin_memory=True, multiprocessing_context=context)
+    data = DataLoader(
+        Images(), batch_size=16, num_workers=4, pin_memory=True, multiprocessing_context=context
+    )
     for batch in data:
         batch.to("cuda", non_blocking=True)
         if not point():

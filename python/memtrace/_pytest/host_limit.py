@@ -56,12 +56,14 @@ class HostLimit:
         after = status()
         peak = after.get("VmHWM")
         if peak is None:
-            pytest.fail("the limit of host memory cannot be checked: /proc/self/status has no peak", pytrace=False)
+            pytest.fail(
+                "the limit of host memory cannot be checked: /proc/self/status has no peak", pytrace=False
+            )
         rose = peak > self._before.get("VmHWM", peak)
         if peak > limit and not self._is_new and not rose:
             pytest.fail(
-                "the limit of host memory cannot be checked: the kernel does not count the peak anew, and it was "
-                "higher before the test",
+                "the limit of host memory cannot be checked: the kernel does not count the peak anew, and it "
+                "was higher before the test",
                 pytrace=False,
             )
         item.user_properties.append((PEAK_PROPERTY, peak))
@@ -73,10 +75,10 @@ def over_limit(peak: int, limit: int, before: dict[str, int], after: dict[str, i
     """The message of a test during which the process had more than the limit."""
     added = max(peak - before.get("VmRSS", 0), 0)
     lines = [
-        f"The process had {_sizes.show(peak)} of host memory (resident) in this test, more than its limit of "
-        f"{_sizes.show(limit)}.",
-        f"Before the test it had {_sizes.show(before.get('VmRSS', 0))}; the test took {_sizes.show(added)} more "
-        f"at its peak, and {_sizes.show(after.get('VmRSS', 0))} are resident after it:",
+        f"The process had {_sizes.show(peak)} of host memory (resident) in this test, more than its limit "
+        f"of {_sizes.show(limit)}.",
+        f"Before the test it had {_sizes.show(before.get('VmRSS', 0))}; the test took {_sizes.show(added)} "
+        f"more at its peak, and {_sizes.show(after.get('VmRSS', 0))} are resident after it:",
         *(f"  {_sizes.show(after[name])} {about}" for name, about in KINDS.items() if name in after),
     ]
     return "\n".join(lines)

@@ -17,7 +17,9 @@ use memtrace_analysis::render::printer::{Printer, Side, Table};
 use memtrace_analysis::reports;
 use memtrace_cards::{CARDS, Spec};
 use memtrace_recover::Fate;
+use memtrace_trace::host::HostFiles;
 use memtrace_trace::text::printable;
+use memtrace_trace::units::Unit;
 
 use crate::child_env::{PhantomArgs, Scratch, TracerFacts, run_id, spare_foreign_program, traced_command};
 use crate::cluster::job::Job;
@@ -83,6 +85,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
         terminal::say(&format!("simulated GPU {}: {}", phantom.card, phantom.free_at_start()));
     }
     let forwarder = signals::Forwarder::start()?;
+    let kills = Kills::now();
     let mut child = match child.spawn() {
         Ok(child) => child,
         Err(error) => return Ok(not_started(program, &error, &out)),
@@ -94,7 +97,11 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
 
     let tracer = scratch.tracer();
     let fate = fate_of(pid, status);
-    show_trace(matches, &out, &run_id, fate, || no_trace_reason(program, tracer, phantom.is_some(), status));
+    let reason = || {
+        let killed = fate.and_then(|fate| kills.reason(fate));
+        killed.unwrap_or_else(|| no_trace_reason(program, tracer, phantom.is_some(), status))
+    };
+    show_trace(matches, &out, &run_id, fate, reason);
     drop(scratch);
     recovery::remove_temporary_files();
     Ok(signals::end_like(status))
@@ -133,6 +140,40 @@ fn not_started(program: &OsStr, error: &io::Error, out: &OutFolder) -> ExitCode 
     terminal::say(&format!("cannot run {}: {error}", Path::new(program).display()));
     out.remove_if_empty();
     ExitCode::from(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 })
+}
+
+/// How many processes the kernel has killed because memory ran out.
+struct Kills {
+    files: HostFiles,
+    container: Option<i64>,
+    machine: Option<i64>,
+}
+
+impl Kills {
+    fn now() -> Kills {
+        let files = HostFiles::default();
+        let container = files.cgroup("self").and_then(|group| group.kills());
+        Kills { container, machine: files.kills(), files }
+    }
+
+    /// Why a killed program left no trace, if the kernel killed it for want of memory: it had not used a GPU yet.
+    fn reason(&self, fate: Fate) -> Option<String> {
+        const SIGKILL: i32 = 9;
+        let now = Kills::now();
+        let rose = |before: Option<i64>, now: Option<i64>| before.zip(now).map(|(before, now)| now > before);
+        let whose = match (rose(self.container, now.container), rose(self.machine, now.machine)) {
+            _ if fate.signal != SIGKILL => return None,
+            (Some(true), _) => "the memory of the container",
+            (None, Some(true)) => "the machine's memory",
+            _ => return None,
+        };
+        let limit = self.files.cgroup("self").and_then(|group| group.limit());
+        let limit = limit.map_or_else(String::new, |limit| format!(" (limit {})", Unit::Auto.show(limit)));
+        Some(format!(
+            "the kernel killed the program, because {whose} ran out{limit}, before it allocated GPU memory; \
+             MEMTRACE_HOST_TENSORS=1 traces the time before"
+        ))
+    }
 }
 
 /// The end of a program by a signal: its own, or of one whose end a shell reports as 128 plus the signal.

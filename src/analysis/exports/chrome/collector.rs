@@ -1,6 +1,6 @@
 //! Collects the slices, instants and memory curves of one process from its rows.
 
-use memtrace_trace::EventName;
+use memtrace_trace::{Api, EventName, host};
 use rustc_hash::FxHashMap;
 
 use super::super::downsample::{DownsampledCurve, Largest, Point};
@@ -117,6 +117,7 @@ impl SliceCollector {
                 // An allocation and its free have the same weight, so both are kept or neither.
                 self.instants.add(row.delta_bytes.saturating_abs(), row.alloc_id, Instant { row: *row });
             }
+            EventName::Sample if row.device == HOST => self.host(row, replay),
             _ => {}
         }
         if row.event != EventName::Op && row.device != HOST {
@@ -129,6 +130,18 @@ impl SliceCollector {
         if replay.phase != self.phase.0 {
             self.end_phase(row.ts_ns);
             self.phase = (replay.phase, row.ts_ns);
+        }
+    }
+
+    /// Takes a sample of the process's resident memory: all of it, and the part without a file.
+    fn host(&mut self, row: &Record, replay: &Replay) {
+        if *replay.symbols.get(row.api) != *Api::ProcStatus.as_str() {
+            return;
+        }
+        let (values, _) = host::parse(Api::ProcStatus, &replay.symbols.get(row.name));
+        if let [Some(high), anonymous, ..] = values {
+            let curve = self.curves.entry(HOST).or_insert_with(|| DownsampledCurve::new(STRETCHES));
+            curve.add(Point { at: row.ts_ns, low: anonymous.unwrap_or(0), high });
         }
     }
 

@@ -11,6 +11,7 @@ use super::collector::{Instant, PHASES, STEPS, Slice, SliceCollector, SliceKind,
 use crate::read::record::Record;
 use crate::read::stream::TraceFile;
 use crate::read::symbols::{Symbol, SymbolTable};
+use crate::state::replay::HOST;
 
 /// The list of events in the file.
 pub(super) struct EventList<'a> {
@@ -64,10 +65,13 @@ impl ProcessWriter<'_> {
         let mut devices: Vec<(i32, DownsampledCurve)> = tracks.curves.into_iter().collect();
         devices.sort_by_key(|(ordinal, _)| *ordinal);
         for (ordinal, curve) in devices {
-            let name = format!("GPU{ordinal} memory");
+            let (name, [low, high]) = match ordinal {
+                HOST => ("host memory".to_owned(), ["without a file", "resident"]),
+                _ => (format!("GPU{ordinal} memory"), ["allocated", "reserved"]),
+            };
             for point in curve.points() {
                 list.add(&json!({ "ph": "C", "pid": pid, "name": name, "ts": self.us(point.at),
-                    "args": { "allocated": point.low, "reserved": point.high } }));
+                    "args": { low: point.low, high: point.high } }));
             }
         }
         let mut slices: Vec<Slice> = tracks.slices.into_entries().collect();

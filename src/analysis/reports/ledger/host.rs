@@ -23,8 +23,16 @@ const PARTS: &[(&str, &str, &str)] = &[
     ("shared", "shared", "batches of DataLoader workers: fewer workers, a smaller prefetch_factor"),
     ("file", "file", "the page cache has it: clean pages are given up when memory runs short"),
     ("libraries", "libraries", "code of torch and CUDA: import less"),
-    ("malloc arenas", "malloc", "MALLOC_ARENA_MAX=2: free memory in an arena of each thread goes back late"),
-    ("heap", "malloc", "small objects of Python and C; MALLOC_TRIM_THRESHOLD_=65536 returns its free end"),
+    (
+        "malloc arenas",
+        "malloc",
+        "MALLOC_MMAP_THRESHOLD_=32768 returns larger blocks at once; with many threads also MALLOC_ARENA_MAX=2",
+    ),
+    (
+        "heap",
+        "malloc",
+        "small objects of Python and C, and what glibc keeps: MALLOC_TRIM_THRESHOLD_=65536 returns it",
+    ),
     (
         "anonymous",
         "other",
@@ -41,8 +49,7 @@ const PARTS: &[(&str, &str, &str)] = &[
 ];
 
 /// Advice about pinned memory.
-pub(in crate::reports) const PINNED: &str =
-    "torch rounds each request up to a power of two and keeps it: pin fewer, larger and equal tensors";
+pub(in crate::reports) const PINNED: &str = "torch rounds each request up to a power of two: pin one buffer of such a size and slice it, or cudaHostRegister";
 
 /// The group and the advice of a part.
 pub(in crate::reports) fn part_about(name: &str) -> (&'static str, &'static str) {
