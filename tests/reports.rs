@@ -740,6 +740,20 @@ fn leaks_tell_growth_of_the_host_by_part() {
             trace.raw(Row { event, api, device: -1, step: -1, ts_ns, name: &name, ..Row::default() });
         }
     }
+    // The program ends and gives its memory back.
+    for (second, rss) in [(13, 40), (14, 20)] {
+        let name = format!("rss={} anon={} file=0 shmem=0 swap=0", rss * MIB, rss * MIB);
+        let (event, ts_ns) = (EventName::Sample, second * 1_000_000_000);
+        trace.raw(Row {
+            event,
+            api: "proc_status",
+            device: -1,
+            step: -1,
+            ts_ns,
+            name: &name,
+            ..Row::default()
+        });
+    }
     let answer = answer_on(trace.finish(), "leaks", &[]);
     let host = &answer.json["processes"][0]["host"];
     assert_eq!(host["growth"].as_array().unwrap().len(), 1, "{host}");

@@ -7,6 +7,8 @@ use super::ledger::host::part_about;
 use crate::options::Options;
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::host_memory::{HostMemory, When};
+use crate::state::moment::NamedMoment;
+use crate::state::replay::Metric;
 
 /// Growth needs this many samples, after the first part of the run, which fills caches.
 const FEWEST: usize = 4;
@@ -43,17 +45,20 @@ pub(super) struct HostGrowth {
 impl HostGrowth {
     /// What grows; `None` for a trace with too few samples.
     pub(super) fn new(memory: &HostMemory) -> Option<HostGrowth> {
-        let full: Vec<_> = memory.whole().collect();
+        // A program that ends gives its memory back; that is no part of the trend.
+        let highest = memory.quick_at(NamedMoment::Peak(Metric::Used)).map_or(0, |sample| sample.when.ts_ns);
+        let end_ns = memory.last.ts_ns.max(highest);
+        let full: Vec<_> = memory.whole().filter(|full| full.when.ts_ns <= end_ns).collect();
         let mut names: Vec<&str> =
             full.iter().flat_map(|full| full.parts.iter().map(|part| part.name.as_str())).collect();
         names.sort_unstable();
         names.dedup();
-        let quick = late(&memory.quick);
+        let quick = within_run(&memory.quick, |sample| sample.when.ts_ns <= end_ns);
         if quick.len() < FEWEST {
             return None;
         }
         let mut series: Vec<(String, &'static str, Vec<(When, i64)>)> = Vec::new();
-        let full = late(&full);
+        let full = within_run(&full, |_| true);
         if full.len() >= FEWEST {
             for name in names {
                 let bytes = |part: Option<i64>| part.unwrap_or(0);
@@ -69,7 +74,7 @@ impl HostGrowth {
                 series.push((name.to_owned(), "a longer run has samples that tell its parts apart", points));
             }
         }
-        let children = late(&memory.children);
+        let children = within_run(&memory.children, |sample| sample.when.ts_ns <= end_ns);
         if children.len() >= FEWEST {
             let points = children.iter().map(|sample| (sample.when, sample.pss.max(0))).collect();
             series.push((
@@ -155,8 +160,9 @@ impl HostGrowth {
     }
 }
 
-/// The samples after the first part of the run.
-fn late<T>(samples: &[T]) -> &[T] {
+/// The samples after the first part of the run and before its end.
+fn within_run<T>(samples: &[T], is_before_end: impl Fn(&T) -> bool) -> &[T] {
+    let samples = &samples[..samples.iter().rposition(is_before_end).map_or(0, |last| last + 1)];
     &samples[samples.len() / WARM_UP..]
 }
 
