@@ -177,6 +177,8 @@ const OTHER_OPTIONS: &[&str] = &[
     "format",
     "gpus",
     "gpus-per-node",
+    "host",
+    "host-mem",
     "image",
     "interval",
     "jobs",

@@ -163,14 +163,14 @@ impl<'a> Killed<'a> {
         }
         all.push(text);
         let grown = self.grown(last);
-        if let Some((what, bytes)) = grown {
-            all.push(format!("grew in the last {}: {what} by {}", duration(LAST_NS), show(bytes)));
+        if let Some((what, bytes, ns)) = grown {
+            all.push(format!("grew in the last {}: {what} by {}", duration(ns), show(bytes)));
         }
         let children = self.memory.children_near(last.when.ts_ns).map_or(0, |all| all.pss.max(all.rss));
         let advice = match grown {
             _ if children > last.rss => Some(format!("child processes: {WORKERS}")),
-            Some(("child processes", _)) => Some(format!("child processes: {WORKERS}")),
-            Some(("shared memory", _)) => Some(format!("shared memory: {}", part_about("shared").1)),
+            Some(("child processes", ..)) => Some(format!("child processes: {WORKERS}")),
+            Some(("shared memory", ..)) => Some(format!("shared memory: {}", part_about("shared").1)),
             _ => lines
                 .iter()
                 .find(|line| !["libraries", "change", "memtrace", "simulated"].contains(&line.group))
@@ -180,10 +180,11 @@ impl<'a> Killed<'a> {
         all
     }
 
-    /// The kind of memory that grew most in the seconds before a sample, and by how much.
-    fn grown(&self, last: &QuickSample) -> Option<(&'static str, i64)> {
+    /// The kind of memory that grew most in the seconds before a sample, by how much, and in how many ns.
+    fn grown(&self, last: &QuickSample) -> Option<(&'static str, i64, i64)> {
         let (from, to) = (last.when.ts_ns - LAST_NS, last.when.ts_ns);
-        let before = self.memory.quick.iter().find(|sample| sample.when.ts_ns >= from)?;
+        let earlier = self.memory.quick.iter().rfind(|sample| sample.when.ts_ns <= from);
+        let before = earlier.or(self.memory.quick.first())?;
         let kinds = ["memory without a file", "files", "shared memory"];
         let changes = last.kinds.iter().zip(before.kinds).map(|(now, then)| now - then);
         let mut growth: Vec<(&'static str, i64)> = kinds.into_iter().zip(changes).collect();
@@ -193,7 +194,9 @@ impl<'a> Killed<'a> {
             let latest = children.next_back().unwrap_or(first);
             growth.push(("child processes", latest.rss - first.rss));
         }
-        growth.into_iter().filter(|(_, bytes)| *bytes >= LEAST_GROWTH).max_by_key(|(_, bytes)| *bytes)
+        let most =
+            growth.into_iter().filter(|(_, bytes)| *bytes >= LEAST_GROWTH).max_by_key(|(_, bytes)| *bytes);
+        most.map(|(what, bytes)| (what, bytes, to - before.when.ts_ns))
     }
 
     /// Prints the verdict; nothing for a signal by which a person ends a program.

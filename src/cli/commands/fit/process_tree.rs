@@ -7,6 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
+use memtrace_trace::host::HostFiles;
 use memtrace_util::process::Process;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, waitid};
 
@@ -189,24 +190,16 @@ impl Machine {
     }
 }
 
-/// A file of a process. The kernel cuts its name to 15 bytes, which may end inside a character: it is no UTF-8 then.
-fn proc_text(pid: i32, name: &str) -> io::Result<String> {
-    fs::read(format!("/proc/{pid}/{name}")).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
-}
-
 /// The bytes of a process that are in memory and no file's: `RssAnon` of `/proc/PID/status`.
 fn anonymous_bytes(pid: i32) -> u64 {
-    let text = proc_text(pid, "status").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:"));
-    let kib: Option<u64> = line.and_then(|line| line.trim().trim_end_matches(" kB").parse().ok());
-    kib.unwrap_or(0) << 10
+    let anonymous = HostFiles::default().status(&pid.to_string()).and_then(|[_, anonymous, ..]| anonymous);
+    anonymous.map_or(0, i64::cast_unsigned)
 }
 
 /// The bytes of memory that this machine has left; `None` where it does not say.
 pub(super) fn available_bytes() -> Option<u64> {
-    let text = fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    line.trim().trim_end_matches(" kB").parse::<u64>().ok().map(|kib| kib << 10)
+    let [_, available, ..] = HostFiles::default().machine()?;
+    available.map(i64::cast_unsigned)
 }
 
 #[cfg(test)]
