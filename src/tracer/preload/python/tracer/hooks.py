@@ -19,6 +19,7 @@ from .communicators import name_groups
 from .failures import count
 from .forwards import module_is_called, root_was_called
 from .held import tag_engines
+from .model_discovery import is_time_to_search, name_uncalled_models
 from .module_memory import measure_call, measure_result
 from .native import (
     ENTERED_OUTERMOST,
@@ -32,8 +33,8 @@ from .native import (
     innermost_module,
     is_detailed,
 )
-from .paths import assign_paths_on_call, has_path, root_id_of, root_of, table_by_module
 from .overridden_calls import hook_new_overridden_calls
+from .paths import assign_paths_on_call, has_path, root_id_of, root_of, table_by_module
 from .steps import hook_new_classes
 from .tags import (
     MAIN_THREAD,
@@ -47,7 +48,6 @@ from .tags import (
     tag_state_of,
 )
 from .torch_api import empty_cache, is_compiling, without_torch_function
-from .model_discovery import is_time_to_search, name_uncalled_models
 
 # By id(root): how often it was called as the outermost module.
 _calls: dict[int, int] = table_by_module()

@@ -9,6 +9,7 @@ import time
 from .failures import count
 from .hooks import after_backward, after_forward, after_step, before_forward, before_step
 from .known_objects import use_known_tensors
+from .model_discovery import tag_everything_held, tag_registered
 from .native import (
     MEMORY_UNIT,
     MODULE_PATHS,
@@ -21,7 +22,6 @@ from .native import (
 from .overridden_calls import hook_overridden_calls
 from .steps import hook_steps
 from .torch_api import Module, is_compiling, nn_module, optim_optimizer, set_eval_frame, torch
-from .model_discovery import tag_everything_held, tag_registered
 
 
 def install() -> dict:

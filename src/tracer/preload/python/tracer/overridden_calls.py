@@ -1,4 +1,4 @@
-"""Finds module classes whose `__call__` does not reach torch's, such as GPyTorch's: their calls are hooked as well."""
+"""Finds module classes whose `__call__` does not reach torch's (GPyTorch): their calls are hooked as well."""
 
 from __future__ import annotations
 

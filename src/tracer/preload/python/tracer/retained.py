@@ -20,7 +20,6 @@ from .failures import count
 from .frames import Lines, left_frames, running_variables, traceback_of
 from .frames import learn as learn_frames
 from .graphs import Base, Graphs, bases_of, grad_fn_of, known_layouts, namespace_of_type
-from .reference_paths import SEQUENCES, Names, Root, dict_of, is_own, name_of_type
 from .live_objects import OBJECT_LIMIT, are_searchable, live_objects
 from .main_code import main_code
 from .native import (
@@ -32,6 +31,7 @@ from .native import (
     is_growing,
     record_retained,
 )
+from .reference_paths import SEQUENCES, Names, Root, dict_of, is_own, name_of_type
 from .torch_api import Module, Optimizer, Tensor, without_torch_dispatch, without_torch_function
 
 # References from a tensor to the name that holds it, at most.
