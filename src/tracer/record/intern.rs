@@ -193,6 +193,17 @@ fn cut(text: &str) -> &str {
 /// The tables of this process, made at the first use.
 static TABLES: ForkLock<Option<Tables>> = ForkLock::new(None);
 
+/// Interns `text`. `define` records a number that is new, with its text.
+pub(crate) fn text_id(text: &str, define: impl FnOnce(TextId, &str)) -> TextId {
+    with_tables(|tables| {
+        let (id, new) = tables.text(text);
+        if new {
+            define(id, tables.text_of(id));
+        }
+        id
+    })
+}
+
 /// Runs `work` on the tables of this process. `work` must intern through them only.
 pub fn with_tables<R>(work: impl FnOnce(&mut Tables) -> R) -> R {
     TABLES.with(|tables| work(tables.get_or_insert_with(|| Tables::new(BUFFER.load(Ordering::Relaxed)))))

@@ -20,6 +20,7 @@ pub mod per_thread;
 mod queue;
 pub mod recorder;
 mod session;
+mod step;
 mod write;
 
 pub use recorder::Recorder;

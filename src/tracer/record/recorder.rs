@@ -5,7 +5,7 @@
 //! and starts its own at its first such event.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use memtrace_trace::context::{Context, ContextId, Frame, StackId, TextId};
@@ -15,7 +15,7 @@ use memtrace_trace::{Event, Payload};
 
 use crate::clock;
 use crate::control::Control;
-use crate::intern::with_tables;
+use crate::intern::{self, with_tables};
 use crate::own_page::{self, OWN};
 use crate::queue::chunk_pool::ChunkPool;
 use crate::queue::event_queue::EventQueue;
@@ -34,8 +34,7 @@ const NOT_STARTED: u8 = 0;
 const STARTING: u8 = 1;
 const STARTED: u8 = 2;
 
-/// The training step of the process; -1 before the first.
-pub static STEP: AtomicI32 = AtomicI32::new(-1);
+pub use crate::step::STEP;
 
 impl Recorder {
     /// The recorder, when it has started.
@@ -221,12 +220,10 @@ impl Recorder {
 /// Interns `text`.
 #[must_use]
 pub fn text_id(text: &str) -> TextId {
-    with_tables(|tables| {
-        let (id, new) = tables.text(text);
-        if new && let Some(recorder) = Recorder::active() {
-            recorder.queue.define(&text_events(id, tables.text_of(id)));
+    intern::text_id(text, |id, text| {
+        if let Some(recorder) = Recorder::active() {
+            recorder.queue.define(&text_events(id, text));
         }
-        id
     })
 }
 

@@ -12,13 +12,15 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use memtrace_encode::Encoder;
+use memtrace_trace::event::bytes::text_events;
 use memtrace_trace::host::{HostFiles, HostValues, TOTAL};
 use memtrace_trace::memory::MemoryKind;
 use memtrace_trace::{Api, Category, Event, Header, Payload};
 
 use super::smaps::{self, KnownMemory, PartBytes};
+use crate::intern;
 use crate::queue::event_queue::EventQueue;
-use crate::recorder::{STEP, text_id};
+use crate::step::STEP;
 
 /// The processor time of quick samples and of the children's: at most one part in so many.
 const SHARE: u32 = 2000;
@@ -282,7 +284,7 @@ fn record_parts(queue: &'static EventQueue, parts: &BTreeMap<String, PartBytes>)
 }
 
 fn record(queue: &'static EventQueue, source: Api, values: HostValues, what: &str) {
-    let what = text_id(what);
+    let what = intern::text_id(what, |id, text| queue.define(&text_events(id, text)));
     queue.record(|clock_ns| {
         let header = Header { step: -1, ..Header::new(clock_ns, source, Event::HOST) };
         Payload::HostSample { values, what }.pack(header)
