@@ -9,7 +9,7 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?\s*", re.IGNORECASE)
 
 
 def parse(text: object) -> int:
-    """The bytes of a size. Every spelling is a power of 1024, as in the command: `KiB`, `KB` and `k` are 1,024.
+    """The bytes of a size. Each unit is a power of 1024, as in the command: `KiB`, `KB` and `k` are 1,024.
 
     Raises ValueError for anything else."""
     if isinstance(text, int) and not isinstance(text, bool) and text >= 0:
