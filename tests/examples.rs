@@ -88,14 +88,15 @@ fn example_of_a_cluster_runs_one_rank_of_512() {
     assert!((printed - peak / f64::from(1 << 20)).abs() <= 0.05, "{printed} MiB, {peak} bytes");
 }
 
-/// The lines of a text with one space for several, and `T` for each time, which differs between runs.
+/// A line with one space for several, and `T` for each time and for the number of events, which differ between runs.
 fn comparable(line: &str) -> String {
     let words: Vec<&str> = line.split_whitespace().collect();
+    let differs = |at: usize| words.get(at + 1) == Some(&"events");
     let is_time = |at: usize| {
         words[at].parse::<f64>().is_ok()
             && words.get(at + 1).is_some_and(|unit| ["s", "ms"].contains(&unit.trim_end_matches([':', ','])))
     };
-    let word = |at: usize| if is_time(at) { "T" } else { words[at] };
+    let word = |at: usize| if is_time(at) || differs(at) { "T" } else { words[at] };
     (0..words.len()).map(word).collect::<Vec<_>>().join(" ")
 }
 
