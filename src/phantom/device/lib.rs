@@ -14,4 +14,5 @@ mod core;
 mod cuda;
 mod kernels;
 mod libs;
+mod ops;
 mod table;

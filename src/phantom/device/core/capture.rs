@@ -159,6 +159,11 @@ fn open() -> Option<MutexGuard<'static, BTreeMap<u64, Capture>>> {
     (COUNT.load(Ordering::Acquire) > 0).then(|| lock(&OPEN))
 }
 
+/// Returns true if a capture is in progress.
+pub(crate) fn is_any() -> bool {
+    COUNT.load(Ordering::Acquire) > 0
+}
+
 thread_local! {
     /// The mode of the calling thread; the default is global.
     static MODE: Cell<c_int> = const { Cell::new(cudaStreamCaptureModeGlobal) };

@@ -181,6 +181,14 @@ impl KnownValues {
         }
     }
 
+    /// Marks a range as known that was so before a launch, which did not write there.
+    pub(crate) fn keep_known(&mut self, address: usize, size: usize, is_answer: bool) {
+        self.known.add(address, address + size);
+        if is_answer {
+            self.answered.add(address, address + size);
+        }
+    }
+
     /// Marks a range as known that holds the answer to a read. `number`: the answer, if it is a single one.
     pub(crate) fn mark_answered(&mut self, address: usize, size: usize, number: Option<u64>) {
         let is_mask = self.is_mask(address, size);

@@ -5,6 +5,7 @@ use std::mem::zeroed;
 
 use cudarc::runtime::sys::{cudaDeviceProp, cudaUUID_t};
 
+use crate::ops::record;
 use crate::core::call_table::{answers, by_contract};
 use crate::core::driver_version::driver_version;
 use crate::core::ffi::{INVALID_DEVICE, INVALID_VALUE, NO_DEVICE, OK, Out, Status, Text, Word};
@@ -270,7 +271,11 @@ fn give<T: Copy>(out: Out<T>, index: c_int, value: impl FnOnce(usize) -> T) -> S
 }
 
 answers! {
-    Real fn cudaGetDeviceCount(out: Out<c_int>) { device_count(out) }
+    Real fn cudaGetDeviceCount(out: Out<c_int>) {
+        // PyTorch's first call: its libraries are loaded.
+        record::install();
+        device_count(out)
+    }
     Real fn cudaGetDevice(out: Out<c_int>) { out.give(current_index()) }
     Real fn cudaSetDevice(index: c_int) { if host_state().devices.is_empty() {
         fail(NO_DEVICE) } else { set_current(index) }

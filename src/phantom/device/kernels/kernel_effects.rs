@@ -339,8 +339,15 @@ fn effect_of(kernel: usize) -> Option<KernelEffect> {
 }
 
 thread_local! {
+    /// The number that the running op finds in a known input.
+    static COUNT: Cell<Option<u64>> = const { Cell::new(None) };
     /// Partial counts that the next reduction finishes: their address and the number of counted elements.
     static PARTIAL_COUNT: Cell<(usize, u64)> = const { Cell::new((0, 0)) };
+}
+
+/// Sets what the counts of the calling thread find, while an op runs that has a known input.
+pub(crate) fn set_count(count: Option<u64>) {
+    let _ = COUNT.try_with(|cell| cell.set(count));
 }
 
 /// The arguments of a launch.
@@ -374,9 +381,11 @@ impl<'call> KernelArguments<'call> {
         self.address(index).and_then(|address| unsafe { read::<u32>(address) }).map(u64::from)
     }
 
-    /// The assumed number of elements out of those of an argument.
+    /// The number of elements that the op finds when its input is known, else the assumed number out of those
+    /// of an argument.
     fn assumed(self, index: usize) -> Option<u64> {
-        self.count(index).map(|all| host_state().dynamic.count_of(all))
+        let known = COUNT.try_with(Cell::get).ok().flatten();
+        known.or_else(|| self.count(index).map(|all| host_state().dynamic.count_of(all)))
     }
 
     /// The number of nonzero elements that a count over a test for nonzero finds.

@@ -1,0 +1,150 @@
+//! What C++ asks of those who call it: exceptions end here, and strings have the layout of its library.
+
+use std::arch::global_asm;
+use std::ffi::{c_int, c_void};
+
+use crate::ops::torch;
+
+unsafe extern "C" {
+    /// Calls a function with an address. Returns 1 if it threw an exception.
+    fn memtrace_phantom_catching(
+        function: unsafe extern "C-unwind" fn(*mut c_void),
+        context: *mut c_void,
+    ) -> c_int;
+    fn memtrace_phantom_landing();
+    fn _Unwind_SetGR(context: *mut c_void, register: c_int, value: usize);
+    fn _Unwind_SetIP(context: *mut c_void, address: usize);
+}
+
+// One call, whose exceptions the personality routine below sends to the landing pad, with the exception in rax.
+global_asm!(
+    ".pushsection .data.rel.ro.memtrace_phantom_personality,\"aw\",@progbits",
+    ".p2align 3",
+    "memtrace_phantom_personality_address:",
+    ".quad {personality}",
+    ".popsection",
+    ".pushsection .text.memtrace_phantom_catching,\"ax\",@progbits",
+    ".p2align 4",
+    ".globl memtrace_phantom_catching",
+    ".hidden memtrace_phantom_catching",
+    ".type memtrace_phantom_catching,@function",
+    "memtrace_phantom_catching:",
+    ".cfi_startproc",
+    ".cfi_personality 0x9b, memtrace_phantom_personality_address",
+    "push rbx",
+    ".cfi_adjust_cfa_offset 8",
+    ".cfi_rel_offset rbx, 0",
+    "mov rax, rdi",
+    "mov rdi, rsi",
+    "call rax",
+    "xor eax, eax",
+    "pop rbx",
+    ".cfi_remember_state",
+    ".cfi_adjust_cfa_offset -8",
+    ".cfi_restore rbx",
+    "ret",
+    ".globl memtrace_phantom_landing",
+    ".hidden memtrace_phantom_landing",
+    "memtrace_phantom_landing:",
+    ".cfi_restore_state",
+    "mov rdi, rax",
+    "call {swallow}",
+    "mov eax, 1",
+    "pop rbx",
+    ".cfi_adjust_cfa_offset -8",
+    ".cfi_restore rbx",
+    "ret",
+    ".cfi_endproc",
+    ".size memtrace_phantom_catching, .-memtrace_phantom_catching",
+    ".popsection",
+    personality = sym personality,
+    swallow = sym swallow,
+);
+
+/// The personality routine of [`memtrace_phantom_catching`] (Itanium C++ ABI, exception handling, 1.6.2): it
+/// catches every exception.
+unsafe extern "C" fn personality(
+    _version: c_int,
+    actions: c_int,
+    _class: u64,
+    exception: *mut c_void,
+    context: *mut c_void,
+) -> c_int {
+    const SEARCH_PHASE: c_int = 1;
+    const HANDLER_FRAME: c_int = 4;
+    const HANDLER_FOUND: c_int = 6;
+    const INSTALL_CONTEXT: c_int = 7;
+    const CONTINUE_UNWIND: c_int = 8;
+    const RAX: c_int = 0;
+    if actions & SEARCH_PHASE != 0 {
+        return HANDLER_FOUND;
+    }
+    if actions & HANDLER_FRAME == 0 {
+        // The thread is cancelled.
+        return CONTINUE_UNWIND;
+    }
+    // SAFETY: the unwinder's own context.
+    unsafe {
+        _Unwind_SetGR(context, RAX, exception as usize);
+        _Unwind_SetIP(context, memtrace_phantom_landing as *const () as usize);
+    }
+    INSTALL_CONTEXT
+}
+
+/// Ends an exception.
+unsafe extern "C" fn swallow(exception: *mut c_void) {
+    if let Some(torch) = torch::get() {
+        // SAFETY: the exception that was caught, once.
+        unsafe {
+            (torch.begin_catch)(exception);
+            (torch.end_catch)();
+        }
+    }
+}
+
+/// Runs `work`. `None` if it threw a C++ exception.
+pub(super) fn catching<R>(work: impl FnOnce() -> R) -> Option<R> {
+    struct Call<W, R> {
+        work: Option<W>,
+        result: Option<R>,
+    }
+    unsafe extern "C-unwind" fn run<W: FnOnce() -> R, R>(context: *mut c_void) {
+        // SAFETY: the call below, which nobody else uses meanwhile.
+        let call = unsafe { &mut *context.cast::<Call<W, R>>() };
+        call.result = call.work.take().map(|work| work());
+    }
+    fn runner<W: FnOnce() -> R, R>(_call: &Call<W, R>) -> unsafe extern "C-unwind" fn(*mut c_void) {
+        run::<W, R>
+    }
+    let mut call = Call { work: Some(work), result: None };
+    let run = runner(&call);
+    // SAFETY: `run` takes the address of such a call.
+    let thrown = unsafe { memtrace_phantom_catching(run, (&raw mut call).cast()) };
+    call.result.filter(|_| thrown == 0)
+}
+
+/// A `std::string` for a call that only reads it.
+pub(super) struct CxxString {
+    /// The old one is an address of characters, behind their number, the room and a count of references. The
+    /// new one is an address, the number and the room.
+    words: [usize; 4],
+    _characters: Box<[u64]>,
+}
+
+impl CxxString {
+    pub(super) fn new(text: &[u8], is_new: bool) -> Self {
+        let mut characters = vec![0u64; 3 + text.len() / 8 + 1].into_boxed_slice();
+        characters[0] = text.len() as u64;
+        characters[1] = text.len() as u64;
+        let start = characters[3..].as_mut_ptr().cast::<u8>();
+        // SAFETY: there is room for the text and a 0.
+        unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), start, text.len()) };
+        let words = if is_new { [start as usize, text.len(), text.len(), 0] } else { [start as usize, 0, 0, 0] };
+        Self { words, _characters: characters }
+    }
+
+    /// The words of the string: four of the new one, the first of the old.
+    pub(super) fn words(&self, is_new: bool) -> &[usize] {
+        if is_new { &self.words } else { &self.words[..1] }
+    }
+}

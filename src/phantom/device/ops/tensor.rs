@@ -1,0 +1,296 @@
+//! The memory of a tensor, and what of it is known.
+
+use crate::core::torch_blocks;
+use crate::core::values::SMALL;
+use crate::cuda::copy::{self, Known};
+use crate::ops::torch::{CPU_BIT, CUDA_BIT, TensorPlace, Torch};
+
+/// The most elements of a tensor of integers or flags whose values are followed.
+const MOST_WHOLE: usize = 1 << 20;
+
+/// The most parts in which the elements of a tensor may lie.
+const MOST_PARTS: usize = 1 << 12;
+
+/// Where a plain tensor is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    Host,
+    Device,
+    /// A tensor of another kind: sparse, fake, wrapped, quantized.
+    Elsewhere,
+}
+
+/// The place of a tensor by its dispatch keys.
+///
+/// # Safety
+/// `tensor` is the address of a live `TensorImpl`.
+pub(super) unsafe fn place_of(torch: &Torch, tensor: usize) -> Place {
+    // SAFETY: the offset was found in such an object.
+    let keys = unsafe { ((tensor + torch.keys) as *const u64).read() };
+    if keys & CUDA_BIT != 0 && keys & !torch.device_keys == 0 {
+        Place::Device
+    } else if keys & CPU_BIT != 0 && keys & !torch.host_keys == 0 {
+        Place::Host
+    } else {
+        Place::Elsewhere
+    }
+}
+
+/// The shape, the type and the memory of a plain tensor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct TensorMemory {
+    pub(super) data: usize,
+    /// A `c10::ScalarType`.
+    pub(super) dtype: i32,
+    /// The bytes of an element.
+    pub(super) width: usize,
+    pub(super) sizes: Vec<i64>,
+    /// In elements.
+    pub(super) strides: Vec<i64>,
+}
+
+/// The bytes of an element of a `c10::ScalarType`; `None` for types that are not followed.
+fn width(dtype: i32) -> Option<usize> {
+    Some(match dtype {
+        0 | 1 | 11 | 23..=26 => 1,
+        2 | 5 | 15 | 27 => 2,
+        3 | 6 | 8 | 28 => 4,
+        4 | 7 | 9 | 29 => 8,
+        10 => 16,
+        _ => return None,
+    })
+}
+
+impl TensorMemory {
+    /// The memory of a plain tensor. `None` when its type is not followed.
+    ///
+    /// # Safety
+    /// `place` holds the address of a live plain tensor.
+    pub(super) unsafe fn of(torch: &Torch, place: TensorPlace) -> Option<Self> {
+        let (mut dimensions, mut sizes, mut strides) = (0i64, std::ptr::null(), std::ptr::null());
+        let (mut dtype, mut data) = (0i32, 0usize);
+        // SAFETY: by the contract, and each result has its place.
+        unsafe {
+            let failed = (torch.dimensions)(place, &raw mut dimensions)
+                | (torch.sizes)(place, &raw mut sizes)
+                | (torch.strides)(place, &raw mut strides)
+                | (torch.dtype)(place, &raw mut dtype);
+            let width = width(dtype).filter(|_| failed == 0)?;
+            let dimensions = usize::try_from(dimensions).ok().filter(|&number| number <= 64)?;
+            let list = |first: *const i64| match dimensions {
+                0 => Vec::new(),
+                _ => std::slice::from_raw_parts(first, dimensions).to_vec(),
+            };
+            let (sizes, strides) = (list(sizes), list(strides));
+            let memory = Self { data: 0, dtype, width, sizes, strides };
+            if memory.count() > 0 && (torch.data)(place, &raw mut data) != 0 {
+                return None;
+            }
+            Some(Self { data, ..memory })
+        }
+    }
+
+    /// The number of elements.
+    pub(super) fn count(&self) -> usize {
+        self.sizes.iter().map(|&size| usize::try_from(size).unwrap_or(0)).fold(1, usize::saturating_mul)
+    }
+
+    /// Returns true if the tensor is small enough for its values to be followed: 64 KiB, or as many as
+    /// [`MOST_WHOLE`] integers or flags.
+    pub(super) fn is_small(&self) -> bool {
+        let count = self.count();
+        let is_whole = matches!(self.dtype, 0..=4 | 11 | 27..=29);
+        is_whole && count <= MOST_WHOLE || count.saturating_mul(self.width) <= SMALL
+    }
+
+    /// The bytes from the first element to the end of the last.
+    pub(super) fn span(&self) -> usize {
+        if self.count() == 0 {
+            return 0;
+        }
+        let steps = self.sizes.iter().zip(&self.strides);
+        let last: i64 = steps.map(|(size, stride)| (size - 1).saturating_mul(*stride)).sum();
+        (usize::try_from(last).unwrap_or(usize::MAX / 16) + 1).saturating_mul(self.width)
+    }
+
+    /// Returns true if the two have memory in common.
+    pub(super) fn overlaps(&self, other: &Self) -> bool {
+        let (mine, others) = (self.span(), other.span());
+        mine > 0 && others > 0 && self.data < other.data + others && other.data < self.data + mine
+    }
+
+    /// Returns true if no byte of the span is outside an element.
+    pub(super) fn is_dense(&self) -> bool {
+        self.span() == self.count() * self.width
+    }
+
+    /// Returns true if the elements are in memory in the order of their indices, without a gap.
+    pub(super) fn is_contiguous(&self) -> bool {
+        let strides = self.contiguous_strides();
+        self.sizes.iter().zip(self.strides.iter().zip(&strides)).all(|(&size, (mine, other))| size == 1 || mine == other)
+    }
+
+    /// The offsets in bytes of the elements, in the order of the indices: as parts of `length` bytes without a
+    /// gap. `None` when there are more than [`MOST_PARTS`] and more than one element in none.
+    fn parts(&self) -> (Vec<usize>, usize) {
+        let (mut length, mut inner) = (self.width as i64, self.sizes.len());
+        while inner > 0
+            && (self.strides[inner - 1] * self.width as i64 == length || self.sizes[inner - 1] == 1)
+        {
+            length *= self.sizes[inner - 1];
+            inner -= 1;
+        }
+        let mut offsets = vec![0i64];
+        for (size, stride) in self.sizes[..inner].iter().zip(&self.strides) {
+            let step = stride * self.width as i64;
+            offsets = offsets.iter().flat_map(|start| (0..*size).map(move |index| start + index * step)).collect();
+        }
+        (offsets.into_iter().map(|offset| offset as usize).collect(), length as usize)
+    }
+
+    /// The elements on a device in the order of their indices, if all are known.
+    pub(super) fn known_elements(&self) -> Option<Known> {
+        if self.count() == 0 {
+            return Some(Known { bytes: Vec::new(), is_answer: false });
+        }
+        if self.is_contiguous() {
+            // SAFETY: memory of a tensor.
+            return unsafe { copy::read_known(self.data, self.span()) };
+        }
+        let (offsets, length) = self.parts();
+        // SAFETY: as above.
+        let whole = unsafe { copy::read_known(self.data, self.span()) };
+        let mut known = Known { bytes: Vec::with_capacity(offsets.len() * length), is_answer: false };
+        if whole.is_none() && offsets.len() > MOST_PARTS {
+            return None;
+        }
+        for offset in offsets {
+            match &whole {
+                Some(whole) => known.bytes.extend_from_slice(&whole.bytes[offset..offset + length]),
+                None => {
+                    // SAFETY: as above.
+                    let part = unsafe { copy::read_known(self.data + offset, length) }?;
+                    known.is_answer |= part.is_answer;
+                    known.bytes.extend_from_slice(&part.bytes);
+                }
+            }
+        }
+        known.is_answer |= whole.is_some_and(|whole| whole.is_answer);
+        Some(known)
+    }
+
+    /// The elements in host memory, in the order of their indices.
+    ///
+    /// # Safety
+    /// The memory is that of a live tensor of the host.
+    pub(super) unsafe fn host_elements(&self) -> Vec<u8> {
+        if self.count() == 0 {
+            return Vec::new();
+        }
+        let (offsets, length) = self.parts();
+        let mut bytes = Vec::with_capacity(offsets.len() * length);
+        for offset in offsets {
+            // SAFETY: elements of the tensor.
+            bytes.extend_from_slice(unsafe {
+                std::slice::from_raw_parts((self.data + offset) as *const u8, length)
+            });
+        }
+        bytes
+    }
+
+    /// Makes these elements, in the order of their indices, the known content on a device.
+    pub(super) fn write(&self, elements: Known) {
+        let (offsets, length) = self.parts();
+        if let [0] = offsets.as_slice() {
+            // SAFETY: memory of a tensor.
+            return unsafe { copy::write_computed(self.data, &elements) };
+        }
+        if offsets.len() > MOST_PARTS && !self.is_dense() {
+            return;
+        }
+        if self.is_dense() {
+            let mut bytes = vec![0; self.span()];
+            for (part, offset) in elements.bytes.chunks_exact(length).zip(offsets) {
+                bytes[offset..offset + length].copy_from_slice(part);
+            }
+            // SAFETY: as above.
+            return unsafe { copy::write_computed(self.data, &Known { bytes, ..elements }) };
+        }
+        for (part, offset) in elements.bytes.chunks_exact(length).zip(offsets) {
+            let part = Known { bytes: part.to_vec(), is_answer: elements.is_answer };
+            // SAFETY: as above.
+            unsafe { copy::write_computed(self.data + offset, &part) };
+        }
+    }
+
+    /// Adds what is known of the block around the tensor, if the block is small.
+    pub(super) fn add_known(&self, parts: &mut Vec<Part>) {
+        /// The bytes of a block whose values are followed: those of [`MOST_WHOLE`] integers.
+        const MOST: usize = MOST_WHOLE * 8;
+        if self.data == 0 {
+            return;
+        }
+        let (start, end) = torch_blocks::find(self.data).unwrap_or((self.data, self.data + self.span()));
+        let Some(device) = copy::device_of(start).filter(|_| end - start <= MOST) else { return };
+        let values = device.values();
+        let known = values.known_parts(start, end - start);
+        if known.is_empty() {
+            return;
+        }
+        let answered = values.answered_parts(start, end - start);
+        parts.extend(known.into_iter().map(|(start, end)| Part { start, end, is_answer: false }));
+        parts.extend(answered.into_iter().map(|(start, end)| Part { start, end, is_answer: true }));
+    }
+
+    /// The memory of the elements: start and end of each part, or of all when they are too many.
+    fn element_ranges(&self) -> Vec<(usize, usize)> {
+        if self.count() == 0 {
+            return Vec::new();
+        }
+        let (offsets, length) = self.parts();
+        if offsets.len() > MOST_PARTS || self.is_dense() {
+            return vec![(self.data, self.data + self.span())];
+        }
+        offsets.into_iter().map(|offset| (self.data + offset, self.data + offset + length)).collect()
+    }
+
+    /// The strides in elements of a contiguous tensor of the same sizes.
+    pub(super) fn contiguous_strides(&self) -> Vec<i64> {
+        let mut strides = vec![1; self.sizes.len()];
+        for index in (1..self.sizes.len()).rev() {
+            strides[index - 1] = strides[index] * self.sizes[index].max(1);
+        }
+        strides
+    }
+}
+
+/// Memory with known content.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Part {
+    start: usize,
+    end: usize,
+    /// It holds an answer, which no kernel computed.
+    is_answer: bool,
+}
+
+/// Makes known again what was known before an op, except where it writes. Kernels change no byte.
+pub(super) fn keep(parts: &[Part], written: &[TensorMemory]) {
+    let mut written: Vec<(usize, usize)> = written.iter().flat_map(TensorMemory::element_ranges).collect();
+    written.sort_unstable();
+    for part in parts {
+        // A block that the op gave back is somebody else's.
+        let is_there = torch_blocks::find(part.start).is_some_and(|(_, end)| part.end <= end);
+        let Some(device) = copy::device_of(part.start).filter(|_| is_there) else { continue };
+        let mut values = device.values();
+        let mut start = part.start;
+        for &(from, to) in written.iter().filter(|(from, to)| *from < part.end && part.start < *to) {
+            if start < from {
+                values.keep_known(start, from - start, part.is_answer);
+            }
+            start = start.max(to);
+        }
+        if start < part.end {
+            values.keep_known(start, part.end - start, part.is_answer);
+        }
+    }
+}

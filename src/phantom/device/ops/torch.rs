@@ -1,0 +1,297 @@
+//! The functions of PyTorch that are called, and the layouts that no function tells.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::ops::cxx::{self, CxxString};
+
+/// `c10::OperatorHandle`, or a place for an `optional` of one: its last word is whether there is one.
+pub(super) type Operator = [usize; 4];
+
+/// The address of a place that holds the address of a `TensorImpl`: an `AtenTensorHandle`, an `at::Tensor` and
+/// the payload of an `IValue` are one.
+pub(super) type TensorPlace = *const c_void;
+
+type Get<T> = unsafe extern "C" fn(TensorPlace, *mut T) -> c_int;
+type CreateFromBlob = unsafe extern "C" fn(
+    *mut c_void,
+    i64,
+    *const i64,
+    *const i64,
+    i64,
+    c_int,
+    c_int,
+    c_int,
+    *mut *mut usize,
+) -> c_int;
+
+/// The functions.
+pub(super) struct Torch {
+    pub(super) add_callback: unsafe extern "C" fn(Callback) -> u64,
+    find_schema: unsafe extern "C-unwind" fn(*mut Operator, *const c_void, *const c_void),
+    dispatcher: unsafe extern "C-unwind" fn() -> *const c_void,
+    pub(super) run_on_cpu: unsafe extern "C-unwind" fn(*const Operator, *mut [usize; 3], bool, u16),
+    pub(super) create_from_blob: CreateFromBlob,
+    /// Deletes an `at::Tensor` from the heap.
+    pub(super) delete: unsafe extern "C" fn(*mut usize) -> c_int,
+    pub(super) dimensions: Get<i64>,
+    pub(super) sizes: Get<*const i64>,
+    pub(super) strides: Get<*const i64>,
+    pub(super) dtype: Get<i32>,
+    pub(super) data: Get<usize>,
+    pub(super) enable_callbacks: unsafe extern "C" fn(bool),
+    pub(super) callbacks_enabled: unsafe extern "C" fn() -> bool,
+    pub(super) set_warnings: unsafe extern "C" fn(*const c_void),
+    pub(super) warnings: unsafe extern "C" fn() -> *const c_void,
+    pub(super) set_gradients: unsafe extern "C" fn(bool),
+    pub(super) gradients: unsafe extern "C" fn() -> bool,
+    pub(super) threads: unsafe extern "C" fn() -> c_int,
+    /// Sets the number of threads of the calling thread alone.
+    pub(super) set_threads: Option<unsafe extern "C" fn(c_int)>,
+    pub(super) new: unsafe extern "C" fn(usize) -> *mut c_void,
+    pub(super) free: unsafe extern "C" fn(*mut c_void),
+    pub(super) begin_catch: unsafe extern "C" fn(*mut c_void) -> *mut c_void,
+    pub(super) end_catch: unsafe extern "C" fn(),
+    /// libc10, for its thread-local variables.
+    c10: usize,
+    /// Whether strings have the layout of the new ABI.
+    pub(super) has_new_strings: bool,
+    /// `c10::DispatchKey::CPU`.
+    pub(super) cpu_key: u16,
+    /// The offset of `TensorImpl::key_set_`.
+    pub(super) keys: usize,
+    /// The dispatch keys that a plain tensor has on the host, and on a GPU, with those of their backend.
+    pub(super) host_keys: u64,
+    pub(super) device_keys: u64,
+}
+
+/// `at::RecordFunctionCallback`, which is passed by value.
+#[repr(C)]
+pub(super) struct Callback {
+    pub(super) start: usize,
+    pub(super) end: unsafe extern "C" fn(*const c_void, *mut c_void),
+    pub(super) probability: f64,
+    /// By `at::RecordScope`.
+    pub(super) scopes: [u8; 10],
+    pub(super) needs_inputs: u8,
+    pub(super) needs_outputs: u8,
+    pub(super) needs_ids: u8,
+}
+
+const _: () = assert!(size_of::<Callback>() == 40);
+
+/// `c10::BackendComponent::CPUBit` and `CUDABit` in a set of dispatch keys.
+pub(super) const CPU_BIT: u64 = 1;
+pub(super) const CUDA_BIT: u64 = 2;
+
+static TORCH: OnceLock<Option<Torch>> = OnceLock::new();
+
+/// The functions, if PyTorch is loaded and has them all.
+pub(super) fn get() -> Option<&'static Torch> {
+    TORCH.get().and_then(Option::as_ref)
+}
+
+/// Looks the functions up when PyTorch is loaded. Returns true the first time that they are all there.
+pub(super) fn load() -> bool {
+    if TORCH.get().is_some() {
+        return false;
+    }
+    let (Some(cpu), Some(c10)) = (library(c"libtorch_cpu.so"), library(c"libc10.so")) else { return false };
+    let mut is_first = false;
+    // Keys and the layout of tensors are asked with functions of the table.
+    let found = TORCH.get_or_init(|| {
+        is_first = true;
+        // SAFETY: the types below are those in PyTorch's headers, 2.6 to 2.13.
+        unsafe { look_up(cpu, c10) }
+    });
+    is_first && found.is_some()
+}
+
+/// A library that is loaded.
+fn library(name: &CStr) -> Option<usize> {
+    // SAFETY: a look-up without side effects.
+    let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+    (!handle.is_null()).then_some(handle as usize)
+}
+
+/// A function of a library, or of those that it needs.
+///
+/// # Safety
+/// `F` is the type of the function.
+unsafe fn symbol<F: Copy>(library: usize, name: &CStr) -> Option<F> {
+    const { assert!(size_of::<F>() == size_of::<usize>()) }
+    // SAFETY: a look-up without side effects.
+    let found = unsafe { libc::dlsym(library as *mut c_void, name.as_ptr()) };
+    // SAFETY: the caller's promise.
+    (!found.is_null()).then(|| unsafe { std::mem::transmute_copy(&found) })
+}
+
+/// # Safety
+/// The libraries are `libtorch_cpu.so` and `libc10.so`.
+unsafe fn look_up(cpu: usize, c10: usize) -> Option<Torch> {
+    // SAFETY: by the contract of this function.
+    unsafe {
+        let new_parse = symbol::<Parse>(
+            c10,
+            c"_ZN3c1016parseDispatchKeyERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE",
+        );
+        let old_parse = symbol::<Parse>(c10, c"_ZN3c1016parseDispatchKeyERKSs");
+        let has_new_strings = new_parse.is_some();
+        let mut torch = Torch {
+            add_callback: symbol(cpu, c"_ZN2at17addGlobalCallbackENS_22RecordFunctionCallbackE")?,
+            find_schema: symbol(cpu, c"_ZN3c1010Dispatcher10findSchemaERKNS_12OperatorNameE")?,
+            dispatcher: symbol(cpu, c"_ZN3c1010Dispatcher13realSingletonEv")?,
+            run_on_cpu: symbol(
+                cpu,
+                c"_ZN2at6native12cpu_fallbackERKN3c1014OperatorHandleEPSt6vectorINS1_6IValueESaIS6_EEbNS1_11DispatchKeyE",
+            )?,
+            create_from_blob: symbol(cpu, c"aoti_torch_create_tensor_from_blob")?,
+            delete: symbol(cpu, c"aoti_torch_delete_tensor_object")?,
+            dimensions: symbol(cpu, c"aoti_torch_get_dim")?,
+            sizes: symbol(cpu, c"aoti_torch_get_sizes")?,
+            strides: symbol(cpu, c"aoti_torch_get_strides")?,
+            dtype: symbol(cpu, c"aoti_torch_get_dtype")?,
+            data: symbol(cpu, c"aoti_torch_get_data_ptr")?,
+            enable_callbacks: symbol(cpu, c"_ZN2at20enableRecordFunctionEb")?,
+            callbacks_enabled: symbol(cpu, c"_ZN2at23isRecordFunctionEnabledEv")?,
+            set_warnings: symbol(c10, c"_ZN3c1012WarningUtils19set_warning_handlerEPNS_14WarningHandlerE")?,
+            warnings: symbol(c10, c"_ZN3c1012WarningUtils19get_warning_handlerEv")?,
+            set_gradients: symbol(c10, c"_ZN3c108GradMode11set_enabledEb")?,
+            gradients: symbol(c10, c"_ZN3c108GradMode10is_enabledEv")?,
+            threads: symbol(cpu, c"_ZN2at15get_num_threadsEv")?,
+            set_threads: symbol(cpu, c"omp_set_num_threads"),
+            new: symbol(cpu, c"_Znwm")?,
+            free: symbol(cpu, c"_ZdlPv")?,
+            begin_catch: symbol(cpu, c"__cxa_begin_catch")?,
+            end_catch: symbol(cpu, c"__cxa_end_catch")?,
+            c10,
+            has_new_strings,
+            cpu_key: 0,
+            keys: 0,
+            host_keys: 0,
+            device_keys: 0,
+        };
+        let parse = new_parse.or(old_parse)?;
+        let key = |name: &[u8]| {
+            let name = CxxString::new(name, has_new_strings);
+            parse(name.words(has_new_strings).as_ptr().cast())
+        };
+        torch.cpu_key = key(b"CPU");
+        (torch.keys, torch.host_keys) = torch.find_keys()?;
+        // The bits of the functionalities are in the order of their keys, those of tensors on a device the first.
+        let dense = (torch.host_keys & !CPU_BIT).trailing_zeros();
+        let bit = |name: &[u8]| 1u64 << (dense + u32::from(key(name)) - u32::from(key(b"Dense")));
+        let without = torch.host_keys & !(CPU_BIT | bit(b"AutocastCPU"));
+        torch.device_keys = without | CUDA_BIT | bit(b"AutocastCUDA");
+        Some(torch)
+    }
+}
+
+type Parse = unsafe extern "C-unwind" fn(*const c_void) -> u16;
+
+impl Torch {
+    /// Finds the set of dispatch keys in a `TensorImpl`: the word of a plain tensor on the CPU whose lowest bits,
+    /// those of the backends, are the CPU's alone, with the bits of some functionalities above.
+    fn find_keys(&self) -> Option<(usize, u64)> {
+        let (sizes, strides, mut data) = ([2i64, 3], [3i64, 1], [0f32; 6]);
+        let mut place: *mut usize = std::ptr::null_mut();
+        // SAFETY: the memory outlives the tensor, whose place is good for a read; a `TensorImpl` has more than
+        // 200 bytes.
+        unsafe {
+            let (data, at) = (data.as_mut_ptr().cast(), &raw mut place);
+            if (self.create_from_blob)(data, 2, sizes.as_ptr(), strides.as_ptr(), 0, 6, 0, -1, at) != 0 {
+                return None;
+            }
+            let tensor = *place;
+            let mut found = (64..200).step_by(8).filter_map(|offset| {
+                let word = ((tensor + offset) as *const u64).read();
+                (word & 0x7FFF == CPU_BIT && (2..6).contains(&(word >> 15).count_ones()))
+                    .then_some((offset, word))
+            });
+            let keys = found.next().filter(|_| found.next().is_none());
+            (self.delete)(place);
+            keys
+        }
+    }
+
+    /// The number of bytes of a `std::string`.
+    pub(super) fn string_size(&self) -> usize {
+        if self.has_new_strings { 32 } else { 8 }
+    }
+
+    /// The operator with a name and an overload.
+    pub(super) fn find(&self, name: &[u8], overload: &[u8]) -> Option<Operator> {
+        let (name, overload) =
+            (CxxString::new(name, self.has_new_strings), CxxString::new(overload, self.has_new_strings));
+        let both: Vec<usize> =
+            [name.words(self.has_new_strings), overload.words(self.has_new_strings)].concat();
+        let mut operator = [0; 4];
+        // SAFETY: an `OperatorName` is two strings, which the call only reads; the result is an `optional` of
+        // a handle of two words.
+        cxx::catching(|| unsafe {
+            (self.find_schema)(&raw mut operator, (self.dispatcher)(), both.as_ptr().cast());
+        })?;
+        (operator[2] & 0xFF == 1).then_some(operator)
+    }
+
+    /// The thread's own included and excluded dispatch keys.
+    pub(super) fn thread_keys(&self) -> Option<*mut [u64; 2]> {
+        // SAFETY: the thread's own variable; the type is `c10::impl::PODLocalDispatchKeySet`.
+        unsafe { symbol(self.c10, c"_ZN3c104impl26raw_local_dispatch_key_setE") }
+    }
+}
+
+/// How far the tags after `Int` are moved by `UInt`, which newer versions have; `u32::MAX` before it is known.
+static SHIFT: AtomicU32 = AtomicU32::new(u32::MAX);
+
+/// Tags of `IValue`, in the order of `TORCH_FORALL_TAGS`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Tag {
+    None,
+    Tensor,
+    /// A number, a flag, or what else lies in the payload.
+    Number,
+    /// An object on the heap that is only read: a complex number, a text.
+    Object,
+    List,
+    Device,
+    /// Anything else: no op of interest has it.
+    Other,
+}
+
+impl Tag {
+    /// Learns the tags from that of a list.
+    pub(super) fn learn(list: u32) {
+        if let 13 | 14 = list {
+            SHIFT.store(list - 13, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns true if the tags are known.
+    pub(super) fn are_known() -> bool {
+        SHIFT.load(Ordering::Relaxed) != u32::MAX
+    }
+
+    /// The tag of a flag.
+    pub(super) fn flag() -> u32 {
+        9 + SHIFT.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn of(tag: u32) -> Self {
+        let shift = SHIFT.load(Ordering::Relaxed);
+        match tag {
+            0 => Self::None,
+            1 => Self::Tensor,
+            3 | 5 => Self::Number,
+            4 => Self::Object,
+            _ => match tag.wrapping_sub(shift) {
+                9 => Self::Number,
+                11 => Self::Object,
+                13 => Self::List,
+                17 => Self::Device,
+                _ => Self::Other,
+            },
+        }
+    }
+}
