@@ -61,6 +61,8 @@ scripts! {
     phantom_answers_about_unknown_values_fit_one_another: "answers.py" on "h100-80g";
     phantom_answers_follow_the_assumption_about_sizes: "answers.py" on "h100-80g" with "MEMTRACE_PHANTOM_DYNAMIC" = "half";
     phantom_solvers_codes_are_known_in_long_loops: "solver_loops.py" on "h100-80g";
+    phantom_ops_compute_known_values_of_known_values: "computed_values.py" on "h100-80g";
+    phantom_values_that_no_kernel_computed_are_ordinary: "ordinary_values.py" on "h100-80g";
     phantom_known_values_outlive_kernels_without_pointers_and_compare: "known_values.py" on "h100-80g";
 }
 

@@ -52,5 +52,6 @@ class Experts(torch.nn.Module):
 
 model = Experts().cuda()
 model(torch.randn(128, 64, device="cuda")).sum().backward()
-assert model.routed == 4 * 2 * 128 * share
+# The choice of a router is even, whatever is assumed about other sizes.
+assert model.routed == 2 * 128
 print("ok")

@@ -25,6 +25,7 @@ pub(crate) mod nvml_file;
 pub(crate) mod on_behalf;
 pub(crate) mod past_oom;
 pub(crate) mod range_allocator;
+pub(crate) mod running_ops;
 pub(crate) mod stream;
 pub(crate) mod torch_blocks;
 pub(crate) mod triton;

@@ -11,17 +11,20 @@ use rustc_hash::FxBuildHasher;
 
 use crate::core::lock::lock;
 
-/// The end of each live block, by its start. Kernels mostly get the start of a block, which the hash table
-/// finds several times faster.
+/// The end of each live block and its number, by its start. Kernels mostly get the start of a block, which
+/// the hash table finds several times faster.
 struct Blocks {
     sorted: BTreeMap<usize, usize>,
-    hashed: HashMap<usize, usize, FxBuildHasher>,
+    hashed: HashMap<usize, (usize, u64), FxBuildHasher>,
+    /// The number of blocks that were handed out so far.
+    count: u64,
 }
 
 impl Blocks {
     fn insert(&mut self, start: usize, end: usize) {
         self.sorted.insert(start, end);
-        self.hashed.insert(start, end);
+        self.hashed.insert(start, (end, self.count));
+        self.count += 1;
     }
 
     fn remove(&mut self, start: usize) {
@@ -31,7 +34,7 @@ impl Blocks {
 }
 
 static BLOCKS: Mutex<Blocks> =
-    Mutex::new(Blocks { sorted: BTreeMap::new(), hashed: HashMap::with_hasher(FxBuildHasher) });
+    Mutex::new(Blocks { sorted: BTreeMap::new(), hashed: HashMap::with_hasher(FxBuildHasher), count: 0 });
 
 /// A block was handed out (`size` > 0) or taken back (`size` < 0).
 pub(crate) fn report(address: usize, size: i64) {
@@ -52,11 +55,21 @@ pub(crate) fn report(address: usize, size: i64) {
 /// The block that contains an address: its start and its end.
 pub(crate) fn find(address: usize) -> Option<(usize, usize)> {
     let blocks = lock(&BLOCKS);
-    if let Some(&end) = blocks.hashed.get(&address) {
+    if let Some(&(end, _)) = blocks.hashed.get(&address) {
         return Some((address, end));
     }
     let (&start, &end) = blocks.sorted.range(..=address).next_back()?;
     (address < end).then_some((start, end))
+}
+
+/// The number of blocks that were handed out so far.
+pub(crate) fn count() -> u64 {
+    lock(&BLOCKS).count
+}
+
+/// The number of the live block with a start: how many were handed out before it.
+pub(crate) fn number(start: usize) -> Option<u64> {
+    lock(&BLOCKS).hashed.get(&start).map(|&(_, number)| number)
 }
 
 /// The free part around an address that is in no block, of an allocation of the driver that has this start

@@ -103,8 +103,15 @@ pub(crate) enum HostRead {
 struct Ranges(BTreeMap<usize, usize>);
 
 impl Ranges {
-    fn add(&mut self, start: usize, end: usize) {
+    fn add(&mut self, mut start: usize, mut end: usize) {
         self.remove(start, end);
+        // Neighbours become one range.
+        if let Some((&first, _)) = self.0.range(..start).next_back().filter(|&(_, &stop)| stop == start) {
+            start = first;
+        }
+        if let Some(stop) = self.0.remove(&end) {
+            end = stop;
+        }
         self.0.insert(start, end);
     }
 
@@ -144,7 +151,7 @@ impl Ranges {
             at = stop;
         }
         if at < end {
-            parts.extend(self.0.range(at + 1..end).map(|(&first, &stop)| (first, stop.min(end))));
+            parts.extend(self.0.range(at..end).map(|(&first, &stop)| (first, stop.min(end))));
         }
         parts
     }
@@ -162,6 +169,8 @@ pub(crate) struct KnownValues {
     masks: Ranges,
     /// Unknown flags that depend on others.
     links: FlagLinks,
+    /// Unknown flags that are expected to be false, and those that are expected to be true.
+    expected: [Ranges; 2],
     /// Addresses at which a kernel of known effect left a result, and its assumed value.
     results: BTreeMap<usize, u64>,
     /// Memory that another process may write, too. It stays unknown.
@@ -219,6 +228,7 @@ impl KnownValues {
         self.known.remove(address, end);
         self.answered.remove(address, end);
         self.links.forget(address, end);
+        self.expected.iter_mut().for_each(|ranges| ranges.remove(address, end));
         if !self.results.is_empty() {
             let gone: Vec<_> = self.results.range(address..end).map(|(&at, _)| at).collect();
             for at in gone {
@@ -238,6 +248,7 @@ impl KnownValues {
         self.known.0.clear();
         self.answered.0.clear();
         self.links.clear();
+        self.expected.iter_mut().for_each(|ranges| ranges.0.clear());
         self.results.clear();
     }
 
@@ -288,6 +299,18 @@ impl KnownValues {
     /// The parts of a range that hold an answer: start and end of each.
     pub(crate) fn answered_parts(&self, address: usize, size: usize) -> Vec<(usize, usize)> {
         self.answered.parts(address, address + size)
+    }
+
+    /// Marks a range of unknown flags as expected to be all false, or all true.
+    pub(crate) fn expect(&mut self, address: usize, size: usize, flag: bool) {
+        self.expected.iter_mut().for_each(|ranges| ranges.remove(address, address + size));
+        self.expected[usize::from(flag)].add(address, address + size);
+    }
+
+    /// What is expected of all flags of a range.
+    pub(crate) fn expected(&self, address: usize, size: usize) -> Option<bool> {
+        let contains = |flag: bool| self.expected[usize::from(flag)].contains(address, address + size);
+        [false, true].into_iter().find(|&flag| contains(flag))
     }
 
     /// Stores the assumed result of a kernel.
@@ -361,6 +384,17 @@ mod tests {
         assert!(!values.is_known(39, 2));
         values.mark_known(30, 40);
         assert!(values.is_known(0, 100));
+    }
+
+    #[test]
+    fn known_neighbours_are_one_range() {
+        let mut values = KnownValues::default();
+        values.mark_known(10, 10);
+        values.mark_known(12, 2);
+        values.mark_known(20, 5);
+        values.mark_known(5, 5);
+        assert_eq!(values.known_parts(0, 100), [(5, 25)]);
+        assert_eq!(values.known_parts(7, 10), [(7, 17)]);
     }
 
     #[test]

@@ -5,7 +5,6 @@ use std::mem::zeroed;
 
 use cudarc::runtime::sys::{cudaDeviceProp, cudaUUID_t};
 
-use crate::ops::record;
 use crate::core::call_table::{answers, by_contract};
 use crate::core::driver_version::driver_version;
 use crate::core::ffi::{INVALID_DEVICE, INVALID_VALUE, NO_DEVICE, OK, Out, Status, Text, Word};
@@ -39,6 +38,7 @@ use crate::cuda::device_attributes::{
     CU_DEVICE_ATTRIBUTE_UNIFIED_FUNCTION_POINTERS, CU_DEVICE_ATTRIBUTE_WARP_SIZE, HIGHEST_PRIORITY,
     attribute, bus_id, index_of_bus_id, limit_value, uuid,
 };
+use crate::ops::record;
 
 /// The limit of every texture and surface dimension.
 const TEXTURE_LIMIT: c_int = 16_384;

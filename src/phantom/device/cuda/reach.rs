@@ -14,6 +14,7 @@ use crate::core::address_tables::{self, Targets};
 use crate::core::addresses;
 use crate::core::host_state::{device, host_state};
 use crate::core::lock::lock;
+use crate::core::running_ops;
 use crate::core::torch_blocks;
 use crate::core::vram::{self, BlockPurpose};
 use crate::cuda::{memory, vmm};
@@ -61,9 +62,12 @@ impl Extent {
         })
     }
 
-    /// Marks the memory as unknown.
+    /// Marks the memory as unknown, unless the running op cannot write there.
     fn forget(self) {
         let (Self::Device { start, end } | Self::Host { start, end }) = self;
+        if is_protected(start, end) {
+            return;
+        }
         for device in devices_of(start) {
             device.values().forget_reached(start, end - start);
         }
@@ -277,9 +281,29 @@ fn forget_targets(targets: &mut Targets, done: &[Extent]) -> bool {
     }
 }
 
-/// Marks all memory of all devices as unknown: a launch may have written any of it.
+/// Returns true if the kernels of the running op cannot write a block.
+fn is_protected(start: usize, end: usize) -> bool {
+    running_ops::is_trusted()
+        && torch_blocks::number(start).is_some_and(|number| running_ops::protects(start, end, number))
+}
+
+/// Marks all memory of all devices as unknown: a launch may have written any of it. What the running op cannot
+/// write stays.
 pub(crate) fn forget_everything() {
+    let is_trusted = running_ops::is_trusted();
     for device in &host_state().devices {
-        device.values().forget_all();
+        let mut values = device.values();
+        let kept = if is_trusted { values.known_parts(0, usize::MAX) } else { Vec::new() };
+        let kept: Vec<_> = kept
+            .into_iter()
+            .filter(|&(start, _)| {
+                torch_blocks::find(start).is_some_and(|(start, end)| is_protected(start, end))
+            })
+            .map(|(start, end)| (start, end, !values.answered_parts(start, end - start).is_empty()))
+            .collect();
+        values.forget_all();
+        for (start, end, is_answer) in kept {
+            values.keep_known(start, end - start, is_answer);
+        }
     }
 }

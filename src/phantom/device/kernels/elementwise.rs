@@ -32,6 +32,11 @@ pub(crate) fn take_last_equality() -> usize {
     LAST_EQUALITY.try_with(|cell| cell.replace(0)).unwrap_or(0)
 }
 
+/// Returns true if the last launch wrote to this address whether two tensors are equal.
+pub(crate) fn is_last_equality(address: usize) -> bool {
+    LAST_EQUALITY.try_with(Cell::get) == Ok(address)
+}
+
 /// The last launch wrote to this address whether two tensors are equal.
 pub(crate) fn set_last_equality(address: usize) {
     let _ = LAST_EQUALITY.try_with(|cell| cell.set(address));

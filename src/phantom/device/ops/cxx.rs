@@ -139,7 +139,8 @@ impl CxxString {
         let start = characters[3..].as_mut_ptr().cast::<u8>();
         // SAFETY: there is room for the text and a 0.
         unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), start, text.len()) };
-        let words = if is_new { [start as usize, text.len(), text.len(), 0] } else { [start as usize, 0, 0, 0] };
+        let words =
+            if is_new { [start as usize, text.len(), text.len(), 0] } else { [start as usize, 0, 0, 0] };
         Self { words, _characters: characters }
     }
 

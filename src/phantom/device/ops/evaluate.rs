@@ -5,9 +5,10 @@ use std::ffi::c_void;
 use std::sync::{LazyLock, RwLock};
 
 use crate::cuda::copy::Known;
-use crate::ops::cxx;
-use crate::ops::record;
 use crate::kernels::kernel_effects;
+use crate::ops::cxx;
+use crate::ops::ordinary::{self, Flags, Question};
+use crate::ops::record;
 use crate::ops::tensor::{Part, Place, TensorMemory, keep, place_of};
 use crate::ops::torch::{self, Operator, Tag, Torch};
 use crate::ops::values::{Value, Values};
@@ -23,6 +24,8 @@ struct Op {
     overwrites: bool,
     /// The size of its output depends on values, and is asked inside.
     has_count: bool,
+    /// What it asks of values that nothing computed.
+    question: Option<Question>,
 }
 
 /// Ops that are not run a second time: they draw random numbers, or leave memory as it was.
@@ -106,8 +109,7 @@ impl Op {
     /// The address of a live `FunctionSchema`.
     unsafe fn of(torch: &Torch, schema: usize) -> Option<Self> {
         // SAFETY: by the contract; a schema begins with two strings.
-        let (name, overload) =
-            unsafe { (record::text(schema), record::text(schema + torch.string_size())) };
+        let (name, overload) = unsafe { (record::text(schema), record::text(schema + torch.string_size())) };
         let name = std::str::from_utf8(name).ok()?;
         let base = NAMESPACES.iter().find_map(|space| name.strip_prefix(space))?;
         // SAFETY: by the contract.
@@ -122,11 +124,14 @@ impl Op {
             || EXCLUDED_FAMILIES.iter().any(|family| plain.starts_with(family))
             || plain.ends_with("_backward");
         // One that works in place writes its first argument, and others none.
-        let is_plain = writes.iter().enumerate().all(|(index, &writes)| writes == (is_in_place && index == 0));
-        let second = (is_plain && !is_excluded).then(|| torch.find(functional.as_bytes(), overload)).flatten();
+        let is_plain =
+            writes.iter().enumerate().all(|(index, &writes)| writes == (is_in_place && index == 0));
+        let second =
+            (is_plain && !is_excluded).then(|| torch.find(functional.as_bytes(), overload)).flatten();
         let overwrites =
             matches!(base, "copy_" | "fill_" | "zero_" | "_foreach_zero_" | "_foreach_copy_") && is_in_place;
-        Some(Self { second, writes, overwrites, has_count: COUNTING.contains(&base) })
+        let (has_count, question) = (COUNTING.contains(&base), Question::of(base));
+        Some(Self { second, writes, overwrites, has_count, question })
     }
 
     /// Whether an op writes each of its arguments.
@@ -177,56 +182,78 @@ impl Op {
 }
 
 /// An op that runs.
+#[derive(Default)]
 pub(super) struct Started {
-    op: &'static Op,
+    op: Option<&'static Op>,
     /// Its arguments, when all are known.
     values: Option<Values>,
     /// The memory that it writes, of its arguments.
-    written: Vec<TensorMemory>,
-    /// What is known of the blocks around its arguments.
+    pub(super) written: Vec<TensorMemory>,
+    /// What is known of the blocks around these.
     kept: Vec<Part>,
+    /// What is known of the flags that it asks about.
+    flags: Vec<Flags>,
+    /// The sizes of the tensor in which it looks for places.
+    sizes: Vec<i64>,
 }
 
-/// An op starts. `None` when it needs nothing at its end.
+impl Started {
+    /// Returns true if the op writes its new memory and the arguments that its schema names, and nothing else.
+    pub(super) fn is_trusted(&self) -> bool {
+        self.op.is_some()
+    }
+}
+
+/// An op starts.
 ///
 /// # Safety
 /// A live schema, and the inputs of the op.
-pub(super) unsafe fn start(schema: usize, inputs: &[Value]) -> Option<Started> {
-    let torch = torch::get()?;
+pub(super) unsafe fn start(schema: usize, inputs: &[Value]) -> Started {
+    let untrusted = Started::default();
+    let Some(torch) = torch::get() else { return untrusted };
     // SAFETY: by the contract.
-    let op = unsafe { Op::cached(torch, schema, inputs) }?;
-    let inputs = inputs.get(inputs.len().checked_sub(op.writes.len())?..)?;
+    let op = unsafe { Op::cached(torch, schema, inputs) };
+    let Some(op) = op.filter(|_| Tag::are_known()) else { return untrusted };
+    let first = inputs.len().checked_sub(op.writes.len());
+    let Some(inputs) = first.and_then(|first| inputs.get(first..)) else { return untrusted };
+    let mut started = Started { op: Some(op), ..untrusted };
     // SAFETY: by the contract.
-    if !Tag::are_known() || !inputs.iter().any(|value| unsafe { value.is_on_device(torch) }) {
-        return None;
+    if !inputs.iter().any(|value| unsafe { value.is_on_device(torch) }) {
+        return started;
     }
-    let (mut written, mut kept) = (Vec::new(), Vec::new());
-    for (value, &writes) in inputs.iter().zip(&op.writes) {
+    for (value, _) in inputs.iter().zip(&op.writes).filter(|(_, writes)| **writes) {
         // SAFETY: by the contract.
         unsafe {
             value.each_on_device(torch, |memory| {
-                memory.add_known(&mut kept);
-                if writes {
-                    written.push(memory);
-                }
+                memory.add_known(&mut started.kept);
+                started.written.push(memory);
             });
         }
     }
+    let Some(operator) = op.second else { return started };
     let mut values = Values::new(torch);
-    let are_known = op.second.is_some()
-        && inputs.iter().zip(0..).all(|(value, index)| {
-            // SAFETY: by the contract.
-            unsafe { values.add(value, index == 0 && op.overwrites) }.is_some()
-        });
-    if kept.is_empty() && !are_known {
-        return None;
-    }
-    if let (true, true, Some(operator)) = (op.has_count, are_known, op.second) {
+    let are_known = inputs.iter().zip(0..).all(|(value, index)| {
+        // SAFETY: by the contract.
+        unsafe { values.add(value, index == 0 && op.overwrites) }.is_some()
+    });
+    if are_known && op.has_count {
         // SAFETY: the values are those of the op.
         let count = outside_sight(torch, || unsafe { first_size(torch, &operator, inputs) }).flatten();
         kernel_effects::set_count(count);
     }
-    Some(Started { op, values: are_known.then_some(values), written, kept })
+    if op.question.is_some() && !are_known {
+        for value in inputs {
+            // SAFETY: by the contract.
+            unsafe {
+                value.each_on_device(torch, |memory| {
+                    started.flags.push(Flags::of(&memory));
+                    started.sizes = memory.sizes;
+                });
+            }
+        }
+    }
+    started.values = are_known.then_some(values);
+    started
 }
 
 /// The first size of the first output of an op; `None` when it is not known.
@@ -254,17 +281,26 @@ unsafe fn first_size(torch: &'static Torch, operator: &Operator, inputs: &[Value
 /// `outputs` are its live outputs.
 pub(super) unsafe fn end(started: Started, outputs: &[Value]) {
     let Some(torch) = torch::get() else { return };
-    let Started { op, values, written, kept } = started;
+    let Started { op: Some(op), values, written, kept, flags, sizes } = started else { return };
     if op.has_count {
         kernel_effects::set_count(None);
     }
-    // What the op only reads is as before, and so is what lies beside what it writes.
+    // What lies beside what the op writes is as before.
     keep(&kept, &written);
+    if let (Some(question), false, None) = (op.question, flags.is_empty(), &values) {
+        let place = usize::from(question == Question::Places);
+        // SAFETY: by the contract.
+        let output = outputs.get(place).and_then(|output| unsafe { target(torch, output, &[]) });
+        if question == Question::Places {
+            return output.iter().for_each(|output| ordinary::spread(&sizes, output));
+        }
+        return output.iter().for_each(|output| ordinary::answer(question, &flags, output));
+    }
     let (Some(mut values), Some(operator)) = (values, op.second) else { return };
     let targets: Option<Vec<TensorMemory>> = match written.is_empty() {
         false => Some(written),
         // SAFETY: by the contract.
-        true => outputs.iter().map(|output| unsafe { target(torch, output, &values) }).collect(),
+        true => outputs.iter().map(|output| unsafe { target(torch, output, &values.sources) }).collect(),
     };
     let Some(targets) = targets.filter(|targets| !targets.is_empty()) else { return };
     // A part of the op, which ran inside, or the memory's own copy was followed already.
@@ -293,7 +329,7 @@ pub(super) unsafe fn end(started: Started, outputs: &[Value]) {
 ///
 /// # Safety
 /// A live value.
-unsafe fn target(torch: &Torch, output: &Value, values: &Values) -> Option<TensorMemory> {
+unsafe fn target(torch: &Torch, output: &Value, sources: &[TensorMemory]) -> Option<TensorMemory> {
     if output.kind() != Tag::Tensor {
         return None;
     }
@@ -304,18 +340,18 @@ unsafe fn target(torch: &Torch, output: &Value, values: &Values) -> Option<Tenso
             _ => None,
         }
     }?;
-    (memory.is_small() && !values.sources.iter().any(|source| source.overlaps(&memory))).then_some(memory)
+    (memory.is_small() && !sources.iter().any(|source| source.overlaps(&memory))).then_some(memory)
 }
 
 /// Runs an op on values of the host, and returns its tensors.
 ///
 /// # Safety
 /// The values are arguments of the op.
-unsafe fn run<'values>(torch: &Torch, operator: &Operator, values: &'values mut Values) -> Option<Vec<Value>> {
+unsafe fn run(torch: &Torch, operator: &Operator, values: &mut Values) -> Option<Vec<Value>> {
     let mut stack = values.take_stack();
     // SAFETY: the stack has the arguments of the op.
-    let ran =
-        cxx::catching(|| unsafe { (torch.run_on_cpu)(operator, &raw mut stack, false, torch.cpu_key) }).is_some();
+    let ran = cxx::catching(|| unsafe { (torch.run_on_cpu)(operator, &raw mut stack, false, torch.cpu_key) })
+        .is_some();
     // SAFETY: the stack from above: the results, or what is left of the arguments.
     let left = unsafe { values.put_back(stack) };
     if !ran {
@@ -332,7 +368,12 @@ unsafe fn run<'values>(torch: &Torch, operator: &Operator, values: &'values mut 
 ///
 /// # Safety
 /// A live value.
-unsafe fn elements(torch: &Torch, result: &Value, target: &TensorMemory, spare: &mut Values) -> Option<Vec<u8>> {
+unsafe fn elements(
+    torch: &Torch,
+    result: &Value,
+    target: &TensorMemory,
+    spare: &mut Values,
+) -> Option<Vec<u8>> {
     // SAFETY: by the contract.
     let memory = unsafe {
         if result.kind() != Tag::Tensor || place_of(torch, result.payload) != Place::Host {
@@ -397,7 +438,10 @@ fn outside_sight<R>(torch: &Torch, work: impl FnOnce() -> R) -> Option<R> {
 }
 
 /// A `c10::WarningHandler` that says nothing: the address of a table of two destructors and `process`.
-struct Silent(#[expect(dead_code, reason = "read by C++")] &'static [unsafe extern "C" fn(*const c_void, *const c_void); 3]);
+struct Silent(
+    #[expect(dead_code, reason = "read by C++")]
+    &'static [unsafe extern "C" fn(*const c_void, *const c_void); 3],
+);
 
 static SILENT: Silent = Silent(&[ignore, ignore, ignore]);
 

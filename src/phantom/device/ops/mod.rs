@@ -8,6 +8,7 @@
 //! - [`record`] sees each op at its start and at its end, by `at::RecordFunction`.
 //! - [`torch`] has the functions of PyTorch that are called, [`cxx`] what C++ asks of their caller.
 //! - [`values`] reads arguments (`c10::IValue`) and makes those of the second run.
+//! - [`ordinary`] is the rule for the other values, those that nothing computed.
 //! - [`tensor`] is the memory of a tensor, and what of it is known.
 //!
 //! The second run is outside the program's sight: no callback, no mode, no gradient, no warning and no random
@@ -16,6 +17,7 @@
 
 mod cxx;
 mod evaluate;
+mod ordinary;
 pub(crate) mod record;
 mod tensor;
 mod torch;

@@ -11,6 +11,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
 use crate::core::capture;
+use crate::core::running_ops::{self, RunningOp};
+use crate::core::torch_blocks;
 use crate::ops::evaluate::{self, Started};
 use crate::ops::torch::{self, Callback, Tag};
 use crate::ops::values::Value;
@@ -79,9 +81,7 @@ fn real() -> Option<Run> {
 }
 
 // SAFETY: PyTorch's definition has the same type, and is called with the caller's arguments.
-#[unsafe(
-    export_name = "_ZN3c1010Dispatcher17runRecordFunctionERN2at14RecordFunctionESt17reference_wrapperIKNS_14FunctionSchemaEENS_11DispatchKeyENS_14DispatchKeySetENS_8ArrayRefIKNS_6IValueEEE"
-)]
+#[unsafe(export_name = "_ZN3c1010Dispatcher17runRecordFunctionERN2at14RecordFunctionESt17reference_wrapperIKNS_14FunctionSchemaEENS_11DispatchKeyENS_14DispatchKeySetENS_8ArrayRefIKNS_6IValueEEE")]
 unsafe extern "C-unwind" fn run_record_function(
     record: *mut usize,
     schema: usize,
@@ -113,13 +113,18 @@ unsafe fn start(record: *mut usize, schema: usize, inputs: &[Value]) {
         INPUTS.store(place.unwrap_or(0), Ordering::Relaxed);
     }
     // SAFETY: by the contract.
-    if let Some(started) = unsafe { evaluate::start(schema, inputs) } {
-        let record = record as usize;
-        let _ = RUNNING.try_with(|running| running.borrow_mut().push(Running { record, started }));
-    }
+    let started = unsafe { evaluate::start(schema, inputs) };
+    let record = record as usize;
+    running_ops::push(RunningOp {
+        record,
+        blocks: started.is_trusted().then(torch_blocks::count),
+        written: started.written.iter().map(|memory| memory.data).collect(),
+    });
+    let _ = RUNNING.try_with(|running| running.borrow_mut().push(Running { record, started }));
 }
 
 unsafe extern "C" fn end(record: *const c_void, _context: *mut c_void) {
+    running_ops::pop(record as usize);
     let _ = catch_unwind(AssertUnwindSafe(|| {
         let running = RUNNING.try_with(|running| {
             let mut running = running.borrow_mut();
@@ -128,7 +133,9 @@ unsafe extern "C" fn end(record: *const c_void, _context: *mut c_void) {
             running.truncate(place + 1);
             running.pop()
         });
-        let (Some(running), inputs @ 1..) = (running.ok().flatten(), INPUTS.load(Ordering::Relaxed)) else { return };
+        let (Some(running), inputs @ 1..) = (running.ok().flatten(), INPUTS.load(Ordering::Relaxed)) else {
+            return;
+        };
         // SAFETY: the place was found in such a record, which is alive; the outputs are a vector.
         let outputs = unsafe {
             let [first, end] = *record.cast::<usize>().add(inputs + OUTPUTS_AFTER).cast::<[usize; 2]>();

@@ -127,7 +127,10 @@ impl TensorMemory {
     /// Returns true if the elements are in memory in the order of their indices, without a gap.
     pub(super) fn is_contiguous(&self) -> bool {
         let strides = self.contiguous_strides();
-        self.sizes.iter().zip(self.strides.iter().zip(&strides)).all(|(&size, (mine, other))| size == 1 || mine == other)
+        self.sizes
+            .iter()
+            .zip(self.strides.iter().zip(&strides))
+            .all(|(&size, (mine, other))| size == 1 || mine == other)
     }
 
     /// The offsets in bytes of the elements, in the order of the indices: as parts of `length` bytes without a
@@ -143,7 +146,8 @@ impl TensorMemory {
         let mut offsets = vec![0i64];
         for (size, stride) in self.sizes[..inner].iter().zip(&self.strides) {
             let step = stride * self.width as i64;
-            offsets = offsets.iter().flat_map(|start| (0..*size).map(move |index| start + index * step)).collect();
+            offsets =
+                offsets.iter().flat_map(|start| (0..*size).map(move |index| start + index * step)).collect();
         }
         (offsets.into_iter().map(|offset| offset as usize).collect(), length as usize)
     }
@@ -273,7 +277,8 @@ pub(super) struct Part {
     is_answer: bool,
 }
 
-/// Makes known again what was known before an op, except where it writes. Kernels change no byte.
+/// Makes known again what was known of the blocks around written tensors, except for their elements. Kernels
+/// change no byte.
 pub(super) fn keep(parts: &[Part], written: &[TensorMemory]) {
     let mut written: Vec<(usize, usize)> = written.iter().flat_map(TensorMemory::element_ranges).collect();
     written.sort_unstable();

@@ -55,7 +55,9 @@ impl Value {
             // SAFETY: by the contract.
             Tag::Tensor => unsafe { self.place(torch) == Some(Place::Device) },
             // SAFETY: by the contract; elements of the list are alive with it.
-            Tag::List => unsafe { self.elements().iter().any(|value| value.place(torch) == Some(Place::Device)) },
+            Tag::List => unsafe {
+                self.elements().iter().any(|value| value.place(torch) == Some(Place::Device))
+            },
             _ => false,
         }
     }

@@ -1,0 +1,54 @@
+//! The ops of PyTorch that run on a thread, and what their kernels cannot write.
+//!
+//! The kernels of an op write its new memory and the arguments that its schema names as written. So a block
+//! that was there before the innermost op, and is no such argument, keeps its values, whatever addresses its
+//! kernels are given. Of an op that is not trusted, and outside of ops, nothing is assumed.
+
+use std::cell::RefCell;
+
+/// An op that runs.
+pub(crate) struct RunningOp {
+    /// The address of its record.
+    pub(crate) record: usize,
+    /// The number of blocks that were handed out before it; `None` if it may write anything.
+    pub(crate) blocks: Option<u64>,
+    /// Addresses that it writes.
+    pub(crate) written: Vec<usize>,
+}
+
+thread_local! {
+    static RUNNING: RefCell<Vec<RunningOp>> = const { RefCell::new(Vec::new()) };
+}
+
+/// An op starts on this thread.
+pub(crate) fn push(op: RunningOp) {
+    let _ = RUNNING.try_with(|running| running.borrow_mut().push(op));
+}
+
+/// An op ends on this thread. Those that started after it ended without a word.
+pub(crate) fn pop(record: usize) {
+    let _ = RUNNING.try_with(|running| {
+        let mut running = running.borrow_mut();
+        if let Some(place) = running.iter().rposition(|op| op.record == record) {
+            running.truncate(place);
+        }
+    });
+}
+
+/// Returns true if a trusted op runs.
+pub(crate) fn is_trusted() -> bool {
+    let is =
+        |running: &RefCell<Vec<RunningOp>>| running.borrow().last().is_some_and(|op| op.blocks.is_some());
+    RUNNING.try_with(is).unwrap_or(false)
+}
+
+/// Returns true if the kernels of the running op cannot write a block with this start, end and number.
+pub(crate) fn protects(start: usize, end: usize, number: u64) -> bool {
+    let protects = |running: &RefCell<Vec<RunningOp>>| {
+        running.borrow().last().is_some_and(|op| {
+            op.blocks.is_some_and(|blocks| number < blocks)
+                && !op.written.iter().any(|address| (start..end).contains(address))
+        })
+    };
+    RUNNING.try_with(protects).unwrap_or(false)
+}
