@@ -42,6 +42,9 @@ pub(super) struct HostGrowth {
     samples: usize,
 }
 
+/// The name of a part, what to do about its growth, and its bytes over time.
+type Series = (String, &'static str, Vec<(When, i64)>);
+
 impl HostGrowth {
     /// What grows; `None` for a trace with too few samples.
     pub(super) fn new(memory: &HostMemory) -> Option<HostGrowth> {
@@ -57,7 +60,7 @@ impl HostGrowth {
         if quick.len() < FEWEST {
             return None;
         }
-        let mut series: Vec<(String, &'static str, Vec<(When, i64)>)> = Vec::new();
+        let mut series: Vec<Series> = Vec::new();
         let full = within_run(&full, |_| true);
         if full.len() >= FEWEST {
             for name in names {
