@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader, Dataset
 MIB = 1 << 20
 GROUP = Path("/sys/fs/cgroup")
 POINTS = 20
-TRIES = 20
+TRIES = 8
 points = itertools.count()
 args = argparse.Namespace(until_killed=False)
 kept: list = []
@@ -43,26 +43,34 @@ def figures(file: str) -> dict[str, int]:
     return {words[0][:-1]: int(words[1]) * 1024 for words in lines if len(words) == 3 and words[2] == "kB"}
 
 
+def kernel_figures() -> dict[str, int]:
+    """PSS and RSS of this process, and the use of its control group of version 1 if there is one."""
+    rollup = figures("/proc/self/smaps_rollup")
+    found = {"pss": rollup["Pss"], "rss": rollup["Rss"]}
+    own = [line for line in Path("/proc/self/cgroup").read_text().splitlines() if ":memory:" in line]
+    if own:
+        folder = GROUP / "memory" / own[0].split(":", 2)[2].lstrip("/")
+        found["group"] = int((folder / "memory.usage_in_bytes").read_text())
+    return found
+
+
 def point() -> bool:
-    """Compares here. False when the program has been at enough points."""
+    """Compares here. False when the program has been at enough points.
+
+    The sample lies between two readings of the kernel's figures. Threads of the program, and other programs that
+    map the same libraries, may change them meanwhile; then the point is taken again."""
     number = next(points)
     if args.until_killed:
         return True
-    # Other programs that map the same libraries change the share of this one; then the point is taken again.
     for _ in range(TRIES):
-        before = figures("/proc/self/smaps_rollup")
+        before = kernel_figures()
         is_flushed = ctypes.CDLL(None).memtrace_flush() == 0
-        rollup = figures("/proc/self/smaps_rollup")
-        if is_flushed and abs(rollup["Pss"] - before["Pss"]) < rollup["Pss"] / 1000:
+        unix_ns = time.time_ns()
+        after = kernel_figures()
+        if is_flushed and abs(after["pss"] - before["pss"]) < after["pss"] / 1000:
             break
-    found = {"unix_ns": time.time_ns(), "pss": rollup["Pss"], "rss": rollup["Rss"]}
-    group = GROUP / "memory" / "memory.usage_in_bytes"
-    own = [line for line in Path("/proc/self/cgroup").read_text().splitlines() if ":memory:" in line]
-    if own:
-        group = GROUP / "memory" / own[0].split(":", 2)[2].lstrip("/") / "memory.usage_in_bytes"
-    if group.exists():
-        found["group"] = int(group.read_text())
-    print("POINT", json.dumps(found), flush=True)
+    ranges = {key: sorted([before[key], after[key]]) for key in after}
+    print("POINT", json.dumps({"unix_ns": unix_ns, **ranges}), flush=True)
     return number + 1 < POINTS
 
 

@@ -31,6 +31,9 @@ pub(super) struct Growth {
     advice: &'static str,
 }
 
+/// The name of a part, the advice about it, and its bytes over time.
+type Series = (String, &'static str, Vec<(When, i64)>);
+
 /// What grows on the host.
 pub(super) struct HostGrowth {
     /// Fastest first.

@@ -136,7 +136,9 @@ fn anonymous_part(mappings: &[Mapping], at: usize) -> &'static str {
     let is_guard = |mapping: &Mapping| !mapping.is_open && mapping.is_anonymous;
     // The used part of an arena, and behind it the reserved one.
     let reserved = after.filter(|after| is_guard(after)).map_or(0, |after| after.range.end - end);
-    if start % ARENA == 0 && length <= ARENA && (length == ARENA || (length + reserved).is_multiple_of(ARENA))
+    if start.is_multiple_of(ARENA)
+        && length <= ARENA
+        && (length == ARENA || (length + reserved).is_multiple_of(ARENA))
     {
         return ARENAS;
     }
