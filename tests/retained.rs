@@ -20,10 +20,11 @@ on_every_torch![
     retained_says_what_part_of_the_growth_has_no_holder,
 ];
 
-/// Traces a script of `tests/scripts/retained`, with the package `memtrace` of this repository.
+/// Traces a script of `tests/scripts/retained`, with the package `memtrace` of this repository. A search that takes half a
+/// second on a quiet machine may run out of its two seconds on a busy one, so it has a minute unless `env` says otherwise.
 fn trace(torch: &Torch, script: &str, args: &[&str], env: &[(&str, &str)]) -> Run {
     let package = Path::new(env!("CARGO_MANIFEST_DIR")).join("python");
-    let mut variables = vec![("PYTHONPATH", package.to_str().unwrap())];
+    let mut variables = vec![("PYTHONPATH", package.to_str().unwrap()), ("MEMTRACE_RETAINED", "60")];
     variables.extend(env);
     let script = format!("retained/{script}");
     torch.trace_on(CARD, &[], &script, args, &variables).expect_success()
