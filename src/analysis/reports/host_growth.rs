@@ -45,9 +45,6 @@ pub(super) struct HostGrowth {
     samples: usize,
 }
 
-/// The name of a part, what to do about its growth, and its bytes over time.
-type Series = (String, &'static str, Vec<(When, i64)>);
-
 impl HostGrowth {
     /// What grows; `None` for a trace with too few samples.
     pub(super) fn new(memory: &HostMemory) -> Option<HostGrowth> {
