@@ -70,7 +70,7 @@ impl FoundAdvice<'_> {
         let Some(prediction) = self.predictions.iter().find(|each| each.device == device) else {
             return Vec::new();
         };
-        let ranked = prediction.ranked(self.lists.len()).into_iter().take(MOST);
+        let ranked = prediction.ranked(self.lists.iter().map(|list| &list[0])).into_iter().take(MOST);
         ranked
             .map(|(index, outcome, saved)| {
                 let change = &self.lists[index][0];

@@ -158,11 +158,7 @@ impl Advised {
 
     /// The changes that save memory, those that save most first: index, outcome, saved bytes.
     fn ranked<'a>(&self, prediction: &'a Prediction) -> Vec<(usize, &'a Outcome, i64)> {
-        let single = self.sets.iter().take_while(|set| set.len() == 1).count();
-        let mut ranked = prediction.ranked(single);
-        let is_type = |change: &Change| matches!(change, Change::Autocast | Change::Bfloat16);
-        ranked.retain(|(index, ..)| !(prediction.is_half && is_type(&self.changes[*index])));
-        ranked
+        prediction.ranked(self.changes.iter())
     }
 
     /// The changes that save most, for the report about an OOM.

@@ -87,14 +87,16 @@ pub struct Prediction {
 }
 
 impl Prediction {
-    /// Of the first `count` lists those that save memory, most first: index, outcome, saved bytes.
-    #[must_use]
-    pub fn ranked(&self, count: usize) -> Vec<(usize, &Outcome, i64)> {
+    /// The first lists that save memory, most first: index, outcome, saved bytes. `changes` has the only change of each. A
+    /// change to 16 bits is left out where the run computes in them already.
+    pub fn ranked<'c>(&self, changes: impl Iterator<Item = &'c Change>) -> Vec<(usize, &Outcome, i64)> {
         let least = (self.before.bytes as f64 * LEAST_SAVED) as i64;
         let saved = |outcome: &Outcome| self.before.bytes.wrapping_sub(outcome.peak.bytes);
-        let all = self.outcomes.iter().take(count).enumerate();
+        let is_type = |change: &Change| matches!(change, Change::Autocast | Change::Bfloat16);
+        let all = self.outcomes.iter().zip(changes).enumerate();
         let mut ranked: Vec<(usize, &Outcome, i64)> = all
-            .map(|(index, outcome)| (index, outcome, saved(outcome)))
+            .filter(|(_, (_, change))| !(self.is_half && is_type(change)))
+            .map(|(index, (outcome, _))| (index, outcome, saved(outcome)))
             .filter(|(_, _, saved)| *saved > least)
             .collect();
         ranked.sort_by_key(|(_, _, saved)| std::cmp::Reverse(*saved));
