@@ -57,8 +57,8 @@ def kernel_figures() -> dict[str, int]:
 def point() -> bool:
     """Compares here. False when the program has been at enough points.
 
-    The sample lies between two readings of the kernel's figures. Threads of the program, and other programs that
-    map the same libraries, may change them meanwhile; then the point is taken again."""
+    The sample is between two readings of the kernel. Threads of the program, and other programs that map
+    the same libraries, may change the figures meanwhile; then the point is taken again."""
     number = next(points)
     if args.until_killed:
         return True
