@@ -1,4 +1,4 @@
-//! What the tracer, the phantom and the command share below the contract: processes, sizes, names.
+//! Rules that the tracer, the phantom and the command share: processes, sizes, names.
 #![forbid(unsafe_code)]
 
 pub mod names;

@@ -1,4 +1,4 @@
-//! What `/proc/PID/stat` says of a process.
+//! The state of a process in `/proc/PID/stat`.
 
 use std::fs;
 

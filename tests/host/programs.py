@@ -216,7 +216,7 @@ def forked_list() -> None:
 
 
 def arenas() -> None:
-    """Threads that allocate and free small objects leave their arenas behind."""
+    """Threads that allocate and free small objects, whose arenas stay."""
     use_device()
     libc = ctypes.CDLL(None)
     libc.malloc.restype = ctypes.c_void_p

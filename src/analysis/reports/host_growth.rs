@@ -34,7 +34,7 @@ pub(super) struct Growth {
 /// The name of a part, the advice about it, and its bytes over time.
 type Series = (String, &'static str, Vec<(When, i64)>);
 
-/// What grows on the host.
+/// The parts of host memory that grow.
 pub(super) struct HostGrowth {
     /// Fastest first.
     all: Vec<Growth>,
@@ -46,7 +46,7 @@ pub(super) struct HostGrowth {
 }
 
 impl HostGrowth {
-    /// What grows; `None` for a trace with too few samples.
+    /// Finds the parts that grow. Returns `None` for a trace with too few samples.
     pub(super) fn new(memory: &HostMemory) -> Option<HostGrowth> {
         // A program that ends gives its memory back; that is no part of the trend.
         let highest = memory.quick_at(NamedMoment::Peak(Metric::Used)).map_or(0, |sample| sample.when.ts_ns);

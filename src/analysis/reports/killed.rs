@@ -122,7 +122,7 @@ impl<'a> Killed<'a> {
         all
     }
 
-    /// What held the most at the last sample before the kill, what grew, the limit, and what to do.
+    /// Sentences: the largest holders at the last sample before the kill, the growth, the limit, and the remedy.
     fn evidence(&self, options: &Options) -> Vec<String> {
         let show = |bytes: i64| options.units.show(bytes).to_string();
         let mut all = Vec::new();
@@ -287,7 +287,7 @@ fn killed_child(memory: &HostMemory) -> Option<KilledChild> {
     Some(KilledChild { when: to, before_ns: from.ts_ns, child })
 }
 
-/// What a signal says about the end of a program.
+/// The meaning of a signal that ended a program.
 fn about_signal(signal: i32) -> String {
     let (name, about) = match signal {
         1 => ("SIGHUP", "its terminal or its session was closed"),

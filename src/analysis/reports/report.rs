@@ -43,7 +43,7 @@ pub trait Report: Sync {
         false
     }
 
-    /// What the command must do before and after this report.
+    /// Work that the command must do before and after this report.
     ///
     /// # Errors
     /// When the value of an option is invalid.
@@ -59,7 +59,7 @@ pub trait Report: Sync {
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer>;
 }
 
-/// What a report needs that only the command can do.
+/// Work for a report that only the command can do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
     /// Read the trace of a killed process as it is, without completing it first.

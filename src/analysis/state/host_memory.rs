@@ -33,7 +33,7 @@ pub struct QuickSample {
     pub rss: i64,
     /// The part without a file, the part of files, and the part that is shared memory.
     pub kinds: [i64; 3],
-    /// What the process has in swap.
+    /// Bytes of the process in swap.
     pub swap: i64,
     /// The container.
     pub container: Container,
@@ -41,7 +41,7 @@ pub struct QuickSample {
     pub machine: Machine,
 }
 
-/// What a control group uses, in bytes; -1 is unknown.
+/// The memory of a control group, in bytes; -1 if unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Container {
     /// All that it uses.
@@ -50,7 +50,7 @@ pub struct Container {
     pub limit: i64,
     /// The page cache in `current`, which the kernel gives up before it kills.
     pub file: i64,
-    /// What it has in swap.
+    /// Bytes in swap.
     pub swap: i64,
     /// How many of its processes the kernel killed.
     pub kills: i64,
@@ -61,9 +61,9 @@ pub struct Container {
 pub struct Machine {
     /// All of it.
     pub total: i64,
-    /// What programs can still get.
+    /// Bytes that programs can still allocate.
     pub available: i64,
-    /// What nobody uses, page cache included among the users.
+    /// Free bytes; page cache counts as used.
     pub free: i64,
     /// Free swap.
     pub swap_free: i64,
@@ -74,7 +74,7 @@ pub struct Machine {
 impl Container {
     const UNKNOWN: Container = Container { current: -1, limit: -1, file: -1, swap: -1, kills: -1 };
 
-    /// What it can still take before the kernel kills; `None` without a limit.
+    /// Returns the bytes left before the kernel kills; `None` without a limit.
     #[must_use]
     pub fn left(&self) -> Option<i64> {
         (self.limit >= 0).then(|| self.limit - (self.current - self.file.max(0)))

@@ -184,7 +184,7 @@ pub(super) fn find(step: &Step, rules: &SizeRules<'_>, symbols: &SymbolTable, ph
 }
 
 /// Returns true if modules of a step cast what the op before them made to twice its size: a model in 16 bits whose norms or loss
-/// run in float32. In float32 such a cast is none.
+/// run in float32. In float32 such a cast is a no-op.
 pub(super) fn casts_up(step: &Step, rules: &SizeRules<'_>, phases: &Phases) -> bool {
     let mut made: Option<&Life> = None;
     let mut modules = FxHashSet::default();

@@ -199,7 +199,7 @@ impl<'a> SizeRules<'a> {
         all.map(|life| self.resized(life, self.requested(step, life, changes, symbols, share))).collect()
     }
 
-    /// What the changes add to the requests that ran out of memory: the number of allocations before each, and bytes.
+    /// Bytes that the changes add to each request that ran out of memory, with the number of allocations before it.
     pub(super) fn failed(&self, step: &Step, changes: &[Change], symbols: &SymbolTable) -> Vec<(u32, i64)> {
         let all = step.allocations.iter().enumerate().filter(|(_, each)| each.life.is_none());
         all.map(|(at, each)| {

@@ -13,7 +13,7 @@ pub struct Cgroup {
     is_v1: bool,
 }
 
-/// A limit from here on is version 1's way to say that there is none.
+/// Version 1 reports a limit of at least this size if no limit is set.
 const UNLIMITED: i64 = 1 << 60;
 /// A path of control groups is short; a hostile one cannot make the search long.
 const MOST_LEVELS: usize = 64;

@@ -257,7 +257,7 @@ pub(super) struct OomCase<'a> {
     pub(super) holes: Vec<i64>,
     /// The repeated layers that the forward had not reached.
     layers: Option<LayersLeft>,
-    /// What this step holds and those before it did not, if it is larger than they were.
+    /// Memory that only this step holds, if the step is larger than the earlier ones.
     differences: Vec<Difference>,
     /// True if the request is in a forward, and no backward came before it in the run.
     pub(super) is_untrained: bool,

@@ -226,7 +226,7 @@ impl Facts {
             .max(1)
     }
 
-    /// What the CUDA context and untraced libraries take beyond what is usual.
+    /// Bytes that the CUDA context and untraced libraries take beyond their usual size.
     pub(super) fn large_context(&self) -> i64 {
         (self.unknown - USUAL_CONTEXT).max(0)
     }
@@ -547,7 +547,7 @@ mod tests {
         assert_eq!(why(&facts, before("ema.shadow", 100)), None);
         assert_eq!(why(&facts, before("checkpoint['model']", 100)), Some(Kept::Loaded));
         assert_eq!(why(&facts, now(4)), Some(Kept::Gathered));
-        // What torch.load makes before training; the full state of a sharded model.
+        // Tensors that torch.load makes before training; the full state of a sharded model.
         let loads = |file: &str| json!({ "tensors": 24, "first_step": -1, "last_step": -1, "file": file, "owner": "Unpickler.load" });
         let before = Facts { step: -1, ..full() };
         assert_eq!(why(&before, loads("torch/_weights_only_unpickler.py")), Some(Kept::Loading));

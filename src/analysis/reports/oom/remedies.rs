@@ -1,4 +1,4 @@
-//! What a person changes after an OOM: one line each, for the cause and for what the figures show beside it.
+//! Remedies after an OOM, one line each: for the cause, and for other findings of the same figures.
 
 use memtrace_trace::units::Unit;
 
@@ -13,7 +13,7 @@ const SCORES: [&str; 6] = ["softmax", "bmm", "matmul", "masked_fill", "::where",
 const PAGE: i64 = 20 << 20;
 
 impl OomCase<'_> {
-    /// What to change; the changes of `memtrace advise` come after it.
+    /// The remedies; the changes of `memtrace advise` follow them.
     pub(super) fn tries(&self, units: Unit) -> Vec<String> {
         let facts = &self.facts;
         let mut all: Vec<String> = Vec::new();
@@ -60,7 +60,7 @@ impl OomCase<'_> {
         all
     }
 
-    /// What closes holes, or keeps them from forming.
+    /// Remedies that close holes, or keep them from forming.
     fn against_holes(&self) -> &'static [&'static str] {
         let is_on = self.trace.meta.allocator.option("expandable_segments") == Some("True");
         // Whole pages of the holes can go back to the device; a block in each page pins all of them.
@@ -87,7 +87,7 @@ impl OomCase<'_> {
         }
     }
 
-    /// What the figures of a program that is too big show.
+    /// Remedies for a program that is too big, by what its figures show.
     fn against_need(&self, units: Unit) -> Vec<String> {
         let facts = &self.facts;
         let show = |bytes: i64| units.show(bytes).to_string();
@@ -182,12 +182,12 @@ impl OomCase<'_> {
     pub(super) fn advised_line(&self, advice: &FirstAdvice, units: Unit) -> String {
         let facts = &self.facts;
         let least = if advice.is_least { "at least " } else { "" };
-        // What was still to come shrinks as what was there did.
+        // Memory that was still to come shrinks in the same proportion as the memory that was there.
         let now = (facts.activations).max(1);
         let of_rest =
             (i128::from(facts.to_come) * i128::from(advice.saved.min(now)) / i128::from(now)) as i64;
         let saved = advice.saved.saturating_add(of_rest);
-        // What comes later in the step is unknown: a change that saves little of what is there may save too little of that.
+        // The rest of the step is unknown: a change that saves little so far may save too little later.
         let least_part = if self.phase == "optimizer" { 4 } else { 3 };
         let enough = match facts.needed.filter(|needed| *needed > facts.capacity) {
             Some(_) if saved < facts.short() => ", not enough alone",
@@ -205,7 +205,7 @@ impl OomCase<'_> {
     }
 }
 
-/// What a person does about a holder, and why.
+/// The remedy for a holder, and the reason.
 pub(super) fn remedy(why: Kept) -> (&'static str, &'static [&'static str]) {
     match why {
         Kept::Grows => (
@@ -217,7 +217,7 @@ pub(super) fn remedy(why: Kept) -> (&'static str, &'static [&'static str]) {
             &["leave the except block before you try again (set a flag in it), or del the exception"],
         ),
         Kept::EarlierGraph => (
-            "the graph of an earlier step lives beside that of this one",
+            "the graph of an earlier step is alive together with the graph of this one",
             &[
                 "del the variable at the end of the step, or keep what .item() or .detach() gives; a state that goes into the next step needs .detach(), too",
             ],

@@ -1,4 +1,4 @@
-//! What a step holds by op and module, compared with the steps before it.
+//! Memory of a step by op and module, compared with the steps before it.
 
 use std::collections::VecDeque;
 
@@ -64,7 +64,7 @@ impl Peaks {
     }
 }
 
-/// What ops and modules held in the steps of a device.
+/// Memory that ops and modules held in the steps of a device.
 #[derive(Default)]
 pub(super) struct StepGroups {
     step: i64,

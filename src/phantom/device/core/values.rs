@@ -307,7 +307,7 @@ impl KnownValues {
         self.expected[usize::from(flag)].add(address, address + size);
     }
 
-    /// What is expected of all flags of a range.
+    /// The value that all flags of a range are expected to have.
     pub(crate) fn expected(&self, address: usize, size: usize) -> Option<bool> {
         let contains = |flag: bool| self.expected[usize::from(flag)].contains(address, address + size);
         [false, true].into_iter().find(|&flag| contains(flag))

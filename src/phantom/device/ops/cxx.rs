@@ -1,4 +1,4 @@
-//! What C++ asks of those who call it: exceptions end here, and strings have the layout of its library.
+//! Calls into C++: exceptions end here, and strings have the layout of its library.
 
 use std::arch::global_asm;
 use std::ffi::{c_int, c_void};

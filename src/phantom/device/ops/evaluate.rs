@@ -24,7 +24,7 @@ struct Op {
     overwrites: bool,
     /// The size of its output depends on values, and is asked inside.
     has_count: bool,
-    /// What it asks of values that nothing computed.
+    /// The question that the op asks about values that nothing computed.
     question: Option<Question>,
 }
 
@@ -95,7 +95,7 @@ const EXCLUDED_FAMILIES: [&str; 8] =
 /// Namespaces whose ops are followed.
 const NAMESPACES: [&str; 2] = ["aten::", "torchvision::"];
 
-/// Parts of names of ops that change a tensor of which their schema does not say so, or give it other memory.
+/// Parts of the names of ops that change a tensor, or give it other memory, without a mark in their schema.
 const SILENT_WRITERS: [&str; 6] = ["batch_norm", "instance_norm", "_rnn", "_amp_", "resize", "set_"];
 
 /// Ops whose output has a size that depends on values, and that ask it inside.
@@ -189,9 +189,9 @@ pub(super) struct Started {
     values: Option<Values>,
     /// The memory that it writes, of its arguments.
     pub(super) written: Vec<TensorMemory>,
-    /// What is known of the blocks around these.
+    /// The known contents of the blocks around these.
     kept: Vec<Part>,
-    /// What is known of the flags that it asks about.
+    /// The known part of the flags that the op asks about.
     flags: Vec<Flags>,
     /// The sizes of the tensor in which it looks for places.
     sizes: Vec<i64>,
@@ -285,7 +285,7 @@ pub(super) unsafe fn end(started: Started, outputs: &[Value]) {
     if op.has_count {
         kernel_effects::set_count(None);
     }
-    // What lies beside what the op writes is as before.
+    // The bytes beside the written ones are as before.
     keep(&kept, &written);
     if let (Some(question), false, None) = (op.question, flags.is_empty(), &values) {
         let place = usize::from(question == Question::Places);

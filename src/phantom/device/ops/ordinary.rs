@@ -6,7 +6,7 @@
 //! - "All" of other flags is true and "any" is false, for any number of flags, also along a dimension: with
 //!   these, programs check that their data is sound.
 //!
-//! What is known of some of the flags comes first.
+//! Known values of some of the flags come first.
 //!
 //! - The indices of the largest elements (`topk`) are spread evenly over all places, row by row. So a router gives
 //!   each expert its share.
@@ -15,7 +15,7 @@ use crate::cuda::copy::{self, Known};
 use crate::kernels::elementwise;
 use crate::ops::tensor::TensorMemory;
 
-/// What an op asks of its inputs.
+/// The question that an op asks about its inputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Question {
     /// Whether a number is finite, infinite or NaN. The answer about an ordinary one.
@@ -53,7 +53,7 @@ impl Question {
     }
 }
 
-/// What is known or expected of the flags of a tensor before an op.
+/// The known or expected flags of a tensor before an op.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Flags {
     /// All of them, if they are the same.

@@ -37,7 +37,7 @@ macro_rules! source {
 
 const LOADER: Source = source!("loader");
 /// The modules of the tracer, but `native`.
-static SOURCES: [Source; 27] = [
+static SOURCES: [Source; 28] = [
     source!("caches"),
     source!("communicators"),
     source!("failures"),
@@ -61,6 +61,7 @@ static SOURCES: [Source; 27] = [
     source!("start"),
     source!("steps"),
     source!("storages"),
+    source!("subclasses"),
     source!("tags"),
     source!("texts"),
     source!("torch_api"),

@@ -127,14 +127,14 @@ pub(crate) fn parts(
     Ok(with_few_names(parts))
 }
 
-/// What an anonymous mapping is by its place.
+/// Classifies an anonymous mapping by its neighbours.
 fn anonymous_part(mappings: &[Mapping], at: usize) -> &'static str {
     let Range { start, end } = mappings[at].range;
     let length = end - start;
     let before = at.checked_sub(1).map(|before| &mappings[before]).filter(|before| before.range.end == start);
     let after = mappings.get(at + 1).filter(|after| after.range.start == end);
     let is_guard = |mapping: &Mapping| !mapping.is_open && mapping.is_anonymous;
-    // The used part of an arena, and behind it the reserved one.
+    // The used part of an arena, followed by the reserved one.
     let reserved = after.filter(|after| is_guard(after)).map_or(0, |after| after.range.end - end);
     if start.is_multiple_of(ARENA)
         && length <= ARENA

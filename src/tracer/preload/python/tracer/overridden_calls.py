@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .subclasses import with_subclasses
 from .torch_api import Module
 
 Function = type(lambda: None)
@@ -25,18 +26,11 @@ def hook_new_overridden_calls() -> None:
     """Looks at the classes that were made since the last call."""
     if _hook is None:
         return
-    # By its namespace: a look-up would give the class a version in the interpreter's cache.
-    classes: list[type] = list(type.__subclasses__(Module))
-    walked: set[int] = set()
-    while classes:
-        kind = classes.pop()
-        if id(kind) in walked:
-            continue
-        walked.add(id(kind))
-        classes += type.__subclasses__(kind)
-        if id(kind) in _seen:
+    for kind in with_subclasses(Module):
+        if kind is Module or id(kind) in _seen:
             continue
         _seen.add(id(kind))
+        # By its namespace: a look-up would give the class a version in the interpreter's cache.
         call = vars(kind).get("__call__")
         if type(call) is Function and not DELEGATES & set(call.__code__.co_names):
             _hook(call)

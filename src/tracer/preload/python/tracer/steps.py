@@ -7,6 +7,7 @@ the wrapper is hooked: torch always calls it with `*args, **kwargs`.
 from __future__ import annotations
 
 from .native import hook_step
+from .subclasses import with_subclasses
 from .torch_api import Optimizer
 
 
@@ -53,14 +54,7 @@ def hook_new_classes() -> None:
     """Hooks the steps of optimizer classes that were made since the last call."""
     if not _hooks:
         return
-    classes: list[type] = [Optimizer]
-    seen: set[int] = set()
-    while classes:
-        kind = classes.pop()
-        if id(kind) in seen:
-            continue
-        seen.add(id(kind))
-        classes += type.__subclasses__(kind)
+    for kind in with_subclasses(Optimizer):
         step = _function_to_hook(vars(kind).get("step"))
         if step is not None:
             hook_step(step, Function.__basicsize__, *_hooks)
