@@ -64,6 +64,19 @@ fn example_of_lightning_runs() {
     runs("lightning_fit.py", 1);
 }
 
+/// Programs of `tests/growth`, one of each cause. The parts are compared with PyTorch's own figures after each step, and the
+/// remedy is applied.
+#[test]
+fn leaks_tells_why_memory_of_programs_grows() {
+    if Torch::installed("2.11.0").is_none() {
+        return;
+    }
+    let mut corpus = std::process::Command::new("python3");
+    corpus.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/growth-corpus"));
+    corpus.args(["losses", "outlier", "lengths", "driver_memory", "flat"]);
+    succeeded("growth-corpus", &corpus.output().unwrap());
+}
+
 #[test]
 fn example_of_a_cluster_runs_one_rank_of_512() {
     let Some(torch) = Torch::installed("2.11.0") else { return };

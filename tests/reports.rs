@@ -724,6 +724,69 @@ fn budget_limits_the_memory_of_the_host_and_refuses_a_trace_without_samples() {
 }
 
 #[test]
+fn leaks_split_the_growth_of_what_nvidia_smi_shows() {
+    const MIB: i64 = 1 << 20;
+    // Each step keeps 1 MiB, and step 6 has a larger input and larger temporaries; nothing else changes.
+    let run = |steps: i64, large: i64| {
+        let mut trace = TraceBuilder::default();
+        trace.segment(40 * MIB);
+        for step in 0..steps {
+            let row = |op, category| Row {
+                step,
+                op,
+                module: "Net.fc",
+                phase: "forward",
+                category,
+                ..Row::default()
+            };
+            let times = if step == 6 { large } else { 1 };
+            let input = trace.alloc(times * 2 * MIB, row("aten::randn", Category::Input));
+            if times > 1 {
+                trace.segment(40 * MIB);
+            }
+            let work = trace.alloc(times * 10 * MIB, row("aten::mm", Category::Activation));
+            trace.alloc(MIB, row("aten::clone", Category::Script));
+            trace.free(work, times * 10 * MIB, row("aten::mm", Category::Activation));
+            trace.free(input, times * 2 * MIB, row("aten::randn", Category::Input));
+        }
+        trace.finish()
+    };
+    let summary = answer_on(run(12, 5), "summary", &[]);
+    let line = "GPU 0: memory in use grew from 40.00 MiB (step 1) to 80.00 MiB (step 10): larger steps 44.00 MiB, kept 9.00 MiB";
+    assert_eq!(summary.json["processes"][0]["growth"], json!([line]));
+    assert!(summary.text().contains(line), "{}", summary.text());
+    let run = |steps, large| answer_on(run(steps, large), "leaks", &[]);
+    let answer = run(12, 5);
+    let growth = &answer.json["processes"][0]["growth"][0];
+    let parts = &growth["growth_parts_bytes"];
+    // The last step has no successor. Until the large step, each needed 12 MiB beyond what the steps before kept, and 1 MiB
+    // of this stays.
+    assert_eq!(growth["from"]["step"], 1, "{growth}");
+    assert_eq!(growth["to"]["step"], 10, "{growth}");
+    assert_eq!(parts["kept"], 9 * MIB, "{growth}");
+    assert_eq!(growth["cause"], "larger_steps", "{growth}");
+    assert_eq!(growth["growth_bytes"], 40 * MIB, "{growth}");
+    assert_eq!(parts.as_object().unwrap().values().filter_map(Value::as_i64).sum::<i64>(), 40 * MIB);
+    assert_eq!(growth["forecast"]["kind"], "jumped", "{growth}");
+    let text = answer.text();
+    for wanted in [
+        "GPU 0: 40.00 MiB more in use after step 10 than after step 1: 80.00 MiB, before 40.00 MiB",
+        "Its inputs are 5.0 times as large (10.00 MiB, before 2.00 MiB).",
+        "aten::mm in Net.fc: 10.00 MiB before, now 50.00 MiB",
+        "It came at once, with step 6",
+        "1.00 MiB per step",
+    ] {
+        assert!(text.contains(wanted), "{wanted}\n{text}");
+    }
+    // What is kept fits into the segment that is there: nvidia-smi shows nothing, and it is told.
+    let answer = run(12, 1);
+    let growth = &answer.json["processes"][0]["growth"][0];
+    assert_eq!((&growth["growth_bytes"], &growth["cause"]), (&json!(0), &json!("kept")), "{growth}");
+    // Two steps are too few.
+    assert_eq!(run(2, 1).json["processes"][0]["growth"], json!([]));
+}
+
+#[test]
 fn leaks_tell_growth_of_the_host_by_part() {
     const MIB: i64 = 1 << 20;
     let mut trace = TraceBuilder::default();

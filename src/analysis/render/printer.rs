@@ -224,9 +224,9 @@ impl Printer {
         self.line([text.into().into()]);
     }
 
-    /// Adds an empty line.
+    /// Adds an empty line, unless there is one.
     pub fn gap(&mut self) {
-        if self.form != Form::Csv {
+        if self.form != Form::Csv && !self.text.ends_with("\n\n") {
             self.text.push('\n');
         }
     }

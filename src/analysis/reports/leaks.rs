@@ -1,4 +1,4 @@
-//! `memtrace leaks`: memory that grows from step to step, its growth rate and its owner.
+//! `memtrace leaks`: why memory in use grows, and the blocks that grow from step to step with their owner.
 //!
 //! A leak is a set of blocks of one owner that are live when the last step begins and were allocated in
 //! several earlier steps. Growth is the slope of a least-squares line through the surviving bytes, step by
@@ -11,6 +11,7 @@ use memtrace_trace::Category;
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
+use super::growth::{FEWEST_STEPS, Growth};
 use super::host_growth::HostGrowth;
 use super::leaks_holders::{HOLDERS, LeaksHolders, print_retained};
 use super::report::{Answer, Report, View, next};
@@ -28,7 +29,8 @@ use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::categories::KnownCategories;
 use crate::state::group::category;
 use crate::state::host_memory::HostMemory;
-use crate::state::replay::{HOST, MemoryKind, Metric, Replay};
+use crate::state::levels::Levels;
+use crate::state::replay::{MemoryKind, Metric, Replay};
 use crate::state::replay_trace::{Replayed, replay_trace, replay_until};
 use crate::state::retained::{RetainedSearch, RetainedSearches};
 use crate::state::stacks::Stacks;
@@ -36,21 +38,18 @@ use crate::state::stacks::Stacks;
 /// `memtrace leaks`.
 pub(super) struct Leaks;
 
-/// Growth needs surviving blocks of at least so many steps.
-const FEWEST_STEPS: usize = 3;
-
 impl Report for Leaks {
     fn name(&self) -> &'static str {
         "leaks"
     }
 
     fn about(&self) -> &'static str {
-        "Find memory that grows from step to step, its rate and owner, and what was never freed"
+        "Why memory in use grows: kept, larger steps, cached or outside PyTorch; owners and rates"
     }
 
     fn examples(&self) -> &'static [(&'static str, &'static str)] {
         &[
-            ("leaks out", "what grows from step to step, and which op allocates it"),
+            ("leaks out", "what grows in nvidia-smi, in four parts; which op and line keeps memory"),
             ("leaks --holders out", "the list, closure, graph or traceback that keeps it"),
             ("leaks --holders --pid 4711", "the same of a running process, asked now"),
         ]
@@ -67,21 +66,32 @@ impl Report for Leaks {
         let mut json = Vec::new();
         let mut any = false;
         for (index, trace) in input.traces.iter().enumerate() {
-            let (whole, found) = findings(trace, options, flow_categories(trace, options)?, |_, _| {})?;
+            let known = flow_categories(trace, options)?;
+            let Reading { whole, before_last, levels, found } =
+                findings(trace, options, known.clone(), |_, _| {})?;
             footer.add(trace, &whole, whole.fullest(Metric::Allocated, options).map(|d| d.ordinal));
             process_heading(&mut printer, input, index);
             any |= !found.leaks.is_empty();
+            let mut grown: Vec<Growth> =
+                levels.devices.iter().filter_map(|device| Growth::new(device, &trace.meta)).collect();
+            for growth in &mut grown {
+                growth.explain(trace, options, &known, &before_last)?;
+                printer.gap();
+                growth.print(&mut printer, options);
+            }
+            let is_flat = grown.iter().all(|growth| growth.cause().is_none());
             // Who keeps it comes before what it is.
             let searches = RetainedSearches::read(trace, options)?;
             print_retained(&mut printer, searches.telling(), options);
             printer.gap();
-            found.print(&mut printer, options);
+            found.print(&mut printer, options, is_flat);
             let growth = HostGrowth::new(&HostMemory::read(trace, options)?);
             if let Some(growth) = &growth {
                 printer.gap();
                 growth.print(&mut printer, options);
             }
             let mut value = found.json(trace);
+            value["growth"] = grown.iter().map(|growth| growth.json(options.units)).collect();
             value["host"] = growth.as_ref().map(HostGrowth::json).into();
             value["retained"] = searches.telling().map(RetainedSearch::json).into();
             json.push(value);
@@ -101,7 +111,17 @@ impl Report for Leaks {
     }
 }
 
-/// The replay of the whole trace, and its leaks. `visit` gets each row after the replay took it.
+/// A trace, read for what grows.
+pub(crate) struct Reading {
+    /// The replay of the whole trace.
+    pub(crate) whole: Replayed,
+    /// The replay up to the last step.
+    pub(crate) before_last: Replayed,
+    pub(crate) levels: Levels,
+    pub(crate) found: Findings,
+}
+
+/// Reads a trace for what grows. `visit` gets each row after the replay took it.
 ///
 /// # Errors
 /// When the trace cannot be read.
@@ -110,48 +130,20 @@ pub(crate) fn findings(
     options: &Options,
     known: KnownCategories,
     mut visit: impl FnMut(&Record, &Replay),
-) -> Result<(Replayed, Findings)> {
-    let is_wanted = |device: i32| device != HOST && options.device.is_none_or(|only| only == device);
+) -> Result<Reading> {
     // The first reading goes to the end: it finds the last step and the blocks never freed.
-    let mut levels = StepLevels::default();
+    let mut levels = Levels::new(options.device);
     let tracked = Metric::Allocated;
     let whole = replay_trace(trace, Columns::of(&[]), options, tracked, known.clone(), |row, replay| {
-        if replay.in_window() {
-            let gpus = replay.devices().iter().filter(|device| is_wanted(device.ordinal));
-            levels.feed(row.step, gpus.map(|device| device.totals.allocated).sum());
-        }
+        levels.feed(row, replay);
         visit(row, replay);
     })?;
     let last = levels.step;
     let is_last = |row: &Record| last > 0 && row.step >= last;
     let stacks = Columns::of(&["stack_id"]);
     let before_last = replay_until(trace, stacks, options, tracked, known, is_last, |_, _| {})?;
-    let found = Findings::new(&before_last, &whole, &Stacks::read(trace), levels, last, options);
-    Ok((whole, found))
-}
-
-/// The bytes allocated when each step ended.
-struct StepLevels {
-    /// The highest step so far; -1 before the first.
-    step: i64,
-    now: i64,
-    ends: BTreeMap<i64, i64>,
-}
-
-impl Default for StepLevels {
-    fn default() -> Self {
-        StepLevels { step: -1, now: 0, ends: BTreeMap::new() }
-    }
-}
-
-impl StepLevels {
-    fn feed(&mut self, step: i64, allocated: i64) {
-        if step > self.step && self.step >= 0 {
-            self.ends.insert(self.step, self.now);
-        }
-        self.step = self.step.max(step);
-        self.now = allocated;
-    }
+    let found = Findings::new(&before_last, &whole, &Stacks::read(trace), &levels, options);
+    Ok(Reading { whole, before_last, levels, found })
 }
 
 /// A least-squares line.
@@ -233,10 +225,10 @@ impl Findings {
         before_last: &Replayed,
         whole: &Replayed,
         stacks: &Stacks,
-        levels: StepLevels,
-        last: i64,
+        levels: &Levels,
         options: &Options,
     ) -> Findings {
+        let last = levels.step;
         type LeakOwner<'a> = (Symbol, Symbol, Symbol, Category, Option<&'a str>);
         let mut owners: FxHashMap<LeakOwner<'_>, BTreeMap<i64, (u64, i64)>> = FxHashMap::default();
         let mut lines: FxHashMap<i64, Option<&str>> = FxHashMap::default();
@@ -310,12 +302,16 @@ impl Findings {
         let mut by_category: Vec<_> = by_category.into_iter().collect();
         by_category.sort_by_key(|(name, bytes)| (-bytes, *name));
         // The first step is left out: it fills caches that later steps reuse.
+        let mut ends: BTreeMap<i64, i64> = BTreeMap::new();
+        for level in levels.devices.iter().flat_map(|device| &device.steps) {
+            *ends.entry(level.step).or_default() += level.allocated;
+        }
         let points: Vec<(f64, f64)> =
-            levels.ends.iter().skip(1).map(|(step, bytes)| (*step as f64, *bytes as f64)).collect();
+            ends.iter().skip(1).map(|(step, bytes)| (*step as f64, *bytes as f64)).collect();
         Findings {
             leaks,
             growth: fit(&points),
-            steps: levels.ends.len(),
+            steps: levels.ended,
             never_freed,
             never_freed_by_category: by_category,
         }
@@ -337,7 +333,8 @@ impl Findings {
         fastest.map_or("", |(category, _)| category)
     }
 
-    fn print(&self, printer: &mut Printer, options: &Options) {
+    /// `is_flat`: no part of the memory in use grows.
+    fn print(&self, printer: &mut Printer, options: &Options, is_flat: bool) {
         let units = options.units;
         if self.steps < FEWEST_STEPS {
             printer.plain(format!(
@@ -346,7 +343,12 @@ impl Findings {
                 self.steps
             ));
         } else if self.leaks.is_empty() {
-            printer.plain(format!("No growth over {}.", counted(self.steps as u64, "step")));
+            let over = counted(self.steps as u64, "step");
+            printer.plain(if is_flat {
+                format!("No growth over {over}.")
+            } else {
+                format!("Nothing that is kept grows over {over}.")
+            });
         } else {
             let sum: f64 = self.leaks.iter().map(|leak| leak.line.slope).sum();
             printer.line([

@@ -80,8 +80,8 @@ impl Report for LeaksHolders {
         let most = options.top.unwrap_or(MOST_RANKS);
         for (index, trace) in input.traces.iter().enumerate() {
             let searches = RetainedSearches::read(trace, options)?;
-            let (_, growth) = findings(trace, options, flow_categories(trace, options)?, |_, _| {})?;
-            let unnamed = Unnamed::new(&growth, searches.telling());
+            let found = findings(trace, options, flow_categories(trace, options)?, |_, _| {})?.found;
+            let unnamed = Unnamed::new(&found, searches.telling());
             if index < most {
                 process_heading(&mut printer, input, index);
                 print(&mut printer, &searches, &unnamed, options);

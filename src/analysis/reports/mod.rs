@@ -12,6 +12,7 @@ mod check_files;
 mod diff;
 pub(crate) mod frag;
 mod group_table;
+mod growth;
 mod host_growth;
 mod killed;
 pub(crate) mod leaks;
@@ -36,6 +37,7 @@ use crate::error::Result;
 use crate::options::{Flag, Options};
 use crate::read::input::Input;
 use crate::selection::select;
+pub use growth::growth_lines;
 pub use report::{Answer, Needs, Report, SearchRequest, Verdict, View};
 
 /// Every report, in the order of the help.

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use memtrace_trace::EventName;
 use serde_json::{Value, json};
 
+use super::growth::growth_lines;
 use super::killed::Killed;
 use super::ranks::{highest, more_ranks};
 use super::report::{Answer, Report, View, next};
@@ -22,6 +23,7 @@ use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::block::Owner;
 use crate::state::group::{block_category, without_mark};
 use crate::state::host_memory::{HostMemory, SAMPLE};
+use crate::state::levels::Levels;
 use crate::state::replay::{self, Block, Device, HOST, Metric};
 use crate::state::replay_trace::{Replayed, replay_rows_knowing, used_name};
 
@@ -57,11 +59,12 @@ impl Report for Summary {
         let mut hosts = Vec::new();
         let mut is_killed = false;
         // Of many processes only the one with the highest peak is kept.
-        let mut fullest: Option<(&TraceFile, Replayed, Option<Need>)> = None;
+        let mut fullest: Option<(&TraceFile, Replayed, Option<Need>, Vec<String>)> = None;
         let mut highest_peak = (i64::MIN, 0, 0);
         for trace in &input.traces {
             let mut past_oom = None;
             let mut host: Option<HostMemory> = None;
+            let mut levels = Levels::new(options.device);
             let replayed = replay_rows_knowing(
                 trace,
                 replay::COLUMNS.plus(EventName::Sample, SAMPLE),
@@ -70,6 +73,7 @@ impl Report for Summary {
                 flow_categories(trace, options)?,
                 |row, replay| {
                     host.get_or_insert_with(|| HostMemory::new(&replay.symbols)).feed(row);
+                    levels.feed(row, replay);
                     if row.event == EventName::Oom && past_oom.is_none() {
                         past_oom = Some(Owner::of(row));
                     }
@@ -79,9 +83,11 @@ impl Report for Summary {
             footer.note_inference(&replayed);
             let need = trace.needed_bytes().map(|bytes| Need { bytes, died: past_oom });
             let host = host.unwrap_or_default();
+            let grown = growth_lines(&levels, &trace.meta, options.units);
             let mut value = process(trace, &replayed, need.as_ref(), options);
             value["host_peak_rss_bytes"] = host.peak_rss().into();
             value["host_peak_bytes"] = host.peak_with_children().into();
+            value["growth"] = grown.clone().into();
             value["killed"] = Killed::of(trace, &host).map(|killed| killed.json(options)).into();
             processes.push(value);
             hosts.push(host);
@@ -90,13 +96,13 @@ impl Report for Summary {
             let peak = |metric| device.map_or(0, |device| device.peak(metric).bytes);
             let peak = (peak(Metric::Used), peak(Metric::Allocated), -trace.meta.rank);
             if peak >= highest_peak {
-                (highest_peak, fullest) = (peak, Some((trace, replayed, need)));
+                (highest_peak, fullest) = (peak, Some((trace, replayed, need, grown)));
             }
         }
         let json = json!({ "processes": processes });
         // One screen: a line for each process, and details of the one with the highest peak.
         let mut hints = Vec::new();
-        if let Some((trace, replayed, need)) = &fullest {
+        if let Some((trace, replayed, need, grown)) = &fullest {
             heading(&mut printer, input, &trace.meta);
             printer.gap();
             if lines.len() > 1 {
@@ -118,6 +124,10 @@ impl Report for Summary {
                     killed.print(&mut printer, options);
                     is_killed = true;
                 }
+            }
+            for line in grown {
+                printer.plain(line);
+                hints.push(next("leaks", input, ""));
             }
             if is_killed {
                 hints.push(next("ledger", input, "--host --at end"));

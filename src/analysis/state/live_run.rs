@@ -15,6 +15,7 @@ use crate::read::record::{Columns, Wanted};
 use crate::read::stream::{ProcessKey, TraceFile, process_key, same_process};
 use crate::read::symbols::SymbolTable;
 use crate::read::tail::PartTail;
+use crate::state::levels::Levels;
 use crate::state::replay::{self, HOST, Metric, Replay, Window};
 use crate::state::series::GrowingSeries;
 
@@ -41,6 +42,8 @@ pub struct LiveProcess {
     pub symbols: SymbolTable,
     /// The totals over time of each device in use: its ordinal, allocated and used bytes.
     pub history: Vec<(i32, GrowingSeries, GrowingSeries)>,
+    /// The memory from step to step.
+    pub levels: Levels,
     /// Lines that are not rows.
     pub skipped: u64,
     /// True if its `end` row was read.
@@ -135,6 +138,7 @@ impl LiveProcess {
             path: part.path.clone(),
             symbols,
             history: Vec::new(),
+            levels: Levels::new(None),
             skipped: 0,
             ended: false,
             reading: None,
@@ -204,6 +208,7 @@ impl LiveProcess {
                 // A part is missing: the opening rows of this one hold what is live, so the state restarts
                 // with it.
                 self.replay = Replay::new(&self.symbols, Window::default(), Metric::Allocated);
+                self.levels = Levels::new(None);
             }
             (self.reading, self.part, self.path) = (Some(reading), number_of(&next), next.path);
         }
@@ -211,10 +216,11 @@ impl LiveProcess {
 
     /// Takes the next block of the part. Returns the number of rows, or `None` when nothing new was written.
     fn read_block(&mut self) -> Option<u64> {
-        let LiveProcess { reading, replay, symbols, history, ended, .. } = self;
+        let LiveProcess { reading, replay, symbols, history, levels, ended, .. } = self;
         let mut ending = None;
         let read = reading.as_mut()?.read_block(|row| {
             replay.feed(row);
+            levels.feed(row, replay);
             let is_end = row.event == EventName::End;
             ending = is_end.then(|| Ending::of(&symbols.get(row.name)));
             *ended = ending.is_some_and(|ending| ending != Some(Ending::Rotated));

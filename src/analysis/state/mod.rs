@@ -8,6 +8,7 @@ pub mod group;
 pub mod host_memory;
 pub mod last_oom;
 pub mod layout;
+pub mod levels;
 pub mod live_blocks;
 pub mod live_run;
 pub mod module_layers;

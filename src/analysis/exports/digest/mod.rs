@@ -26,7 +26,7 @@ use crate::read::stream::TraceFile;
 use crate::read::symbols::{NO_MODULE, Symbol};
 use crate::render::numbers::counted;
 use crate::reports::frag::{Fragmentation, fragmentation};
-use crate::reports::leaks::{Findings, Leak, findings};
+use crate::reports::leaks::{Findings, Leak, Reading, findings};
 use crate::state::group::block_category;
 use crate::state::moment::NamedMoment;
 use crate::state::replay::{Block, Device, Metric, Owner};
@@ -60,7 +60,7 @@ impl Export for Digest {
         };
         let mut steps = Steps::default();
         let flow = flow_categories(trace, job.options)?;
-        let (replayed, found) =
+        let Reading { whole: replayed, found, .. } =
             findings(trace, job.options, flow.clone(), |row, replay| steps.feed(row, replay, job.options))?;
         let at_peak = NamedMoment::Peak(Metric::Reserved);
         let held = fragmentation(trace, at_peak, job.options, flow)?.map_or_else(Vec::new, |(_, held)| held);

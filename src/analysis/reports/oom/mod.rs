@@ -9,6 +9,7 @@ use serde_json::json;
 
 use super::advise::{Advised, FirstAdvice};
 use super::group_table::print_groups;
+use super::growth::growth_lines;
 use super::killed::Killed;
 use super::leaks_holders::print_retained;
 use super::report::{Answer, Report, next};
@@ -25,6 +26,7 @@ use crate::state::detail::DetailedSteps;
 use crate::state::group::{Key, sorted};
 use crate::state::host_memory::HostMemory;
 use crate::state::layout::{self, Layout};
+use crate::state::levels::Levels;
 use crate::state::moment::{NamedMoment, replay_to_moment};
 use crate::state::replay::Block;
 use crate::state::replay_trace::Replayed;
@@ -59,6 +61,7 @@ impl Report for Oom {
         for trace in &input.traces {
             let mut layout = Layout::default();
             let mut seen = RowsBefore::default();
+            let mut levels = Levels::new(options.device);
             let columns = layout::COLUMNS.and(step_groups::COLUMNS).and(Columns::of(&[
                 "api",
                 "device_free_bytes",
@@ -73,6 +76,7 @@ impl Report for Oom {
                 flow_categories(trace, options)?,
                 |row, replay| {
                     layout.feed(row);
+                    levels.feed(row, replay);
                     seen.feed(row, replay, trace);
                 },
             )?;
@@ -86,6 +90,10 @@ impl Report for Oom {
             printer.gap();
             let (advised, why_not) = if case.is_need() { helps(trace, options) } else { (Vec::new(), None) };
             case.print(&mut printer, &advised, options);
+            let grown = growth_lines(&levels, &trace.meta, options.units);
+            for line in &grown {
+                printer.plain(line);
+            }
             if let Some(why) = &why_not {
                 printer.plain(format!("memtrace advise finds nothing for this peak: {why}"));
             }
@@ -103,6 +111,7 @@ impl Report for Oom {
                 advised.iter().map(|advice| case.advised_line(advice, options.units)).collect();
             let mut value = case.json(&replayed);
             value["retained"] = search.map(RetainedSearch::json).into();
+            value["growth"] = grown.into();
             value["advised"] = advised.into();
             value["not_advised_because"] = why_not.into();
             cases.push(value);

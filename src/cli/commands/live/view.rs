@@ -7,6 +7,7 @@ use memtrace_analysis::options::Options;
 use memtrace_analysis::render::curve::{Curve, CurveLine};
 use memtrace_analysis::render::numbers::{bar, count, counted, duration, percent, share};
 use memtrace_analysis::render::printer::{Cell, NO_BREAK, Printer, Side, Style, Table};
+use memtrace_analysis::reports::growth_lines;
 use memtrace_analysis::state::group::{Group, Key};
 use memtrace_analysis::state::live_run::{LiveProcess, LiveRun};
 use memtrace_analysis::state::replay::{HOST, Metric};
@@ -276,6 +277,9 @@ impl View<'_> {
                 Cell::new(self.units.show(left).to_string(), if near { Style::Alarm } else { Style::Strong }),
                 format!(" of {} free", self.units.show(capacity)).into(),
             ]);
+        }
+        for line in growth_lines(&process.levels, &process.meta, self.units) {
+            page.plain(line);
         }
         let ooms = replay.counts.of(memtrace_trace::EventName::Oom);
         if ooms > 0 {

@@ -1,0 +1,742 @@
+//! Why memory in use grows: the growth of what nvidia-smi shows, split into four parts that sum to it.
+//!
+//! Memory in use is what torch's allocator reserves and what is outside of it. Of the reserved memory, *kept* is what is
+//! live at the end of a step, *larger steps* is what the largest step so far needed beyond that, and *cached* is the rest,
+//! which no step has needed at once. Where `empty_cache` gave memory back, a step so far cannot have needed more than what
+//! is left. Each part is the difference between two levels; see [`crate::state::levels`].
+
+use std::collections::BTreeMap;
+
+use memtrace_trace::meta::Meta;
+use memtrace_trace::units::Unit;
+use rustc_hash::FxHashMap;
+use serde_json::{Value, json};
+
+use super::leaks::fit;
+use crate::error::Result;
+use crate::options::{Options, Window};
+use crate::read::record::Columns;
+use crate::read::stream::TraceFile;
+use crate::read::symbols::SymbolTable;
+use crate::render::numbers::{count, counted, duration};
+use crate::render::printer::{Cell, Printer, Side, Style, Table};
+use crate::state::block::Block;
+use crate::state::categories::KnownCategories;
+use crate::state::group::category;
+use crate::state::levels::{DeviceLevels, Level, Levels};
+use crate::state::module_layers::Layers;
+use crate::state::replay::{MemoryKind, Metric};
+use crate::state::replay_trace::{Replayed, replay_trace};
+
+/// Growth needs this many finished steps, or slices of time.
+pub(super) const FEWEST_STEPS: usize = 3;
+const FEWEST_SLICES: usize = 8;
+/// A part is flat below this many bytes, or below one part in so many of the memory in use.
+const FLAT: (i64, i64) = (2 << 20, 100);
+/// `summary` names a part that grew by more than this part of the memory in use, one in 20.
+const WORTH_A_LINE: i64 = 20;
+/// One rise with at least this share of the growth is a jump.
+const JUMP: f64 = 0.8;
+/// Memory has settled when the last quarter of the steps has less than this share of the growth, and slows down below the
+/// other: at an even rate it has 0.25.
+const SETTLED: f64 = 0.04;
+const SLOWING: f64 = 0.15;
+/// The most levels in the JSON of a device.
+const MOST_POINTS: usize = 200;
+/// The groups that are listed for a part.
+const SHOWN: usize = 3;
+
+/// A part of the growth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    /// Live at the ends of steps.
+    Kept,
+    /// Needed within a step only, by the largest step so far.
+    LargerSteps,
+    /// Reserved, and needed by no step.
+    Cached,
+    /// Outside torch's allocator.
+    Outside,
+}
+
+impl Part {
+    pub(super) const ALL: [Part; 4] = [Part::Kept, Part::LargerSteps, Part::Cached, Part::Outside];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Part::Kept => "kept",
+            Part::LargerSteps => "larger steps",
+            Part::Cached => "cached",
+            Part::Outside => "outside PyTorch",
+        }
+    }
+
+    fn key(self) -> &'static str {
+        match self {
+            Part::Kept => "kept",
+            Part::LargerSteps => "larger_steps",
+            Part::Cached => "cached",
+            Part::Outside => "outside",
+        }
+    }
+
+    fn about(self) -> &'static str {
+        match self {
+            Part::Kept => "live when a step ends",
+            Part::LargerSteps => "what the largest step so far needed beyond that",
+            Part::Cached => "reserved by PyTorch's allocator, and needed by no step",
+            Part::Outside => "context, kernels, libraries, other processes",
+        }
+    }
+}
+
+/// The parts of the memory in use at each level, in the order of [`Part::ALL`].
+fn parts_of(levels: &[Level]) -> Vec<[i64; 4]> {
+    let mut highest = 0;
+    levels
+        .iter()
+        .map(|level| {
+            highest = level.peak.max(highest).min(level.reserved).max(level.allocated);
+            [level.allocated, highest - level.allocated, level.reserved - highest, level.outside]
+        })
+        .collect()
+}
+
+/// What the growth comes to if it goes on.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Forecast {
+    /// Nearly all of it came at once, at the level of this index.
+    Jumped { at: usize },
+    /// The last quarter of the steps hardly grew.
+    Settled,
+    /// The last quarter grew less than the others.
+    Slowing,
+    /// It grows by so many bytes a step (or a second), and the card is full at that step.
+    Grows { rate: f64, full_at: Option<i64> },
+}
+
+/// How the peaks of steps change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shape {
+    Rising,
+    OneLarge,
+    Varying,
+}
+
+/// Memory of an owner that differs between two levels, in bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Change {
+    what: String,
+    before: i64,
+    after: i64,
+    /// The steps that what is new comes from; 0 where that is not asked.
+    steps: usize,
+}
+
+impl Change {
+    fn line(&self, units: Unit) -> String {
+        let Change { what, before, after, .. } = self;
+        let more = units.show(after - before);
+        if *before == 0 {
+            format!("{more} of {what}")
+        } else {
+            format!("{more} more of {what}: {} before, now {}", units.show(*before), units.show(*after))
+        }
+    }
+
+    fn json(&self) -> Value {
+        json!({ "what": self.what, "before_bytes": self.before, "after_bytes": self.after, "steps": self.steps })
+    }
+}
+
+/// The growth of the memory in use of one device.
+pub(super) struct Growth {
+    ordinal: i32,
+    /// Slices of time in place of steps.
+    by_time: bool,
+    levels: Vec<Level>,
+    all: Vec<[i64; 4]>,
+    /// The index of the first level that counts: what comes before it fills caches.
+    from: usize,
+    /// The trace ends inside a step, at the last level.
+    is_cut: bool,
+    capacity: i64,
+    forecast: Forecast,
+    is_expandable: bool,
+    /// The different large sizes, and those of a single step.
+    sizes: (usize, usize),
+    /// What explains each part, where it was looked for; in the order of [`Part::ALL`].
+    changes: [Vec<Change>; 4],
+}
+
+impl Growth {
+    /// The growth of a device; `None` for a trace that is too short.
+    pub(super) fn new(device: &DeviceLevels, meta: &Meta) -> Option<Growth> {
+        let by_time = device.steps.len() < FEWEST_STEPS;
+        if by_time && (!device.steps.is_empty() || device.slices().len() < FEWEST_SLICES) {
+            return None;
+        }
+        let mut levels = if by_time { device.slices().to_vec() } else { device.steps.clone() };
+        let last = levels.last()?;
+        // A step that had more in use than the last finished one counts, up to that moment: it ran out of memory, or is a
+        // validation or a save behind the last step. What it has live is its own need.
+        let is_cut = !by_time && device.unfinished.used() > last.used();
+        if is_cut {
+            let allocated = last.allocated.min(device.unfinished.allocated);
+            levels.push(Level { allocated, ..device.unfinished });
+        }
+        let from = if by_time { levels.len() / 4 } else { 1 };
+        let all = parts_of(&levels);
+        let capacity = meta.total_bytes(device.ordinal);
+        let is_expandable = meta.allocator.option("expandable_segments") == Some("True");
+        let forecast = forecast(&levels, from, capacity, by_time);
+        let sizes = device.sizes_after(levels[from].step);
+        let changes = Default::default();
+        let ordinal = device.ordinal;
+        Some(Growth {
+            ordinal,
+            by_time,
+            levels,
+            all,
+            from,
+            is_cut,
+            capacity,
+            forecast,
+            is_expandable,
+            sizes,
+            changes,
+        })
+    }
+
+    fn first(&self) -> &Level {
+        &self.levels[self.from]
+    }
+
+    fn last(&self) -> &Level {
+        &self.levels[self.levels.len() - 1]
+    }
+
+    /// The growth of a part, in bytes.
+    pub(super) fn of(&self, part: Part) -> i64 {
+        let at = part as usize;
+        self.all[self.all.len() - 1][at] - self.all[self.from][at]
+    }
+
+    fn flat(&self) -> i64 {
+        FLAT.0.max(self.last().used() / FLAT.1)
+    }
+
+    /// The parts that grew, the most first.
+    pub(super) fn growing(&self) -> Vec<Part> {
+        let mut all: Vec<Part> = Part::ALL.into_iter().filter(|part| self.of(*part) >= self.flat()).collect();
+        all.sort_by_key(|part| -self.of(*part));
+        all
+    }
+
+    /// The part that explains the growth of the memory in use; `None` when that is flat.
+    pub(super) fn cause(&self) -> Option<Part> {
+        self.growing().first().copied()
+    }
+
+    fn point(&self, level: &Level) -> String {
+        if self.by_time { duration(level.ts_ns) } else { format!("step {}", level.step) }
+    }
+
+    /// One line for `summary`; `None` if no part grew by more than 5 % of the memory in use.
+    fn short(&self, units: Unit) -> Option<String> {
+        let part = self.cause()?;
+        if self.of(part).saturating_mul(WORTH_A_LINE) < self.last().used() {
+            return None;
+        }
+        let (first, last) = (self.first(), self.last());
+        let parts: Vec<String> = self
+            .growing()
+            .into_iter()
+            .map(|part| format!("{} {}", part.name(), units.show(self.of(part))))
+            .collect();
+        Some(format!(
+            "GPU {}: memory in use grew from {} ({}) to {} ({}): {}",
+            self.ordinal,
+            units.show(first.used()),
+            self.point(first),
+            units.show(last.used()),
+            self.point(last),
+            parts.join(", "),
+        ))
+    }
+
+    /// Looks for what explains the parts that grew. Reads the trace again for larger steps.
+    ///
+    /// # Errors
+    /// When the trace cannot be read.
+    pub(super) fn explain(
+        &mut self,
+        trace: &TraceFile,
+        options: &Options,
+        known: &KnownCategories,
+        before_last: &Replayed,
+    ) -> Result<()> {
+        for part in self.growing() {
+            let mut changes = match part {
+                Part::LargerSteps => self.between_peaks(trace, options, known)?,
+                Part::Kept if !self.by_time => self.new_owners(before_last, MemoryKind::Block),
+                Part::Outside if !self.by_time => self.new_owners(before_last, MemoryKind::External),
+                _ => continue,
+            };
+            changes.retain(|change| change.after > change.before);
+            changes.sort_by(|a, b| (b.after - b.before, &a.what).cmp(&(a.after - a.before, &b.what)));
+            changes.truncate(SHOWN);
+            self.changes[part as usize] = changes;
+        }
+        Ok(())
+    }
+
+    /// What is live at the largest peak, by owner, compared with the largest up to the first level that counts.
+    fn between_peaks(
+        &self,
+        trace: &TraceFile,
+        options: &Options,
+        known: &KnownCategories,
+    ) -> Result<Vec<Change>> {
+        let sums = |window: Window| -> Result<FxHashMap<String, i64>> {
+            let options = Options { window, ..options.clone() };
+            let columns = Columns::of(&[]);
+            let at = replay_trace(trace, columns, &options, Metric::Allocated, known.clone(), |_, _| {})?;
+            let layers = at.replay.classes.layers([], &at.symbols);
+            let mut sums = FxHashMap::default();
+            for block in at.replay.at_peak(self.ordinal, false) {
+                *sums.entry(owner_name(&at.symbols, &layers, &block)).or_default() += block.bytes;
+            }
+            Ok(sums)
+        };
+        let (before, after) = self.two_peaks();
+        let (before, after) = (sums(before)?, sums(after)?);
+        let change = |(what, after): (String, i64)| {
+            let before = before.get(&what).copied().unwrap_or(0);
+            Change { what, before, after, steps: 0 }
+        };
+        Ok(after.into_iter().map(change).collect())
+    }
+
+    /// The window of the largest level up to the first that counts, and that of the largest of all.
+    fn two_peaks(&self) -> (Window, Window) {
+        let highest =
+            |levels: &[Level]| levels.iter().copied().max_by_key(|level| level.peak).unwrap_or_default();
+        let before = highest(&self.levels[..=self.from]);
+        let after = highest(&self.levels[self.from + 1..]);
+        let window = |level: Level| {
+            if self.by_time {
+                let width = self.levels.get(1).map_or(0, |second| second.ts_ns - self.levels[0].ts_ns);
+                Window { from_ns: level.ts_ns - width, to_ns: level.ts_ns, ..Window::default() }
+            } else {
+                Window { from_step: level.step, to_step: level.step, ..Window::default() }
+            }
+        };
+        (window(before), window(after))
+    }
+
+    /// What is live and was allocated after the first level that counts, by owner.
+    fn new_owners(&self, before_last: &Replayed, kind: MemoryKind) -> Vec<Change> {
+        let layers = before_last.replay.classes.layers([], &before_last.symbols);
+        let mut owners: BTreeMap<String, (i64, Vec<i64>)> = BTreeMap::new();
+        let since = self.first().step;
+        let live = before_last.replay.live().values();
+        for block in live.filter(|block| block.kind == kind && block.device == self.ordinal) {
+            if block.owner.step > since {
+                let name = owner_name(&before_last.symbols, &layers, block);
+                let (bytes, steps) = owners.entry(name).or_default();
+                *bytes += block.bytes;
+                steps.push(block.owner.step);
+            }
+        }
+        let change = |(what, (after, mut steps)): (String, (i64, Vec<i64>))| {
+            steps.sort_unstable();
+            steps.dedup();
+            Change { what, before: 0, after, steps: steps.len() }
+        };
+        owners.into_iter().map(change).collect()
+    }
+
+    /// How the peaks of the steps change.
+    fn shape(&self) -> Shape {
+        let counted = &self.levels[self.from..];
+        let needs: Vec<f64> = counted.iter().map(|level| (level.peak - level.allocated) as f64).collect();
+        let most = needs.iter().copied().fold(0.0, f64::max);
+        let mut sorted = needs.clone();
+        sorted.sort_by(f64::total_cmp);
+        let median = sorted.get(sorted.len() / 2).copied().unwrap_or(0.0);
+        let near = needs.iter().filter(|need| **need > (median + most) / 2.0).count();
+        let points: Vec<(f64, f64)> = needs.iter().enumerate().map(|(at, need)| (at as f64, *need)).collect();
+        let line = fit(&points);
+        if line.slope > 0.0 && line.r2 > 0.5 {
+            Shape::Rising
+        } else if near <= 1.max(needs.len() / 20) {
+            Shape::OneLarge
+        } else {
+            Shape::Varying
+        }
+    }
+
+    /// The reason for the growth of a part, one sentence.
+    fn why(&self, part: Part, units: Unit) -> String {
+        let show = |bytes: i64| units.show(bytes).to_string();
+        match part {
+            Part::Kept if self.is_once() => {
+                "It was allocated once and stays, as the state of an optimizer does; it does not grow further.".to_owned()
+            }
+            Part::Kept => "Each step leaves something behind that is not freed.".to_owned(),
+            Part::LargerSteps => {
+                let highest = self.levels[self.from..].iter().max_by_key(|level| level.peak);
+                let highest = highest.copied().unwrap_or_default();
+                let first = self.first();
+                let shape = match self.shape() {
+                    Shape::Rising => "The steps get larger",
+                    Shape::OneLarge => "One step is larger than the others",
+                    Shape::Varying => "The size of the steps varies, and the largest one decides",
+                };
+                let more = |level: &Level| show(level.peak - level.allocated);
+                let mut text = format!(
+                    "{shape}: {} needed {} beyond what it kept, {} needs {}.",
+                    self.point(first),
+                    more(first),
+                    self.point(&highest),
+                    more(&highest)
+                );
+                if first.inputs > 0 && 2 * highest.inputs > 3 * first.inputs {
+                    text.push_str(&format!(
+                        " Its inputs are {:.1} times as large ({}, before {}).",
+                        highest.inputs as f64 / first.inputs as f64,
+                        show(highest.inputs),
+                        show(first.inputs)
+                    ));
+                }
+                text
+            }
+            Part::Cached => {
+                let (all, once) = self.sizes;
+                if all > 16 && 2 * once > all {
+                    let rising = self.shape() == Shape::Rising;
+                    format!(
+                        "{}: {} different sizes of at least 1 MiB, {} of them in a single step, so freed blocks rarely fit \
+                         the next request.",
+                        if rising { "Each step asks for larger blocks" } else { "Sizes vary" },
+                        count(all as u64),
+                        count(once as u64)
+                    )
+                } else {
+                    "Free memory in the allocator's segments did not fit later requests, or belongs to other streams or \
+                     private pools."
+                        .to_owned()
+                }
+            }
+            Part::Outside => {
+                let (first, last) = (self.first(), self.last());
+                let (others, context) = (last.others - first.others, last.context - first.context);
+                let traced = self.of(Part::Outside) - others - context;
+                let most = others.max(context).max(traced);
+                if most == others {
+                    format!("Other processes on this GPU took {} more.", show(others))
+                } else if most == context {
+                    format!(
+                        "The CUDA context took {} more: kernels that are loaded at their first use, or workspaces of libraries.",
+                        show(context)
+                    )
+                } else {
+                    format!("Libraries and direct calls of CUDA took {} more.", show(traced))
+                }
+            }
+        }
+    }
+
+    /// What to do about a part.
+    fn remedy(&self, part: Part) -> &'static str {
+        match part {
+            Part::Kept if self.is_once() => "nothing, unless it is not needed",
+            Part::Kept => "memtrace leaks --holders names the list, closure or graph that keeps it",
+            Part::LargerSteps => match self.shape() {
+                Shape::Rising => {
+                    "a limit for the length or the number of inputs; plan for the largest: memtrace advise"
+                }
+                Shape::OneLarge => {
+                    "crop, split or skip inputs like those of this step; run the largest batch first"
+                }
+                Shape::Varying => {
+                    "group inputs of about the same size, or crop the longest; run the largest batch first"
+                }
+            },
+            Part::Cached if self.is_expandable => {
+                "pad inputs to a few sizes; PYTORCH_CUDA_ALLOC_CONF=garbage_collection_threshold:0.8 gives unused segments back"
+            }
+            Part::Cached => "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; memtrace tune replays it",
+            Part::Outside => "memtrace ledger has the parts; memtrace peak --of used has the calls",
+        }
+    }
+
+    /// Returns true if what is kept was allocated in at most two steps, as far as it was looked for.
+    fn is_once(&self) -> bool {
+        let kept = &self.changes[Part::Kept as usize];
+        !kept.is_empty() && kept.iter().all(|change| (1..FEWEST_STEPS).contains(&change.steps))
+    }
+
+    pub(super) fn print(&self, printer: &mut Printer, options: &Options) {
+        let units = options.units;
+        let show = |bytes: i64| units.show(bytes).to_string();
+        let (first, last) = (self.first(), self.last());
+        let more = last.used() - first.used();
+        let Some(cause) = self.cause() else {
+            let over = self.levels.len() - usize::from(self.is_cut);
+            let over = if self.by_time { duration(last.ts_ns) } else { counted(over as u64, "step") };
+            printer.plain(format!(
+                "GPU {}: no growth over {over}: {} in use after {}, {} after {}",
+                self.ordinal,
+                show(first.used()),
+                self.point(first),
+                show(last.used()),
+                self.point(last)
+            ));
+            return;
+        };
+        let verb = if more < 0 { "less" } else { "more" };
+        printer.line([
+            Cell::new(format!("GPU {}: {} {verb} in use", self.ordinal, show(more.abs())), Style::Alarm),
+            format!(
+                " {} {} than after {}: {}, before {}",
+                if self.is_cut { "in" } else { "after" },
+                self.point(last),
+                self.point(first),
+                show(last.used()),
+                show(first.used())
+            )
+            .into(),
+        ]);
+        let mut table =
+            Table::new(&[("", Side::Left), ("growth", Side::Right), ("now", Side::Right), ("", Side::Left)]);
+        for part in Part::ALL {
+            let style = if part == cause { Style::Strong } else { Style::Plain };
+            table.row([
+                Cell::new(part.name(), style),
+                Cell::new(show(self.of(part)), style),
+                show(self.all[self.all.len() - 1][part as usize]).into(),
+                Cell::new(part.about(), Style::Faint),
+            ]);
+        }
+        printer.table(&table);
+        for part in self.growing() {
+            printer.gap();
+            printer
+                .line([Cell::new(format!("{}: ", part.name()), Style::Strong), self.why(part, units).into()]);
+            for change in &self.changes[part as usize] {
+                printer.plain(format!("  {}", change.line(units)));
+            }
+            printer.line(["  try: ".into(), Cell::new(self.remedy(part), Style::Command)]);
+        }
+        printer.gap();
+        printer.plain(self.outlook(units));
+    }
+
+    /// What comes of it.
+    fn outlook(&self, units: Unit) -> String {
+        let unit = if self.by_time { "second" } else { "step" };
+        let used = units.show(self.last().used());
+        match self.forecast {
+            Forecast::Jumped { at } => {
+                format!(
+                    "It came at once, with {}; before and after, little changes.",
+                    self.point(&self.levels[at])
+                )
+            }
+            Forecast::Settled => {
+                format!("It has settled at {used}: the last quarter of the run hardly grew.")
+            }
+            Forecast::Slowing => {
+                format!("It slows down: the last quarter of the run grew less than the others. Now {used}.")
+            }
+            Forecast::Grows { rate, full_at } => {
+                let mut text = format!("It grows by about {} a {unit}.", units.show(rate as i64));
+                match full_at {
+                    Some(at) if self.by_time => {
+                        text.push_str(&format!(
+                            " At this rate the card ({}) is full after about {}.",
+                            units.show(self.capacity),
+                            duration(at.saturating_mul(1_000_000_000))
+                        ));
+                    }
+                    Some(at) => text.push_str(&format!(
+                        " At this rate the card ({}) is full at about step {}.",
+                        units.show(self.capacity),
+                        count(at.max(0).cast_unsigned())
+                    )),
+                    None => {}
+                }
+                text
+            }
+        }
+    }
+
+    pub(super) fn json(&self, units: Unit) -> Value {
+        let named = |parts: &[i64; 4]| -> Value {
+            Part::ALL
+                .into_iter()
+                .map(|part| (part.key().to_owned(), Value::from(parts[part as usize])))
+                .collect()
+        };
+        let level = |at: usize| {
+            let Level { step, ts_ns, inputs, peak, .. } = self.levels[at];
+            let step = if self.by_time { Value::Null } else { step.into() };
+            let used = self.levels[at].used();
+            json!({
+                "step": step, "ts_ns": ts_ns, "used_bytes": used, "peak_allocated_bytes": peak,
+                "input_bytes": inputs, "parts_bytes": named(&self.all[at]),
+            })
+        };
+        let end = self.levels.len() - 1;
+        let every = self.levels.len().div_ceil(MOST_POINTS).max(1);
+        let points: Vec<Value> = (0..=end).filter(|at| at % every == 0 || *at == end).map(level).collect();
+        let growth = Part::ALL.map(|part| self.of(part));
+        let (kind, rate, full_at) = match self.forecast {
+            Forecast::Jumped { .. } => ("jumped", None, None),
+            Forecast::Settled => ("settled", None, None),
+            Forecast::Slowing => ("slowing", None, None),
+            Forecast::Grows { rate, full_at } => ("grows", Some(rate), full_at),
+        };
+        let forecast = self.cause().map(|_| {
+            let unit = if self.by_time { "second" } else { "step" };
+            json!({ "kind": kind, "bytes_per_unit": rate, "unit": unit, "full_at": full_at })
+        });
+        json!({
+            "device": self.ordinal,
+            "from": level(self.from),
+            "to": level(end),
+            "to_is_inside_a_step": self.is_cut,
+            "growth_bytes": self.last().used() - self.first().used(),
+            "growth_parts_bytes": named(&growth),
+            "cause": self.cause().map(Part::key),
+            "why": self.cause().map(|part| self.why(part, units)),
+            "remedy": self.cause().map(|part| self.remedy(part)),
+            "changes": Part::ALL
+                .into_iter()
+                .map(|part| (part.key().to_owned(), self.changes[part as usize].iter().map(Change::json).collect()))
+                .collect::<serde_json::Map<String, Value>>(),
+            "forecast": forecast,
+            "levels": points,
+        })
+    }
+}
+
+/// A sentence for each GPU on which a part grew by more than 5 % of the memory in use.
+#[must_use]
+pub fn growth_lines(levels: &Levels, meta: &Meta, units: Unit) -> Vec<String> {
+    let all = levels.devices.iter().filter_map(|device| Growth::new(device, meta));
+    all.filter_map(|growth| growth.short(units)).collect()
+}
+
+/// The op and module of a block, or its category where it has neither; repeated layers are one.
+fn owner_name(symbols: &SymbolTable, layers: &Layers, block: &Block) -> String {
+    let owner = &block.owner;
+    let op = symbols.or_dash(owner.op);
+    let module = layers.joined(&symbols.or_dash(owner.module));
+    match (&*op, module.as_str()) {
+        ("-", "-") => category(owner.category).to_owned(),
+        ("-", module) => format!("{} in {module}", category(owner.category)),
+        (op, "-") => format!("{op} ({})", category(owner.category)),
+        (op, module) => format!("{op} in {module}"),
+    }
+}
+
+/// What the levels come to if they go on.
+fn forecast(levels: &[Level], from: usize, capacity: i64, by_time: bool) -> Forecast {
+    let end = levels.len() - 1;
+    let used = |at: usize| levels[at].used() as f64;
+    let more = used(end) - used(from);
+    let rises = (from + 1..=end).map(|at| (at, used(at) - used(at - 1)));
+    let jump = rises.max_by(|a, b| a.1.total_cmp(&b.1));
+    if let Some((at, rise)) = jump.filter(|(_, rise)| *rise >= JUMP * more && end - from >= FEWEST_SLICES) {
+        return if rise > 0.0 { Forecast::Jumped { at } } else { Forecast::Settled };
+    }
+    let quarter = end - (end - from) / 4;
+    let latest = used(end) - used(quarter);
+    if more <= 0.0 || latest <= SETTLED * more {
+        return Forecast::Settled;
+    }
+    if latest < SLOWING * more {
+        return Forecast::Slowing;
+    }
+    let x = |at: usize| if by_time { levels[at].ts_ns as f64 / 1e9 } else { levels[at].step as f64 };
+    let points: Vec<(f64, f64)> = ((from + end) / 2..=end).map(|at| (x(at), used(at))).collect();
+    let rate = if points.len() > 2 { fit(&points).slope } else { more / (x(end) - x(from)).max(1.0) };
+    if rate <= 0.0 {
+        return Forecast::Slowing;
+    }
+    let left = (capacity as f64 - used(end)).max(0.0);
+    Forecast::Grows { rate, full_at: (capacity > 0).then(|| (x(end) + left / rate).ceil() as i64) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: i64 = 1 << 20;
+
+    /// Levels in MiB: allocated at the end of a step, the most within it, reserved, outside.
+    fn levels(all: &[[i64; 4]]) -> Vec<Level> {
+        let level = |(step, [allocated, peak, reserved, outside]): (usize, &[i64; 4])| Level {
+            step: step as i64,
+            allocated: allocated * MIB,
+            peak: peak * MIB,
+            reserved: reserved * MIB,
+            outside: outside * MIB,
+            ..Level::default()
+        };
+        all.iter().enumerate().map(level).collect()
+    }
+
+    #[test]
+    fn growth_has_parts_that_sum_to_what_is_in_use() {
+        let levels = levels(&[
+            [100, 150, 160, 600],
+            [110, 140, 160, 600], // smaller than the step before
+            [110, 400, 420, 600], // one large step
+            [110, 160, 420, 600],
+            [110, 160, 200, 600], // empty_cache
+            [110, 160, 300, 900],
+            [130, 120, 100, 900], // a damaged trace: more allocated than reserved
+        ]);
+        let all = parts_of(&levels);
+        let mib: Vec<[i64; 4]> = all.iter().map(|parts| parts.map(|bytes| bytes / MIB)).collect();
+        assert_eq!(
+            mib,
+            [
+                [100, 50, 10, 600],
+                [110, 40, 10, 600],
+                [110, 290, 20, 600],
+                [110, 290, 20, 600],
+                [110, 90, 0, 600],
+                [110, 90, 100, 900],
+                [130, 0, -30, 900],
+            ]
+        );
+        for (parts, level) in all.iter().zip(&levels) {
+            assert_eq!(parts.iter().sum::<i64>(), level.used());
+        }
+    }
+
+    #[test]
+    fn growth_is_told_by_how_it_goes_on() {
+        let of = |reserved: &[i64]| {
+            let all: Vec<[i64; 4]> = reserved.iter().map(|reserved| [10, 20, *reserved, 0]).collect();
+            forecast(&levels(&all), 1, 1000 * MIB, false)
+        };
+        let line: Vec<i64> = (0..20).map(|step| 100 + 10 * step).collect();
+        let Forecast::Grows { rate, full_at } = of(&line) else { panic!("{:?}", of(&line)) };
+        assert_eq!((rate as i64, full_at), (10 * MIB, Some(90)));
+        let jump: Vec<i64> = (0..20).map(|step| if step < 12 { 100 } else { 500 }).collect();
+        assert_eq!(of(&jump), Forecast::Jumped { at: 12 });
+        let settled: Vec<i64> = (0..20).map(|step| 100 + 20 * step.min(8)).collect();
+        assert_eq!(of(&settled), Forecast::Settled);
+        let slower: Vec<i64> = (0..20).map(|step| 100 + 20 * step.min(10) + 5 * (step - 10).max(0)).collect();
+        assert_eq!(of(&slower), Forecast::Slowing);
+        assert_eq!(of(&[100; 20]), Forecast::Settled);
+        let shrinks: Vec<i64> = line.iter().rev().copied().collect();
+        assert_eq!(of(&shrinks), Forecast::Settled);
+    }
+}

@@ -1,0 +1,270 @@
+//! The memory of each device from step to step, or from slice to slice of time.
+//!
+//! A level is what a step leaves at its end, and the most within it. A trace without steps has slices of equal time
+//! instead, at most [`MOST_SLICES`]: there the least that was allocated within the slice counts as what is left.
+
+use memtrace_trace::memory::{Effect, MemoryKind};
+use memtrace_trace::{Category, EventName};
+use rustc_hash::FxHashMap;
+
+use crate::read::record::Record;
+use crate::state::block::Owner;
+use crate::state::device::Moment;
+use crate::state::replay::{HOST, Metric, Replay};
+
+/// Twice as many slices are joined in pairs.
+const MOST_SLICES: usize = 128;
+/// The width of the first slices, in ns.
+const FIRST_WIDTH: i64 = 1_000_000;
+/// Sizes of smaller blocks are not told apart.
+const LARGE: i64 = 1 << 20;
+/// The most different sizes that are counted.
+const MOST_SIZES: usize = 1 << 16;
+
+/// A step, or a slice of time, of one device. Sizes are in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Level {
+    /// The number of the step; the index of the slice.
+    pub step: i64,
+    /// The end, in ns since the start of the trace.
+    pub ts_ns: i64,
+    /// Allocated at the end of the step; the least within the slice.
+    pub allocated: i64,
+    /// The most that was allocated within it.
+    pub peak: i64,
+    /// The owner of the row that reached `peak`.
+    pub peak_owner: Owner,
+    /// Reserved by torch's allocator at the end.
+    pub reserved: i64,
+    /// Memory outside torch's allocator at the end: traced calls, other processes, and the rest.
+    pub outside: i64,
+    /// Of `outside`, the memory of other processes.
+    pub others: i64,
+    /// Of `outside`, memory without a traced call and not of other processes: the context, loaded kernels, workspaces.
+    pub context: i64,
+    /// The most that was live as inputs.
+    pub inputs: i64,
+}
+
+impl Default for Level {
+    fn default() -> Self {
+        let owner = Moment::default().owner;
+        Level {
+            step: -1,
+            ts_ns: 0,
+            allocated: 0,
+            peak: 0,
+            peak_owner: owner,
+            reserved: 0,
+            outside: 0,
+            others: 0,
+            context: 0,
+            inputs: 0,
+        }
+    }
+}
+
+impl Level {
+    /// The memory in use on the device, as nvidia-smi shows it.
+    #[must_use]
+    pub fn used(&self) -> i64 {
+        self.reserved.saturating_add(self.outside)
+    }
+
+    /// The slice of both: the end of `later`, the least and the most of both.
+    fn join(self, later: Level) -> Level {
+        let higher = if later.peak > self.peak { later } else { self };
+        Level {
+            step: self.step,
+            allocated: self.allocated.min(later.allocated),
+            peak: higher.peak,
+            peak_owner: higher.peak_owner,
+            inputs: self.inputs.max(later.inputs),
+            ..later
+        }
+    }
+}
+
+/// The levels of one device.
+#[derive(Clone, Debug)]
+pub struct DeviceLevels {
+    /// The CUDA ordinal.
+    pub ordinal: i32,
+    /// The finished steps.
+    pub steps: Vec<Level>,
+    /// The step that runs, at the moment of its highest use: the last one of a trace.
+    pub unfinished: Level,
+    slices: Vec<Level>,
+    width_ns: i64,
+    now: Level,
+    /// Live bytes of inputs.
+    inputs: i64,
+    /// The large sizes of blocks, and the first and last step of each.
+    sizes: FxHashMap<i64, (i64, i64)>,
+}
+
+impl DeviceLevels {
+    fn new(ordinal: i32) -> DeviceLevels {
+        DeviceLevels {
+            ordinal,
+            steps: Vec::new(),
+            unfinished: Level::default(),
+            slices: Vec::new(),
+            width_ns: FIRST_WIDTH,
+            now: Level::default(),
+            inputs: 0,
+            sizes: FxHashMap::default(),
+        }
+    }
+
+    /// The slices of time.
+    #[must_use]
+    pub fn slices(&self) -> &[Level] {
+        &self.slices
+    }
+
+    /// The number of different sizes of at least 1 MiB that were allocated after `step`, and how many of them in a single
+    /// step only.
+    #[must_use]
+    pub fn sizes_after(&self, step: i64) -> (usize, usize) {
+        let after = || self.sizes.values().filter(|(_, last)| *last > step);
+        (after().count(), after().filter(|(first, last)| first == last).count())
+    }
+
+    fn end_step(&mut self, step: i64) {
+        self.steps.push(Level { step, ..self.now });
+        self.now.peak = self.now.allocated;
+        self.now.inputs = self.inputs;
+        self.unfinished = self.now;
+    }
+
+    fn feed(&mut self, row: &Record, replay: &Replay, step: i64) {
+        let Some(device) = replay.find(self.ordinal) else { return };
+        let totals = &device.totals;
+        let now = &mut self.now;
+        now.ts_ns = replay.ts_ns;
+        now.step = step;
+        now.allocated = totals.allocated;
+        now.reserved = totals.reserved;
+        now.outside = totals.get(Metric::Used).saturating_sub(totals.reserved);
+        if row.event == EventName::Sample {
+            now.others = device.others().unwrap_or(0);
+        }
+        now.context = totals.untraced.saturating_sub(now.others).max(0);
+        match MemoryKind::of(row.event) {
+            Some((MemoryKind::Block, Effect::Alloc)) => {
+                if row.category == Category::Input {
+                    self.inputs = self.inputs.saturating_add(row.delta_bytes);
+                }
+                let known = self.sizes.len() < MOST_SIZES || self.sizes.contains_key(&row.delta_bytes);
+                if row.delta_bytes >= LARGE && known {
+                    self.sizes.entry(row.delta_bytes).or_insert((step, step)).1 = step;
+                }
+            }
+            Some((MemoryKind::Block, Effect::Tag)) if row.category == Category::Input => {
+                self.inputs = self.inputs.saturating_add(row.delta_bytes);
+            }
+            Some((MemoryKind::Block, Effect::Free)) => {
+                let input = replay.freed().filter(|block| block.owner.category == Category::Input);
+                self.inputs = self.inputs.saturating_sub(input.map_or(0, |block| block.bytes));
+            }
+            _ => {}
+        }
+        now.inputs = now.inputs.max(self.inputs);
+        if now.allocated > now.peak {
+            now.peak = now.allocated;
+            now.peak_owner = Owner::of(row);
+        }
+        if now.used() > self.unfinished.used() {
+            self.unfinished = *now;
+        } else {
+            let Level { peak, peak_owner, inputs, .. } = *now;
+            self.unfinished = Level { peak, peak_owner, inputs, ..self.unfinished };
+        }
+        self.slice();
+    }
+
+    /// Adds the present to the slices.
+    fn slice(&mut self) {
+        let at = |width: i64, ts: i64| usize::try_from(ts.max(0) / width).unwrap_or(usize::MAX);
+        while at(self.width_ns, self.now.ts_ns) >= 2 * MOST_SLICES {
+            self.width_ns = self.width_ns.saturating_mul(2);
+            self.slices = self.slices.chunks(2).map(|two| two[0].join(two[two.len() - 1])).collect();
+        }
+        let place = at(self.width_ns, self.now.ts_ns);
+        // A slice without a row is like the end of the one before.
+        let same = Level { peak: self.now.allocated, ..self.now };
+        let last = self.slices.last().copied().unwrap_or(same);
+        while self.slices.len() < place {
+            self.slices.push(Level { peak: last.allocated, ..last });
+        }
+        match self.slices.get_mut(place) {
+            Some(slice) => *slice = slice.join(same),
+            None => self.slices.push(same),
+        }
+    }
+}
+
+/// Returns true if a program that only frees memory has no such event.
+fn is_work(event: EventName) -> bool {
+    use EventName::{Alloc, ExtAlloc, Oom, Op, RangeBegin, SegmentAlloc, SegmentMap};
+    matches!(event, Alloc | ExtAlloc | Oom | Op | RangeBegin | SegmentAlloc | SegmentMap)
+}
+
+/// The levels of the devices of a process.
+#[derive(Clone, Debug)]
+pub struct Levels {
+    /// By order of appearance.
+    pub devices: Vec<DeviceLevels>,
+    /// The highest step so far; -1 before the first.
+    pub step: i64,
+    /// The number of steps that another step follows.
+    pub ended: usize,
+    /// The highest step with work.
+    worked: i64,
+    only: Option<i32>,
+}
+
+impl Levels {
+    /// Levels of the device `only`, or of all GPUs.
+    #[must_use]
+    pub fn new(only: Option<i32>) -> Levels {
+        Levels { devices: Vec::new(), step: -1, ended: 0, worked: -1, only }
+    }
+
+    /// Takes a row, after the replay took it.
+    pub fn feed(&mut self, row: &Record, replay: &Replay) {
+        if !replay.in_window() {
+            return;
+        }
+        if row.step > self.step {
+            self.ended += usize::from(self.step >= 0);
+            self.step = row.step;
+        }
+        // The next step begins with its first work: until then the program frees what it no longer needs. Tags and the
+        // search for holders come between, and at the exit Python frees all.
+        if row.step > self.worked && is_work(row.event) {
+            if self.worked >= 0 {
+                for device in &mut self.devices {
+                    device.end_step(self.worked);
+                }
+            }
+            self.worked = row.step;
+        }
+        // The row of a free is read in part only.
+        let ordinal = match MemoryKind::of(row.event) {
+            None if row.event != EventName::Sample && row.event != EventName::Oom => return,
+            Some((MemoryKind::Block, Effect::Free)) => replay.freed().map_or(HOST, |block| block.device),
+            _ => row.device,
+        };
+        if ordinal == HOST || self.only.is_some_and(|only| only != ordinal) {
+            return;
+        }
+        let step = self.worked;
+        let at = self.devices.iter().position(|device| device.ordinal == ordinal).unwrap_or_else(|| {
+            self.devices.push(DeviceLevels::new(ordinal));
+            self.devices.len() - 1
+        });
+        self.devices[at].feed(row, replay, step);
+    }
+}
