@@ -433,6 +433,68 @@ fn ranks_finds_the_rank_with_the_larger_batch() {
 }
 
 #[test]
+fn ranks_and_ledger_name_the_processes_that_fill_another_ranks_gpu() {
+    const MIB: i64 = 1 << 20;
+    const TOTAL: i64 = 8000 * MIB;
+    // Rank 1 works on GPU 1 and has loaded a checkpoint to GPU 0.
+    let run = |foreign: bool| {
+        let trace = |rank: i32| {
+            let device =
+                |ordinal| memtrace_trace::meta::Device { ordinal, total_bytes: TOTAL, ..Default::default() };
+            let mut trace = TraceBuilder::new(Meta {
+                rank,
+                world_size: 2,
+                host: "host".to_owned(),
+                devices: vec![device(0), device(1)],
+                ..Meta::default()
+            });
+            let used: [&[(i32, i64)]; 2] = [&[(0, 300)], &[(0, 100), (1, 300)]];
+            for (device, mib) in used[rank as usize] {
+                if rank == 1 && *device == 0 && !foreign {
+                    continue;
+                }
+                let row = Row { device: *device, op: "aten::copy_", phase: "init", ..Row::default() };
+                let segment =
+                    Row { event: EventName::SegmentAlloc, api: "cudaMalloc", delta_bytes: mib * MIB, ..row };
+                trace.change(segment, [0, 0, mib * MIB]);
+                trace.alloc(mib * MIB, row);
+                let others = if *device == 0 && foreign { 600 - mib } else { 0 } * MIB;
+                let own = (mib + 100) * MIB;
+                let name =
+                    format!("total={TOTAL} free={} process={own} others={others}", TOTAL - own - others);
+                trace.raw(Row {
+                    event: EventName::Sample,
+                    api: "nvml",
+                    name: &name,
+                    device: *device,
+                    ..Row::default()
+                });
+            }
+            trace.finish()
+        };
+        [trace(0), trace(1)]
+    };
+    let answer = answer_on_ranks(&run(true), "ranks", &[]);
+    let shared = answer.json["shared_devices"].as_array().unwrap();
+    let found: Vec<_> =
+        shared.iter().map(|user| (&user["rank"], &user["works_here"], &user["bytes"])).collect();
+    let (own, other) = (json!(400 * MIB), json!(200 * MIB));
+    assert_eq!(found, [(&json!(0), &json!(true), &own), (&json!(1), &json!(false), &other)]);
+    assert_eq!(
+        (&shared[1]["context_bytes"], &shared[1]["first_op"]),
+        (&json!(100 * MIB), &json!("aten::copy_"))
+    );
+    let text = answer.text();
+    assert!(text.contains("200.00 MiB on GPUs where their processes do not work"), "{text}");
+    assert!(text.contains("map_location"), "{text}");
+    let ledger = answer_on_ranks(&run(true), "ledger", &[]).text();
+    assert!(ledger.contains("other processes, of this run: rank 1 (pid 2)"), "{ledger}");
+    let alone = answer_on_ranks(&run(false), "ranks", &[]);
+    assert_eq!(alone.json["shared_devices"], json!([]));
+    assert!(!alone.text().contains("do not work"), "{}", alone.text());
+}
+
+#[test]
 fn budget_holds_or_breaks_at_the_exact_byte() {
     let highest = &expected()["gpt"]["highest"];
     let folder = tempfile::tempdir().unwrap();
@@ -495,8 +557,15 @@ fn budget_refuses_a_limit_that_matches_nothing_unless_it_is_optional_and_takes_p
 
 /// The answer of a report on a trace made for the test.
 fn answer_on(trace: Vec<u8>, report: &str, values: &[(&'static str, &str)]) -> Answer {
+    answer_on_ranks(&[trace], report, values)
+}
+
+/// The traces of ranks 0, 1, ... of a run, whose process ids are 1, 2, ...
+fn answer_on_ranks(traces: &[Vec<u8>], report: &str, values: &[(&'static str, &str)]) -> Answer {
     let folder = tempfile::tempdir().unwrap();
-    std::fs::write(folder.path().join("host.r0.1.csv"), trace).unwrap();
+    for (rank, trace) in traces.iter().enumerate() {
+        std::fs::write(folder.path().join(format!("host.r{rank}.{}.csv", rank + 1)), trace).unwrap();
+    }
     let input = [Input::open(folder.path()).unwrap()];
     let report = reports::find(report).unwrap();
     let mut options = options(values);

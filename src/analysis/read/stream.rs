@@ -72,6 +72,14 @@ impl ReadSummary {
 }
 
 impl TraceFile {
+    /// The process id, from the file's name `<host>.r<rank>.<pid>.csv`; `-` where it has another form.
+    #[must_use]
+    pub fn pid(&self) -> String {
+        let name = self.path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        let pid = name.trim_end_matches(".csv").rsplit('.').next().unwrap_or("").to_owned();
+        if pid.parse::<u32>().is_ok() { pid } else { "-".to_owned() }
+    }
+
     /// Opens the trace at `path` and checks its header and meta row.
     ///
     /// # Errors

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use memtrace_trace::EventName;
 
+use super::device_users::{self, DeviceUse, DeviceUser};
 use super::report::{Answer, Report, next};
 use crate::error::Result;
 use crate::options::Options;
@@ -43,15 +44,18 @@ impl Report for Ranks {
         let mut footer = Footer::new(input);
         let mut ranks = Vec::<Rank>::new();
         let mut part = None;
+        let mut users: Vec<DeviceUser> = Vec::new();
         for trace in &input.traces {
             let mut work = Work::default();
+            let mut device_use = DeviceUse::new(options);
             let replayed = replay_trace(
                 trace,
-                Columns::of(&[]),
+                Columns::of(&["stack_id"]),
                 options,
                 Metric::Allocated,
                 flow_categories(trace, options)?,
                 |row, replay| {
+                    device_use.feed(row, replay);
                     let is_wanted = options.device.is_none_or(|only| only == row.device);
                     if row.event == EventName::Alloc && is_wanted && replay.in_window() {
                         work.add(row.module, row.phase, row.delta_bytes);
@@ -66,7 +70,9 @@ impl Report for Ranks {
                 rank.work = Vec::new();
             }
             ranks.push(rank);
+            users.extend(device_use.users(trace, &replayed));
         }
+        let users = device_users::crowded(users);
         if let Some(trace) = input.traces.first() {
             heading(&mut printer, input, &trace.meta);
             printer.gap();
@@ -87,7 +93,12 @@ impl Report for Ranks {
                 "this trace has one rank; to compare ranks, name the folder with all traces of the run",
             ),
         }
+        if !users.is_empty() {
+            printer.gap();
+            device_users::print(&users, &mut printer, options);
+        }
         let json = json!({
+            "shared_devices": device_users::to_json(&users),
             "ranks": ranks.iter().map(Rank::json).collect::<Vec<Value>>(),
             "skew_bytes": high - low,
             "first_difference": part.as_ref().map(Difference::json),

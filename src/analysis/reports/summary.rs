@@ -191,7 +191,7 @@ impl Line {
         let peak = |metric| replayed.fullest(metric, options).map_or(0, |device| device.peak(metric).bytes);
         Line {
             rank: trace.meta.rank,
-            pid: pid(trace),
+            pid: trace.pid(),
             allocated: peak(Metric::Allocated),
             reserved: peak(Metric::Reserved),
             used: peak(Metric::Used),
@@ -228,13 +228,6 @@ fn ranks(printer: &mut Printer, lines: &[Line], options: &Options) {
     }
     printer.table(&table);
     more_ranks(printer, more);
-}
-
-/// The process id, from the file's name `<host>.r<rank>.<pid>.csv`.
-fn pid(trace: &TraceFile) -> String {
-    let name = trace.path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    let pid = name.trim_end_matches(".csv").rsplit('.').next().unwrap_or("").to_owned();
-    if pid.parse::<u32>().is_ok() { pid } else { "-".to_owned() }
 }
 
 /// The number of steps, from the first and the last: numbers need not start at 0.

@@ -92,6 +92,8 @@ pub struct DeviceLevels {
     pub ordinal: i32,
     /// The finished steps.
     pub steps: Vec<Level>,
+    /// The moment when this process had most in use here, without the memory of others.
+    pub highest: Level,
     /// The step that runs, at the moment of its highest use: the last one of a trace.
     pub unfinished: Level,
     slices: Vec<Level>,
@@ -99,6 +101,8 @@ pub struct DeviceLevels {
     now: Level,
     /// Live bytes of inputs.
     inputs: i64,
+    /// True if a sample had the memory of other processes.
+    knows_others: bool,
     /// The large sizes of blocks, and the first and last step of each.
     sizes: FxHashMap<i64, (i64, i64)>,
 }
@@ -108,11 +112,13 @@ impl DeviceLevels {
         DeviceLevels {
             ordinal,
             steps: Vec::new(),
+            highest: Level::default(),
             unfinished: Level::default(),
             slices: Vec::new(),
             width_ns: FIRST_WIDTH,
             now: Level::default(),
             inputs: 0,
+            knows_others: false,
             sizes: FxHashMap::default(),
         }
     }
@@ -148,6 +154,10 @@ impl DeviceLevels {
         now.reserved = totals.reserved;
         now.outside = totals.get(Metric::Used).saturating_sub(totals.reserved);
         if row.event == EventName::Sample {
+            // Until the memory of others is known it is part of the rest.
+            if !self.knows_others && device.others().is_some() {
+                (self.knows_others, self.highest) = (true, Level::default());
+            }
             now.others = device.others().unwrap_or(0);
         }
         now.context = totals.untraced.saturating_sub(now.others).max(0);
@@ -180,6 +190,9 @@ impl DeviceLevels {
         } else {
             let Level { peak, peak_owner, inputs, .. } = *now;
             self.unfinished = Level { peak, peak_owner, inputs, ..self.unfinished };
+        }
+        if now.used() - now.others > self.highest.used() - self.highest.others {
+            self.highest = *now;
         }
         self.slice();
     }

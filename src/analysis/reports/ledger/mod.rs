@@ -73,21 +73,27 @@ impl Report for Ledger {
         let mut printer = options.printer();
         let mut footer = Footer::new(input);
         let mut json = Vec::new();
+        let mut held = Vec::new();
         for trace in &input.traces {
             let Some((replayed, states)) = states_at(trace, at, options, &Later::default())? else {
                 continue;
             };
             footer.add_reading(trace, &replayed);
             footer.note_inference(&replayed);
+            for state in &states {
+                footer.add_share(&replayed, state.ordinal);
+            }
+            held.push((trace, states));
+        }
+        name_neighbours(&mut held);
+        for (trace, states) in held {
             for state in states {
-                let ordinal = state.ordinal;
                 if json.is_empty() {
                     heading(&mut printer, input, &trace.meta);
                 }
                 printer.gap();
                 state.print(&mut printer, trace, options);
                 json.push(state.json(trace));
-                footer.add_share(&replayed, ordinal);
                 for note in &state.notes {
                     if !footer.notes.contains(note) {
                         footer.notes.push(note.clone());
@@ -107,6 +113,33 @@ impl Report for Ledger {
             next: hints,
             ..Answer::default()
         })
+    }
+}
+
+/// Names the processes of this run among the other processes on a GPU: they have traces of their own.
+fn name_neighbours(held: &mut [(&TraceFile, Vec<LedgerState>)]) {
+    let mut users: FxHashMap<(String, i32), Vec<(i32, String)>> = FxHashMap::default();
+    for (trace, states) in held.iter() {
+        // With one visible GPU each, the ordinals of two processes say nothing.
+        for state in states.iter().filter(|_| trace.meta.devices.len() > 1 || trace.meta.world_size <= 1) {
+            let user = (trace.meta.rank, trace.pid());
+            users.entry((trace.meta.host.clone(), state.ordinal)).or_default().push(user);
+        }
+    }
+    for (trace, states) in held.iter_mut() {
+        for state in states.iter_mut() {
+            let Some(all) = users.get(&(trace.meta.host.clone(), state.ordinal)) else { continue };
+            let own = (trace.meta.rank, trace.pid());
+            let others: Vec<String> = all
+                .iter()
+                .filter(|user| **user != own)
+                .map(|(rank, pid)| format!("rank {rank} (pid {pid})"))
+                .collect();
+            for line in state.lines.iter_mut().filter(|line| line.group == "others" && !others.is_empty()) {
+                line.what = format!("other processes, of this run: {}", others.join(", "));
+                advice::OF_THIS_RUN.clone_into(&mut line.advice);
+            }
+        }
     }
 }
 
