@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
+use super::device_peaks::{DevicePeaks, Place};
 use super::report::{Answer, Report, Verdict, next, vouch};
 use crate::error::{Error, Result};
 use crate::options::{Flag, Options};
@@ -60,7 +61,7 @@ impl Report for Diff {
     }
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
-        let limit = limit(options.text("fail-over"))?;
+        let limit = options.is_set("fail-over").then(|| limit(options.text("fail-over"))).transpose()?;
         let by = Key::from_options(options)?;
         let mut footer = Footer::default();
         inputs.iter().for_each(|input| footer.phantom.add(input));
@@ -114,6 +115,10 @@ impl Report for Diff {
     }
 }
 
+/// The metrics that the gate compares: allocated memory, and reserved memory with that of libraries, which a program may
+/// use instead.
+const METRICS: [&str; 2] = ["allocated", Metric::UNSAMPLED];
+
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum GrowthLimit {
     Share(f64),
@@ -129,49 +134,44 @@ impl GrowthLimit {
     }
 }
 
-/// The peaks of a device in bytes: allocated, and reserved with what libraries allocate, which a program may use
-/// instead.
-type DevicePeaks = (i64, i64);
-
 /// The first peak of any device that grew over the limit: its place, what it is, and its bytes before and after. A
 /// device that only the later run uses had none.
 ///
 /// # Errors
-/// When the later run has ranks that the earlier one has not.
+/// When only one of the runs has a rank.
 fn grown(
     before: &DiffSide<'_>,
     after: &DiffSide<'_>,
     limit: GrowthLimit,
 ) -> Result<Option<(String, &'static str, i64, i64)>> {
-    let ranks: BTreeSet<i32> = before.devices.keys().map(|(rank, _)| *rank).collect();
-    if let Some(((rank, _), _)) = after.devices.iter().find(|((rank, _), _)| !ranks.contains(rank)) {
+    let ranks =
+        |side: &DiffSide<'_>| -> BTreeSet<i32> { side.devices.keys().map(|(rank, _)| *rank).collect() };
+    let (old, new) = (ranks(before), ranks(after));
+    if let Some(rank) = old.symmetric_difference(&new).next() {
+        let run = if old.contains(rank) { "first" } else { "second" };
         return Err(Error::usage(format!(
-            "--fail-over: rank {rank} is in the second run alone; --rank compares one that both have"
+            "--fail-over: only the {run} run has rank {rank}; use --rank to compare a rank that both have"
         )));
     }
     let found = after.devices.iter().find_map(|(key, new)| {
         let old = before.devices.get(key).copied().unwrap_or_default();
         let place = || format!(" of rank {}, device {}", key.0, key.1);
-        if limit.is_exceeded(old.0, new.0) {
-            return Some((place(), "allocated", old.0, new.0));
-        }
-        limit.is_exceeded(old.1, new.1).then(|| (place(), Metric::UNSAMPLED, old.1, new.1))
+        let grown = (0..METRICS.len()).find(|metric| limit.is_exceeded(old[*metric], new[*metric]))?;
+        Some((place(), METRICS[grown], old[grown], new[grown]))
     });
     Ok(found)
 }
 
-fn limit(text: &str) -> Result<Option<GrowthLimit>> {
-    if text.is_empty() {
-        return Ok(None);
-    }
+fn limit(text: &str) -> Result<GrowthLimit> {
     if let Some(number) = text.strip_suffix('%') {
         return match number.trim().parse::<f64>() {
-            Ok(number) if number >= 0.0 => Ok(Some(GrowthLimit::Share(number / 100.0))),
+            // An infinite share would let all growth pass.
+            Ok(number) if number >= 0.0 && number.is_finite() => Ok(GrowthLimit::Share(number / 100.0)),
             _ => Err(Error::usage(format!("--fail-over {text}: expected a share such as 2%"))),
         };
     }
     match memtrace_trace::units::parse_bytes(text) {
-        Ok(bytes) => Ok(Some(GrowthLimit::Bytes(bytes))),
+        Ok(bytes) => Ok(GrowthLimit::Bytes(bytes)),
         Err(why) => Err(Error::usage(format!("--fail-over {text}: {why}, or a share such as 2%"))),
     }
 }
@@ -184,8 +184,8 @@ struct DiffSide<'a> {
     groups: FxHashMap<String, Group>,
     /// The peak of each step.
     steps: BTreeMap<i64, i64>,
-    /// The sums of the peaks of all processes, by rank and device.
-    devices: BTreeMap<(i32, i32), DevicePeaks>,
+    /// The memory of the processes that ran at the same time.
+    devices: BTreeMap<Place, [i64; 2]>,
 }
 
 impl<'a> DiffSide<'a> {
@@ -196,7 +196,7 @@ impl<'a> DiffSide<'a> {
         footer: &mut Footer,
         is_gate: bool,
     ) -> Result<Self> {
-        let mut devices: BTreeMap<(i32, i32), DevicePeaks> = BTreeMap::new();
+        let mut devices: DevicePeaks<2> = DevicePeaks::default();
         let mut best: Option<DiffSide<'a>> = None;
         for trace in &input.traces {
             let mut steps: BTreeMap<i64, i64> = BTreeMap::new();
@@ -218,10 +218,8 @@ impl<'a> DiffSide<'a> {
             }
             for device in replayed.gpus(options) {
                 let used = device.peak(Metric::Used);
-                // The processes of a rank share its device, so memory that moves to another one is no less.
-                let peaks = devices.entry((trace.meta.rank, device.ordinal)).or_default();
-                peaks.0 = peaks.0.saturating_add(device.peak(Metric::Allocated).bytes);
-                peaks.1 = peaks.1.saturating_add(used.bytes - used.untraced);
+                let peaks = [device.peak(Metric::Allocated).bytes, used.bytes - used.untraced];
+                devices.add(trace, &replayed, device.ordinal, peaks);
             }
             let Some(device) = replayed.fullest(Metric::Allocated, options).cloned() else { continue };
             steps.retain(|step, _| *step <= replayed.replay.last_step());
@@ -233,7 +231,10 @@ impl<'a> DiffSide<'a> {
             }
         }
         match best {
-            Some(best) => Ok(DiffSide { devices, ..best }),
+            Some(best) => {
+                let devices = devices.sums().into_iter().map(|(place, (sums, _))| (place, sums)).collect();
+                Ok(DiffSide { devices, ..best })
+            }
             None => Err(Error::usage(format!("{}: no GPU memory in this trace", input.path.display()))),
         }
     }
@@ -381,9 +382,10 @@ mod tests {
 
     #[test]
     fn diff_reads_limits_as_shares_or_bytes() {
-        assert_eq!(limit("2%").unwrap(), Some(GrowthLimit::Share(0.02)));
-        assert_eq!(limit("100m").unwrap(), Some(GrowthLimit::Bytes(100 << 20)));
-        assert_eq!(limit("").unwrap(), None);
-        assert!(limit("much").is_err() && limit("-1%").is_err());
+        assert_eq!(limit("2%").unwrap(), GrowthLimit::Share(0.02));
+        assert_eq!(limit("100m").unwrap(), GrowthLimit::Bytes(100 << 20));
+        for wrong in ["", "much", "-1%", "inf%", "1e400%", "nan%", "%"] {
+            assert!(limit(wrong).is_err(), "{wrong:?}");
+        }
     }
 }

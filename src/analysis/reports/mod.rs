@@ -9,6 +9,7 @@ mod advise_change;
 mod budget;
 mod check;
 mod check_files;
+mod device_peaks;
 mod device_users;
 mod diff;
 pub(crate) mod frag;

@@ -19,15 +19,14 @@
 //! an error, because a renamed module would switch it off; `{ limit = "1g", optional = true }` permits it.
 
 mod limits;
-
-use std::collections::BTreeSet;
-use std::path::Path;
+mod names;
 
 use memtrace_trace::host;
-use memtrace_trace::{Api, Category, EventName};
+use memtrace_trace::{Api, Category, EventName, text};
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde_json::{Value, json};
 
+use super::device_peaks::{DevicePeaks, Place};
 use super::report::{Answer, Report, Verdict, next, vouch};
 use crate::error::{Error, Result};
 use crate::options::{Flag, Options};
@@ -39,10 +38,10 @@ use crate::render::footer::Footer;
 use crate::render::heading::process_heading;
 use crate::render::numbers::{count, counted, percent, share, step_or_dash};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
-use crate::selection::{nearest_names, no_match};
 use crate::state::replay::{HOST, Metric, Replay};
 use crate::state::replay_trace::{Replayed, replay_trace};
 use limits::{Limit, LimitSubject, parse};
+use names::Names;
 
 /// `memtrace budget`.
 pub(super) struct Budget;
@@ -89,6 +88,7 @@ impl Report for Budget {
         let mut json = Vec::new();
         let (mut broken, mut any) = (0, false);
         let mut names = Names::default();
+        let mut devices = DevicePeaks::default();
         let has_host = limits.iter().any(|limit| limit.subject == LimitSubject::Host);
         let columns = Columns::of(&["module", "category"]);
         let columns = if has_host { columns.and(Columns::of(&["api", "name"])) } else { columns };
@@ -106,12 +106,16 @@ impl Report for Budget {
             )?;
             vouch(trace, &replayed)?;
             any |= replayed.gpus(options).next().is_some();
-            if let Some(limit) = meter.without_samples() {
-                let trace = trace.path.display();
+            if let Some((limit, why)) = meter.unchecked(&replayed, options) {
+                let (trace, section) = (trace.path.display(), limit.subject.section());
                 return Err(Error::usage(format!(
-                    "{trace}: [host] {} cannot be checked: the trace has no samples of the host",
+                    "{trace}: [{section}] {} cannot be checked: {why}",
                     limit.name
                 )));
+            }
+            for device in replayed.gpus(options) {
+                let peaks = SUMMED.map(|metric| device.peak(metric).bytes);
+                devices.add(trace, &replayed, device.ordinal, peaks);
             }
             footer.add(trace, &replayed, replayed.fullest(Metric::Allocated, options).map(|d| d.ordinal));
             process_heading(&mut printer, input, index);
@@ -120,6 +124,13 @@ impl Report for Budget {
             broken += results.iter().filter(|result| result.is_broken()).count();
             print(&mut printer, &results, options);
             json.extend(results.iter().map(|result| result.json(trace.meta.rank)));
+        }
+        for ((rank, ordinal), results) in sums(&limits, &devices) {
+            printer.gap();
+            printer.plain(format!("rank {rank}, device {ordinal}, processes at the same time"));
+            broken += results.iter().filter(|result| result.is_broken()).count();
+            print(&mut printer, &results, options);
+            json.extend(results.iter().map(|result| result.json(rank)));
         }
         let is_host_only = limits.iter().all(|limit| limit.subject == LimitSubject::Host);
         if !any && !is_host_only {
@@ -147,6 +158,31 @@ impl Report for Budget {
         let hints = vec![next("peak", input, "--by module")];
         Ok(Answer { body: printer, json, footer, next: hints, verdict, ..Answer::default() })
     }
+}
+
+/// The metrics of which a process knows its own part alone. Samples of used memory have the other processes.
+const SUMMED: [Metric; 3] = [Metric::Allocated, Metric::Active, Metric::Reserved];
+
+/// The limits of `[total]` on the sum of the processes of a device, for each device that several processes use.
+fn sums(limits: &[Limit], devices: &DevicePeaks<3>) -> Vec<(Place, Vec<LimitResult>)> {
+    let mut all = Vec::new();
+    for (place, (sums, processes)) in devices.sums() {
+        let of_limit = |limit: &Limit| {
+            let metric = SUMMED.iter().position(|metric| limit.subject == LimitSubject::Total(*metric))?;
+            Some(LimitResult {
+                limit: limit.clone(),
+                highest: sums[metric],
+                highest_name: limit.name.clone(),
+                matched: 0,
+                at: format!("at most, in {processes} processes"),
+            })
+        };
+        let results: Vec<_> = limits.iter().filter_map(of_limit).collect();
+        if processes > 1 && !results.is_empty() {
+            all.push((place, results));
+        }
+    }
+    all
 }
 
 /// The level and peak of the memory under one limit.
@@ -247,39 +283,6 @@ fn levels(path: &str) -> impl Iterator<Item = &str> {
     path.match_indices('.').map(|(end, _)| end).chain([path.len()]).map(|end| &path[..end])
 }
 
-/// The names in the traces, in the whole of them, whatever the window: for limits that match nothing.
-#[derive(Default)]
-struct Names {
-    modules: BTreeSet<String>,
-    categories: BTreeSet<String>,
-    phases: BTreeSet<String>,
-}
-
-impl Names {
-    fn of(&self, subject: LimitSubject) -> Option<&BTreeSet<String>> {
-        match subject {
-            LimitSubject::Total(_) | LimitSubject::Host => None,
-            LimitSubject::Module => Some(&self.modules),
-            LimitSubject::Category => Some(&self.categories),
-            LimitSubject::Phase => Some(&self.phases),
-        }
-    }
-
-    /// One line for each limit that matches nothing and is not optional.
-    fn faults(&self, limits: &[Limit], path: &Path) -> Vec<String> {
-        let mut faults = Vec::new();
-        for limit in limits.iter().filter(|limit| !limit.optional) {
-            let Some(names) = self.of(limit.subject) else { continue };
-            if !names.iter().any(|name| limit.takes(name)) {
-                let section = limit.subject.section();
-                let list = nearest_names(names.iter().map(String::as_str), &limit.name);
-                faults.push(no_match(&format!("[{section}] {:?}", limit.name), path, section, &list));
-            }
-        }
-        faults
-    }
-}
-
 struct Meter<'a> {
     gauges: Vec<Gauge<'a>>,
     device: Option<i32>,
@@ -288,6 +291,9 @@ struct Meter<'a> {
     categories: FxHashSet<Category>,
     /// Returns true if the row before was in the window.
     was_inside: bool,
+    /// Whether blocks were allocated in steps without detail, and whether any of them has no category.
+    without_module: bool,
+    without_category: bool,
 }
 
 impl<'a> Meter<'a> {
@@ -299,13 +305,39 @@ impl<'a> Meter<'a> {
             phases: FxHashSet::default(),
             categories: FxHashSet::default(),
             was_inside: true,
+            without_module: false,
+            without_category: false,
         }
     }
 
-    /// The first limit of the host that needs samples and has none.
-    fn without_samples(&self) -> Option<&Limit> {
-        let host = self.gauges.iter().filter(|gauge| gauge.limit.subject == LimitSubject::Host);
-        host.filter(|gauge| gauge.at.is_none() && !gauge.limit.optional).map(|gauge| gauge.limit).next()
+    /// The first limit that the trace cannot decide, and why.
+    fn unchecked(&self, replayed: &Replayed, options: &Options) -> Option<(&Limit, &'static str)> {
+        self.gauges.iter().find_map(|gauge| {
+            let required = !gauge.limit.optional;
+            let why = match gauge.limit.subject {
+                LimitSubject::Host if required && gauge.at.is_none() => {
+                    "the trace has no samples of the host"
+                }
+                LimitSubject::Total(Metric::Used)
+                    if required && replayed.gpus(options).any(|device| !device.is_sampled()) =>
+                {
+                    "the trace has no samples of the device"
+                }
+                LimitSubject::Module if self.without_module => {
+                    "some steps have no modules (MEMTRACE_DETAIL); use --step to check the others"
+                }
+                LimitSubject::Category if self.without_category => {
+                    "some steps have no categories (MEMTRACE_DETAIL); use --step to check the others"
+                }
+                // The parts with the highest allocated and reserved memory stay.
+                LimitSubject::Total(Metric::Allocated | Metric::Reserved) => return None,
+                _ if !replayed.summary.removed.is_empty() => {
+                    "parts of the trace were removed (MEMTRACE_KEEP)"
+                }
+                _ => return None,
+            };
+            Some((gauge.limit, why))
+        })
     }
 
     /// Takes a sample of the process's resident memory.
@@ -332,6 +364,13 @@ impl<'a> Meter<'a> {
         self.phases.insert(row.phase);
         if row.event.is_block() {
             self.categories.insert(row.category);
+        }
+        if row.event == EventName::Alloc
+            && replay.in_window()
+            && *replay.symbols.get(row.module) == *text::WITHOUT_DETAIL
+        {
+            self.without_module = true;
+            self.without_category |= row.category == Category::None;
         }
         if replay.in_window() && !self.was_inside {
             self.gauges.iter_mut().for_each(|gauge| gauge.enter_window(row));

@@ -1,0 +1,40 @@
+//! The names of a run, to find limits that match nothing.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use super::limits::{Limit, LimitSubject};
+use crate::selection::{nearest_names, no_match};
+
+/// The names in the traces, in the whole of them, whatever the window: for limits that match nothing.
+#[derive(Default)]
+pub(super) struct Names {
+    pub(super) modules: BTreeSet<String>,
+    pub(super) categories: BTreeSet<String>,
+    pub(super) phases: BTreeSet<String>,
+}
+
+impl Names {
+    fn of(&self, subject: LimitSubject) -> Option<&BTreeSet<String>> {
+        match subject {
+            LimitSubject::Total(_) | LimitSubject::Host => None,
+            LimitSubject::Module => Some(&self.modules),
+            LimitSubject::Category => Some(&self.categories),
+            LimitSubject::Phase => Some(&self.phases),
+        }
+    }
+
+    /// One line for each limit that matches nothing and is not optional.
+    pub(super) fn faults(&self, limits: &[Limit], path: &Path) -> Vec<String> {
+        let mut faults = Vec::new();
+        for limit in limits.iter().filter(|limit| !limit.optional) {
+            let Some(names) = self.of(limit.subject) else { continue };
+            if !names.iter().any(|name| limit.takes(name)) {
+                let section = limit.subject.section();
+                let list = nearest_names(names.iter().map(String::as_str), &limit.name);
+                faults.push(no_match(&format!("[{section}] {:?}", limit.name), path, section, &list));
+            }
+        }
+        faults
+    }
+}
