@@ -60,6 +60,12 @@ pub struct Meta {
     /// The inode of that folder, which no other group of the same boot has; 0 when unknown.
     #[serde(skip_serializing_if = "is_zero")]
     pub cgroup_id: u64,
+    /// The working folder when the trace begins; empty when unknown.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub cwd: String,
+    /// The processes that this one descends from when its trace begins, its parent first; empty when unknown.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub ancestors: Vec<u32>,
     /// The capabilities that this process lacked, a sentence each.
     pub degraded: Vec<String>,
 }

@@ -57,6 +57,8 @@ pub(crate) fn describe(meta: &mut Meta) {
         number(&["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"]).unwrap_or(1);
     meta.argv = redact(std::env::args_os().map(|word| word.to_string_lossy().into_owned()));
     meta.phantom = phantom::describe();
+    meta.cwd = std::env::current_dir().map_or_else(|_| String::new(), |path| path.display().to_string());
+    meta.ancestors = ancestors();
     if !meta.allocator.caching {
         meta.degraded.push("caching is off: blocks are the runtime's own calls".to_owned());
     }
@@ -78,6 +80,22 @@ pub(crate) fn describe(meta: &mut Meta) {
         );
     }
     cuda::describe(meta);
+}
+
+/// The maximum number of ancestors in the meta row.
+const MOST_ANCESTORS: usize = 32;
+
+/// Returns the parent of this process, its parent and so on, as far as `/proc` shows them.
+fn ancestors() -> Vec<u32> {
+    let parent = |process: u32| -> Option<u32> {
+        let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+        // proc_pid_stat(5): `PID (NAME) STATE PPID ...`. The name may have spaces and brackets.
+        let parent = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?;
+        (parent != 0).then_some(parent)
+    };
+    std::iter::successors(parent(std::process::id()), |process| parent(*process))
+        .take(MOST_ANCESTORS)
+        .collect()
 }
 
 /// The words that this library adds to the end row; empty for a run on a real device without errors.
