@@ -530,3 +530,133 @@ def test_last_of_the_module(of_module):
         ],
     );
 }
+
+#[test]
+fn memory_of_child_processes_and_of_extensions_counts_for_its_test() {
+    let Some(installed) = installed() else { return };
+    // A test whose name ends in `passes` must pass, and no other.
+    let folder = suite(
+        r#"
+import ctypes, multiprocessing, os, signal, subprocess, sys, time
+import pytest, torch
+limited = pytest.mark.limit_gpu_memory("100 MiB")
+CHILD = "import sys, torch, time; x = torch.empty(int(sys.argv[1]) << 18, device='cuda'); "
+
+def program(mib, then="", **options):
+    return subprocess.Popen([sys.executable, "-c", CHILD + then, str(mib)], **options)
+
+def fill(mib):
+    torch.empty(mib << 18, device="cuda")
+
+@limited
+def test_fork():
+    child = os.fork()
+    if child == 0:
+        fill(200)
+        os._exit(0)
+    os.waitpid(child, 0)
+
+@limited
+def test_program():
+    program(200).wait()
+
+@limited
+def test_grandchild():
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1], '200'])"
+    subprocess.run([sys.executable, "-c", code, CHILD], check=True)
+
+@limited
+def test_two_at_once():
+    for child in [program(70, "time.sleep(2)"), program(70, "time.sleep(2)")]:
+        child.wait()
+
+@limited
+def test_one_after_the_other_passes():
+    fill(20)
+    for _ in range(2):
+        program(70).wait()
+
+def kill(mib):
+    child = program(mib, "print(1, flush=True); time.sleep(60)", stdout=subprocess.PIPE)
+    child.stdout.read(1)
+    child.kill()
+    child.wait()
+
+@limited
+def test_killed():
+    kill(200)
+
+@limited
+def test_small_and_killed_passes():
+    kill(20)
+
+@limited
+def test_still_runs(request):
+    child = program(200, "print(1, flush=True); time.sleep(60)", stdout=subprocess.PIPE)
+    request.addfinalizer(child.kill)
+    child.stdout.read(1)
+    time.sleep(1)
+
+@pytest.fixture(scope="module")
+def server():
+    child = program(200, "print(1, flush=True); time.sleep(60)", stdout=subprocess.PIPE)
+    child.stdout.read(1)
+    time.sleep(1)
+    yield
+    child.kill()
+
+@limited
+def test_with_a_server_passes(server):
+    pass
+
+def runtime():
+    return ctypes.CDLL("libcudart.so.13")
+
+@limited
+def test_extension():
+    address = ctypes.c_void_p()
+    assert runtime().cudaMalloc(ctypes.byref(address), ctypes.c_size_t(200 << 20)) == 0
+    runtime().cudaFree(address)
+
+@pytest.mark.limit_gpu_leaks("1 MiB")
+def test_extension_that_leaks():
+    assert runtime().cudaMalloc(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(2 << 20)) == 0
+
+@pytest.mark.limit_gpu_leaks
+def test_program_that_ended_passes():
+    program(200).wait()
+"#,
+    );
+    for arguments in [&["--memtrace=h100-80g", "-v"][..], &["--memtrace=h100-80g", "-v", "-n", "2"]] {
+        let (status, said) = pytest(installed, folder.path(), arguments);
+        assert_eq!(status, Some(1), "{said}");
+        has(&said, &["8 failed, 4 passed", "(1 child process)", "has not ended"]);
+        assert!(!said.contains("passes - "), "{said}");
+    }
+}
+
+#[test]
+fn limits_are_checked_where_tracing_is_switched_off_or_another_plugin_runs_the_test() {
+    let Some(installed) = installed() else { return };
+    let folder = suite(
+        "import pytest, torch\nkept = []\n\
+         @pytest.mark.limit_gpu_leaks\n\
+         def test_leaks(): kept.append(torch.zeros(9, device='cuda'))\n",
+    );
+    let mut off = python(installed, folder.path());
+    off.args(["-m", "pytest", "--memtrace=t4"]).env("MEMTRACE_ENABLED", "0");
+    let (status, words) = said(&off.output().unwrap());
+    assert_eq!(status, Some(4), "{words}");
+    has(&words, &["was started to be traced", "MEMTRACE_ENABLED is 0"]);
+    // As the plugins do that run a test again, or in a process of its own.
+    let conftest = "import pytest\nfrom _pytest.runner import runtestprotocol\n\
+                    class Runner:\n    @pytest.hookimpl(tryfirst=True)\n    \
+                    def pytest_runtest_protocol(self, item, nextitem):\n        \
+                    runtestprotocol(item, nextitem=nextitem)\n        return True\n\
+                    @pytest.hookimpl(trylast=True)\n\
+                    def pytest_configure(config): config.pluginmanager.register(Runner())\n";
+    std::fs::write(folder.path().join("conftest.py"), conftest).unwrap();
+    let (status, words) = pytest(installed, folder.path(), &["--memtrace=t4"]);
+    assert_eq!(status, Some(1), "{words}");
+    has(&words, &["ERROR at teardown of test_leaks", "of GPU memory behind"]);
+}

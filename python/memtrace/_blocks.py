@@ -9,17 +9,23 @@ from __future__ import annotations
 import csv
 import os
 import sys
+import time
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import _marks, _sizes
 
-_EVENTS = {"alloc", "free", "tag"}
+_ALLOCATIONS, _FREES = {"alloc", "ext_alloc"}, {"free", "ext_free"}
+_EVENTS = _ALLOCATIONS | _FREES | {"tag"}
+# CUDA's own libraries (cuBLAS, cuDNN, NCCL) keep memory for the process once anything needed it. With it the
+# memory of a test would depend on the tests before it.
+_KEPT = ("libcu", "libnccl", "libnv")
 # With these the rows of a test may lie in two files, or in a compressed one.
 SPLITTING = ("MEMTRACE_ROTATE", "MEMTRACE_ROTATE_SECS", "MEMTRACE_COMPRESS", "MEMTRACE_KEEP")
 # The tracer read them when this process began. A test may change the environment or the working folder later.
-_FOLDER = os.path.realpath(os.environ.get("MEMTRACE_OUT") or "memtrace-out")
+FOLDER = os.path.realpath(os.environ.get("MEMTRACE_OUT") or "memtrace-out")
 _SPLIT_BY = [name for name in SPLITTING if os.environ.get(name, "0") not in ("", "0", "off")]
 
 
@@ -46,6 +52,8 @@ class Use:
     peak: int = 0
     moment: Owner = field(default_factory=lambda: Owner("(none)", "(none)", "(none)", "(none)"))
     at_peak: list[tuple[int, Owner]] = field(default_factory=list)
+    # The highest memory on each device.
+    peaks: dict[int, int] = field(default_factory=dict)
     left: list[tuple[int, Owner]] = field(default_factory=list)
 
     @property
@@ -62,6 +70,7 @@ class Position:
     offset: int
     # The bytes that PyTorch had allocated until then, at least and at most: other threads may go on.
     allocated: tuple[int, int] = (0, 0)
+    time_ns: int = 0
 
 
 def here() -> Position:
@@ -70,7 +79,8 @@ def here() -> Position:
     if not _marks.flush():
         raise NotMeasured("the trace of this process ended early, or cannot be written fast enough")
     path = _own_trace()
-    return Position(path, path.stat().st_size if path is not None else 0, (least, _ever_allocated()))
+    size = path.stat().st_size if path is not None else 0
+    return Position(path, size, (least, _ever_allocated()), time.time_ns())
 
 
 def _ever_allocated() -> int:
@@ -91,16 +101,16 @@ def _own_trace() -> Path | None:
             path = os.readlink(f"/proc/self/fd/{descriptor}")
         except OSError:
             continue
-        if os.path.dirname(path) == _FOLDER and path.endswith(".csv"):
+        if os.path.dirname(path) == FOLDER and path.endswith(".csv"):
             return Path(path)
     if _ever_allocated():
-        raise NotMeasured(f"the trace of this process is not open in {_FOLDER}")
+        raise NotMeasured(f"the trace of this process is not open in {FOLDER}")
     return None
 
 
-def use_between(start: Position, end: Position, others: list[tuple[int, int]]) -> Use:
+def use_between(start: Position, end: Position, others: list[tuple[Position, Position]]) -> Use:
     """The memory of the blocks that were allocated between two places, without those allocated between the
-    offsets of `others`.
+    places of `others`.
 
     Raises NotMeasured when the trace lacks rows of that time."""
     if end.path is None and start.path is None:
@@ -113,23 +123,23 @@ def use_between(start: Position, end: Position, others: list[tuple[int, int]]) -
     totals: dict[int, int] = defaultdict(int)
     peaks: dict[int, tuple[int, int]] = {}
     traced = 0
-    for place, row in _rows(end.path, start.offset, end.offset):
+    for place, row in rows(end.path, start.offset, end.offset):
         device, block, delta = int(row["device"]), int(row["alloc_id"]), int(row["delta_bytes"])
         key = (device, block)
-        if row["event"] == "alloc":
-            traced += delta
-            if any(low <= place < high for low, high in others):
+        if row["event"] in _ALLOCATIONS:
+            traced += delta if row["event"] == "alloc" else 0
+            if any(low.offset <= place < high.offset for low, high in others):
                 continue
             sizes[key] = delta
         elif key not in sizes:
             # Allocated before the test, or by a fixture of others.
             continue
-        if delta > 0:
+        if delta > 0 or row["event"] in _ALLOCATIONS:
             # A tag moves a block in two rows, the second of which has the new owner.
             owners[block] = Owner(row["module"], row["op"], row["phase"], row["category"])
         if row["event"] == "tag":
             continue
-        if row["event"] == "free":
+        if row["event"] in _FREES:
             del sizes[key]
         changes.append((device, block, delta))
         totals[device] += delta
@@ -141,6 +151,7 @@ def use_between(start: Position, end: Position, others: list[tuple[int, int]]) -
             f"the trace has {_sizes.show(traced)} of the {_sizes.show(allocated)} that PyTorch allocated"
         )
     use = Use(left=[(size, owners[block]) for (_, block), size in sizes.items()])
+    use.peaks = {device: peak for device, (peak, _) in peaks.items()}
     if not peaks:
         return use
     use.device, (use.peak, count) = max(peaks.items(), key=lambda item: item[1][0])
@@ -157,10 +168,10 @@ def use_between(start: Position, end: Position, others: list[tuple[int, int]]) -
     return use
 
 
-def _rows(path, start, end):
+def rows(path: Path, start: int, end: int) -> Iterator[tuple[int, dict[str, str]]]:
     """The rows of blocks between two offsets, as dicts, each with its own offset."""
     with path.open("rb") as file:
-        header = file.readline().decode(errors="replace").rstrip("\n").split(",")
+        header = file.readline()
         at = max(start, file.tell())
         file.seek(at)
         while at < end:
@@ -177,13 +188,19 @@ def _rows(path, start, end):
             if len(fields) < 8 or fields[6].decode(errors="replace") not in _EVENTS:
                 continue
             try:
-                text = next(csv.reader([line.decode(errors="replace").rstrip("\n")]))
-                row = dict(zip(header, text))
+                row = row_of(header, line)
                 is_gpu = int(row["device"]) >= 0
+                is_own = not row["event"].startswith("ext_") or not row["source"].startswith(_KEPT)
             except (csv.Error, KeyError, ValueError) as error:
                 raise NotMeasured(f"{path} is damaged") from error
-            if is_gpu:
+            if is_gpu and is_own:
                 yield place, row
+
+
+def row_of(header: bytes, line: bytes) -> dict[str, str]:
+    """A row as a dict. Raises csv.Error for a line that is none."""
+    columns, fields = csv.reader(text.decode(errors="replace").rstrip("\n") for text in (header, line))
+    return dict(zip(columns, fields))
 
 
 def by_owner(blocks: list[tuple[int, Owner]], top: int = 8) -> list[tuple[str, str, int, int]]:

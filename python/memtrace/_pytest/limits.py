@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from .. import _blocks, _marks, _sizes
-from . import restart
+from . import child_traces, restart
 
 MEMORY = "limit_gpu_memory"
 LEAKS = "limit_gpu_leaks"
@@ -41,10 +41,12 @@ class Limits:
 
     def __init__(self) -> None:
         self._start: _blocks.Position | None = None
-        self._others: list[tuple[int, int]] = []
+        self._others: list[tuple[_blocks.Position, _blocks.Position]] = []
+        self._traces: frozenset[str] = frozenset()
         self._problem = "no test began"
         self._limited = False
         self._passed = False
+        self._is_reporting = False
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
@@ -52,6 +54,7 @@ class Limits:
         self._limited = any(item.get_closest_marker(name) for name in (MEMORY, LEAKS))
         if self._limited:
             clear_workspaces()
+            self._traces = child_traces.names()
         try:
             self._start = _blocks.here()
         except _blocks.NotMeasured as error:
@@ -64,7 +67,7 @@ class Limits:
         if fixturedef.scope == "function":
             return (yield)
         # Its finalizers run in the teardown of its last test, the one that was added last first.
-        begin: list[int] = []
+        begin: list[_blocks.Position] = []
         fixturedef.addfinalizer(lambda: self._end_other(begin))
         self._begin_other(begin)
         try:
@@ -73,17 +76,17 @@ class Limits:
             self._end_other(begin)
             fixturedef.addfinalizer(lambda: self._begin_other(begin))
 
-    def _begin_other(self, begin: list[int]) -> None:
+    def _begin_other(self, begin: list[_blocks.Position]) -> None:
         """Notes where the memory of a fixture of several tests begins, in a test with a limit."""
         if self._start is not None and self._limited:
             with contextlib.suppress(_blocks.NotMeasured):
-                begin.append(_blocks.here().offset)
+                begin.append(_blocks.here())
 
-    def _end_other(self, begin: list[int]) -> None:
+    def _end_other(self, begin: list[_blocks.Position]) -> None:
         if begin:
             clear_workspaces()
             with contextlib.suppress(_blocks.NotMeasured):
-                self._others.append((begin.pop(), _blocks.here().offset))
+                self._others.append((begin.pop(), _blocks.here()))
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
@@ -98,6 +101,10 @@ class Limits:
         # What its fixtures allocate at their end is the test's, too.
         if self._passed and limit_of(item, MEMORY) is not None:
             self._check(item)
+        leaks = limit_of(item, LEAKS)
+        # Another plugin runs this test, so `_leak` cannot change its report.
+        if leaks is not None and not self._is_reporting and (problem := self._leak(leaks)) is not None:
+            pytest.fail(problem, pytrace=False)
         return result
 
     def _check(self, item: pytest.Item) -> None:
@@ -124,7 +131,11 @@ class Limits:
 
         # The fixtures of the test end before its memory is looked at, and its outcome is known only then.
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-        reports = runtestprotocol(item, log=False, nextitem=nextitem)
+        self._is_reporting = True
+        try:
+            reports = runtestprotocol(item, log=False, nextitem=nextitem)
+        finally:
+            self._is_reporting = False
         problem = self._leak(limit)
         for report in reports:
             if report.when == "call" and report.passed and problem is not None:
@@ -147,7 +158,11 @@ class Limits:
     def _use(self) -> _blocks.Use:
         if self._start is None:
             raise _blocks.NotMeasured(self._problem)
-        return _blocks.use_between(self._start, _blocks.here(), self._others)
+        end = _blocks.here()
+        use = _blocks.use_between(self._start, end, self._others)
+        if self._limited:
+            child_traces.add_children(use, self._traces, end, self._others)
+        return use
 
 
 def clear_workspaces() -> None:

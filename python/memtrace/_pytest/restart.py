@@ -11,7 +11,8 @@ from .. import _blocks, _command, _marks
 
 OPTION = "--memtrace"
 OUT_OPTION = "--memtrace-out"
-# Set in the process that was started again. Not a MEMTRACE_ variable: the tracer does not know it.
+# Set in the process that was started again, to the process id of the command that started it. Not a MEMTRACE_
+# variable: the tracer does not know it.
 STARTED = "GPU_MEMTRACE_PYTEST"
 # Its value when the traces are removed after the tests.
 TEMPORARY = "temporary"
@@ -45,10 +46,13 @@ def restart_if_needed(config: pytest.Config) -> None:
     value = config.known_args_namespace.memtrace
     if _marks.is_traced():
         return
-    if STARTED in os.environ and value is not None:
+    started = os.environ.get(STARTED)
+    is_restarted = started == str(os.getppid()) or config.known_args_namespace.memtrace_reports
+    if is_restarted or started is not None and value is not None:
         raise pytest.UsageError(
             f"{OPTION}: this process was started to be traced ({STARTED} is set), and is not: LD_PRELOAD was "
-            "removed, or the tracer cannot be loaded into this Python; memtrace doctor says why"
+            "removed, MEMTRACE_ENABLED is 0, or the tracer cannot be loaded into this Python; memtrace "
+            "doctor says why"
         )
     if value is None:
         if config.known_args_namespace.memtrace_out:
@@ -78,7 +82,12 @@ def restart_if_needed(config: pytest.Config) -> None:
     os.execve(
         command[0],
         command,
-        {**os.environ, **dict.fromkeys(_blocks.SPLITTING, "0"), "MEMTRACE_COMPRESS": "off", STARTED: "1"},
+        {
+            **os.environ,
+            **dict.fromkeys(_blocks.SPLITTING, "0"),
+            "MEMTRACE_COMPRESS": "off",
+            STARTED: str(os.getpid()),
+        },
     )
 
 

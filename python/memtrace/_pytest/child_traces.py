@@ -1,0 +1,101 @@
+"""The GPU memory of the processes that a test started, from the traces that they left."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import os
+from collections import defaultdict
+from pathlib import Path
+
+from .. import _blocks, _command
+from .._blocks import NotMeasured, Position
+
+
+def names() -> frozenset[str]:
+    """The traces in the folder of this process."""
+    try:
+        return frozenset(name for name in os.listdir(_blocks.FOLDER) if name.endswith(".csv"))
+    except OSError:
+        return frozenset()
+
+
+def add_children(
+    use: _blocks.Use, before: frozenset[str], end: Position, others: list[tuple[Position, Position]]
+) -> None:
+    """Adds to `use` the memory of the descendants whose traces are not in `before`: on each device the
+    largest sum of the peaks of those that ran at the same time. Processes that began in `others` do not
+    count.
+
+    Raises NotMeasured when one has not ended, because its memory is not known."""
+    children = []
+    for name in sorted(names() - before):
+        path = Path(_blocks.FOLDER, name)
+        if path == end.path:
+            continue
+        meta = meta_of(path)
+        start = meta.get("start_unix_ns", 0)
+        is_other = any(low.time_ns <= start <= high.time_ns for low, high in others)
+        if os.getpid() in meta.get("ancestors", []) and not is_other:
+            children.append((start, *peaks_of(path)))
+    if not children:
+        return
+    use.is_traced = True
+    sums: dict[int, int] = defaultdict(int)
+    for now, _, _ in children:
+        together = [peaks for start, length, peaks in children if start <= now <= start + length]
+        for device in {device for peaks in together for device in peaks}:
+            sums[device] = max(sums[device], sum(peaks.get(device, 0) for peaks in together))
+    for device, size in sums.items():
+        use.peaks[device] = use.peaks.get(device, 0) + size
+    own = use.device, use.peak
+    use.device = max(use.peaks, key=lambda device: use.peaks[device], default=0)
+    use.peak = use.peaks.get(use.device, 0)
+    if use.device != own[0]:
+        use.at_peak = []
+    name = "(1 child process)" if len(children) == 1 else f"({len(children)} child processes)"
+    owner = _blocks.Owner(name, "(none)", "(none)", "(none)")
+    use.at_peak.append((sums[use.device], owner))
+
+
+def meta_of(path: Path) -> dict:
+    """The JSON of the first row of a trace; empty while it is being written."""
+    try:
+        with path.open("rb") as file:
+            return json.loads(_blocks.row_of(file.readline(), file.readline())["name"])
+    except (OSError, KeyError, ValueError, csv.Error):
+        return {}
+
+
+def peaks_of(path: Path) -> tuple[int, dict[int, int]]:
+    """The time that a process ran in ns, and its highest memory on each device in bytes."""
+    length = length_of(path)
+    if length is None:
+        # Finishes the trace of a process that was killed.
+        with contextlib.suppress(_command.TraceError):
+            _command.run(["check", "--repair", str(path)])
+        length = length_of(path)
+    if length is None:
+        raise NotMeasured(
+            f"a process that the test started has not ended ({path.name}); end it in the test, or start it "
+            "in a fixture of a wider scope"
+        )
+    now: dict[int, int] = defaultdict(int)
+    peaks: dict[int, int] = {}
+    for _, row in _blocks.rows(path, 0, path.stat().st_size):
+        device = int(row["device"])
+        # A tag moves bytes in two rows.
+        if row["event"] != "tag":
+            now[device] += int(row["delta_bytes"])
+            peaks[device] = max(peaks.get(device, 0), now[device])
+    return length, peaks
+
+
+def length_of(path: Path) -> int | None:
+    """The time at the end of a trace in ns; None when it has no end."""
+    with path.open("rb") as file:
+        file.seek(max(path.stat().st_size - 65536, 0))
+        lines = file.read().split(b"\n")
+    last = lines[-2].split(b",", 7) if len(lines) > 1 and lines[-1] == b"" else []
+    return int(last[1]) if last[6:7] == [b"end"] else None
