@@ -19,6 +19,7 @@ on_every_torch![
     action_comments_the_difference_and_fails_over_the_limit,
     action_tells_a_base_that_fails_a_base_that_is_missing_and_a_change_that_fails,
     action_sees_growth_though_the_package_is_installed_from_the_checkout,
+    action_sees_growth_of_an_installed_copy_of_a_path_in_the_environment_and_of_hidden_imports,
 ];
 
 const TRAIN: &str = "import torch\nmodel = torch.nn.Linear(1024, WIDTH).cuda()\n\
@@ -72,6 +73,7 @@ impl PullRequest<'_> {
         command.arg(root.join("tests/scripts/ci/action_steps.py")).arg(root.join("action.yml"));
         command.arg(self.checkout()).args(["package=", "card=l4"]).args(inputs);
         command.arg(format!("command={} train.py", self.python.display()));
+        command.env("GITHUB_WORKSPACE", self.checkout());
         command.env(
             "PATH",
             format!("{}:{}:{path}", self.folder.path().join("bin").display(), memtrace.display()),
@@ -179,6 +181,56 @@ fn action_sees_growth_though_the_package_is_installed_from_the_checkout(torch: &
         "{}",
         text(&ran.stderr)
     );
+}
+
+fn action_sees_growth_of_an_installed_copy_of_a_path_in_the_environment_and_of_hidden_imports(torch: &Torch) {
+    let mut pull = PullRequest::new(torch, "import grown", "import grown  # and more");
+    let plain = venv::venv(&pull.folder.path().join("env"), &[&torch.python]);
+    pull.python = plain.clone();
+    let checkout = pull.checkout();
+    let package = checkout.join("src/grown/__init__.py");
+    fs::create_dir_all(package.parent().unwrap()).unwrap();
+    for width in [1024, 4096] {
+        fs::write(&package, wide(width)).unwrap();
+        fs::write(checkout.join("alone.py"), wide(width)).unwrap();
+        pull.git(&["add", "."]);
+        pull.git(&["-c", "user.name=a", "-c", "user.email=a@a", "commit", "--quiet", "-m", "package"]);
+    }
+    // As `pip install .` makes it.
+    let copy = venv::packages(&plain).join("grown");
+    fs::create_dir(&copy).unwrap();
+    fs::copy(&package, copy.join("__init__.py")).unwrap();
+    let verdict = |pull: &PullRequest<'_>, inputs: &[&str]| {
+        let ran = pull.run(&[&["base=HEAD~1", "fail-over=1m", "comment=false"], inputs].concat());
+        (ran.status.code(), text(&ran.stdout) + &text(&ran.stderr))
+    };
+    let (status, said) = verdict(&pull, &[]);
+    assert_eq!(status, Some(3), "{said}");
+
+    // The command names the checkout by a variable, by a link and by its working folder.
+    let link = pull.folder.path().join("link");
+    std::os::unix::fs::symlink(&checkout, &link).unwrap();
+    for (before, expected) in [
+        (format!("export PROJECT={}; ", link.display()), Some(2)),
+        (format!("cd {}; PROJECT=.; ", link.display()), Some(2)),
+        ("PROJECT=$THE_PROJECT; ".to_owned(), Some(3)),
+    ] {
+        let inside = format!("#!/bin/bash\n{before}exec {} $PROJECT/alone.py\n", plain.display());
+        let program = pull.folder.path().join("program");
+        fs::write(&program, inside).unwrap();
+        assert!(Command::new("chmod").arg("+x").arg(&program).status().unwrap().success());
+        pull.python = PathBuf::from(format!("THE_PROJECT=$GITHUB_WORKSPACE {}", program.display()));
+        let (status, said) = verdict(&pull, &[]);
+        assert_eq!(status, expected, "{before}: {said}");
+        if status == Some(2) {
+            assert!(said.contains("ran or imported alone.py of this checkout"), "{before}: {said}");
+        }
+    }
+
+    pull.python = PathBuf::from(format!("{} -B", plain.display()));
+    let (status, said) = verdict(&pull, &[]);
+    assert_eq!(status, Some(2), "{said}");
+    assert!(said.contains("it is not known which modules the command imported"), "{said}");
 }
 
 /// Runs scripts/comment-comparison with a `gh` that knows a comment of this comparison, and may refuse. Returns the
