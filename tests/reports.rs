@@ -437,7 +437,7 @@ fn ranks_and_ledger_name_the_processes_that_fill_another_ranks_gpu() {
     const MIB: i64 = 1 << 20;
     const TOTAL: i64 = 8000 * MIB;
     // Rank 1 works on GPU 1 and has loaded a checkpoint to GPU 0.
-    let run = |foreign: bool| {
+    let run = |foreign: bool, extra: i64| {
         let trace = |rank: i32| {
             let device =
                 |ordinal| memtrace_trace::meta::Device { ordinal, total_bytes: TOTAL, ..Default::default() };
@@ -458,7 +458,7 @@ fn ranks_and_ledger_name_the_processes_that_fill_another_ranks_gpu() {
                     Row { event: EventName::SegmentAlloc, api: "cudaMalloc", delta_bytes: mib * MIB, ..row };
                 trace.change(segment, [0, 0, mib * MIB]);
                 trace.alloc(mib * MIB, row);
-                let others = if *device == 0 && foreign { 600 - mib } else { 0 } * MIB;
+                let others = if *device == 0 && foreign { 600 - mib } else { extra } * MIB;
                 let own = (mib + 100) * MIB;
                 let name =
                     format!("total={TOTAL} free={} process={own} others={others}", TOTAL - own - others);
@@ -474,7 +474,7 @@ fn ranks_and_ledger_name_the_processes_that_fill_another_ranks_gpu() {
         };
         [trace(0), trace(1)]
     };
-    let answer = answer_on_ranks(&run(true), "ranks", &[]);
+    let answer = answer_on_ranks(&run(true, 0), "ranks", &[]);
     let shared = answer.json["shared_devices"].as_array().unwrap();
     let found: Vec<_> =
         shared.iter().map(|user| (&user["rank"], &user["works_here"], &user["bytes"])).collect();
@@ -487,11 +487,18 @@ fn ranks_and_ledger_name_the_processes_that_fill_another_ranks_gpu() {
     let text = answer.text();
     assert!(text.contains("200.00 MiB on GPUs where their processes do not work"), "{text}");
     assert!(text.contains("map_location"), "{text}");
-    let ledger = answer_on_ranks(&run(true), "ledger", &[]).text();
+    let ledger = answer_on_ranks(&run(true, 0), "ledger", &[]).text();
     assert!(ledger.contains("other processes, of this run: rank 1 (pid 2)"), "{ledger}");
-    let alone = answer_on_ranks(&run(false), "ranks", &[]);
+    // Rank 1 has 200 of the 300 MiB that rank 0 sees beside its own.
+    assert_eq!(answer.json["unnamed_others"], json!([]), "less than a context");
+    let alone = answer_on_ranks(&run(false, 0), "ranks", &[]);
     assert_eq!(alone.json["shared_devices"], json!([]));
     assert!(!alone.text().contains("do not work"), "{}", alone.text());
+    let contexts = answer_on_ranks(&run(false, 600), "ranks", &[]);
+    assert_eq!(
+        contexts.json["unnamed_others"][0],
+        json!({ "host": "host", "device": 0, "bytes": 600 * MIB })
+    );
 }
 
 #[test]

@@ -17,6 +17,8 @@ use crate::state::stacks::Stacks;
 
 /// The rows that are shown without `--top`.
 const MOST_ROWS: usize = 32;
+/// Less memory of other processes is not told: half of a small context.
+const LEAST_UNNAMED: i64 = 128 << 20;
 
 /// Follows the memory of a process on each GPU.
 pub(super) struct DeviceUse {
@@ -99,6 +101,46 @@ impl DeviceUser {
             "first_op": self.op, "first_line": self.line,
         })
     }
+}
+
+/// Memory of other processes on a GPU that the traces of the run do not explain, in bytes.
+pub(super) struct Unnamed {
+    host: String,
+    device: i32,
+    bytes: i64,
+}
+
+/// What other processes have on each GPU beyond the run's own, as the process that works there sees it. In a run of several
+/// processes it may be theirs: a context without memory has no row in a trace.
+pub(super) fn unnamed(users: &[DeviceUser]) -> Vec<Unnamed> {
+    let mut all: Vec<Unnamed> = Vec::new();
+    for user in users.iter().filter(|user| user.is_home && user.level.others >= LEAST_UNNAMED) {
+        let same = users.iter().filter(|other| other.device == user.device && other.host == user.host);
+        let named: i64 = same.filter(|other| other.pid != user.pid).map(DeviceUser::bytes).sum();
+        let bytes = user.level.others - named;
+        let is_known = all.iter().any(|known| known.device == user.device && known.host == user.host);
+        if bytes >= LEAST_UNNAMED && !is_known && users.iter().any(|other| other.pid != user.pid) {
+            all.push(Unnamed { host: user.host.clone(), device: user.device, bytes });
+        }
+    }
+    all.sort_by(|a, b| (&a.host, a.device).cmp(&(&b.host, b.device)));
+    all
+}
+
+/// Prints the memory of other processes that no trace of the run explains.
+pub(super) fn print_unnamed(all: &[Unnamed], printer: &mut Printer, options: &Options) {
+    for Unnamed { host, device, bytes } in all.iter().take(options.top.unwrap_or(MOST_ROWS)) {
+        printer.plain(format!(
+            "GPU {device} of {host}: {} of other processes without a trace here, or contexts that other ranks made there \
+             (mem_get_info(0) or empty_cache() before set_device); nvidia-smi lists them by pid",
+            options.units.show(*bytes)
+        ));
+    }
+}
+
+/// The memory of [`unnamed`] as JSON.
+pub(super) fn unnamed_json(all: &[Unnamed]) -> Value {
+    all.iter().map(|it| json!({ "host": it.host, "device": it.device, "bytes": it.bytes })).collect()
 }
 
 /// The users of the GPUs on which a process has memory that works on another one; empty when each process is on its own.

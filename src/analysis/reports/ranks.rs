@@ -72,6 +72,7 @@ impl Report for Ranks {
             ranks.push(rank);
             users.extend(device_use.users(trace, &replayed));
         }
+        let unnamed = device_users::unnamed(&users);
         let users = device_users::crowded(users);
         if let Some(trace) = input.traces.first() {
             heading(&mut printer, input, &trace.meta);
@@ -97,7 +98,9 @@ impl Report for Ranks {
             printer.gap();
             device_users::print(&users, &mut printer, options);
         }
+        device_users::print_unnamed(&unnamed, &mut printer, options);
         let json = json!({
+            "unnamed_others": device_users::unnamed_json(&unnamed),
             "shared_devices": device_users::to_json(&users),
             "ranks": ranks.iter().map(Rank::json).collect::<Vec<Value>>(),
             "skew_bytes": high - low,
