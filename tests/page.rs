@@ -184,6 +184,14 @@ fn page_oom_and_peak_at_give_a_block_one_category_at_the_oom_and_at_the_peak() {
 }
 
 #[test]
+fn report_page_stacks_the_parts_that_grow() {
+    let trace = fixture("leaks");
+    let Some(page) = Page::of(&[&trace], &[]) else { return };
+    let answer = page.answer("leaks.json", &["leaks"], &[&trace]);
+    page.check("growth", &[&answer]);
+}
+
+#[test]
 fn report_page_compares_two_runs() {
     let (before, after) = (fixture("gpt"), fixture("conv"));
     let Some(page) = Page::of(&[&before, &after], &[]) else { return };

@@ -10,7 +10,9 @@ use super::pack::Pack;
 use super::strings::Strings;
 use crate::read::record::Record;
 use crate::read::symbols::{NO_MODULE, NO_OP, NO_PHASE, Symbol};
+use crate::reports::growth_parts;
 use crate::state::group::category;
+use crate::state::levels::Levels;
 use crate::state::progress::Progress;
 use crate::state::replay::{MemoryKind, Metric, Replay};
 use crate::state::replay_trace::Replayed;
@@ -55,6 +57,7 @@ pub(super) struct Track {
     used: Series,
     progress: Progress,
     stacked: StackedSeries,
+    levels: Levels,
     detail: DetailRows,
     /// The number and bytes of blocks, by power of two of their lifetime in ns and of their size in bytes.
     lifetimes: Vec<(u64, i64)>,
@@ -80,6 +83,7 @@ impl Track {
             used: Series::new(grid),
             progress: Progress::new(grid),
             stacked: StackedSeries::new(stacked, owners),
+            levels: Levels::new(Some(plan.ordinal)),
             detail: DetailRows::default(),
             lifetimes: vec![(0, 0); 64],
             sizes: vec![(0, 0); 64],
@@ -104,6 +108,7 @@ impl Track {
     pub(super) fn progress(&mut self, row: &Record, replay: &Replay) {
         let total = replay.find(self.plan.ordinal).map_or(0, |d| d.totals.get(self.plan.metric));
         self.progress.feed(row, replay, total);
+        self.levels.feed(row, replay);
     }
 
     /// Adds a row of this device, after the replay has processed it.
@@ -240,6 +245,10 @@ impl Track {
                 "high": pack.column(steps.iter().map(|step| step.high)),
                 "high_ts": pack.column(steps.iter().map(|step| step.high_ns)),
             },
+            "growth": growth_parts(&self.levels).map(|(steps, parts)| json!({
+                "step": pack.column(steps.iter().copied()),
+                "parts": parts.map(|(name, bytes)| json!({ "name": name, "bytes": pack.column(bytes.iter().copied()) })),
+            })),
             "detail": {
                 "ts": pack.column(self.detail.ts_ns.iter().copied()),
                 "allocated": pack.column(self.detail.allocated.iter().copied()),

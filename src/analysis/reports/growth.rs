@@ -43,6 +43,8 @@ const SETTLED: f64 = 0.04;
 const SLOWING: f64 = 0.15;
 /// The most levels in the JSON of a device.
 const MOST_POINTS: usize = 200;
+/// The most steps in the page's chart.
+const MOST_DRAWN: usize = 1000;
 /// The groups that are listed for a part.
 const SHOWN: usize = 3;
 
@@ -170,10 +172,13 @@ pub(super) struct Growth {
 }
 
 impl Growth {
-    /// The growth of a device; `None` for a trace that is too short.
-    pub(super) fn new(device: &DeviceLevels, meta: &Meta) -> Option<Growth> {
-        let by_time = device.steps.len() < FEWEST_STEPS;
-        if by_time && (!device.steps.is_empty() || device.slices().len() < FEWEST_SLICES) {
+    /// The growth of a device; `None` for a trace that is too short. It begins after the second step, or the first quarter of the
+    /// slices, for what comes before fills caches; with `is_chosen` after the first.
+    pub(super) fn new(device: &DeviceLevels, meta: &Meta, is_chosen: bool) -> Option<Growth> {
+        let by_time = device.steps.is_empty() && device.unfinished.step < 0;
+        let (found, fewest) =
+            if by_time { (device.slices().len(), FEWEST_SLICES) } else { (device.steps.len(), FEWEST_STEPS) };
+        if found < fewest {
             return None;
         }
         let mut levels = if by_time { device.slices().to_vec() } else { device.steps.clone() };
@@ -185,7 +190,13 @@ impl Growth {
             let allocated = last.allocated.min(device.unfinished.allocated);
             levels.push(Level { allocated, ..device.unfinished });
         }
-        let from = if by_time { levels.len() / 4 } else { 1 };
+        let from = if is_chosen {
+            0
+        } else if by_time {
+            levels.len() / 4
+        } else {
+            1
+        };
         let all = parts_of(&levels);
         let capacity = meta.total_bytes(device.ordinal);
         let is_expandable = meta.allocator.option("expandable_segments") == Some("True");
@@ -626,8 +637,20 @@ impl Growth {
 /// A sentence for each GPU on which a part grew by more than 5 % of the memory in use.
 #[must_use]
 pub fn growth_lines(levels: &Levels, meta: &Meta, units: Unit) -> Vec<String> {
-    let all = levels.devices.iter().filter_map(|device| Growth::new(device, meta));
+    let all = levels.devices.iter().filter_map(|device| Growth::new(device, meta, false));
     all.filter_map(|growth| growth.short(units)).collect()
+}
+
+/// The numbers of the finished steps of the first device, at most [`MOST_DRAWN`] at even distances, and for each of the four
+/// parts its name and its bytes after these steps; `None` with fewer than three.
+#[must_use]
+pub fn growth_parts(levels: &Levels) -> Option<(Vec<i64>, [(&'static str, Vec<i64>); 4])> {
+    let steps = &levels.devices.first().filter(|device| device.steps.len() >= FEWEST_STEPS)?.steps;
+    let all = parts_of(steps);
+    let every = steps.len().div_ceil(MOST_DRAWN);
+    let shown: Vec<usize> = (0..steps.len()).filter(|at| at % every == 0 || *at + 1 == steps.len()).collect();
+    let part = |part: Part| (part.name(), shown.iter().map(|at| all[*at][part as usize]).collect());
+    Some((shown.iter().map(|at| steps[*at].step).collect(), Part::ALL.map(part)))
 }
 
 /// The op and module of a block, or its category where it has neither; repeated layers are one.

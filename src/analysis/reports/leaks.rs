@@ -72,8 +72,12 @@ impl Report for Leaks {
             footer.add(trace, &whole, whole.fullest(Metric::Allocated, options).map(|d| d.ordinal));
             process_heading(&mut printer, input, index);
             any |= !found.leaks.is_empty();
-            let mut grown: Vec<Growth> =
-                levels.devices.iter().filter_map(|device| Growth::new(device, &trace.meta)).collect();
+            let is_chosen = options.window.from_step > i64::MIN || options.window.from_ns > i64::MIN;
+            let mut grown: Vec<Growth> = levels
+                .devices
+                .iter()
+                .filter_map(|device| Growth::new(device, &trace.meta, is_chosen))
+                .collect();
             for growth in &mut grown {
                 growth.explain(trace, options, &known, &before_last)?;
                 printer.gap();

@@ -351,6 +351,19 @@ def oom_categories(path, first, other):
     print("categories", found["oom"])
 
 
+def growth(path, answer):
+    """The chart of the memory in use has the parts of `memtrace leaks`, and fits a phone."""
+    found = json.loads(Path(answer).read_text())["processes"][0]["growth"][0]
+    for width in (1400, 390):
+        with Open(path, width=width) as it:
+            text = it.text("#growth-text")
+            for part, name in [("kept", "kept"), ("larger_steps", "larger steps"), ("cached", "cached")]:
+                now = shown(found["to"]["parts_bytes"][part])
+                assert f"{name} {now} (" in text, (text, part, now)
+            assert it.page.evaluate("document.documentElement.scrollWidth") <= width
+            assert it.page.locator("#growth").bounding_box()["height"] > 200
+
+
 def compare(path, answer):
     """Two runs: the change is that of `memtrace diff --json`."""
     answer = json.loads(Path(answer).read_text())

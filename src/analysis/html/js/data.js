@@ -105,6 +105,18 @@ class Track {
     return this.once("steps", () => this.table(this.raw.steps));
   }
 
+  /** The memory in use after each step, in four parts; null with too few steps. */
+  get growth() {
+    return this.once("growth", () => {
+      const { step, parts } = this.raw.growth ?? {};
+      if (!step) return null;
+      return {
+        step: this.data.column(step),
+        parts: parts.map((part) => ({ name: part.name, bytes: this.data.column(part.bytes) })),
+      };
+    });
+  }
+
   get detail() {
     return this.once("detail", () => this.table(this.raw.detail));
   }

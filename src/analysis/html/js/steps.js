@@ -64,6 +64,7 @@ painters.steps = () => {
     `The curves of the steps. The highest is step ${t.stepName(highest)} with ${bytes(steps.high[highest])}.`,
   );
   paintStepPeaks(t, highest, pinned);
+  paintGrowth(t);
 };
 
 function paintStepPeaks(t, highest, pinned) {
@@ -119,4 +120,48 @@ function paintStepPeaks(t, highest, pinned) {
   $("step-peaks-text").textContent =
     `The peak of each step: ${bytes(first)} in the first, ${bytes(end)} in the last. Click a step to show it.`;
   plot.it.setAttribute("aria-label", $("step-peaks-text").textContent);
+}
+
+/** The colours of the parts of the memory in use: kept, larger steps, cached, outside PyTorch. */
+const PARTS = ["#0072B2", "#E69F00", "#56B4E9", "#999999"];
+
+/** The memory in use after each step, as areas on top of each other; what nvidia-smi shows is their sum. */
+function paintGrowth(t) {
+  const growth = t.growth;
+  $("growth-figure").hidden = !growth;
+  if (!growth) return;
+  const n = growth.step.length,
+    sums = new Float64Array(n);
+  for (const { bytes: part } of growth.parts) for (let i = 0; i < n; i++) sums[i] += part[i];
+  const most = sums.reduce((a, b) => Math.max(a, b), 1);
+  const marks = [0, 0.25, 0.5, 0.75, 1].map((share) => ({
+    at: share,
+    text: count(growth.step[Math.round(share * (n - 1))]),
+  }));
+  const plot = chart("growth", 260, most * 1.06, byteTicks, marks, "step", "");
+  const { c } = plot,
+    x = (i) => plot.left + (i / (n - 1)) * (plot.right - plot.left);
+  const below = new Float64Array(n);
+  growth.parts.forEach(({ bytes: part }, order) => {
+    c.fillStyle = faded(PARTS[order], 0.75);
+    c.beginPath();
+    for (let i = 0; i < n; i++) c.lineTo(x(i), plot.y(below[i] + part[i]));
+    for (let i = n - 1; i >= 0; i--) c.lineTo(x(i), plot.y(below[i]));
+    c.fill();
+    for (let i = 0; i < n; i++) below[i] += part[i];
+  });
+  // The legend is above the areas, in one line that wraps as the page does.
+  const legend = growth.parts.map(({ name, bytes: part }, order) => {
+    const more = part[n - 1] - part[Math.min(1, n - 1)];
+    const entry = document.createElement("span");
+    entry.className = "part";
+    entry.style.setProperty("--part", PARTS[order]);
+    entry.textContent = `${name} ${bytes(part[n - 1])} (${more < 0 ? "-" : "+"}${bytes(Math.abs(more))})`;
+    return entry;
+  });
+  $("growth-text").replaceChildren(
+    `Memory in use after each step, and its growth since step ${count(growth.step[Math.min(1, n - 1)])}: `,
+    ...legend.flatMap((entry) => [entry, " "]),
+  );
+  plot.it.setAttribute("aria-label", $("growth-text").textContent);
 }
