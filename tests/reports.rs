@@ -858,6 +858,8 @@ fn leaks_split_the_growth_of_what_nvidia_smi_shows() {
     let answer = run(12, 1);
     let growth = &answer.json["processes"][0]["growth"][0];
     assert_eq!((&growth["growth_bytes"], &growth["cause"]), (&json!(0), &json!("kept")), "{growth}");
+    assert_eq!(growth["forecast"]["kind"], "within_cache", "{growth}");
+    assert!(answer.text().contains("GPU 0: 9.00 MiB more is kept, and 0 B more in use"), "{}", answer.text());
     // Two steps are too few.
     assert_eq!(run(2, 1).json["processes"][0]["growth"], json!([]));
 }

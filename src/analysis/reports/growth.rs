@@ -113,6 +113,8 @@ enum Forecast {
     Settled,
     /// The last quarter grew less than the others.
     Slowing,
+    /// What is kept grows by so many bytes a step inside memory that is cached so far; nvidia-smi shows it from that step on.
+    WithinCache { rate: f64, until: i64 },
     /// It grows by so many bytes a step (or a second), and the card is full at that step.
     Grows { rate: f64, full_at: Option<i64> },
 }
@@ -200,7 +202,8 @@ impl Growth {
         let all = parts_of(&levels);
         let capacity = meta.total_bytes(device.ordinal);
         let is_expandable = meta.allocator.option("expandable_segments") == Some("True");
-        let forecast = forecast(&levels, from, capacity, by_time);
+        let forecast = within_cache(&levels, &all, from, by_time)
+            .unwrap_or_else(|| forecast(&levels, from, capacity, by_time));
         let sizes = device.sizes_after(levels[from].step);
         let changes = Default::default();
         let ordinal = device.ordinal;
@@ -508,8 +511,21 @@ impl Growth {
             return;
         };
         let verb = if more < 0 { "less" } else { "more" };
+        let is_hidden = matches!(self.forecast, Forecast::WithinCache { .. });
         printer.line([
-            Cell::new(format!("GPU {}: {} {verb} in use", self.ordinal, show(more.abs())), Style::Alarm),
+            Cell::new(
+                if is_hidden {
+                    format!(
+                        "GPU {}: {} more is kept, and {} {verb} in use",
+                        self.ordinal,
+                        show(self.of(cause)),
+                        show(more.abs())
+                    )
+                } else {
+                    format!("GPU {}: {} {verb} in use", self.ordinal, show(more.abs()))
+                },
+                Style::Alarm,
+            ),
             format!(
                 " {} {} than after {}: {}, before {}",
                 if self.is_cut { "in" } else { "after" },
@@ -562,6 +578,11 @@ impl Growth {
             Forecast::Slowing => {
                 format!("It slows down: the last quarter of the run grew less than the others. Now {used}.")
             }
+            Forecast::WithinCache { rate, until } => format!(
+                "What is kept grows by about {} a step, inside memory that was cached: nvidia-smi shows it from about step {} on.",
+                units.show(rate as i64),
+                count(until.max(0).cast_unsigned())
+            ),
             Forecast::Grows { rate, full_at } => {
                 let mut text = format!("It grows by about {} a {unit}.", units.show(rate as i64));
                 match full_at {
@@ -608,6 +629,7 @@ impl Growth {
             Forecast::Jumped { .. } => ("jumped", None, None),
             Forecast::Settled => ("settled", None, None),
             Forecast::Slowing => ("slowing", None, None),
+            Forecast::WithinCache { rate, until } => ("within_cache", Some(rate), Some(until)),
             Forecast::Grows { rate, full_at } => ("grows", Some(rate), full_at),
         };
         let forecast = self.cause().map(|_| {
@@ -664,6 +686,23 @@ fn owner_name(symbols: &SymbolTable, layers: &Layers, block: &Block) -> String {
         (op, "-") => format!("{op} ({})", category(owner.category)),
         (op, module) => format!("{op} in {module}"),
     }
+}
+
+/// The growth of what is kept that the memory in use does not show, because it fills what is cached.
+fn within_cache(levels: &[Level], all: &[[i64; 4]], from: usize, by_time: bool) -> Option<Forecast> {
+    let (first, last) = (&levels[from], &levels[levels.len() - 1]);
+    let end = &all[all.len() - 1];
+    let kept = end[Part::Kept as usize] - all[from][Part::Kept as usize];
+    let shown = last.used() - first.used();
+    if by_time || kept < FLAT.0.max(last.used() / FLAT.1) || 2 * shown > kept {
+        return None;
+    }
+    let points: Vec<(f64, f64)> =
+        levels[from..].iter().map(|level| (level.step as f64, level.allocated as f64)).collect();
+    let line = fit(&points);
+    let is_line = line.slope > 0.0 && line.r2 > 0.5;
+    let left = end[Part::Cached as usize].max(0) as f64;
+    is_line.then(|| Forecast::WithinCache { rate: line.slope, until: last.step + (left / line.slope) as i64 })
 }
 
 /// What the levels come to if they go on.
