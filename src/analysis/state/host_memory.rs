@@ -288,10 +288,12 @@ impl HostMemory {
         self.full.iter().filter(|full| full.is_whole())
     }
 
-    /// The full sample nearest to a moment.
+    /// The full sample that was taken with a quick one, directly after it; without one, the full sample nearest to it.
     #[must_use]
-    pub fn full_near(&self, ts_ns: i64) -> Option<&FullSample> {
-        self.whole().min_by_key(|full| (full.when.ts_ns - ts_ns).abs())
+    pub fn full_with(&self, quick: &QuickSample) -> Option<&FullSample> {
+        let is_own = |full: &&FullSample| self.quick_with(full).is_some_and(|with| with.when == quick.when);
+        let nearest = || self.whole().min_by_key(|full| (full.when.ts_ns - quick.when.ts_ns).abs());
+        self.whole().find(is_own).or_else(nearest)
     }
 
     /// The last moment that the trace knows: of the program, or of a sample.
@@ -373,10 +375,25 @@ mod tests {
         assert_eq!(memory.quick_at(NamedMoment::Time(0)), Some(first));
         assert_eq!(memory.quick_at(NamedMoment::Oom), None);
         // The second list lacks a part, and the third its rows.
-        assert_eq!(memory.full_near(30).map(|full| full.when.ts_ns), Some(12));
+        assert_eq!(memory.full_with(second).map(|full| full.when.ts_ns), Some(12));
         assert_eq!(memory.full[0].parts[0].name, "heap");
         assert_eq!((memory.children[0].processes, memory.children[0].pss), (1, -1));
         assert_eq!(memory.children[0].largest[0].name, "pt_data_worker");
         assert_eq!(HostMemory::default().peak_rss(), -1);
+    }
+
+    #[test]
+    fn a_quick_sample_has_the_full_one_that_follows_it_though_an_earlier_one_is_nearer() {
+        let memory = memory(&[
+            (Api::ProcStatus, "rss=90 anon=50 file=40 shmem=0", 10),
+            (Api::Smaps, "pss=90 rss=90 dirty=50 swap=0 what=(total)", 55),
+            (Api::Smaps, "pss=90 rss=90 dirty=50 swap=0 what=heap", 55),
+            (Api::ProcStatus, "rss=100 anon=60 file=40 shmem=0", 60),
+            (Api::Smaps, "pss=97 rss=97 dirty=57 swap=0 what=(total)", 90),
+            (Api::Smaps, "pss=97 rss=97 dirty=57 swap=0 what=heap", 90),
+            (Api::ProcStatus, "rss=80 anon=40 file=40 shmem=0", 95),
+        ]);
+        let of = |quick: usize| memory.full_with(&memory.quick[quick]).map(|full| full.when.ts_ns);
+        assert_eq!([of(0), of(1), of(2)], [Some(55), Some(90), Some(90)]);
     }
 }

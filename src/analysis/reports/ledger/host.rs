@@ -118,7 +118,7 @@ impl<'a> HostState<'a> {
         let is_peak = matches!(at, NamedMoment::Peak(_))
             && highest.total.rss as f64 >= memory.peak_rss() as f64 * NEAR_PEAK;
         let (full, quick, when) = match quick {
-            Some(quick) if !is_peak => (memory.full_near(quick.when.ts_ns)?, Some(quick), quick.when),
+            Some(quick) if !is_peak => (memory.full_with(quick)?, Some(quick), quick.when),
             _ => (highest, memory.quick_near(highest.when.ts_ns), highest.when),
         };
         let mut state = HostState {

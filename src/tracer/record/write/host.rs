@@ -149,9 +149,6 @@ impl HostSampler {
             self.step = step;
             self.quick(queue, rss);
         }
-        if self.children.elapsed() >= self.every && self.children.is_affordable(SHARE) {
-            self.children(queue);
-        }
         let is_last_look = self.is_tight && rss > self.full_rss;
         let (share, change) = match is_last_look {
             true => (TIGHT_SHARE, LEAST_TIGHT_CHANGE),
@@ -165,14 +162,18 @@ impl HostSampler {
             }
             self.full(queue, encoder, rss);
         }
+        if self.children.elapsed() >= self.every && self.children.is_affordable(SHARE) {
+            self.children(queue);
+        }
     }
 
     /// Takes every sample now, because the program asked for it.
     pub(crate) fn sample(&mut self, queue: &'static EventQueue, encoder: &Encoder) {
         if !self.every.is_zero() && !queue.is_short() {
+            // The quick sample and the full one belong together, so nothing slow may come between them.
+            self.children(queue);
             let rss = self.files.resident("self").unwrap_or(0);
             self.quick(queue, rss);
-            self.children(queue);
             self.full(queue, encoder, rss);
         }
     }
