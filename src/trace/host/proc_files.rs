@@ -46,10 +46,11 @@ impl HostFiles {
         fs::read(self.path(pid, file)).ok().map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// The resident bytes of a process: the cheapest of all figures.
+    /// The resident bytes of a process: the cheapest of all figures. Unknown for one that ended and still has an entry.
     #[must_use]
     pub fn resident(&self, pid: &str) -> Option<i64> {
-        self.text(pid, "statm")?.split(' ').nth(1)?.parse::<i64>().ok()?.checked_mul(PAGE)
+        let pages = self.text(pid, "statm")?.split(' ').nth(1)?.parse::<i64>().ok()?;
+        pages.checked_mul(PAGE).filter(|bytes| *bytes > 0)
     }
 
     /// The values of [`Api::ProcStatus`](crate::Api::ProcStatus) of a process.
@@ -161,6 +162,24 @@ mod tests {
         // A kernel without lists of children.
         folder.write("self/task/self/comm", "x");
         assert_eq!(files.descendants("self", 9), None);
+    }
+
+    #[test]
+    fn five_hundred_children_are_listed_and_hidden_shares_are_unknown() {
+        let folder = Folder::new("many-children");
+        let files = HostFiles::at(&folder.0, &folder.0);
+        let all: Vec<u32> = (1000..1500).collect();
+        let text: Vec<String> = all.iter().map(u32::to_string).collect();
+        folder.write("self/task/self/children", &text.join(" "));
+        assert_eq!(files.descendants("self", 1000), Some(all));
+        // The maps of a process of another user are hidden, its resident memory is not.
+        folder.write("1000/statm", "90 25 1 1 0 1 0\n");
+        folder.write("1000/smaps_rollup", "");
+        assert_eq!((files.resident("1000"), files.rollup("1000")), (Some(25 * PAGE), None));
+        // One that has ended keeps an empty entry until its parent waits for it.
+        folder.write("1001/statm", "0 0 0 0 0 0 0\n");
+        folder.write("1001/status", "Name:\tpython\nState:\tZ (zombie)\n");
+        assert_eq!((files.resident("1001"), files.status("1001"), files.rollup("1001")), (None, None, None));
     }
 
     #[test]
