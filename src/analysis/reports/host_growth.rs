@@ -2,10 +2,10 @@
 
 use serde_json::{Value, json};
 
-use super::leaks::fit;
 use super::ledger::host::part_about;
 use crate::options::Options;
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
+use crate::state::fitted_line::fit;
 use crate::state::host_memory::{HostMemory, When};
 use crate::state::moment::NamedMoment;
 use crate::state::replay::Metric;

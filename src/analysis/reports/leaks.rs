@@ -27,6 +27,7 @@ use crate::render::heading::process_heading;
 use crate::render::numbers::{count, counted};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::categories::KnownCategories;
+use crate::state::fitted_line::{FittedLine, fit};
 use crate::state::group::category;
 use crate::state::host_memory::HostMemory;
 use crate::state::levels::Levels;
@@ -148,37 +149,6 @@ pub(crate) fn findings(
     let before_last = replay_until(trace, stacks, options, tracked, known, is_last, |_, _| {})?;
     let found = Findings::new(&before_last, &whole, &Stacks::read(trace), &levels, options);
     Ok(Reading { whole, before_last, levels, found })
-}
-
-/// A least-squares line.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct FittedLine {
-    /// In bytes a step.
-    pub(crate) slope: f64,
-    /// The coefficient of determination: 1 for points on a line.
-    pub(crate) r2: f64,
-}
-
-/// Fits a line to points.
-pub(super) fn fit(points: &[(f64, f64)]) -> FittedLine {
-    let n = points.len() as f64;
-    if points.len() < 2 {
-        return FittedLine::default();
-    }
-    let mean_x = points.iter().map(|point| point.0).sum::<f64>() / n;
-    let mean_y = points.iter().map(|point| point.1).sum::<f64>() / n;
-    let (mut xx, mut xy, mut yy) = (0.0, 0.0, 0.0);
-    for (x, y) in points {
-        xx += (x - mean_x) * (x - mean_x);
-        xy += (x - mean_x) * (y - mean_y);
-        yy += (y - mean_y) * (y - mean_y);
-    }
-    if xx == 0.0 {
-        return FittedLine::default();
-    }
-    let slope = xy / xx;
-    let r2 = if yy == 0.0 { 1.0 } else { xy * xy / (xx * yy) };
-    FittedLine { slope, r2 }
 }
 
 /// The distance between the steps of a leak: 1 for most of the steps in a row. A request of a server takes
@@ -448,13 +418,5 @@ mod tests {
         assert_eq!(distance(&[0, 4_000_000, 8_000_000, 12_000_000]), Some(4_000_000));
         assert_eq!(distance(&[0, 10, 1_000_000]), None);
         assert_eq!(distance(&[i64::MIN, 0, i64::MAX]), None);
-    }
-
-    #[test]
-    fn leaks_fit_a_line_to_points_on_a_line_exactly() {
-        let points: Vec<(f64, f64)> = (0..10).map(|x| (f64::from(x), f64::from(3 * x + 1))).collect();
-        let line = fit(&points);
-        assert!((line.slope - 3.0).abs() < 1e-9 && (line.r2 - 1.0).abs() < 1e-9);
-        assert_eq!(fit(&[(1.0, 1.0)]), FittedLine::default());
     }
 }

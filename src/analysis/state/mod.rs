@@ -4,6 +4,7 @@ pub mod block;
 pub mod categories;
 pub mod detail;
 pub mod device;
+pub(crate) mod fitted_line;
 pub mod group;
 pub mod host_memory;
 pub mod last_oom;

@@ -5,6 +5,9 @@
 //! which no step has needed at once. Where `empty_cache` gave memory back, a step so far cannot have needed more than what
 //! is left. Each part is the difference between two levels; see [`crate::state::levels`].
 
+mod forecast;
+mod text;
+
 use std::collections::BTreeMap;
 
 use memtrace_trace::meta::Meta;
@@ -12,16 +15,16 @@ use memtrace_trace::units::Unit;
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
-use super::leaks::fit;
+use self::forecast::Forecast;
 use crate::error::Result;
 use crate::options::{Options, Window};
 use crate::read::record::Columns;
 use crate::read::stream::TraceFile;
 use crate::read::symbols::SymbolTable;
-use crate::render::numbers::{count, counted, duration};
-use crate::render::printer::{Cell, Printer, Side, Style, Table};
+use crate::render::numbers::duration;
 use crate::state::block::Block;
 use crate::state::categories::KnownCategories;
+use crate::state::fitted_line::fit;
 use crate::state::group::category;
 use crate::state::levels::{DeviceLevels, Level, Levels};
 use crate::state::module_layers::Layers;
@@ -35,12 +38,6 @@ const FEWEST_SLICES: usize = 8;
 const FLAT: (i64, i64) = (2 << 20, 100);
 /// `summary` names a part that grew by more than this part of the memory in use, one in 20.
 const WORTH_A_LINE: i64 = 20;
-/// One rise with at least this share of the growth is a jump.
-const JUMP: f64 = 0.8;
-/// Memory has settled when the last quarter of the steps has less than this share of the growth, and slows down below the
-/// other: at an even rate it has 0.25.
-const SETTLED: f64 = 0.04;
-const SLOWING: f64 = 0.15;
 /// The most levels in the JSON of a device.
 const MOST_POINTS: usize = 200;
 /// The most steps in the page's chart.
@@ -102,21 +99,6 @@ fn parts_of(levels: &[Level]) -> Vec<[i64; 4]> {
             [level.allocated, highest - level.allocated, level.reserved - highest, level.outside]
         })
         .collect()
-}
-
-/// What the growth comes to if it goes on.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Forecast {
-    /// Nearly all of it came at once, at the level of this index.
-    Jumped { at: usize },
-    /// The last quarter of the steps hardly grew.
-    Settled,
-    /// The last quarter grew less than the others.
-    Slowing,
-    /// What is kept grows by so many bytes a step inside memory that is cached so far; nvidia-smi shows it from that step on.
-    WithinCache { rate: f64, until: i64 },
-    /// It grows by so many bytes a step (or a second), and the card is full at that step.
-    Grows { rate: f64, full_at: Option<i64> },
 }
 
 /// How the peaks of steps change.
@@ -202,8 +184,8 @@ impl Growth {
         let all = parts_of(&levels);
         let capacity = meta.total_bytes(device.ordinal);
         let is_expandable = meta.allocator.option("expandable_segments") == Some("True");
-        let forecast = within_cache(&levels, &all, from, by_time)
-            .unwrap_or_else(|| forecast(&levels, from, capacity, by_time));
+        let forecast = Forecast::within_cache(&levels, &all, from, by_time)
+            .unwrap_or_else(|| Forecast::of(&levels, from, capacity, by_time));
         let sizes = device.sizes_after(levels[from].step);
         let changes = Default::default();
         let ordinal = device.ordinal;
@@ -391,218 +373,10 @@ impl Growth {
         }
     }
 
-    /// The reason for the growth of a part, one sentence.
-    fn why(&self, part: Part, units: Unit) -> String {
-        let show = |bytes: i64| units.show(bytes).to_string();
-        match part {
-            Part::Kept if self.is_once() => {
-                "It was allocated once and stays, as the state of an optimizer does; it does not grow further.".to_owned()
-            }
-            Part::Kept => "Each step leaves something behind that is not freed.".to_owned(),
-            Part::LargerSteps => {
-                let highest = self.levels[self.from..].iter().max_by_key(|level| level.peak);
-                let highest = highest.copied().unwrap_or_default();
-                let first = self.first();
-                let shape = match self.shape() {
-                    Shape::Rising => "The steps get larger",
-                    Shape::OneLarge => "One step is larger than the others",
-                    Shape::Varying => "The size of the steps varies, and the largest one decides",
-                };
-                let more = |level: &Level| show(level.peak - level.allocated);
-                let mut text = format!(
-                    "{shape}: {} needed {} beyond what it kept, {} needs {}.",
-                    self.point(first),
-                    more(first),
-                    self.point(&highest),
-                    more(&highest)
-                );
-                if first.inputs > 0 && 2 * highest.inputs > 3 * first.inputs {
-                    text.push_str(&format!(
-                        " Its inputs are {:.1} times as large ({}, before {}).",
-                        highest.inputs as f64 / first.inputs as f64,
-                        show(highest.inputs),
-                        show(first.inputs)
-                    ));
-                }
-                text
-            }
-            Part::Cached => {
-                let (all, once) = self.sizes;
-                if all > 16 && 2 * once > all {
-                    let rising = self.shape() == Shape::Rising;
-                    format!(
-                        "{}: {} different sizes of at least 1 MiB, {} of them in a single step, so freed blocks rarely fit \
-                         the next request.",
-                        if rising { "Each step asks for larger blocks" } else { "Sizes vary" },
-                        count(all as u64),
-                        count(once as u64)
-                    )
-                } else {
-                    "Free memory in the allocator's segments did not fit later requests, or belongs to other streams or \
-                     private pools."
-                        .to_owned()
-                }
-            }
-            Part::Outside => {
-                let (first, last) = (self.first(), self.last());
-                let (others, context) = (last.others - first.others, last.context - first.context);
-                let traced = self.of(Part::Outside) - others - context;
-                let most = others.max(context).max(traced);
-                if most == others {
-                    format!("Other processes on this GPU took {} more.", show(others))
-                } else if most == context {
-                    format!(
-                        "The CUDA context took {} more: kernels that are loaded at their first use, or workspaces of libraries.",
-                        show(context)
-                    )
-                } else {
-                    format!("Libraries and direct calls of CUDA took {} more.", show(traced))
-                }
-            }
-        }
-    }
-
-    /// What to do about a part.
-    fn remedy(&self, part: Part) -> &'static str {
-        match part {
-            Part::Kept if self.is_once() => "nothing, unless it is not needed",
-            Part::Kept => "memtrace leaks --holders names the list, closure or graph that keeps it",
-            Part::LargerSteps => match self.shape() {
-                Shape::Rising => {
-                    "a limit for the length or the number of inputs; plan for the largest: memtrace advise"
-                }
-                Shape::OneLarge => {
-                    "crop, split or skip inputs like those of this step; run the largest batch first"
-                }
-                Shape::Varying => {
-                    "group inputs of about the same size, or crop the longest; run the largest batch first"
-                }
-            },
-            Part::Cached if self.is_expandable => {
-                "pad inputs to a few sizes; PYTORCH_CUDA_ALLOC_CONF=garbage_collection_threshold:0.8 gives unused segments back"
-            }
-            Part::Cached => "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; memtrace tune replays it",
-            Part::Outside => "memtrace ledger has the parts; memtrace peak --of used has the calls",
-        }
-    }
-
     /// Returns true if what is kept was allocated in at most two steps, as far as it was looked for.
     fn is_once(&self) -> bool {
         let kept = &self.changes[Part::Kept as usize];
         !kept.is_empty() && kept.iter().all(|change| (1..FEWEST_STEPS).contains(&change.steps))
-    }
-
-    pub(super) fn print(&self, printer: &mut Printer, options: &Options) {
-        let units = options.units;
-        let show = |bytes: i64| units.show(bytes).to_string();
-        let (first, last) = (self.first(), self.last());
-        let more = last.used() - first.used();
-        let Some(cause) = self.cause() else {
-            let over = self.levels.len() - usize::from(self.is_cut);
-            let over = if self.by_time { duration(last.ts_ns) } else { counted(over as u64, "step") };
-            printer.plain(format!(
-                "GPU {}: no growth over {over}: {} in use after {}, {} after {}",
-                self.ordinal,
-                show(first.used()),
-                self.point(first),
-                show(last.used()),
-                self.point(last)
-            ));
-            return;
-        };
-        let verb = if more < 0 { "less" } else { "more" };
-        let is_hidden = matches!(self.forecast, Forecast::WithinCache { .. });
-        printer.line([
-            Cell::new(
-                if is_hidden {
-                    format!(
-                        "GPU {}: {} more is kept, and {} {verb} in use",
-                        self.ordinal,
-                        show(self.of(cause)),
-                        show(more.abs())
-                    )
-                } else {
-                    format!("GPU {}: {} {verb} in use", self.ordinal, show(more.abs()))
-                },
-                Style::Alarm,
-            ),
-            format!(
-                " {} {} than after {}: {}, before {}",
-                if self.is_cut { "in" } else { "after" },
-                self.point(last),
-                self.point(first),
-                show(last.used()),
-                show(first.used())
-            )
-            .into(),
-        ]);
-        let mut table =
-            Table::new(&[("", Side::Left), ("growth", Side::Right), ("now", Side::Right), ("", Side::Left)]);
-        for part in Part::ALL {
-            let style = if part == cause { Style::Strong } else { Style::Plain };
-            table.row([
-                Cell::new(part.name(), style),
-                Cell::new(show(self.of(part)), style),
-                show(self.all[self.all.len() - 1][part as usize]).into(),
-                Cell::new(part.about(), Style::Faint),
-            ]);
-        }
-        printer.table(&table);
-        for part in self.growing() {
-            printer.gap();
-            printer
-                .line([Cell::new(format!("{}: ", part.name()), Style::Strong), self.why(part, units).into()]);
-            for change in &self.changes[part as usize] {
-                printer.plain(format!("  {}", change.line(units)));
-            }
-            printer.line(["  try: ".into(), Cell::new(self.remedy(part), Style::Command)]);
-        }
-        printer.gap();
-        printer.plain(self.outlook(units));
-    }
-
-    /// What comes of it.
-    fn outlook(&self, units: Unit) -> String {
-        let unit = if self.by_time { "second" } else { "step" };
-        let used = units.show(self.last().used());
-        match self.forecast {
-            Forecast::Jumped { at } => {
-                format!(
-                    "It came at once, with {}; before and after, little changes.",
-                    self.point(&self.levels[at])
-                )
-            }
-            Forecast::Settled => {
-                format!("It has settled at {used}: the last quarter of the run hardly grew.")
-            }
-            Forecast::Slowing => {
-                format!("It slows down: the last quarter of the run grew less than the others. Now {used}.")
-            }
-            Forecast::WithinCache { rate, until } => format!(
-                "What is kept grows by about {} a step, inside memory that was cached: nvidia-smi shows it from about step {} on.",
-                units.show(rate as i64),
-                count(until.max(0).cast_unsigned())
-            ),
-            Forecast::Grows { rate, full_at } => {
-                let mut text = format!("It grows by about {} a {unit}.", units.show(rate as i64));
-                match full_at {
-                    Some(at) if self.by_time => {
-                        text.push_str(&format!(
-                            " At this rate the card ({}) is full after about {}.",
-                            units.show(self.capacity),
-                            duration(at.saturating_mul(1_000_000_000))
-                        ));
-                    }
-                    Some(at) => text.push_str(&format!(
-                        " At this rate the card ({}) is full at about step {}.",
-                        units.show(self.capacity),
-                        count(at.max(0).cast_unsigned())
-                    )),
-                    None => {}
-                }
-                text
-            }
-        }
     }
 
     pub(super) fn json(&self, units: Unit) -> Value {
@@ -685,120 +459,5 @@ fn owner_name(symbols: &SymbolTable, layers: &Layers, block: &Block) -> String {
         ("-", module) => format!("{} in {module}", category(owner.category)),
         (op, "-") => format!("{op} ({})", category(owner.category)),
         (op, module) => format!("{op} in {module}"),
-    }
-}
-
-/// The growth of what is kept that the memory in use does not show, because it fills what is cached.
-fn within_cache(levels: &[Level], all: &[[i64; 4]], from: usize, by_time: bool) -> Option<Forecast> {
-    let (first, last) = (&levels[from], &levels[levels.len() - 1]);
-    let end = &all[all.len() - 1];
-    let kept = end[Part::Kept as usize] - all[from][Part::Kept as usize];
-    let shown = last.used() - first.used();
-    if by_time || kept < FLAT.0.max(last.used() / FLAT.1) || 2 * shown > kept {
-        return None;
-    }
-    let points: Vec<(f64, f64)> =
-        levels[from..].iter().map(|level| (level.step as f64, level.allocated as f64)).collect();
-    let line = fit(&points);
-    let is_line = line.slope > 0.0 && line.r2 > 0.5;
-    let left = end[Part::Cached as usize].max(0) as f64;
-    is_line.then(|| Forecast::WithinCache { rate: line.slope, until: last.step + (left / line.slope) as i64 })
-}
-
-/// What the levels come to if they go on.
-fn forecast(levels: &[Level], from: usize, capacity: i64, by_time: bool) -> Forecast {
-    let end = levels.len() - 1;
-    let used = |at: usize| levels[at].used() as f64;
-    let more = used(end) - used(from);
-    let rises = (from + 1..=end).map(|at| (at, used(at) - used(at - 1)));
-    let jump = rises.max_by(|a, b| a.1.total_cmp(&b.1));
-    if let Some((at, rise)) = jump.filter(|(_, rise)| *rise >= JUMP * more && end - from >= FEWEST_SLICES) {
-        return if rise > 0.0 { Forecast::Jumped { at } } else { Forecast::Settled };
-    }
-    let quarter = end - (end - from) / 4;
-    let latest = used(end) - used(quarter);
-    if more <= 0.0 || latest <= SETTLED * more {
-        return Forecast::Settled;
-    }
-    if latest < SLOWING * more {
-        return Forecast::Slowing;
-    }
-    let x = |at: usize| if by_time { levels[at].ts_ns as f64 / 1e9 } else { levels[at].step as f64 };
-    let points: Vec<(f64, f64)> = ((from + end) / 2..=end).map(|at| (x(at), used(at))).collect();
-    let rate = if points.len() > 2 { fit(&points).slope } else { more / (x(end) - x(from)).max(1.0) };
-    if rate <= 0.0 {
-        return Forecast::Slowing;
-    }
-    let left = (capacity as f64 - used(end)).max(0.0);
-    Forecast::Grows { rate, full_at: (capacity > 0).then(|| (x(end) + left / rate).ceil() as i64) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const MIB: i64 = 1 << 20;
-
-    /// Levels in MiB: allocated at the end of a step, the most within it, reserved, outside.
-    fn levels(all: &[[i64; 4]]) -> Vec<Level> {
-        let level = |(step, [allocated, peak, reserved, outside]): (usize, &[i64; 4])| Level {
-            step: step as i64,
-            allocated: allocated * MIB,
-            peak: peak * MIB,
-            reserved: reserved * MIB,
-            outside: outside * MIB,
-            ..Level::default()
-        };
-        all.iter().enumerate().map(level).collect()
-    }
-
-    #[test]
-    fn growth_has_parts_that_sum_to_what_is_in_use() {
-        let levels = levels(&[
-            [100, 150, 160, 600],
-            [110, 140, 160, 600], // smaller than the step before
-            [110, 400, 420, 600], // one large step
-            [110, 160, 420, 600],
-            [110, 160, 200, 600], // empty_cache
-            [110, 160, 300, 900],
-            [130, 120, 100, 900], // a damaged trace: more allocated than reserved
-        ]);
-        let all = parts_of(&levels);
-        let mib: Vec<[i64; 4]> = all.iter().map(|parts| parts.map(|bytes| bytes / MIB)).collect();
-        assert_eq!(
-            mib,
-            [
-                [100, 50, 10, 600],
-                [110, 40, 10, 600],
-                [110, 290, 20, 600],
-                [110, 290, 20, 600],
-                [110, 90, 0, 600],
-                [110, 90, 100, 900],
-                [130, 0, -30, 900],
-            ]
-        );
-        for (parts, level) in all.iter().zip(&levels) {
-            assert_eq!(parts.iter().sum::<i64>(), level.used());
-        }
-    }
-
-    #[test]
-    fn growth_is_told_by_how_it_goes_on() {
-        let of = |reserved: &[i64]| {
-            let all: Vec<[i64; 4]> = reserved.iter().map(|reserved| [10, 20, *reserved, 0]).collect();
-            forecast(&levels(&all), 1, 1000 * MIB, false)
-        };
-        let line: Vec<i64> = (0..20).map(|step| 100 + 10 * step).collect();
-        let Forecast::Grows { rate, full_at } = of(&line) else { panic!("{:?}", of(&line)) };
-        assert_eq!((rate as i64, full_at), (10 * MIB, Some(90)));
-        let jump: Vec<i64> = (0..20).map(|step| if step < 12 { 100 } else { 500 }).collect();
-        assert_eq!(of(&jump), Forecast::Jumped { at: 12 });
-        let settled: Vec<i64> = (0..20).map(|step| 100 + 20 * step.min(8)).collect();
-        assert_eq!(of(&settled), Forecast::Settled);
-        let slower: Vec<i64> = (0..20).map(|step| 100 + 20 * step.min(10) + 5 * (step - 10).max(0)).collect();
-        assert_eq!(of(&slower), Forecast::Slowing);
-        assert_eq!(of(&[100; 20]), Forecast::Settled);
-        let shrinks: Vec<i64> = line.iter().rev().copied().collect();
-        assert_eq!(of(&shrinks), Forecast::Settled);
     }
 }

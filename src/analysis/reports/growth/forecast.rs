@@ -1,0 +1,154 @@
+//! What growth comes to if it goes on.
+
+use super::{FEWEST_SLICES, FLAT, Part};
+use crate::state::fitted_line::fit;
+use crate::state::levels::Level;
+
+/// One rise with at least this share of the growth is a jump.
+const JUMP: f64 = 0.8;
+/// Memory has settled when the last quarter of the steps has less than this share of the growth, and slows down below the
+/// other: at an even rate it has 0.25.
+const SETTLED: f64 = 0.04;
+const SLOWING: f64 = 0.15;
+
+/// What the growth comes to if it goes on.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Forecast {
+    /// Nearly all of it came at once, at the level of this index.
+    Jumped { at: usize },
+    /// The last quarter of the steps hardly grew.
+    Settled,
+    /// The last quarter grew less than the others.
+    Slowing,
+    /// What is kept grows by so many bytes a step inside memory that is cached so far; nvidia-smi shows it from that step on.
+    WithinCache { rate: f64, until: i64 },
+    /// It grows by so many bytes a step (or a second), and the card is full at that step.
+    Grows { rate: f64, full_at: Option<i64> },
+}
+
+impl Forecast {
+    /// The growth of what is kept that the memory in use does not show, because it fills what is cached.
+    pub(super) fn within_cache(
+        levels: &[Level],
+        all: &[[i64; 4]],
+        from: usize,
+        by_time: bool,
+    ) -> Option<Forecast> {
+        let (first, last) = (&levels[from], &levels[levels.len() - 1]);
+        let end = &all[all.len() - 1];
+        let kept = end[Part::Kept as usize] - all[from][Part::Kept as usize];
+        let shown = last.used() - first.used();
+        if by_time || kept < FLAT.0.max(last.used() / FLAT.1) || 2 * shown > kept {
+            return None;
+        }
+        let points: Vec<(f64, f64)> =
+            levels[from..].iter().map(|level| (level.step as f64, level.allocated as f64)).collect();
+        let line = fit(&points);
+        let is_line = line.slope > 0.0 && line.r2 > 0.5;
+        let left = end[Part::Cached as usize].max(0) as f64;
+        is_line.then(|| Forecast::WithinCache {
+            rate: line.slope,
+            until: last.step + (left / line.slope) as i64,
+        })
+    }
+
+    /// What the levels come to if they go on.
+    pub(super) fn of(levels: &[Level], from: usize, capacity: i64, by_time: bool) -> Forecast {
+        let end = levels.len() - 1;
+        let used = |at: usize| levels[at].used() as f64;
+        let more = used(end) - used(from);
+        let rises = (from + 1..=end).map(|at| (at, used(at) - used(at - 1)));
+        let jump = rises.max_by(|a, b| a.1.total_cmp(&b.1));
+        if let Some((at, rise)) = jump.filter(|(_, rise)| *rise >= JUMP * more && end - from >= FEWEST_SLICES)
+        {
+            return if rise > 0.0 { Forecast::Jumped { at } } else { Forecast::Settled };
+        }
+        let quarter = end - (end - from) / 4;
+        let latest = used(end) - used(quarter);
+        if more <= 0.0 || latest <= SETTLED * more {
+            return Forecast::Settled;
+        }
+        if latest < SLOWING * more {
+            return Forecast::Slowing;
+        }
+        let x = |at: usize| if by_time { levels[at].ts_ns as f64 / 1e9 } else { levels[at].step as f64 };
+        let points: Vec<(f64, f64)> = ((from + end) / 2..=end).map(|at| (x(at), used(at))).collect();
+        let rate = if points.len() > 2 { fit(&points).slope } else { more / (x(end) - x(from)).max(1.0) };
+        if rate <= 0.0 {
+            return Forecast::Slowing;
+        }
+        let left = (capacity as f64 - used(end)).max(0.0);
+        Forecast::Grows { rate, full_at: (capacity > 0).then(|| (x(end) + left / rate).ceil() as i64) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::parts_of;
+    use super::*;
+
+    const MIB: i64 = 1 << 20;
+
+    /// Levels in MiB: allocated at the end of a step, the most within it, reserved, outside.
+    fn levels(all: &[[i64; 4]]) -> Vec<Level> {
+        let level = |(step, [allocated, peak, reserved, outside]): (usize, &[i64; 4])| Level {
+            step: step as i64,
+            allocated: allocated * MIB,
+            peak: peak * MIB,
+            reserved: reserved * MIB,
+            outside: outside * MIB,
+            ..Level::default()
+        };
+        all.iter().enumerate().map(level).collect()
+    }
+
+    #[test]
+    fn growth_has_parts_that_sum_to_what_is_in_use() {
+        let levels = levels(&[
+            [100, 150, 160, 600],
+            [110, 140, 160, 600], // smaller than the step before
+            [110, 400, 420, 600], // one large step
+            [110, 160, 420, 600],
+            [110, 160, 200, 600], // empty_cache
+            [110, 160, 300, 900],
+            [130, 120, 100, 900], // a damaged trace: more allocated than reserved
+        ]);
+        let all = parts_of(&levels);
+        let mib: Vec<[i64; 4]> = all.iter().map(|parts| parts.map(|bytes| bytes / MIB)).collect();
+        assert_eq!(
+            mib,
+            [
+                [100, 50, 10, 600],
+                [110, 40, 10, 600],
+                [110, 290, 20, 600],
+                [110, 290, 20, 600],
+                [110, 90, 0, 600],
+                [110, 90, 100, 900],
+                [130, 0, -30, 900],
+            ]
+        );
+        for (parts, level) in all.iter().zip(&levels) {
+            assert_eq!(parts.iter().sum::<i64>(), level.used());
+        }
+    }
+
+    #[test]
+    fn growth_is_told_by_how_it_goes_on() {
+        let of = |reserved: &[i64]| {
+            let all: Vec<[i64; 4]> = reserved.iter().map(|reserved| [10, 20, *reserved, 0]).collect();
+            Forecast::of(&levels(&all), 1, 1000 * MIB, false)
+        };
+        let line: Vec<i64> = (0..20).map(|step| 100 + 10 * step).collect();
+        let Forecast::Grows { rate, full_at } = of(&line) else { panic!("{:?}", of(&line)) };
+        assert_eq!((rate as i64, full_at), (10 * MIB, Some(90)));
+        let jump: Vec<i64> = (0..20).map(|step| if step < 12 { 100 } else { 500 }).collect();
+        assert_eq!(of(&jump), Forecast::Jumped { at: 12 });
+        let settled: Vec<i64> = (0..20).map(|step| 100 + 20 * step.min(8)).collect();
+        assert_eq!(of(&settled), Forecast::Settled);
+        let slower: Vec<i64> = (0..20).map(|step| 100 + 20 * step.min(10) + 5 * (step - 10).max(0)).collect();
+        assert_eq!(of(&slower), Forecast::Slowing);
+        assert_eq!(of(&[100; 20]), Forecast::Settled);
+        let shrinks: Vec<i64> = line.iter().rev().copied().collect();
+        assert_eq!(of(&shrinks), Forecast::Settled);
+    }
+}

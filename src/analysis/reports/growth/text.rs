@@ -1,0 +1,220 @@
+//! The growth of memory in words.
+
+use memtrace_trace::units::Unit;
+
+use super::forecast::Forecast;
+use super::{Growth, Part, Shape};
+use crate::options::Options;
+use crate::render::numbers::{count, counted, duration};
+use crate::render::printer::{Cell, Printer, Side, Style, Table};
+use crate::state::levels::Level;
+
+impl Growth {
+    /// The reason for the growth of a part, one sentence.
+    pub(super) fn why(&self, part: Part, units: Unit) -> String {
+        let show = |bytes: i64| units.show(bytes).to_string();
+        match part {
+            Part::Kept if self.is_once() => {
+                "It was allocated once and stays, as the state of an optimizer does; it does not grow further.".to_owned()
+            }
+            Part::Kept => "Each step leaves something behind that is not freed.".to_owned(),
+            Part::LargerSteps => {
+                let highest = self.levels[self.from..].iter().max_by_key(|level| level.peak);
+                let highest = highest.copied().unwrap_or_default();
+                let first = self.first();
+                let shape = match self.shape() {
+                    Shape::Rising => "The steps get larger",
+                    Shape::OneLarge => "One step is larger than the others",
+                    Shape::Varying => "The size of the steps varies, and the largest one decides",
+                };
+                let more = |level: &Level| show(level.peak - level.allocated);
+                let mut text = format!(
+                    "{shape}: {} needed {} beyond what it kept, {} needs {}.",
+                    self.point(first),
+                    more(first),
+                    self.point(&highest),
+                    more(&highest)
+                );
+                if first.inputs > 0 && 2 * highest.inputs > 3 * first.inputs {
+                    text.push_str(&format!(
+                        " Its inputs are {:.1} times as large ({}, before {}).",
+                        highest.inputs as f64 / first.inputs as f64,
+                        show(highest.inputs),
+                        show(first.inputs)
+                    ));
+                }
+                text
+            }
+            Part::Cached => {
+                let (all, once) = self.sizes;
+                if all > 16 && 2 * once > all {
+                    let rising = self.shape() == Shape::Rising;
+                    format!(
+                        "{}: {} different sizes of at least 1 MiB, {} of them in a single step, so freed blocks rarely fit \
+                         the next request.",
+                        if rising { "Each step asks for larger blocks" } else { "Sizes vary" },
+                        count(all as u64),
+                        count(once as u64)
+                    )
+                } else {
+                    "Free memory in the allocator's segments did not fit later requests, or belongs to other streams or \
+                     private pools."
+                        .to_owned()
+                }
+            }
+            Part::Outside => {
+                let (first, last) = (self.first(), self.last());
+                let (others, context) = (last.others - first.others, last.context - first.context);
+                let traced = self.of(Part::Outside) - others - context;
+                let most = others.max(context).max(traced);
+                if most == others {
+                    format!("Other processes on this GPU took {} more.", show(others))
+                } else if most == context {
+                    format!(
+                        "The CUDA context took {} more: kernels that are loaded at their first use, or workspaces of libraries.",
+                        show(context)
+                    )
+                } else {
+                    format!("Libraries and direct calls of CUDA took {} more.", show(traced))
+                }
+            }
+        }
+    }
+
+    /// What to do about a part.
+    pub(super) fn remedy(&self, part: Part) -> &'static str {
+        match part {
+            Part::Kept if self.is_once() => "nothing, unless it is not needed",
+            Part::Kept => "memtrace leaks --holders names the list, closure or graph that keeps it",
+            Part::LargerSteps => match self.shape() {
+                Shape::Rising => {
+                    "a limit for the length or the number of inputs; plan for the largest: memtrace advise"
+                }
+                Shape::OneLarge => {
+                    "crop, split or skip inputs like those of this step; run the largest batch first"
+                }
+                Shape::Varying => {
+                    "group inputs of about the same size, or crop the longest; run the largest batch first"
+                }
+            },
+            Part::Cached if self.is_expandable => {
+                "pad inputs to a few sizes; PYTORCH_CUDA_ALLOC_CONF=garbage_collection_threshold:0.8 gives unused segments back"
+            }
+            Part::Cached => "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; memtrace tune replays it",
+            Part::Outside => "memtrace ledger has the parts; memtrace peak --of used has the calls",
+        }
+    }
+
+    pub(in super::super) fn print(&self, printer: &mut Printer, options: &Options) {
+        let units = options.units;
+        let show = |bytes: i64| units.show(bytes).to_string();
+        let (first, last) = (self.first(), self.last());
+        let more = last.used() - first.used();
+        let Some(cause) = self.cause() else {
+            let over = self.levels.len() - usize::from(self.is_cut);
+            let over = if self.by_time { duration(last.ts_ns) } else { counted(over as u64, "step") };
+            printer.plain(format!(
+                "GPU {}: no growth over {over}: {} in use after {}, {} after {}",
+                self.ordinal,
+                show(first.used()),
+                self.point(first),
+                show(last.used()),
+                self.point(last)
+            ));
+            return;
+        };
+        let verb = if more < 0 { "less" } else { "more" };
+        let is_hidden = matches!(self.forecast, Forecast::WithinCache { .. });
+        printer.line([
+            Cell::new(
+                if is_hidden {
+                    format!(
+                        "GPU {}: {} more is kept, and {} {verb} in use",
+                        self.ordinal,
+                        show(self.of(cause)),
+                        show(more.abs())
+                    )
+                } else {
+                    format!("GPU {}: {} {verb} in use", self.ordinal, show(more.abs()))
+                },
+                Style::Alarm,
+            ),
+            format!(
+                " {} {} than after {}: {}, before {}",
+                if self.is_cut { "in" } else { "after" },
+                self.point(last),
+                self.point(first),
+                show(last.used()),
+                show(first.used())
+            )
+            .into(),
+        ]);
+        let mut table =
+            Table::new(&[("", Side::Left), ("growth", Side::Right), ("now", Side::Right), ("", Side::Left)]);
+        for part in Part::ALL {
+            let style = if part == cause { Style::Strong } else { Style::Plain };
+            table.row([
+                Cell::new(part.name(), style),
+                Cell::new(show(self.of(part)), style),
+                show(self.all[self.all.len() - 1][part as usize]).into(),
+                Cell::new(part.about(), Style::Faint),
+            ]);
+        }
+        printer.table(&table);
+        for part in self.growing() {
+            printer.gap();
+            printer
+                .line([Cell::new(format!("{}: ", part.name()), Style::Strong), self.why(part, units).into()]);
+            for change in &self.changes[part as usize] {
+                printer.plain(format!("  {}", change.line(units)));
+            }
+            printer.line(["  try: ".into(), Cell::new(self.remedy(part), Style::Command)]);
+        }
+        printer.gap();
+        printer.plain(self.outlook(units));
+    }
+
+    /// What comes of it.
+    fn outlook(&self, units: Unit) -> String {
+        let unit = if self.by_time { "second" } else { "step" };
+        let used = units.show(self.last().used());
+        match self.forecast {
+            Forecast::Jumped { at } => {
+                format!(
+                    "It came at once, with {}; before and after, little changes.",
+                    self.point(&self.levels[at])
+                )
+            }
+            Forecast::Settled => {
+                format!("It has settled at {used}: the last quarter of the run hardly grew.")
+            }
+            Forecast::Slowing => {
+                format!("It slows down: the last quarter of the run grew less than the others. Now {used}.")
+            }
+            Forecast::WithinCache { rate, until } => format!(
+                "What is kept grows by about {} a step, inside memory that was cached: nvidia-smi shows it from about step {} on.",
+                units.show(rate as i64),
+                count(until.max(0).cast_unsigned())
+            ),
+            Forecast::Grows { rate, full_at } => {
+                let mut text = format!("It grows by about {} a {unit}.", units.show(rate as i64));
+                match full_at {
+                    Some(at) if self.by_time => {
+                        text.push_str(&format!(
+                            " At this rate the card ({}) is full after about {}.",
+                            units.show(self.capacity),
+                            duration(at.saturating_mul(1_000_000_000))
+                        ));
+                    }
+                    Some(at) => text.push_str(&format!(
+                        " At this rate the card ({}) is full at about step {}.",
+                        units.show(self.capacity),
+                        count(at.max(0).cast_unsigned())
+                    )),
+                    None => {}
+                }
+                text
+            }
+        }
+    }
+}
