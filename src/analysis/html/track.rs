@@ -10,7 +10,7 @@ use super::pack::Pack;
 use super::strings::Strings;
 use crate::read::record::Record;
 use crate::read::symbols::{NO_MODULE, NO_OP, NO_PHASE, Symbol};
-use crate::reports::growth_parts;
+use crate::reports::GrowthCurve;
 use crate::state::group::category;
 use crate::state::levels::Levels;
 use crate::state::progress::Progress;
@@ -245,9 +245,9 @@ impl Track {
                 "high": pack.column(steps.iter().map(|step| step.high)),
                 "high_ts": pack.column(steps.iter().map(|step| step.high_ns)),
             },
-            "growth": growth_parts(&self.levels).map(|(steps, parts)| json!({
-                "step": pack.column(steps.iter().copied()),
-                "parts": parts.map(|(name, bytes)| json!({ "name": name, "bytes": pack.column(bytes.iter().copied()) })),
+            "growth": GrowthCurve::new(&self.levels).map(|curve| json!({
+                "step": pack.column(curve.steps.iter().copied()),
+                "parts": curve.parts.map(|(name, bytes)| json!({ "name": name, "bytes": pack.column(bytes.iter().copied()) })),
             })),
             "detail": {
                 "ts": pack.column(self.detail.ts_ns.iter().copied()),

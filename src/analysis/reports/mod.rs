@@ -39,7 +39,7 @@ use crate::error::Result;
 use crate::options::{Flag, Options};
 use crate::read::input::Input;
 use crate::selection::select;
-pub use growth::{growth_lines, growth_parts};
+pub use growth::{GrowthCurve, growth_lines};
 pub use report::{Answer, Needs, Report, SearchRequest, Verdict, View};
 
 /// Every report, in the order of the help.

@@ -437,16 +437,29 @@ pub fn growth_lines(levels: &Levels, meta: &Meta, units: Unit) -> Vec<String> {
     all.filter_map(|growth| growth.short(units)).collect()
 }
 
-/// The numbers of the finished steps of the first device, at most [`MOST_DRAWN`] at even distances, and for each of the four
-/// parts its name and its bytes after these steps; `None` with fewer than three.
-#[must_use]
-pub fn growth_parts(levels: &Levels) -> Option<(Vec<i64>, [(&'static str, Vec<i64>); 4])> {
-    let steps = &levels.devices.first().filter(|device| device.steps.len() >= FEWEST_STEPS)?.steps;
-    let all = parts_of(steps);
-    let every = steps.len().div_ceil(MOST_DRAWN);
-    let shown: Vec<usize> = (0..steps.len()).filter(|at| at % every == 0 || *at + 1 == steps.len()).collect();
-    let part = |part: Part| (part.name(), shown.iter().map(|at| all[*at][part as usize]).collect());
-    Some((shown.iter().map(|at| steps[*at].step).collect(), Part::ALL.map(part)))
+/// The four parts after each finished step of a device, for a chart.
+pub struct GrowthCurve {
+    /// The numbers of the steps, at most [`MOST_DRAWN`] at even distances.
+    pub steps: Vec<i64>,
+    /// The name of each part, and its bytes after these steps.
+    pub parts: [(&'static str, Vec<i64>); 4],
+}
+
+impl GrowthCurve {
+    /// The curve of the first device; `None` with fewer than three finished steps.
+    #[must_use]
+    pub fn new(levels: &Levels) -> Option<GrowthCurve> {
+        let steps = &levels.devices.first().filter(|device| device.steps.len() >= FEWEST_STEPS)?.steps;
+        let all = parts_of(steps);
+        let every = steps.len().div_ceil(MOST_DRAWN);
+        let shown: Vec<usize> =
+            (0..steps.len()).filter(|at| at % every == 0 || *at + 1 == steps.len()).collect();
+        let part = |part: Part| (part.name(), shown.iter().map(|at| all[*at][part as usize]).collect());
+        Some(GrowthCurve {
+            steps: shown.iter().map(|at| steps[*at].step).collect(),
+            parts: Part::ALL.map(part),
+        })
+    }
 }
 
 /// The op and module of a block, or its category where it has neither; repeated layers are one.
