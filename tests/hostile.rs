@@ -581,7 +581,7 @@ fn a_gate_refuses_a_trace_that_lacks_rows_and_sees_growth_of_any_device() {
     }
     // A second process on the same device, and a rank that the first run has not.
     for (rank, status, said) in
-        [(0, Some(3), "of rank 0, device 0"), (1, Some(2), "rank 1 is in the second run alone")]
+        [(0, Some(3), "of rank 0, device 0"), (1, Some(2), "only the second run has rank 1")]
     {
         let folder = TempDir::new().unwrap();
         fs::copy(&before, folder.path().join("h.r0.1.csv")).unwrap();

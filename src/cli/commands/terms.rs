@@ -242,6 +242,12 @@ pub(super) const TERMS: &[Term] = &[
     term(&["skew"], "The difference between the highest and the lowest rank."),
     term(&["device", "ordinal"], "The number of a GPU as the process sees it; -1 is the host."),
     term(&["free", "device free"], "Memory of the device that nobody has: what cudaMemGetInfo returns."),
+    term(&["growth"], "How much more memory a part has at the end than after the second step."),
+    term(&["now"], "The memory of a part at the end of the trace, or of the chosen steps."),
+    term(&["gpu"], "The number of the GPU, as CUDA counts it."),
+    term(&["libraries"], "Memory that libraries took from CUDA, outside torch's allocator."),
+    term(&["first memory"], "The line of Python, or the op, of the first memory of a process on a GPU."),
+    term(&["total"], "The sum of the columns that belong to a process."),
     term(&["free at start"], "Free memory when the program begins: the total less the CUDA context."),
     term(
         &["context", "cuda context"],
