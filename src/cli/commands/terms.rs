@@ -247,7 +247,6 @@ pub(super) const TERMS: &[Term] = &[
     term(&["gpu"], "The number of the GPU, as CUDA counts it."),
     term(&["libraries"], "Memory that libraries took from CUDA, outside torch's allocator."),
     term(&["first memory"], "The line of Python, or the op, of the first memory of a process on a GPU."),
-    term(&["total"], "The sum of the columns that belong to a process."),
     term(&["free at start"], "Free memory when the program begins: the total less the CUDA context."),
     term(
         &["context", "cuda context"],
