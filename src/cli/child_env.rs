@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::{DirBuilderExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -17,7 +17,7 @@ use memtrace_trace::counts::counted;
 use memtrace_trace::hello::{self, HELLO};
 
 use crate::libraries::{PHANTOM, TRACER, library};
-use crate::{load_failure, terminal};
+use crate::{abandoned, load_failure, terminal};
 
 /// The folders that a shell searches without `PATH`.
 const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
@@ -213,9 +213,25 @@ impl TracerFacts {
     }
 }
 
-/// A private temporary folder for one launch, removed when dropped.
+/// The run id in the name of a [`Scratch`] folder, and the time of its start in nanoseconds since 1970. Returns `None`
+/// for any other name.
+pub(crate) fn run_id_of(name: &str) -> Option<(&str, u64)> {
+    let rest = name.strip_prefix("memtrace-")?;
+    let run_id = match rest.rsplit_once("-r") {
+        Some((run_id, rank)) => rank.parse::<u32>().map(|_| run_id).ok()?,
+        None => rest,
+    };
+    let (started, process) = run_id.split_once('-')?;
+    u32::from_str_radix(process, 16).ok()?;
+    Some((run_id, u64::from_str_radix(started, 16).ok()?))
+}
+
+/// A private temporary folder for one launch, removed when dropped. The next launches remove it if this command is
+/// killed before ([`abandoned`]).
 pub(crate) struct Scratch {
     pub(crate) folder: PathBuf,
+    /// [`Scratch::hello`], locked while this command runs.
+    _lock: File,
 }
 
 impl Scratch {
@@ -224,19 +240,29 @@ impl Scratch {
     /// # Errors
     /// When it cannot be created.
     pub(crate) fn new(run_id: &str) -> Result<Scratch> {
-        let folder = std::env::temp_dir().join(format!("memtrace-{run_id}"));
-        // `create_dir` fails when the name exists, so nobody can have placed a link there.
-        fs::create_dir(&folder)
+        let place = std::env::temp_dir();
+        abandoned::sweep(&place);
+        let folder = place.join(format!("memtrace-{run_id}"));
+        // Fails when the name exists, so nobody can have placed a link there.
+        fs::DirBuilder::new()
+            .mode(0o700)
+            .create(&folder)
             .with_context(|| format!("cannot create the temporary folder {}", folder.display()))?;
-        fs::set_permissions(&folder, fs::Permissions::from_mode(0o700))?;
-        let scratch = Scratch { folder };
-        File::create_new(scratch.hello()).with_context(|| scratch.hello().display().to_string())?;
-        Ok(scratch)
+        let hello = Scratch::hello_in(&folder);
+        let lock = File::create_new(&hello).with_context(|| hello.display().to_string())?;
+        // A file system without locks: the folder stays if this command is killed.
+        lock.try_lock().ok();
+        Ok(Scratch { folder, _lock: lock })
     }
 
     /// The file that [`HELLO`] names: see [`memtrace_trace::hello`].
     pub(crate) fn hello(&self) -> PathBuf {
-        self.folder.join("hello")
+        Scratch::hello_in(&self.folder)
+    }
+
+    /// The path of [`Scratch::hello`] in the folder of a launch.
+    pub(crate) fn hello_in(folder: &Path) -> PathBuf {
+        folder.join("hello")
     }
 
     /// Returns true if the tracer was loaded into the program.
