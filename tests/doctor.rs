@@ -74,6 +74,12 @@ fn doctor_says_why_a_python_without_torch_cannot_be_traced() {
         let line = found.iter().find(|line| line.0 == what && line.1 == "missing");
         assert!(line.is_some_and(|line| line.2.contains(says)), "{python:?}: {found:#?}");
     }
+    // It makes no folder, not even the parents.
+    let inner = empty.path().join("a/b/c");
+    let output = doctor(&["-o", inner.to_str().unwrap(), "--", "python3", "-S", "-I"]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("can be written to"), "{text}");
+    assert_eq!(std::fs::read_dir(empty.path()).unwrap().count(), 0);
     let output = doctor(&["-o", "/proc/nowhere", "--", "python3"]);
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(text.contains("cannot be written to /proc/nowhere"), "{text}");

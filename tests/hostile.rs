@@ -770,6 +770,18 @@ fn an_export_into_a_folder_removes_nothing_behind_a_link() {
     let output = bounded(&["export", "--to", "parquet", "-o", at("out").to_str().unwrap(), trace]);
     assert!(!output.status.success());
     assert!(at("precious/file.parquet").exists());
+    // A folder that another tool has partitioned by rank.
+    fs::create_dir_all(at("data/rank=0")).unwrap();
+    fs::write(at("data/rank=0/part.parquet"), "PAR1").unwrap();
+    let export = || bounded(&["export", "--to", "parquet", "-o", at("data").to_str().unwrap(), trace]);
+    let output = export();
+    assert_eq!(output.status.code(), Some(2), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(at("data/rank=0/part.parquet").exists());
+    // An earlier export is replaced.
+    fs::remove_dir_all(at("data")).unwrap();
+    assert!(export().status.success());
+    let output = export();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 /// Runs the reports that predict changes on a trace and gives what each printed. All must end within [`bounded`].

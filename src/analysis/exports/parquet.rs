@@ -12,7 +12,7 @@ use parquet::basic::{Compression, Encoding, LogicalType, Repetition, Type as Phy
 use parquet::column::writer::ColumnWriter;
 use parquet::data_type::ByteArray;
 use parquet::errors::ParquetError;
-use parquet::file::metadata::KeyValue;
+use parquet::file::metadata::{KeyValue, ParquetMetaDataReader};
 use parquet::file::properties::WriterProperties;
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::types::{ColumnPath, Type};
@@ -117,8 +117,7 @@ fn clear(folder: &Path) -> Result<()> {
         let is_own = child.is_dir() && !child.is_symlink();
         let files =
             if name.starts_with(&format!("{PARTITION}=")) && is_own { children(&child)? } else { Vec::new() };
-        let ours = |file: &PathBuf| file.extension().is_some_and(|ending| ending == "parquet");
-        if files.is_empty() || !files.iter().all(ours) {
+        if files.is_empty() || !files.iter().all(|file| is_export(file)) {
             return Err(Error::usage(format!(
                 "{} holds {name}, which is no earlier export: name a folder of its own with -o",
                 folder.display()
@@ -130,6 +129,14 @@ fn clear(folder: &Path) -> Result<()> {
         std::fs::remove_file(file).map_err(io)?;
     }
     Ok(())
+}
+
+/// Returns true if memtrace wrote this file. Other tools name folders `rank=N`, too.
+fn is_export(file: &Path) -> bool {
+    let is_file = std::fs::symlink_metadata(file).is_ok_and(|found| found.is_file());
+    let read = || ParquetMetaDataReader::new().parse_and_finish(&std::fs::File::open(file).ok()?).ok();
+    let has_our_name = |by: &str| by.starts_with("memtrace ");
+    is_file && read().is_some_and(|found| found.file_metadata().created_by().is_some_and(has_our_name))
 }
 
 /// Reads the value of a column.

@@ -71,17 +71,16 @@ pub(super) fn check_journals(findings: &mut Findings) {
     }
 }
 
-/// Checks that traces can be written to `folder`.
+/// Checks that traces can be written to `folder`: a file can be made in it, or where it would be made.
 pub(super) fn check_out_folder(findings: &mut Findings, folder: &Path) {
     let shown = folder.display();
-    let created = !folder.exists();
-    let folder_created = fs::create_dir_all(folder);
-    let file = folder.join(format!(".memtrace-doctor-{}", std::process::id()));
-    let written = folder_created.and_then(|()| fs::File::create_new(&file));
-    let _ = fs::remove_file(&file);
-    if created {
-        let _ = fs::remove_dir(folder);
-    }
+    let is_there = |place: &&Path| fs::symlink_metadata(place).is_ok();
+    let written = std::path::absolute(folder).and_then(|folder| {
+        let place = folder.ancestors().find(is_there).unwrap_or(&folder);
+        let file = place.join(format!(".memtrace-doctor-{}", std::process::id()));
+        fs::File::create_new(&file)?;
+        fs::remove_file(&file)
+    });
     match written {
         Ok(_) => findings.ok("traces", format!("can be written to {shown}")),
         Err(error) => findings.add(

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use clap::ArgMatches;
 use memtrace_analysis::render::numbers::duration;
+use memtrace_trace::private_file;
 use memtrace_trace::text::printable;
 use memtrace_trace::units::Unit;
 use rustix::process::Signal;
@@ -348,7 +349,7 @@ impl Progress {
         let line = printable(line);
         writeln!(std::io::stderr(), "{line}").ok();
         // The lines are on stderr too: a full disk does not end the search.
-        let file = fs::OpenOptions::new().create(true).append(true).open(&self.file);
+        let file = private_file::append_or_create(&self.file);
         file.and_then(|mut file| writeln!(file, "{line}")).ok();
     }
 }
