@@ -125,6 +125,40 @@ fn diff_refuses_a_rank_that_only_one_run_has_and_limits_that_nothing_exceeds() {
 }
 
 #[test]
+fn budget_and_diff_count_a_request_that_failed_before_the_program_went_on() {
+    let trace = |wanted: i64, api: &'static str| {
+        let folder = tempfile::tempdir().unwrap();
+        let mut trace = TraceBuilder::new(Meta { start_unix_ns: 1, ..Meta::default() });
+        trace.segment(50 * MIB);
+        trace.alloc(50 * MIB, Row::default());
+        if wanted > 0 {
+            let row =
+                Row { requested_bytes: wanted, rounded_bytes: wanted, api, status: 2, ..Row::default() };
+            trace.raw(Row { event: EventName::Oom, device: 0, allocated_bytes: 50 * MIB, ..row });
+        }
+        std::fs::write(folder.path().join("vm.r0.1.csv"), trace.finish()).unwrap();
+        folder
+    };
+    let limit = "[total]\nallocated = \"100m\"\n";
+    let (fits, fails) = (trace(0, ""), trace(80 * MIB, "cudaMalloc"));
+    assert_eq!(budget(fits.path(), limit).unwrap().verdict, Verdict::Fine);
+    let over = budget(fails.path(), limit).unwrap();
+    assert_eq!(over.verdict, Verdict::OverLimit, "{}", over.text());
+    assert!(over.text().contains("130.00 MiB") && over.text().contains("a request that failed (OOM)"));
+    assert_eq!(budget(trace(20 * MIB, "cudaMalloc").path(), limit).unwrap().verdict, Verdict::Fine);
+    // The simulated GPU granted it.
+    assert_eq!(budget(trace(80 * MIB, "past_oom").path(), limit).unwrap().verdict, Verdict::Fine);
+    let compare = |before: &Path, after: &Path| {
+        let inputs = [before, after].map(|path| Input::open(path).unwrap());
+        let answer = reports::find("diff").unwrap();
+        answer.run(&inputs, &options(&[("by", "module"), ("fail-over", "2%")])).unwrap().verdict
+    };
+    assert_eq!(compare(fits.path(), fails.path()), Verdict::OverLimit);
+    assert_eq!(compare(fails.path(), fails.path()), Verdict::Fine);
+    assert_eq!(compare(fails.path(), fits.path()), Verdict::Fine);
+}
+
+#[test]
 fn budget_refuses_used_memory_without_samples_unless_the_limit_is_optional() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), &[process(0, 9, 0, 50)]);

@@ -218,7 +218,7 @@ impl<'a> DiffSide<'a> {
             }
             for device in replayed.gpus(options) {
                 let used = device.peak(Metric::Used);
-                let peaks = [device.peak(Metric::Allocated).bytes, used.bytes - used.untraced];
+                let peaks = [device.peak_with_failed(Metric::Allocated), used.bytes - used.untraced];
                 devices.add(trace, &replayed, device.ordinal, peaks);
             }
             let Some(device) = replayed.fullest(Metric::Allocated, options).cloned() else { continue };

@@ -47,6 +47,8 @@ pub struct Device {
     pub summed: Totals,
     /// The peak of each metric, in the order of [`Metric::ALL`].
     pub peaks: [Moment; 4],
+    /// The largest sum of the allocated memory and a request that failed (OOM) in the window, in bytes; 0 without one.
+    pub wanted_at_oom: i64,
     /// The number of live blocks.
     pub live_blocks: u64,
     /// The bytes of all blocks allocated in the window, live or freed.
@@ -86,6 +88,13 @@ pub(super) struct Unowned {
 }
 
 impl Device {
+    /// Returns the peak of `metric` in bytes, or the memory that a failed request (OOM) would have needed, if that is
+    /// more. A gate that ignored the request would pass a program that outgrew the card and went on.
+    #[must_use]
+    pub fn peak_with_failed(&self, metric: Metric) -> i64 {
+        self.peak(metric).bytes.max(self.wanted_at_oom)
+    }
+
     /// Makes the totals the peak of `metric` where they are higher. The blocks at the peak of `tracked` are kept.
     pub(super) fn raise(&mut self, metric: Metric, seq: i64, ts_ns: i64, owner: Owner, tracked: Metric) {
         let bytes = self.totals.get(metric);

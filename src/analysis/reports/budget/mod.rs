@@ -114,7 +114,7 @@ impl Report for Budget {
                 )));
             }
             for device in replayed.gpus(options) {
-                let peaks = SUMMED.map(|metric| device.peak(metric).bytes);
+                let peaks = SUMMED.map(|metric| device.peak_with_failed(metric));
                 devices.add(trace, &replayed, device.ordinal, peaks);
             }
             footer.add(trace, &replayed, replayed.fullest(Metric::Allocated, options).map(|d| d.ordinal));
@@ -401,24 +401,32 @@ impl<'a> Meter<'a> {
         let outcome = |gauge: &Gauge<'_>| {
             let symbols = &replayed.symbols;
             let mut highest_name = gauge.limit.name.clone();
-            let (highest, at) = match gauge.limit.subject {
+            let (highest, at, remark) = match gauge.limit.subject {
                 LimitSubject::Total(metric) => match replayed.fullest(metric, options) {
                     Some(device) => {
                         let peak = device.peak(metric);
-                        (peak.bytes, Some((peak.owner.step, peak.owner.phase, peak.owner.op)))
+                        let wanted = replayed.gpus(options).map(|device| device.wanted_at_oom).max();
+                        let owner = peak.owner;
+                        match wanted.filter(|wanted| *wanted > peak.bytes) {
+                            Some(wanted) => (wanted, None, "with a request that failed (OOM)"),
+                            None => (peak.bytes, Some((owner.step, owner.phase, owner.op)), ""),
+                        }
                     }
-                    None => (0, None),
+                    None => (0, None, ""),
                 },
                 _ => {
                     if let Some((_, name)) = gauge.at {
                         highest_name.clone_from(&gauge.names[name]);
                     }
-                    (gauge.highest, gauge.at.map(|(row, _)| (row.step, row.phase, row.op)))
+                    (gauge.highest, gauge.at.map(|(row, _)| (row.step, row.phase, row.op)), "")
                 }
             };
-            let at = at.map_or_else(String::new, |(at, phase, op)| {
-                format!("step {}, {}, {}", step_or_dash(at), symbols.or_dash(phase), symbols.or_dash(op))
-            });
+            let at = at.map_or_else(
+                || remark.to_owned(),
+                |(at, phase, op)| {
+                    format!("step {}, {}, {}", step_or_dash(at), symbols.or_dash(phase), symbols.or_dash(op))
+                },
+            );
             let is_total = matches!(gauge.limit.subject, LimitSubject::Total(_));
             let at = if gauge.names.is_empty() && !is_total { "matches nothing here".to_owned() } else { at };
             LimitResult { limit: gauge.limit.clone(), highest, highest_name, matched: gauge.names.len(), at }

@@ -58,7 +58,7 @@ pub const COLUMNS: Wanted = Wanted::all_events(ANY.and(MEMORY).and(OWNED))
     .except(EventName::Mark, ANY.and(MARK_COLUMNS))
     .except(EventName::Lost, ANY.and(Columns::of(&["requested_bytes"])))
     .plus(EventName::ExtAlloc, Columns::of(&["api"]))
-    .plus(EventName::Oom, Columns::of(&["api"]))
+    .plus(EventName::Oom, Columns::of(&["api", "rounded_bytes"]))
     .plus(EventName::Sample, Columns::of(&["name"]));
 
 /// The calls that allocate managed memory, which moves between host and device.
@@ -232,6 +232,11 @@ impl Replay {
                 // After a simulated grant the program went on.
                 if *self.symbols.get(row.api) != *Api::PastOom.as_str() {
                     self.oom_step = Some(self.highest_step);
+                    if self.inside {
+                        let wanted = row.allocated_bytes.saturating_add(row.rounded_bytes.max(0));
+                        let device = self.memory.devices.device(row.device);
+                        device.wanted_at_oom = device.wanted_at_oom.max(wanted);
+                    }
                 }
             }
             EventName::Sample => self.sample(row),
