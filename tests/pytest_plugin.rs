@@ -660,3 +660,51 @@ fn limits_are_checked_where_tracing_is_switched_off_or_another_plugin_runs_the_t
     assert_eq!(status, Some(1), "{words}");
     has(&words, &["ERROR at teardown of test_leaks", "of GPU memory behind"]);
 }
+
+#[test]
+fn limits_count_daemons_marks_of_fixtures_and_libraries_whose_names_begin_like_cudas() {
+    let Some(installed) = installed() else { return };
+    let folder = suite(
+        r#"
+import ctypes, pathlib, subprocess, sys, time
+import pytest, torch
+limited = pytest.mark.limit_gpu_memory("100 MiB")
+CHILD = "import torch; x = torch.empty(200 << 18, device='cuda')"
+
+@limited
+def test_daemon():
+    # The shell ends before the program has its first memory.
+    code = "import time; time.sleep(1); " + CHILD + "; open('done', 'w').close()"
+    subprocess.run(["sh", "-c", '"$0" -c "$1" &', sys.executable, code], check=True)
+    while not pathlib.Path("done").exists():
+        time.sleep(0.05)
+
+def allocate():
+    address = ctypes.c_void_p()
+    assert ctypes.CDLL("./libcustom.so").take(ctypes.byref(address), ctypes.c_size_t(200 << 20)) == 0
+
+@limited
+def test_library():
+    allocate()
+
+@pytest.fixture
+def mark(request):
+    request.node.add_marker(limited)
+
+def test_mark_of_a_fixture(mark):
+    subprocess.run([sys.executable, "-c", CHILD], check=True)
+
+def test_without_a_limit_passes():
+    allocate()
+"#,
+    );
+    let code = "#include <stddef.h>\nint cudaMalloc(void **, size_t);\n\
+                int take(void **p, size_t n) { return cudaMalloc(p, n); }\n";
+    std::fs::write(folder.path().join("custom.c"), code).unwrap();
+    let mut gcc = Command::new("gcc");
+    gcc.args(["-shared", "-fPIC", "-o", "libcustom.so", "custom.c"]).current_dir(folder.path());
+    assert!(gcc.status().unwrap().success());
+    let (status, said) = pytest(installed, folder.path(), &["--memtrace=h100-80g", "-v"]);
+    assert_eq!(status, Some(1), "{said}");
+    has(&said, &["3 failed, 1 passed", "(1 child process)"]);
+}

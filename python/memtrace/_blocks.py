@@ -19,9 +19,15 @@ from . import _marks, _sizes
 
 _ALLOCATIONS, _FREES = {"alloc", "ext_alloc"}, {"free", "ext_free"}
 _EVENTS = _ALLOCATIONS | _FREES | {"tag"}
-# CUDA's own libraries (cuBLAS, cuDNN, NCCL) keep memory for the process once anything needed it. With it the
-# memory of a test would depend on the tests before it.
-_KEPT = ("libcu", "libnccl", "libnv")
+# CUDA's own libraries keep memory for the process once anything needed it. With it the memory of a test would
+# depend on the tests before it.
+_KEPT = tuple(
+    f"lib{name}"
+    for name in (
+        *("cublas", "cudart", "cuda.so", "cudnn", "cufft", "cupti", "curand", "cusolver", "cusparse"),
+        *("nccl", "nvJitLink", "nvrtc"),
+    )
+)
 # With these the rows of a test may lie in two files, or in a compressed one.
 SPLITTING = ("MEMTRACE_ROTATE", "MEMTRACE_ROTATE_SECS", "MEMTRACE_COMPRESS", "MEMTRACE_KEEP")
 # The tracer read them when this process began. A test may change the environment or the working folder later.

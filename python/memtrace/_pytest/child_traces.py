@@ -37,7 +37,7 @@ def add_children(
         meta = meta_of(path)
         start = meta.get("start_unix_ns", 0)
         is_other = any(low.time_ns <= start <= high.time_ns for low, high in others)
-        if os.getpid() in meta.get("ancestors", []) and not is_other:
+        if not is_other and is_of_test(meta):
             children.append((start, *peaks_of(path)))
     if not children:
         return
@@ -57,6 +57,16 @@ def add_children(
     name = "(1 child process)" if len(children) == 1 else f"({len(children)} child processes)"
     owner = _blocks.Owner(name, "(none)", "(none)", "(none)")
     use.at_peak.append((sums[use.device], owner))
+
+
+def is_of_test(meta: dict) -> bool:
+    """Returns true if a process that began during a test belongs to this test.
+
+    A daemon has lost its parents. Under xdist a test of another worker may have started it."""
+    ancestors = meta.get("ancestors", [])
+    is_of_run = meta.get("run_id", "") == os.environ.get("MEMTRACE_RUN_ID", "")
+    is_daemon = is_of_run and os.getppid() not in ancestors and "PYTEST_XDIST_WORKER" not in os.environ
+    return os.getpid() in ancestors or is_daemon
 
 
 def meta_of(path: Path) -> dict:

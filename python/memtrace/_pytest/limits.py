@@ -54,7 +54,7 @@ class Limits:
         self._limited = any(item.get_closest_marker(name) for name in (MEMORY, LEAKS))
         if self._limited:
             clear_workspaces()
-            self._traces = child_traces.names()
+        self._traces = child_traces.names()
         try:
             self._start = _blocks.here()
         except _blocks.NotMeasured as error:
@@ -111,7 +111,7 @@ class Limits:
         """Fails the test if its memory until now is over its limit, or is not known."""
         limit = limit_of(item, MEMORY)
         try:
-            use = self._use()
+            use = self._use(self._limited or limit is not None)
         except _blocks.NotMeasured as error:
             if limit is not None:
                 pytest.fail(f"the limit of GPU memory cannot be checked: {error}", pytrace=False)
@@ -150,17 +150,17 @@ class Limits:
         gc.collect()
         clear_workspaces()
         try:
-            use = self._use()
+            use = self._use(True)
         except _blocks.NotMeasured as error:
             return f"the limit of GPU memory left behind cannot be checked: {error}"
         return left_behind(use, limit) if use.left_bytes > limit else None
 
-    def _use(self) -> _blocks.Use:
+    def _use(self, is_limited: bool) -> _blocks.Use:
         if self._start is None:
             raise _blocks.NotMeasured(self._problem)
         end = _blocks.here()
         use = _blocks.use_between(self._start, end, self._others)
-        if self._limited:
+        if is_limited:
             child_traces.add_children(use, self._traces, end, self._others)
         return use
 
