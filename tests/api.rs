@@ -322,3 +322,24 @@ fn live_asks_for_detail_by_a_key() {
     still.end();
     terminal.wait("ended before its next");
 }
+
+#[test]
+fn out_folder_that_is_removed_ends_the_trace_and_the_message_does_not_blame_the_disk() {
+    let place = tempfile::tempdir().unwrap();
+    let log = place.path().join("log");
+    let mut still = Running::start(
+        &stepping(),
+        &[Running::END, "still"],
+        &[("MEMTRACE_LOG_FILE", log.to_str().unwrap()), ("MEMTRACE_FLUSH_MS", "10")],
+    );
+    let has_trace = |folder: &Path| std::fs::read_dir(folder).is_ok_and(|mut files| files.next().is_some());
+    while !has_trace(&still.out()) {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    std::fs::remove_dir_all(still.out()).unwrap();
+    still.end();
+    let said = std::fs::read_to_string(&log).unwrap();
+    assert!(said.contains("the trace ends early") && said.contains("the file was removed"), "{said}");
+    assert!(said.contains("leave a trace in place while its program runs"), "{said}");
+    assert!(!said.contains("free some space"), "{said}");
+}
