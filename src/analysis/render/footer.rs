@@ -51,7 +51,7 @@ impl Footer {
                 "{name} has no end row: the process was killed or still runs, or the file is an incomplete copy"
             ));
         }
-        self.notes.extend(trace.meta.degraded.iter().cloned());
+        self.note_degraded(trace);
         let ending = trace.ending().unwrap_or_default();
         if end_row::values(&ending).any(|(key, _)| key == end_row::WITHOUT_MODULES) {
             self.notes.push(format!(
@@ -59,6 +59,15 @@ impl Footer {
             ));
         }
         self.note_detail(trace, &replayed.replay.detail);
+    }
+
+    /// Adds the parts of its process that could not be captured, each once.
+    pub fn note_degraded(&mut self, trace: &TraceFile) {
+        for note in &trace.meta.degraded {
+            if !self.notes.contains(note) {
+                self.notes.push(note.clone());
+            }
+        }
     }
 
     /// Says for which steps ops and modules are known, unless it is for all.

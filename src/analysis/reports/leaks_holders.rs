@@ -77,11 +77,13 @@ impl Report for LeaksHolders {
         let input = &inputs[0];
         let mut printer = options.printer();
         let mut processes = Vec::new();
+        let mut footer = Footer::new(input);
         let most = options.top.unwrap_or(MOST_RANKS);
         for (index, trace) in input.traces.iter().enumerate() {
             let searches = RetainedSearches::read(trace, options)?;
             let found = findings(trace, options, flow_categories(trace, options)?, |_, _| {})?.found;
             let unnamed = Unnamed::new(&found, searches.telling());
+            footer.note_degraded(trace);
             if index < most {
                 process_heading(&mut printer, input, index);
                 print(&mut printer, &searches, &unnamed, options);
@@ -105,7 +107,7 @@ impl Report for LeaksHolders {
         Ok(Answer {
             body: printer,
             json: json!({ "processes": processes }),
-            footer: Footer::new(input),
+            footer,
             next: vec![next("leaks", input, "")],
             ..Answer::default()
         })

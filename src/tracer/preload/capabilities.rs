@@ -8,6 +8,7 @@ use memtrace_trace::Meta;
 use memtrace_trace::config::Settings;
 
 use crate::attribution::{private_pools, requested_sizes};
+use crate::ffi::cpython::version::{self, Version};
 use crate::ffi::loaded_libraries::loaded_libraries;
 use crate::ffi::symbols::find_in_loaded;
 use crate::ffi::{cpython, torch};
@@ -31,11 +32,26 @@ const NEEDED: &[(&str, &CStr, &str)] = &[
 const NEEDED_FOR_OPS: &[&CStr] =
     &[c"_ZN2at17addGlobalCallbackENS_22RecordFunctionCallbackE", c"_ZNK2at14RecordFunction4nameEv"];
 
+/// Adds the losses of this process's Python.
+fn describe_python(meta: &mut Meta) {
+    let Some(python) = Version::get() else { return };
+    let (name, (oldest, newest)) = (format!("Python {}.{}", python.major, python.minor), version::TRIED);
+    if !python.was_tried() {
+        meta.degraded.push(format!("{name} was never tried: 3.{oldest} to 3.{newest} were"));
+    }
+    if python.is_free_threaded {
+        meta.degraded.push(format!(
+            "{name} is a free-threaded build: no Python lines in stacks, no search for holders (leaks --holders)"
+        ));
+    }
+}
+
 /// Adds torch's version and every loss.
 pub(crate) fn describe(meta: &mut Meta, settings: &Settings) {
     if loaded_libraries("libc10.so").is_empty() {
         return;
     }
+    describe_python(meta);
     let version = torch::version();
     if let Some(version) = &version {
         meta.versions.insert("torch".to_owned(), version.clone());

@@ -3,7 +3,7 @@
 //! torch's bindings release the GIL before they run an op, and a hook must not wait for it, so no function of
 //! Python that counts references or makes objects can be called. But only a thread itself changes its frames,
 //! and a running frame keeps its code alive: a thread may read its own frames, with the GIL or without. Their
-//! layout differs between versions of Python (3.9 to 3.14). It is learned once, with the GIL held, from
+//! layout differs between versions of Python (3.9 to 3.15). It is learned once, with the GIL held, from
 //! frames that are known ([`learn`]), and used only when every line that is then read is the one that Python
 //! reports. An interpreter whose frames cannot be read has no such stacks, and one line on stderr says so.
 

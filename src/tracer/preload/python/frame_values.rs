@@ -2,7 +2,7 @@
 //!
 //! `frame.f_locals` would not do: up to Python 3.12 it makes a dict that the frame keeps, and with it every value,
 //! after the program has given its variable another one. So the values are read in place. Where they lie differs
-//! between versions of Python (3.10 to 3.14) and is learned from a frame whose values are known.
+//! between versions of Python (3.10 to 3.15) and is learned from a frame whose values are known.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 

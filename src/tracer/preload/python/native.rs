@@ -13,6 +13,7 @@ use crate::attribution::python_frames::{self, KnownCode, KnownFrame};
 use crate::attribution::{
     backward_passes, block_ages, communicators, context, detail, growth, module_ranges, ranges, steps,
 };
+use crate::ffi::cpython::version::{TRIED, is_free_threaded};
 use crate::ffi::cpython::{Arguments, Gil, Method, Object, Owned, native_method};
 use crate::ffi::phantom;
 use crate::python::gradients::record_gradients;
@@ -104,7 +105,7 @@ fn ids<'a>(gil: Gil, items: impl Iterator<Item = (&'a str, i64)>) -> Option<Owne
 }
 
 /// The settings that the tracer reads, as integers.
-fn settings() -> [(&'static CStr, i64); 5] {
+fn settings() -> [(&'static CStr, i64); 6] {
     let session = session::session();
     let is = |wanted: fn(&memtrace_record::Session) -> bool| i64::from(session.is_some_and(wanted));
     [
@@ -112,6 +113,7 @@ fn settings() -> [(&'static CStr, i64); 5] {
         (c"MODULE_PATHS", is(|session| session.settings.modules)),
         (c"PYTHON_STACKS", is(|session| session.settings.stacks == Stacks::Python)),
         (c"MEMORY_UNIT", session.map_or(0, memory_unit)),
+        (c"FREE_THREADED", i64::from(is_free_threaded())),
         (c"RETAINED_MS", session.map_or(0, |session| session.settings.retained_ms as i64)),
     ]
 }
@@ -223,6 +225,11 @@ fn finish_op_layout(_: Arguments<'_>) -> bool {
 /// The arguments are the code, its size, the first caller's file name, name and table of lines, and then of
 /// each caller its code, the byte of its instruction and its line.
 fn learn_frame_layout(arguments: Arguments<'_>) {
+    const LOST: &str = "stacks hold ops and modules alone";
+    if is_free_threaded() {
+        let line = format!("MEMTRACE_STACKS=python: this Python is a free-threaded build; {LOST}");
+        return log::line_at(Level::Warn, &line);
+    }
     let numbers: Vec<usize> = (0..arguments.len()).map(|index| arguments.size(index)).collect();
     let is_known = if let [code, code_size, filename, name, lines, callers @ ..] = &numbers[..] {
         let callers = callers.chunks_exact(3);
@@ -241,9 +248,12 @@ fn learn_frame_layout(arguments: Arguments<'_>) {
         false
     };
     if !is_known {
+        let (oldest, newest) = TRIED;
         log::line_at(
             Level::Warn,
-            "MEMTRACE_STACKS=python: this interpreter's frames could not be read (CPython 3.9 to 3.14 is known); stacks hold ops and modules alone",
+            &format!(
+                "MEMTRACE_STACKS=python: this interpreter's frames could not be read (CPython 3.{oldest} to 3.{newest} is known); {LOST}"
+            ),
         );
     }
 }

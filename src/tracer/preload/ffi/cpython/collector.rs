@@ -7,7 +7,7 @@
 //! gets its old value afterwards.
 //!
 //! The count has no function in the C API. It is found in the interpreter's state (`gc_generation` in
-//! Include/internal/pycore_gc.h or pycore_interp_structs.h, 3.9 to 3.14) by the values that the module `gc`
+//! Include/internal/pycore_gc.h or pycore_interp_structs.h, 3.9 to 3.15) by the values that the module `gc`
 //! reports. An interpreter without it (a free-threaded build) collects as it likes.
 
 use std::ffi::c_int;

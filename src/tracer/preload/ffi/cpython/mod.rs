@@ -1,6 +1,6 @@
 //! Python's C API.
 //!
-//! One build serves Python 3.9 to 3.14 and programs without Python, so nothing is linked: each function is
+//! One build serves Python 3.9 to 3.15 and programs without Python, so nothing is linked: each function is
 //! looked up by its name, once. The required ones belong to the stable ABI or have had the same type in all
 //! these versions.
 //!
@@ -15,6 +15,7 @@ pub(crate) mod collector;
 mod native;
 mod objects;
 mod tracing;
+pub(crate) mod version;
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use std::marker::PhantomData;
@@ -51,7 +52,7 @@ macro_rules! functions {
 
         impl Functions {
             fn find() -> Option<Functions> {
-                // SAFETY: each has this type in the headers of Python 3.9 to 3.14.
+                // SAFETY: each has this type in the headers of Python 3.9 to 3.15.
                 unsafe {
                     Some(Functions {
                         $($field: function(find_global(c_name(concat!($symbol, "\0"))))?,)*

@@ -2,8 +2,9 @@
 //! and their C forms, and from 3.12 on also the tools of `sys.monitoring`. None of them is called while the
 //! thread's state has `tracing` above 0.
 
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::c_int;
 
+use super::version::Version;
 use super::{Functions, Gil, RawObject};
 use crate::ffi::symbols::{find_global, function};
 
@@ -32,22 +33,15 @@ struct ThreadFields {
 
 impl Tracing {
     pub(super) fn find() -> Option<Tracing> {
-        // SAFETY: the types in Include/cpython/pystate.h and Include/pylifecycle.h.
-        let (enter, leave, version) = unsafe {
-            (
-                function::<ChangeTracing>(find_global(c"PyThreadState_EnterTracing")),
-                function::<ChangeTracing>(find_global(c"PyThreadState_LeaveTracing")),
-                function::<unsafe extern "C" fn() -> *const c_char>(find_global(c"Py_GetVersion"))?,
-            )
-        };
+        // SAFETY: the type in Include/cpython/pystate.h.
+        let [enter, leave] = [c"PyThreadState_EnterTracing", c"PyThreadState_LeaveTracing"]
+            .map(|name| unsafe { function::<ChangeTracing>(find_global(name)) });
         if let (Some(enter), Some(leave)) = (enter, leave) {
             return Some(Tracing::Functions { enter, leave });
         }
-        // SAFETY: it returns a text that ends in 0 and lives as long as the process.
-        let version = unsafe { CStr::from_ptr(version()) }.to_bytes();
-        match version {
-            [b'3', b'.', b'9', b'.', ..] => Some(Tracing::Fields { is_flag_in_frame: false }),
-            [b'3', b'.', b'1', b'0', b'.', ..] => Some(Tracing::Fields { is_flag_in_frame: true }),
+        match Version::get()? {
+            Version { major: 3, minor: 9, .. } => Some(Tracing::Fields { is_flag_in_frame: false }),
+            Version { major: 3, minor: 10, .. } => Some(Tracing::Fields { is_flag_in_frame: true }),
             _ => None,
         }
     }

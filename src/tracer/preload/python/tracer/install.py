@@ -11,6 +11,7 @@ from .hooks import after_backward, after_forward, after_step, before_forward, be
 from .known_objects import use_known_tensors
 from .model_discovery import tag_everything_held, tag_registered
 from .native import (
+    FREE_THREADED,
     MEMORY_UNIT,
     MODULE_PATHS,
     RETAINED_MS,
@@ -55,10 +56,10 @@ def install() -> dict:
 
 
 def searches() -> dict:
-    """The searches for what holds memory, by name: none on an older Python, and none in a torch whose tensors
-    have another base. All else works without them."""
+    """The searches for what holds memory, by name: none on an older or a free-threaded Python, and none in a
+    torch whose tensors have another base. All else works without them."""
     has_base = hasattr(torch._C, "TensorBase") or hasattr(torch._C, "_TensorBase")
-    if sys.version_info < (3, 10) or not has_base:
+    if sys.version_info < (3, 10) or FREE_THREADED or not has_base:
         return {}
     try:
         # Not at the top: they read more of torch than the hooks do.

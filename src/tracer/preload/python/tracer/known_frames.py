@@ -9,7 +9,8 @@ import sys
 
 from .native import learn_frame_layout
 
-IS_SUPPORTED = sys.implementation.name == "cpython" and (3, 9) <= sys.version_info[:2] <= (3, 14)
+# A newer version may have the same layout: the library checks what it has learned.
+IS_SUPPORTED = sys.implementation.name == "cpython" and sys.version_info >= (3, 9)
 
 
 def show_frames() -> None:

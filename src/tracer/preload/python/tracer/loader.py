@@ -36,4 +36,6 @@ def load(native, run_module, builtins):
         return program_import(name, globals, locals, fromlist)
 
     own_builtins["__import__"] = import_module
+    # From 3.15 on, a program may make each import of the process lazy. That needs the name `__name__`.
+    own_builtins["__lazy_import__"] = import_module
     return module_named

@@ -13,6 +13,8 @@ MEMORY_UNIT: int
 """The multiple, in bytes, that the allocator rounds a tensor's memory up to; 0 unless MEMTRACE_OPS=io."""
 PYTHON_STACKS: bool
 """MEMTRACE_STACKS=python."""
+FREE_THREADED: bool
+"""This interpreter is a free-threaded build. Another thread may change any object at any time."""
 
 RETAINED_MS: int
 """MEMTRACE_RETAINED: the milliseconds of one search for what holds memory; 0 when it is off."""

@@ -1,0 +1,64 @@
+//! The version of this process's Python, and whether it is free-threaded.
+
+use std::ffi::{CStr, c_char};
+
+use crate::ffi::symbols::{find_global, function};
+
+/// The oldest and the newest minor version of Python 3 that was tested.
+pub(crate) const TRIED: (u32, u32) = (9, 15);
+
+/// A version of Python.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Version {
+    pub(crate) major: u32,
+    pub(crate) minor: u32,
+    /// The build has no GIL. Objects have a head of four words, not two, and another thread may change them at any time.
+    pub(crate) is_free_threaded: bool,
+}
+
+impl Version {
+    /// Returns the version of the Python in this process, or `None` without one.
+    pub(crate) fn get() -> Option<Version> {
+        // SAFETY: the type in Include/pylifecycle.h.
+        let text: unsafe extern "C" fn() -> *const c_char =
+            unsafe { function(find_global(c"Py_GetVersion")) }?;
+        // SAFETY: it returns a text that ends in 0 and lives as long as the process; any thread may call it.
+        Version::parse(&unsafe { CStr::from_ptr(text()) }.to_string_lossy())
+    }
+
+    /// Parses the text of `Py_GetVersion`: `3.14.2 free-threading build (main, ...) [GCC ...]`.
+    fn parse(text: &str) -> Option<Version> {
+        let mut numbers = text.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().ok());
+        let is_free_threaded = text.contains(" free-threading build");
+        Some(Version { major: numbers.next()??, minor: numbers.next()??, is_free_threaded })
+    }
+
+    /// Returns true if memtrace was tested with this version.
+    pub(crate) fn was_tried(self) -> bool {
+        self.major == 3 && (TRIED.0..=TRIED.1).contains(&self.minor)
+    }
+}
+
+/// Returns true if this process has a free-threaded Python.
+pub(crate) fn is_free_threaded() -> bool {
+    Version::get().is_some_and(|version| version.is_free_threaded)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn version_of_each_build_is_parsed_and_no_other_text() {
+        let parsed =
+            |text| Version::parse(text).map(|v| (v.major, v.minor, v.is_free_threaded, v.was_tried()));
+        assert_eq!(parsed("3.9.18 (main, May  9 2026) [GCC 12.2.0]"), Some((3, 9, false, true)));
+        assert_eq!(parsed("3.15.0a7+ (heads/main) [Clang]"), Some((3, 15, false, true)));
+        assert_eq!(parsed("3.16.0b1 (main) [GCC]"), Some((3, 16, false, false)));
+        assert_eq!(parsed("3.13.1 experimental free-threading build (main)"), Some((3, 13, true, true)));
+        assert_eq!(parsed("3.14.2 free-threading build (main)"), Some((3, 14, true, true)));
+        assert_eq!(parsed("2.7.18 (default)"), Some((2, 7, false, false)));
+        assert_eq!((parsed(""), parsed("main"), parsed("3")), (None, None, None));
+        assert_eq!(parsed("99999999999.1"), None);
+    }
+}

@@ -1,0 +1,97 @@
+//! Versions of Python that differ from those before: untried ones, free-threaded builds, lazy imports.
+
+use std::path::{Path, PathBuf};
+
+use memtrace_trace::csv::RowReader;
+
+#[expect(dead_code, reason = "each test crate uses its own part")]
+mod common;
+#[path = "common/pythons.rs"]
+mod interpreters;
+use common::{Trace, Traced, compiled, untraced};
+use interpreters::pythons;
+
+/// The stand-in for torch's caching allocator, compiled with its libraries.
+fn stand_in_for_torch() -> PathBuf {
+    let runtime = "libcudart.so.12";
+    compiled("fakes/cudart.c", runtime, &[]);
+    compiled("fakes/c10.c", "libc10.so", &[]);
+    compiled("fakes/c10_cuda.c", "libc10_cuda.so", &["libc10.so", runtime])
+}
+
+#[test]
+fn degraded_names_a_python_that_was_never_tried_and_a_free_threaded_one() {
+    let torch = stand_in_for_torch();
+    let fake = compiled("other_tools/python_version.c", "libpython_version.so", &[]);
+    let preload = format!("{}:{}", fake.display(), common::library("libmemtrace.so").display());
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts/owners/any_python.py");
+    // A Python without a shared library has the function itself, before any preloaded one.
+    let query = "import ctypes; f = ctypes.CDLL(None).Py_GetVersion; f.restype = ctypes.c_char_p; print(f())";
+    let is_faked = |python: &PathBuf| {
+        let mut command = untraced(python, &["-c", query]);
+        let output = command.env("LD_PRELOAD", &fake).env("FAKE_PYTHON_VERSION", "fake").output().unwrap();
+        String::from_utf8(output.stdout).unwrap().trim() == "b'fake'"
+    };
+    let Some(python) = pythons().into_values().rev().find(is_faked) else {
+        return eprintln!("SKIPPED: no Python of this machine has a shared library");
+    };
+    for (version, degraded, warning) in [
+        ("3.15.0 (main, Oct 7 2026)", vec![], ""),
+        ("3.16.0 (main, Oct 7 2027)", vec!["Python 3.16 was never tried: 3.9 to 3.15 were"], ""),
+        (
+            "3.14.2 free-threading build (main, Dec 5 2025)",
+            vec![
+                "Python 3.14 is a free-threaded build: no Python lines in stacks, no search for holders \
+                 (leaks --holders)",
+            ],
+            "MEMTRACE_STACKS=python: this Python is a free-threaded build; stacks hold ops and modules alone",
+        ),
+    ] {
+        let traced = Traced::new(&python, &[script.to_str().unwrap(), torch.to_str().unwrap(), "calls"]);
+        let traced = traced.env("MEMTRACE_STACKS", "python").env("LD_PRELOAD", &preload);
+        let ran = traced.env("FAKE_PYTHON_VERSION", version).run();
+        assert_eq!(ran.status(), 0, "{version}: {}", ran.stderr());
+        assert!(ran.stderr().contains(warning), "{version}: {}", ran.stderr());
+        assert_eq!(
+            ran.stderr().contains("MEMTRACE_STACKS"),
+            !warning.is_empty(),
+            "{version}: {}",
+            ran.stderr()
+        );
+        let trace = &ran.files()[0];
+        let found = RowReader::open(trace).unwrap().meta().degraded.clone();
+        let of_python = found.into_iter().filter(|line| line.starts_with("Python "));
+        assert_eq!(of_python.collect::<Vec<_>>(), degraded, "{version}");
+        // Modules are known in each.
+        let rows = Trace::read(trace).rows;
+        assert!(rows.iter().any(|row| row.module.starts_with("Net.inner")), "{version}");
+    }
+}
+
+/// Python 3.15 imports through another built-in function where a program has made all imports lazy, and that function
+/// needs the name that the loader deletes.
+#[test]
+fn lazy_imports_of_the_tracer_are_those_of_its_loader() {
+    let loader = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/tracer/preload/python/tracer/loader.py");
+    let script = r#"
+import builtins, sys, types
+space = {}
+exec(open(sys.argv[1]).read(), space)
+def run_module(name, namespace):
+    if hasattr(sys, "set_lazy_imports"):
+        sys.set_lazy_imports("all")
+    own = namespace["__builtins__"]
+    assert own["__lazy_import__"] is own["__import__"] is not builtins.__import__
+    text = "import json\nfrom .native import value" if name == "start" else "value = 3"
+    exec(compile(text, name, "exec"), namespace)
+native = types.ModuleType("native")
+native.value = 5
+start = space["load"](native, run_module, vars(builtins))("start")
+print(start.value, start.json.__name__)
+"#;
+    for (version, python) in pythons() {
+        let output = untraced(&python, &["-c", script]).arg(&loader).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "5 json\n", "{version:?}: {said}");
+    }
+}
