@@ -8,6 +8,7 @@ use memtrace_trace::files as names;
 use rustc_hash::FxHashMap;
 
 use crate::error::Result;
+use crate::read::snapshot;
 use crate::read::stream::{ProcessKey, TraceFile, process_key};
 
 /// The traces of one run, one per process.
@@ -24,8 +25,8 @@ pub struct Input {
 }
 
 impl Input {
-    /// Opens the file or folder at `path`. A folder without a trace stands for the newest folder in it that
-    /// has one. Of several runs in one folder, the newest is opened.
+    /// Opens the file or folder at `path`. A folder without a trace stands for the memory snapshots of PyTorch in it, or
+    /// for the newest folder in it that has a trace. Of several runs in one folder, the newest is opened.
     ///
     /// # Errors
     /// When there is no trace, or when one cannot be read.
@@ -40,7 +41,10 @@ impl Input {
                 others: Vec::new(),
             });
         }
-        let files = trace_files(path)?;
+        let mut files = trace_files(path)?;
+        if files.is_empty() {
+            files = snapshot_files(path)?;
+        }
         if files.is_empty() {
             if let Some(newest) = newest_run(path)? {
                 return Input::open(&newest);
@@ -148,6 +152,14 @@ pub(crate) fn trace_files(folder: &Path) -> Result<Vec<PathBuf>> {
     });
     // A part that is being compressed exists twice: the uncompressed file is complete.
     files.retain(|file| !names::uncompressed(file).is_some_and(|plain| plain.exists()));
+    files.sort();
+    Ok(files)
+}
+
+/// The memory snapshots of PyTorch in a folder, without its subfolders.
+fn snapshot_files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut files = children(folder)?;
+    files.retain(|file| snapshot::is_snapshot_name(file) && file.is_file());
     files.sort();
     Ok(files)
 }

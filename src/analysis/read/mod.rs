@@ -7,6 +7,7 @@ pub mod record;
 mod removed_parts;
 mod repeats;
 pub(crate) mod scan;
+pub(crate) mod snapshot;
 pub(crate) mod source;
 pub mod stream;
 pub mod symbols;

@@ -1,4 +1,4 @@
-//! Opens trace files, plain or compressed with gzip or zstd.
+//! Opens trace files, plain or compressed with gzip or zstd, and PyTorch's memory snapshots.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use memtrace_trace::config::Compression;
 use memtrace_trace::files;
+
+use super::snapshot;
 
 /// The buffer of compressed bytes.
 const BUFFER: usize = 256 << 10;
@@ -28,7 +30,7 @@ pub(crate) fn bytes(path: &Path) -> io::Result<Box<dyn Read + Send>> {
 pub(super) enum Source {
     /// Uncompressed.
     Plain(File),
-    /// Compressed: the decompressed bytes, and the count of compressed bytes read from the file.
+    /// Compressed, or a snapshot: the bytes of the CSV, and the count of bytes read from the file.
     Packed(Box<dyn Read + Send>, Arc<AtomicU64>),
 }
 
@@ -58,7 +60,7 @@ pub(crate) fn open_file(path: &Path) -> io::Result<File> {
 }
 
 /// Opens a trace, and returns its path with it. The recorder may have replaced the file at `path` by a compressed copy
-/// since it was found; then that is the path. The first bytes decide whether the file is plain, gzip or zstd.
+/// since it was found; then that is the path. The first bytes decide whether the file is plain, gzip, zstd or a snapshot.
 ///
 /// # Errors
 /// When the file cannot be opened or read.
@@ -69,13 +71,13 @@ pub(super) fn open(path: &Path) -> io::Result<(Source, PathBuf)> {
             let copies = [Compression::Zst, Compression::Gz].map(|how| files::compressed(path, how));
             let copy = copies.into_iter().find_map(|copy| Some((open_file(&copy).ok()?, copy)));
             let (file, path) = copy.ok_or(error)?;
-            Ok((decompressed(file)?, path))
+            Ok((recognized(file, &path)?, path))
         }
-        file => Ok((decompressed(file?)?, path.to_owned())),
+        file => Ok((recognized(file?, path)?, path.to_owned())),
     }
 }
 
-fn decompressed(file: File) -> io::Result<Source> {
+fn recognized(file: File, path: &Path) -> io::Result<Source> {
     let mut magic = [0; 4];
     let mut got = 0;
     while got < magic.len() {
@@ -83,6 +85,10 @@ fn decompressed(file: File) -> io::Result<Source> {
             0 => break,
             n => got += n,
         }
+    }
+    if snapshot::is_pickle(&magic) {
+        let size = file.metadata()?.len();
+        return Ok(Source::Packed(Box::new(snapshot::rows(file, path)?), Arc::new(AtomicU64::new(size))));
     }
     let zstd = magic == [0x28, 0xB5, 0x2F, 0xFD];
     if !zstd && !magic.starts_with(&[0x1F, 0x8B]) {

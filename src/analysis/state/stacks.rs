@@ -6,6 +6,7 @@ use memtrace_trace::stacks::{self, FrameKind, StackRow};
 use memtrace_trace::text::{MAX_TEXT, cut};
 use rustc_hash::FxHashMap;
 
+use crate::read::snapshot;
 use crate::read::source::open_file;
 use crate::read::stream::TraceFile;
 
@@ -42,8 +43,11 @@ impl Stacks {
     pub fn read(trace: &TraceFile) -> Stacks {
         let mut stacks = Stacks::default();
         for part in trace.files() {
-            let Ok(file) = open_file(&memtrace_trace::files::written_stacks(part)) else { continue };
-            stacks.add(file);
+            if let Some(file) = snapshot::stacks(part) {
+                stacks.add(file);
+            } else if let Ok(file) = open_file(&memtrace_trace::files::written_stacks(part)) {
+                stacks.add(file);
+            }
         }
         stacks
     }

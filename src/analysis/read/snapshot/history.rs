@@ -1,0 +1,188 @@
+//! What a device had when its history begins. A history has at most `max_entries` events, and the file has only the
+//! segments and blocks at the end: from these, the events are undone, the last one first.
+
+use std::collections::BTreeMap;
+
+use memtrace_trace::rounding::{Rounding, SMALL_SIZE};
+use rustc_hash::FxHashMap;
+
+use super::model::{Action, Event, Model, State};
+use super::owners::StackId;
+
+/// Reserved memory: a segment, or a mapped range of an expandable one.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Reserved {
+    pub(super) end: i64,
+    pub(super) stream: i64,
+    pub(super) pool: i64,
+    pub(super) expandable: bool,
+    pub(super) stack: StackId,
+}
+
+/// A block.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Held {
+    pub(super) bytes: i64,
+    pub(super) requested: i64,
+    pub(super) stream: i64,
+    pub(super) stack: StackId,
+    /// The program freed it, and a stream still uses it.
+    pub(super) pending: bool,
+}
+
+/// The memory of one device at one time, by address.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Memory {
+    pub(super) reserved: BTreeMap<i64, Reserved>,
+    pub(super) blocks: BTreeMap<i64, Held>,
+}
+
+/// What a device had when its history begins, and what only the end of the history shows.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Beginning {
+    pub(super) memory: Memory,
+    /// The sizes of blocks that are there at the end, by the number of the event that allocated them.
+    pub(super) sizes: FxHashMap<u32, i64>,
+    /// The pools of segments that are there at the end, by the number of the event that made them.
+    pub(super) pools: FxHashMap<u32, i64>,
+    /// The number of blocks whose size is at least that of the request, and up to 1 MiB more.
+    pub(super) uncertain: u64,
+}
+
+impl Memory {
+    /// The memory at the end, as the file lists it.
+    pub(super) fn at_end(model: &Model, device: i32) -> Memory {
+        let mut memory = Memory::default();
+        for segment in model.segments(device) {
+            let reserved = Reserved {
+                end: segment.end(),
+                stream: segment.stream,
+                pool: segment.pool,
+                expandable: segment.expandable,
+                stack: segment.stack,
+            };
+            memory.reserved.insert(segment.addr, reserved);
+            for block in segment.blocks.iter().filter(|block| block.state != State::Free) {
+                let held = Held {
+                    bytes: block.bytes,
+                    requested: block.requested,
+                    stream: segment.stream,
+                    stack: block.stack,
+                    pending: block.state == State::Pending,
+                };
+                memory.blocks.insert(block.addr, held);
+            }
+        }
+        memory
+    }
+
+    /// The segment or mapped range around an address.
+    pub(super) fn around(&self, addr: i64) -> Option<&Reserved> {
+        self.reserved
+            .range(..=addr)
+            .next_back()
+            .map(|(_, reserved)| reserved)
+            .filter(|found| found.end > addr)
+    }
+
+    /// The bytes from an address up to the next block, or to the end of its segment.
+    fn room(&self, addr: i64, segment: &Reserved) -> i64 {
+        let next = self.blocks.range(addr..).next().map_or(segment.end, |(next, _)| *next);
+        next.min(segment.end) - addr
+    }
+
+    /// The size that a new block has, which takes all of a free one if the rest is too small to be of use. `rounded` is
+    /// the rounded request.
+    pub(super) fn block_size(&self, addr: i64, rounded: i64, max_split: i64) -> i64 {
+        let Some(segment) = self.around(addr).filter(|_| keeps_rest(rounded)) else { return rounded };
+        let room = self.room(addr, segment);
+        let is_split = segment.expandable
+            || room - rounded > SMALL_SIZE as i64 && (max_split == 0 || rounded < max_split);
+        if is_split || room < rounded { rounded } else { room }
+    }
+}
+
+/// Returns true if a block of this size may keep the rest of a free one. In the small pool every rest is of use.
+fn keeps_rest(rounded: i64) -> bool {
+    rounded > SMALL_SIZE as i64
+}
+
+/// Undoes the history of a device.
+pub(super) fn beginning(model: &Model, device: i32, rounding: Rounding) -> Beginning {
+    let mut memory = Memory::at_end(model, device);
+    let mut result = Beginning::default();
+    // Blocks that the end does not have.
+    let mut guessed: Vec<i64> = Vec::new();
+    let at_end: FxHashMap<i64, i64> = memory.blocks.iter().map(|(addr, held)| (*addr, held.bytes)).collect();
+    let mut from_end: FxHashMap<i64, i64> = at_end;
+    for (index, event) in model.events(device).iter().enumerate().rev() {
+        let Event { addr, bytes, stream, stack, .. } = *event;
+        let end = addr.saturating_add(bytes);
+        let index = index as u32;
+        match event.action {
+            Action::Alloc => {
+                if memory.blocks.remove(&addr).is_some()
+                    && let Some(size) = from_end.remove(&addr)
+                {
+                    result.sizes.insert(index, size);
+                }
+            }
+            Action::FreeRequested | Action::FreeCompleted => {
+                let rounded = rounding.round(bytes as u64) as i64;
+                let new = Held { bytes: rounded, requested: bytes, stream, stack, pending: true };
+                let held = memory.blocks.entry(addr).or_insert(new);
+                held.pending = event.action == Action::FreeCompleted;
+                if !from_end.contains_key(&addr) {
+                    guessed.push(addr);
+                }
+            }
+            Action::SegmentAlloc | Action::SegmentMap => {
+                if let Some(pool) = memory.around(addr).map(|found| found.pool).filter(|pool| *pool != 0) {
+                    result.pools.insert(index, pool);
+                }
+                cut_out(&mut memory.reserved, addr, end);
+            }
+            Action::SegmentFree | Action::SegmentUnmap => {
+                cut_out(&mut memory.reserved, addr, end);
+                let expandable = event.action == Action::SegmentUnmap;
+                if bytes > 0 {
+                    memory.reserved.insert(addr, Reserved { end, stream, pool: 0, expandable, stack });
+                }
+            }
+            Action::Oom | Action::Snapshot => {}
+        }
+    }
+    guessed.retain(|addr| memory.blocks.contains_key(addr));
+    guessed.sort_unstable();
+    guessed.dedup();
+    for addr in guessed {
+        let bytes = memory.blocks[&addr].bytes;
+        let Some(segment) = memory.around(addr).filter(|found| !found.expandable && keeps_rest(bytes)) else {
+            continue;
+        };
+        // Every block of the large pool is larger than 1 MiB: a smaller rest belongs to the block before it.
+        let rest = memory.room(addr + bytes, segment);
+        if rest > SMALL_SIZE as i64 {
+            result.uncertain += 1;
+        } else if let Some(held) = memory.blocks.get_mut(&addr) {
+            held.bytes += rest.max(0);
+        }
+    }
+    result.memory = memory;
+    result
+}
+
+/// Removes the memory from `start` to `end`, also from the middle of a range.
+pub(super) fn cut_out(reserved: &mut BTreeMap<i64, Reserved>, start: i64, end: i64) {
+    let over = reserved.range(..end).rev().take_while(|(_, found)| found.end > start);
+    let over: Vec<(i64, Reserved)> = over.map(|(addr, found)| (*addr, *found)).collect();
+    for (addr, found) in over {
+        reserved.remove(&addr);
+        if addr < start {
+            reserved.insert(addr, Reserved { end: start, ..found });
+        }
+        if found.end > end {
+            reserved.insert(end, found);
+        }
+    }
+}

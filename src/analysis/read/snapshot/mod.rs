@@ -1,0 +1,220 @@
+//! Reads the file of `torch.cuda.memory._dump_snapshot()` as a trace.
+//!
+//! The file is parsed once and kept in compact form; its rows are made from that form each time they are read, by a
+//! thread that is a few chunks ahead of the reader. So every command takes a snapshot through the one scanner and the
+//! one replay that it has for traces.
+
+mod history;
+mod model;
+mod owners;
+mod pickle;
+mod rows;
+#[cfg(test)]
+mod tests;
+
+use std::fs::File;
+use std::io::{self, Cursor, Read, Write};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use memtrace_trace::SCHEMA_VERSION;
+use memtrace_trace::counts::counted;
+use memtrace_trace::meta::{Allocator, Meta};
+use memtrace_trace::rounding::Rounding;
+use memtrace_trace::units::Unit;
+
+use history::Beginning;
+use model::Model;
+
+/// The number of chunks of rows that may wait for the reader.
+const AHEAD: usize = 4;
+/// The snapshots that are kept, as long as they have no more events than this in all. The newest one is always kept.
+const MOST_EVENTS: usize = 4 << 20;
+
+/// A snapshot.
+struct Snapshot {
+    model: Model,
+    meta: Meta,
+    /// The time of the first event in microseconds since the Unix epoch.
+    start_us: i64,
+    /// What each device had at that time.
+    beginnings: Vec<(i32, Beginning)>,
+}
+
+/// A file by device, inode, size and time of the last change in seconds and nanoseconds.
+type Key = (u64, u64, u64, i64, i64);
+
+static KEPT: Mutex<Vec<(Key, Arc<Snapshot>)>> = Mutex::new(Vec::new());
+
+/// Returns true if a file begins like a pickle of protocol 2 or later.
+pub(super) fn is_pickle(start: &[u8]) -> bool {
+    matches!(start, [0x80, 2..=5, ..])
+}
+
+/// The rows of a snapshot, in CSV.
+///
+/// # Errors
+/// When the file cannot be read or is not a snapshot.
+pub(super) fn rows(file: File, path: &Path) -> io::Result<impl Read + Send + use<>> {
+    let snapshot = snapshot(file, path)?;
+    let (sender, receiver) = sync_channel(AHEAD);
+    std::thread::Builder::new().name("snapshot".to_owned()).spawn(move || {
+        // The only error is that of a reader that needs no more rows.
+        let _ = rows::write(&snapshot, Chunks(sender));
+    })?;
+    Ok(RowReader { receiver, chunk: Cursor::default() })
+}
+
+/// The stacks of a snapshot, in the form of a `.stacks` file; `None` if the file is not a snapshot.
+pub(crate) fn stacks(path: &Path) -> Option<impl Read + use<>> {
+    let file = super::source::open_file(path).ok()?;
+    let mut start = [0; 2];
+    file.read_exact_at(&mut start, 0).ok()?;
+    let snapshot = is_pickle(&start).then(|| snapshot(file, path).ok()).flatten()?;
+    snapshot.model.owners.stacks_file().ok().map(Cursor::new)
+}
+
+/// Returns true if a file in a folder is taken for a snapshot: `*.pickle` and `*.pkl`.
+pub(super) fn is_snapshot_name(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "pickle" || extension == "pkl")
+}
+
+fn snapshot(file: File, path: &Path) -> io::Result<Arc<Snapshot>> {
+    let about = file.metadata()?;
+    let key = (about.dev(), about.ino(), about.size(), about.mtime(), about.mtime_nsec());
+    let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, snapshot)) = kept.iter().find(|(known, _)| *known == key) {
+        return Ok(Arc::clone(snapshot));
+    }
+    let model = Model::read(file).map_err(|why| {
+        let what = format!("not a memory snapshot of PyTorch that memtrace can read: {why}");
+        io::Error::new(io::ErrorKind::InvalidData, what)
+    })?;
+    let snapshot = Arc::new(Snapshot::new(model, path));
+    kept.push((key, Arc::clone(&snapshot)));
+    let mut events = 0;
+    let fits = kept.iter().rev().take_while(|(_, snapshot)| {
+        events += snapshot.model.event_count();
+        events <= MOST_EVENTS
+    });
+    let surplus = kept.len() - fits.count().max(1);
+    kept.drain(..surplus);
+    Ok(snapshot)
+}
+
+impl Snapshot {
+    fn new(model: Model, path: &Path) -> Snapshot {
+        let allocator = Allocator { conf: model.settings.conf.clone(), ..Allocator::default() };
+        let rounding = allocator.rounding();
+        let devices = model.devices();
+        let first = devices.iter().filter_map(|device| model.events(*device).first());
+        let start_us = first.map(|event| event.time_us).min().unwrap_or(0);
+        let beginnings: Vec<(i32, Beginning)> =
+            devices.iter().map(|device| (*device, history::beginning(&model, *device, rounding))).collect();
+        let meta = Meta {
+            schema: SCHEMA_VERSION.to_owned(),
+            memtrace: env!("CARGO_PKG_VERSION").to_owned(),
+            start_unix_ns: start_us.saturating_mul(1000),
+            run_id: "snapshot".to_owned(),
+            rank: rank_of(path),
+            world_size: 1,
+            allocator,
+            part: 1,
+            degraded: notes(&model, &beginnings),
+            ..Meta::default()
+        };
+        Snapshot { model, meta, start_us, beginnings }
+    }
+
+    fn rounding(&self) -> Rounding {
+        self.meta.allocator.rounding()
+    }
+}
+
+/// The rank in a name such as `rank3.pickle` or `snapshot_rank_3.pickle`: the number after the last `rank`, else 0.
+fn rank_of(path: &Path) -> i32 {
+    let name = path.file_name().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
+    let Some((_, after)) = name.rsplit_once("rank") else { return 0 };
+    let after = after.trim_start_matches(['_', '-', '.', '=']);
+    let digits = after.bytes().take_while(u8::is_ascii_digit).count();
+    after[..digits].parse().unwrap_or(0)
+}
+
+/// What the file does not have, and how to get it.
+fn notes(model: &Model, beginnings: &[(i32, Beginning)]) -> Vec<String> {
+    let events = model.event_count();
+    let mut notes = Vec::new();
+    let mut add = |note: String| notes.push(format!("PyTorch snapshot: {note}"));
+    if events == 0 {
+        add("it has no history, only the memory at its end; call torch.cuda.memory._record_memory_history() at the \
+             start of the program"
+            .to_owned());
+    } else {
+        let earlier: i64 = beginnings
+            .iter()
+            .flat_map(|(_, beginning)| beginning.memory.blocks.values())
+            .fold(0, |sum, held| held.bytes.saturating_add(sum));
+        if earlier > 0 {
+            add(format!(
+                "its {} begin when {} were allocated already; record from the start of the program, with a larger \
+                 max_entries",
+                counted(events as u64, "event"),
+                Unit::Auto.show(earlier)
+            ));
+        }
+    }
+    let uncertain: u64 = beginnings.iter().map(|(_, beginning)| beginning.uncertain).sum();
+    if uncertain > 0 {
+        let blocks = counted(uncertain, "block");
+        add(format!("{blocks} from before its history may have been up to 1 MiB larger each"));
+    }
+    if !model.owners.has_lines() {
+        add("it has no Python stacks; record with context=\"all\"".to_owned());
+    } else if !model.owners.has_ops() {
+        add("phases come from its Python stacks; ops need stacks=\"all\"; only memtrace run records modules, \
+             categories and memory outside PyTorch"
+            .to_owned());
+    } else {
+        add("phases and ops come from its stacks; only memtrace run records modules, categories and memory outside \
+             PyTorch"
+            .to_owned());
+    }
+    notes
+}
+
+/// Sends rows in chunks.
+struct Chunks(SyncSender<Vec<u8>>);
+
+impl Write for Chunks {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if !bytes.is_empty() {
+            self.0.send(bytes.to_owned()).map_err(|_| io::ErrorKind::BrokenPipe)?;
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Reads the rows that a thread makes.
+struct RowReader {
+    receiver: Receiver<Vec<u8>>,
+    chunk: Cursor<Vec<u8>>,
+}
+
+impl Read for RowReader {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            let got = self.chunk.read(buffer)?;
+            if got > 0 || buffer.is_empty() {
+                return Ok(got);
+            }
+            let Ok(chunk) = self.receiver.recv() else { return Ok(0) };
+            self.chunk = Cursor::new(chunk);
+        }
+    }
+}

@@ -1,0 +1,430 @@
+//! What a memory snapshot holds: segments with blocks, events, and the owners that its frames name.
+
+use std::io::{BufReader, Read};
+use std::ops::Range;
+
+use memtrace_trace::columns::{MAX_BYTES, MAX_DEVICE, MAX_NUMBER};
+
+use super::owners::{Owners, StackId};
+use super::pickle::{self, Fold, Folded, Value, Values};
+
+/// The maximum number of frames of one stack.
+const DEEPEST_STACK: usize = 10_000;
+
+/// A snapshot.
+#[derive(Debug, Default)]
+pub(super) struct Model {
+    pub(super) segments: Vec<Segment>,
+    /// The events of all devices.
+    events: Vec<Event>,
+    /// The events of each device, oldest first.
+    by_device: Vec<Range<u32>>,
+    pub(super) owners: Owners,
+    pub(super) settings: Settings,
+    /// The times in microseconds at which a step of an optimizer ended, in order.
+    pub(super) step_ends: Vec<i64>,
+}
+
+/// The settings of the allocator.
+#[derive(Debug, Default)]
+pub(super) struct Settings {
+    /// The text of `PYTORCH_CUDA_ALLOC_CONF`.
+    pub(super) conf: String,
+    /// The bytes from which on a block is not split; 0 for no limit.
+    pub(super) max_split: i64,
+}
+
+/// A segment at the time of the snapshot.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Segment {
+    pub(super) device: i32,
+    pub(super) addr: i64,
+    pub(super) bytes: i64,
+    pub(super) stream: i64,
+    pub(super) pool: i64,
+    pub(super) expandable: bool,
+    pub(super) stack: StackId,
+    pub(super) blocks: Vec<Block>,
+}
+
+/// A block at the time of the snapshot.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Block {
+    pub(super) addr: i64,
+    pub(super) bytes: i64,
+    pub(super) requested: i64,
+    pub(super) state: State,
+    pub(super) stack: StackId,
+}
+
+/// The state of a block.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum State {
+    #[default]
+    Free,
+    /// The program uses it.
+    Allocated,
+    /// The program freed it, and a stream still uses it.
+    Pending,
+}
+
+/// An event of the history.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Event {
+    pub(super) action: Action,
+    /// The address; of an OOM the free memory of the device.
+    pub(super) addr: i64,
+    pub(super) bytes: i64,
+    pub(super) stream: i64,
+    pub(super) time_us: i64,
+    pub(super) stack: StackId,
+}
+
+/// The action of an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    Alloc,
+    FreeRequested,
+    FreeCompleted,
+    SegmentAlloc,
+    SegmentFree,
+    SegmentMap,
+    SegmentUnmap,
+    Oom,
+    Snapshot,
+}
+
+impl Segment {
+    /// The address of its end.
+    pub(super) fn end(&self) -> i64 {
+        self.addr.saturating_add(self.bytes)
+    }
+}
+
+impl Model {
+    /// Reads a snapshot.
+    pub(super) fn read(file: impl Read) -> Result<Model, String> {
+        let mut folder = Folder::default();
+        let (top, values) = pickle::read(BufReader::with_capacity(1 << 20, file), &mut folder)?;
+        let list = |what| values.get(top, what).and_then(|value| values.list(value));
+        let needed = |what| list(what).ok_or_else(|| format!("it has no list {what:?}"));
+        let mut segments = Vec::new();
+        for segment in needed("segments")? {
+            let number =
+                Values::folded(*segment, Folded::Segment).ok_or("a segment has no size or blocks")?;
+            let segment = folder.segments.get_mut(number as usize).and_then(Option::take);
+            segments.push(segment.ok_or("it lists a segment twice")?);
+        }
+        segments.sort_by_key(|segment: &Segment| (segment.device, segment.addr));
+        let overlap = |pair: &&[Segment]| pair[0].device == pair[1].device && pair[0].end() > pair[1].addr;
+        if let Some(pair) = segments.windows(2).find(overlap) {
+            return Err(format!("its segments at {:#x} and {:#x} overlap", pair[0].addr, pair[1].addr));
+        }
+        let mut by_device = Vec::new();
+        let traces = needed("device_traces")?;
+        if traces.len() > MAX_DEVICE as usize {
+            return Err(format!("it has {} devices", traces.len()));
+        }
+        let mut seen = 0;
+        for trace in traces {
+            let events = values.events(*trace).ok_or("a history is not a list of events")?;
+            if !events.is_empty() && events.start < seen {
+                return Err("it lists an event twice".to_owned());
+            }
+            seen = seen.max(events.end);
+            by_device.push(events);
+        }
+        let setting = |key| values.get(values.get(top, "allocator_settings")?, key);
+        let text = |key| setting(key).and_then(|value| values.text(value)).map(str::to_owned);
+        let settings = Settings {
+            conf: text("PYTORCH_CUDA_ALLOC_CONF").or_else(|| text("PYTORCH_ALLOC_CONF")).unwrap_or_default(),
+            max_split: match setting("max_split_size") {
+                Some(Value::Int(bytes)) => bytes.max(0),
+                _ => 0,
+            },
+        };
+        let step_ends = step_ends(list("external_annotations").unwrap_or_default(), &values);
+        let Folder { events, owners, .. } = folder;
+        Ok(Model { segments, events, by_device, owners, settings, step_ends })
+    }
+
+    /// The ordinals of the devices that the file has segments or events of.
+    pub(super) fn devices(&self) -> Vec<i32> {
+        let with_events = self.by_device.iter().enumerate().filter(|(_, events)| !events.is_empty());
+        let mut devices: Vec<i32> = with_events.map(|(device, _)| device as i32).collect();
+        devices.extend(self.segments.iter().map(|segment| segment.device));
+        devices.sort_unstable();
+        devices.dedup();
+        devices
+    }
+
+    /// The events of a device, oldest first.
+    pub(super) fn events(&self, device: i32) -> &[Event] {
+        let range = self.by_device.get(device as usize).cloned().unwrap_or_default();
+        &self.events[range.start as usize..range.end as usize]
+    }
+
+    /// The number of events of all devices.
+    pub(super) fn event_count(&self) -> usize {
+        self.events.len()
+    }
+
+    /// The segments of a device by address.
+    pub(super) fn segments(&self, device: i32) -> impl Iterator<Item = &Segment> {
+        self.segments.iter().filter(move |segment| segment.device == device)
+    }
+}
+
+/// The times at which a step ended, in order. Of several optimizers the first one counts.
+fn step_ends(annotations: &[Value], values: &Values) -> Vec<i64> {
+    let text = |annotation, key| values.get(annotation, key).and_then(|value| values.text(value));
+    let is_end = |annotation: &&Value| {
+        text(**annotation, "stage") == Some("END")
+            && text(**annotation, "name").is_some_and(|name| name.starts_with("Optimizer.step#"))
+    };
+    let ends: Vec<Value> = annotations.iter().filter(is_end).copied().collect();
+    let first = ends.first().and_then(|end| text(*end, "name"));
+    let own = ends.iter().filter(|end| text(**end, "name") == first);
+    let mut times: Vec<i64> = own
+        .filter_map(|end| match values.get(*end, "time_us")? {
+            Value::Int(time_us) => Some(time_us),
+            _ => None,
+        })
+        .collect();
+    times.sort_unstable();
+    times
+}
+
+macro_rules! keys {
+    ($($key:ident = $text:literal),+ $(,)?) => {
+        /// The keys of the dicts of a snapshot that count.
+        #[derive(Clone, Copy)]
+        enum Key { $($key),+ }
+
+        const KEYS: &[&str] = &[$($text),+];
+    };
+}
+
+keys! {
+    Action = "action",
+    Addr = "addr",
+    DeviceFree = "device_free",
+    Size = "size",
+    Stream = "stream",
+    TimeUs = "time_us",
+    Frames = "frames",
+    Name = "name",
+    Filename = "filename",
+    Line = "line",
+    Device = "device",
+    Address = "address",
+    TotalSize = "total_size",
+    PoolId = "segment_pool_id",
+    IsExpandable = "is_expandable",
+    Blocks = "blocks",
+    RequestedSize = "requested_size",
+    State = "state",
+}
+
+/// The fields of a dict.
+struct Fields([Option<Value>; KEYS.len()]);
+
+impl Fields {
+    fn get(&self, key: Key) -> Option<Value> {
+        self.0[key as usize]
+    }
+
+    /// The number of a key, within 0 and `most`.
+    fn number(&self, key: Key, most: u64) -> Result<i64, String> {
+        self.number_or(key, most, None)
+    }
+
+    fn number_or(&self, key: Key, most: u64, default: Option<i64>) -> Result<i64, String> {
+        match (self.get(key), default) {
+            (None, Some(default)) => Ok(default),
+            (Some(Value::Int(number)), _) if number >= 0 && number as u64 <= most => Ok(number),
+            (Some(Value::Int(number)), _) => {
+                Err(format!("{:?} is out of range: {number}", KEYS[key as usize]))
+            }
+            _ => Err(format!("{:?} is not a number", KEYS[key as usize])),
+        }
+    }
+}
+
+#[derive(Default)]
+struct Folder {
+    /// The key of each text of the pickle, as far as it was looked up: its index in [`KEYS`], or more.
+    keys: Vec<u8>,
+    segments: Vec<Option<Segment>>,
+    blocks: Vec<Block>,
+    events: Vec<Event>,
+    owners: Owners,
+    pools: Vec<(i64, i64)>,
+}
+
+impl Folder {
+    fn fields(&mut self, dict: &[(u32, Value)], values: &Values) -> Fields {
+        let mut fields = Fields([None; KEYS.len()]);
+        for (key, value) in dict {
+            for text in &values.texts[self.keys.len().min(values.texts.len())..] {
+                let key = KEYS.iter().position(|key| *key == &**text).unwrap_or(KEYS.len());
+                self.keys.push(key as u8);
+            }
+            if let Some(field) = fields.0.get_mut(usize::from(self.keys[*key as usize])) {
+                *field = Some(*value);
+            }
+        }
+        fields
+    }
+
+    fn stack(&mut self, fields: &Fields, values: &mut Values) -> Result<StackId, String> {
+        let Some(value) = fields.get(Key::Frames) else { return Ok(StackId::default()) };
+        if let Some(stack) = Values::folded(value, Folded::Stack) {
+            return Ok(StackId(stack));
+        }
+        let list = values.list(value).ok_or("\"frames\" is not a list")?;
+        if list.is_empty() {
+            values.replace(value, Folded::Stack, 0);
+            return Ok(StackId::default());
+        }
+        if list.len() > DEEPEST_STACK {
+            return Err(format!("a stack has {} frames", list.len()));
+        }
+        let frame =
+            |frame: &Value| Values::folded(*frame, Folded::Frame).ok_or("a frame has no file or line");
+        let frames = list.iter().map(frame).collect::<Result<Vec<u32>, _>>()?;
+        let stack = self.owners.stack(&frames);
+        values.replace(value, Folded::Stack, stack.0);
+        Ok(stack)
+    }
+
+    fn event(&mut self, fields: &Fields, values: &mut Values) -> Result<u32, String> {
+        let action = fields.get(Key::Action).and_then(|action| values.text(action));
+        let action = match action.ok_or("\"action\" is not a text")? {
+            "alloc" => Action::Alloc,
+            "free_requested" => Action::FreeRequested,
+            "free_completed" => Action::FreeCompleted,
+            "segment_alloc" => Action::SegmentAlloc,
+            "segment_free" => Action::SegmentFree,
+            "segment_map" => Action::SegmentMap,
+            "segment_unmap" => Action::SegmentUnmap,
+            "oom" => Action::Oom,
+            "snapshot" => Action::Snapshot,
+            other => return Err(format!("it has an unknown action {other:?}")),
+        };
+        let (addr, most) = match action {
+            Action::Oom => (Key::DeviceFree, MAX_NUMBER),
+            _ => (Key::Addr, MAX_BYTES),
+        };
+        let event = Event {
+            action,
+            addr: fields.number(addr, MAX_NUMBER)?,
+            bytes: fields.number(Key::Size, most)?,
+            stream: fields.number_or(Key::Stream, MAX_NUMBER, Some(0))?,
+            time_us: fields.number_or(Key::TimeUs, MAX_NUMBER / 1000, Some(0))?,
+            stack: self.stack(fields, values)?,
+        };
+        self.events.push(event);
+        Ok(self.events.len() as u32 - 1)
+    }
+
+    fn block(&mut self, fields: &Fields, values: &mut Values) -> Result<u32, String> {
+        let state = fields.get(Key::State).and_then(|state| values.text(state));
+        let state = match state.ok_or("\"state\" is not a text")? {
+            "active_allocated" => State::Allocated,
+            "active_pending_free" | "active_awaiting_free" => State::Pending,
+            "inactive" => State::Free,
+            other => return Err(format!("it has a block with an unknown state {other:?}")),
+        };
+        let bytes = fields.number(Key::Size, MAX_BYTES)?;
+        let stack = self.stack(fields, values)?;
+        self.blocks.push(Block {
+            addr: fields.number_or(Key::Address, MAX_NUMBER, Some(-1))?,
+            bytes,
+            requested: fields.number_or(Key::RequestedSize, MAX_BYTES, Some(bytes))?,
+            state,
+            stack,
+        });
+        Ok(self.blocks.len() as u32 - 1)
+    }
+
+    fn segment(&mut self, fields: &Fields, values: &mut Values) -> Result<u32, String> {
+        let mut segment = Segment {
+            device: fields.number_or(Key::Device, MAX_DEVICE - 1, Some(0))? as i32,
+            addr: fields.number(Key::Address, MAX_NUMBER)?,
+            bytes: fields.number(Key::TotalSize, MAX_BYTES)?,
+            stream: fields.number_or(Key::Stream, MAX_NUMBER, Some(0))?,
+            pool: self.pool(fields, values),
+            expandable: fields.get(Key::IsExpandable) == Some(Value::Bool(true)),
+            stack: self.stack(fields, values)?,
+            blocks: Vec::new(),
+        };
+        let blocks = fields.get(Key::Blocks).and_then(|blocks| values.list(blocks));
+        let blocks = blocks.ok_or("\"blocks\" is not a list")?;
+        let mut at = segment.addr;
+        for block in blocks {
+            let number = Values::folded(*block, Folded::Block).ok_or("a block has no state or size")?;
+            let mut block = *self.blocks.get(number as usize).ok_or("it lists a block twice")?;
+            // Versions before 2.2 give no address.
+            if block.addr < 0 {
+                block.addr = at;
+            }
+            let inside = segment.addr.saturating_add(segment.bytes).saturating_sub(block.addr);
+            if block.addr != at || block.bytes > inside || block.bytes == 0 {
+                return Err(format!(
+                    "the blocks of the segment at {:#x} overlap, leave a gap or are longer than it",
+                    segment.addr
+                ));
+            }
+            at += block.bytes;
+            segment.blocks.push(block);
+        }
+        if at != segment.addr.saturating_add(segment.bytes) {
+            return Err(format!("the blocks of the segment at {:#x} are shorter than it", segment.addr));
+        }
+        self.segments.push(Some(segment));
+        // The blocks of a segment come right before it.
+        self.blocks.clear();
+        Ok(self.segments.len() as u32 - 1)
+    }
+}
+
+impl Folder {
+    /// The number of a private pool, by first use; 0 for the default pool, whose id is (0, 0).
+    fn pool(&mut self, fields: &Fields, values: &Values) -> i64 {
+        let list = fields.get(Key::PoolId).and_then(|id| values.list(id)).unwrap_or_default();
+        let [Value::Int(first), Value::Int(second)] = *list else { return 0 };
+        if (first, second) == (0, 0) {
+            return 0;
+        }
+        let pool = (first, second);
+        let place = self.pools.iter().position(|known| *known == pool).unwrap_or_else(|| {
+            self.pools.push(pool);
+            self.pools.len() - 1
+        });
+        place as i64 + 1
+    }
+}
+
+impl Fold for Folder {
+    fn fold(&mut self, dict: &[(u32, Value)], values: &mut Values) -> Result<Option<(Folded, u32)>, String> {
+        let fields = self.fields(dict, values);
+        let has = |key| fields.get(key).is_some();
+        Ok(if has(Key::Action) {
+            Some((Folded::Event, self.event(&fields, values)?))
+        } else if has(Key::TotalSize) && has(Key::Blocks) {
+            Some((Folded::Segment, self.segment(&fields, values)?))
+        } else if has(Key::State) && has(Key::Size) {
+            Some((Folded::Block, self.block(&fields, values)?))
+        } else if has(Key::Filename) && has(Key::Line) {
+            let text = |key| fields.get(key).and_then(|value| values.text(value)).unwrap_or_default();
+            let line = match fields.get(Key::Line) {
+                Some(Value::Int(line)) => line,
+                _ => 0,
+            };
+            Some((Folded::Frame, self.owners.frame(text(Key::Name), text(Key::Filename), line)))
+        } else {
+            None
+        })
+    }
+}

@@ -1,0 +1,198 @@
+//! Who a stack names: the line of Python, the op, and the phase.
+
+use std::io;
+
+use memtrace_trace::stacks::{FrameKind, Stack, StackWriter};
+use rustc_hash::FxHashMap;
+
+/// The index of a stack; 0 for none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct StackId(pub(super) u32);
+
+/// The owner that a stack names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Owner {
+    /// The frame with the op; 0 for none.
+    pub(super) op: u32,
+    pub(super) phase: Option<Phase>,
+    /// The `stack_id` of its rows.
+    pub(super) stack: u32,
+}
+
+/// A phase that frames name. Later ones count more: a forward pass inside a backward pass is recomputation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Phase {
+    Forward,
+    Backward,
+    Optimizer,
+}
+
+impl Phase {
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Phase::Forward => "forward",
+            Phase::Backward => "backward",
+            Phase::Optimizer => "optimizer",
+        }
+    }
+}
+
+/// A frame, as far as an owner needs it.
+#[derive(Clone, Debug, Default)]
+struct KnownFrame {
+    text: Box<str>,
+    /// `None` for a frame that only names a phase, or nothing.
+    kind: Option<FrameKind>,
+    phase: Option<Phase>,
+}
+
+/// All frames and stacks of a snapshot.
+#[derive(Debug)]
+pub(super) struct Owners {
+    frames: Vec<KnownFrame>,
+    by_text: FxHashMap<(FrameKind, Box<str>), u32>,
+    stacks: Vec<Owner>,
+    /// The stacks of rows: the stack around each, and its innermost frame.
+    nodes: Vec<(u32, u32)>,
+    by_node: FxHashMap<(u32, u32), u32>,
+}
+
+/// The frames that name a phase and nothing else, by phase. Number 0 names nothing.
+const PLAIN: [Option<Phase>; 4] = [None, Some(Phase::Forward), Some(Phase::Backward), Some(Phase::Optimizer)];
+
+impl Default for Owners {
+    fn default() -> Self {
+        let plain = |phase| KnownFrame { phase, ..KnownFrame::default() };
+        Owners {
+            frames: PLAIN.map(plain).to_vec(),
+            by_text: FxHashMap::default(),
+            stacks: vec![Owner::default()],
+            nodes: vec![(0, 0)],
+            by_node: FxHashMap::default(),
+        }
+    }
+}
+
+impl Owners {
+    /// Returns the index of a frame.
+    pub(super) fn frame(&mut self, name: &str, file: &str, line: i64) -> u32 {
+        let phase = phase_of(name, file);
+        let (kind, text) = if let Some(op) = op_of(name) {
+            (FrameKind::Op, format!("aten::{op}"))
+        } else if is_python(file) {
+            (FrameKind::Python, format!("{file}:{line} {name}"))
+        } else {
+            return PLAIN.iter().position(|plain| *plain == phase).unwrap_or(0) as u32;
+        };
+        let frames = &mut self.frames;
+        *self.by_text.entry((kind, text.into_boxed_str())).or_insert_with_key(|(kind, text)| {
+            frames.push(KnownFrame { text: text.clone(), kind: Some(*kind), phase });
+            frames.len() as u32 - 1
+        })
+    }
+
+    /// Returns the index of the stack with these frames, innermost first.
+    pub(super) fn stack(&mut self, frames: &[u32]) -> StackId {
+        let known = |frame: &u32| &self.frames[*frame as usize];
+        let is_op = |frame: &&u32| known(frame).kind == Some(FrameKind::Op);
+        let phase = frames.iter().filter_map(|frame| known(frame).phase).max();
+        let op = frames.iter().find(is_op).copied().unwrap_or(0);
+        let lines: Vec<u32> =
+            frames.iter().copied().filter(|frame| known(frame).kind == Some(FrameKind::Python)).collect();
+        let mut stack = 0;
+        for frame in lines.into_iter().rev().chain((op != 0).then_some(op)) {
+            let nodes = &mut self.nodes;
+            stack = *self.by_node.entry((stack, frame)).or_insert_with(|| {
+                nodes.push((stack, frame));
+                nodes.len() as u32 - 1
+            });
+        }
+        self.stacks.push(Owner { op, phase, stack });
+        StackId(self.stacks.len() as u32 - 1)
+    }
+
+    /// The owner that a stack names.
+    pub(super) fn owner(&self, stack: StackId) -> Owner {
+        self.stacks.get(stack.0 as usize).copied().unwrap_or_default()
+    }
+
+    /// The op of an owner.
+    pub(super) fn op(&self, owner: Owner) -> Option<&str> {
+        (owner.op != 0).then(|| &*self.frames[owner.op as usize].text)
+    }
+
+    /// Returns true if any stack names an op.
+    pub(super) fn has_ops(&self) -> bool {
+        self.stacks.iter().any(|owner| owner.op != 0)
+    }
+
+    /// Returns true if any stack has a line of Python.
+    pub(super) fn has_lines(&self) -> bool {
+        self.nodes.len() > 1
+    }
+
+    /// Returns true if a stack has no frame.
+    pub(super) fn is_empty(stack: StackId) -> bool {
+        stack == StackId::default()
+    }
+
+    /// The `.stacks` file of the rows.
+    pub(super) fn stacks_file(&self) -> io::Result<Vec<u8>> {
+        let mut file = Vec::new();
+        let mut writer = StackWriter::new(&mut file)?;
+        for (id, (parent, frame)) in self.nodes.iter().enumerate().skip(1) {
+            let frame = &self.frames[*frame as usize];
+            let (kind, frames) = (frame.kind.unwrap_or_default(), vec![&*frame.text]);
+            writer.write(&Stack { id: id as u32, parent: *parent, kind, frames })?;
+        }
+        writer.flush()?;
+        drop(writer);
+        Ok(file)
+    }
+}
+
+/// The ends of names such as `empty_memory_format`: the overload, which the name of an op does not have.
+const OVERLOADS: [&str; 12] = [
+    "_memory_format",
+    "_dim_IntList",
+    "_Tensor_Scalar",
+    "_Tensor_Tensor",
+    "_Tensor_out",
+    "_Scalar_out",
+    "_Tensor",
+    "_Scalar",
+    "_input",
+    "_dimname",
+    "_int",
+    "_out",
+];
+
+/// The op of a C++ frame such as `at::_ops::mm::call(...)`.
+fn op_of(name: &str) -> Option<&str> {
+    let (op, rest) = name.strip_prefix("at::_ops::")?.split_once("::")?;
+    let runs = rest.starts_with("call(") || rest.starts_with("redispatch(");
+    let overload = OVERLOADS.iter().find_map(|overload| op.strip_suffix(overload));
+    runs.then_some(overload.unwrap_or(op))
+}
+
+fn is_python(file: &str) -> bool {
+    file.ends_with(".py") || file.starts_with('<')
+}
+
+fn phase_of(name: &str, file: &str) -> Option<Phase> {
+    if !is_python(file) {
+        return name.starts_with("torch::autograd::Engine::").then_some(Phase::Backward);
+    }
+    // Python 3.11 and later may give the qualified name.
+    let name = name.rsplit('.').next().unwrap_or(name);
+    let is_call = file.ends_with("torch/nn/modules/module.py") && name == "_call_impl";
+    let is_backward = file.ends_with("torch/autograd/graph.py") && name == "_engine_run_backward"
+        || file.ends_with("torch/autograd/__init__.py") && name == "backward";
+    if file.contains("/torch/optim/") {
+        Some(Phase::Optimizer)
+    } else if is_backward {
+        Some(Phase::Backward)
+    } else {
+        is_call.then_some(Phase::Forward)
+    }
+}

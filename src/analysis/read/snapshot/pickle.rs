@@ -1,0 +1,499 @@
+//! A reader of the few pickle opcodes that a memory snapshot has.
+//!
+//! The pickle is parsed, never executed: an opcode that could import or call something ends the reading. Each dict goes
+//! to a [`Fold`] when it is complete, which takes what it knows and drops the rest. No crate reads a pickle as a
+//! stream: the ones that exist build the whole tree, which takes many times the memory of its events.
+
+use std::io::{self, BufRead, Read};
+use std::ops::Range;
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+
+/// The maximum number of open containers, one inside another. A snapshot has six.
+const DEEPEST: usize = 64;
+/// The maximum number of values that wait for their container. Python hands over at most 1,000 at a time.
+const MOST_WAITING: usize = 1 << 16;
+/// The maximum number of keys of a dict that a fold takes. An event has ten.
+const MOST_KEYS: usize = 64;
+/// The maximum length of one text.
+const LONGEST_TEXT: u64 = 1 << 20;
+/// The maximum memory of all different texts.
+const MOST_TEXT: usize = 96 << 20;
+
+/// The maximum number of dicts and lists that no fold has taken. A snapshot has one for each segment, and few more.
+const MOST_NODES: usize = 1 << 21;
+
+/// A value of the pickle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Value {
+    Bool(bool),
+    Int(i64),
+    Ref(Ref),
+}
+
+/// A value that a pickle may refer to again. Half as large as a [`Value`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ref {
+    /// `None`, or a number that no field of a snapshot has.
+    Nothing,
+    /// The index of a text.
+    Text(u32),
+    /// The index of a node.
+    Node(u32),
+    /// A dict or list that the [`Fold`] took, and the number that the fold gave it.
+    Folded(Folded, u32),
+}
+
+/// A container of the pickle.
+#[derive(Debug)]
+enum Node {
+    Dict(Vec<(u32, Value)>),
+    List(Vec<Value>),
+    /// A list of consecutive events.
+    Events(Range<u32>),
+}
+
+/// A node, and the memo entry that refers to it.
+#[derive(Debug)]
+struct Slot {
+    node: Node,
+    memo: Option<u32>,
+}
+
+/// The dicts and lists of a snapshot that are known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Folded {
+    Frame,
+    Stack,
+    Block,
+    Segment,
+    Event,
+}
+
+/// Takes complete dicts.
+pub(super) trait Fold {
+    /// Takes a dict; `None` if it is of no known kind, so it is kept.
+    fn fold(&mut self, dict: &[(u32, Value)], values: &mut Values) -> Result<Option<(Folded, u32)>, String>;
+}
+
+/// The containers and texts of a pickle.
+#[derive(Debug, Default)]
+pub(super) struct Values {
+    nodes: Vec<Slot>,
+    memo: Vec<Ref>,
+    pub(super) texts: Vec<Arc<str>>,
+    by_text: FxHashMap<Arc<str>, u32>,
+    text_bytes: usize,
+}
+
+impl Values {
+    /// Returns the index of a text.
+    fn intern(&mut self, text: &str) -> Result<u32, String> {
+        if let Some(index) = self.by_text.get(text) {
+            return Ok(*index);
+        }
+        // The size of an entry beside its text.
+        const ENTRY: usize = 64;
+        self.text_bytes += text.len() + ENTRY;
+        if self.text_bytes > MOST_TEXT {
+            return Err(format!("its texts take more than {} MiB", MOST_TEXT >> 20));
+        }
+        let index = self.texts.len() as u32;
+        let text: Arc<str> = text.into();
+        self.texts.push(Arc::clone(&text));
+        self.by_text.insert(text, index);
+        Ok(index)
+    }
+
+    /// The text of a value, if it is one.
+    pub(super) fn text(&self, value: Value) -> Option<&str> {
+        match value {
+            Value::Ref(Ref::Text(index)) => self.texts.get(index as usize).map(|text| &**text),
+            _ => None,
+        }
+    }
+
+    /// The list or tuple of a value, if it is one.
+    pub(super) fn list(&self, value: Value) -> Option<&[Value]> {
+        match self.node(value)? {
+            Node::List(list) => Some(list),
+            _ => None,
+        }
+    }
+
+    /// The numbers of the events in a list of consecutive events.
+    pub(super) fn events(&self, value: Value) -> Option<Range<u32>> {
+        match self.node(value)? {
+            Node::Events(events) => Some(events.clone()),
+            Node::List(list) if list.is_empty() => Some(0..0),
+            _ => None,
+        }
+    }
+
+    /// The number that a fold gave to a value, if it is of this kind.
+    pub(super) fn folded(value: Value, kind: Folded) -> Option<u32> {
+        match value {
+            Value::Ref(Ref::Folded(found, number)) if found == kind => Some(number),
+            _ => None,
+        }
+    }
+
+    /// The value of a key of a dict that no fold took.
+    pub(super) fn get(&self, dict: Value, key: &str) -> Option<Value> {
+        let Node::Dict(items) = self.node(dict)? else { return None };
+        items.iter().find(|(name, _)| &*self.texts[*name as usize] == key).map(|(_, value)| *value)
+    }
+
+    fn node(&self, value: Value) -> Option<&Node> {
+        match value {
+            Value::Ref(Ref::Node(index)) => self.nodes.get(index as usize).map(|slot| &slot.node),
+            _ => None,
+        }
+    }
+
+    /// Replaces a node by the number that the fold gave it, also in the memo.
+    pub(super) fn replace(&mut self, value: Value, kind: Folded, number: u32) {
+        let Value::Ref(Ref::Node(index)) = value else { return };
+        let is_last = index as usize + 1 == self.nodes.len();
+        let Some(slot) = self.nodes.get_mut(index as usize) else { return };
+        slot.node = Node::List(Vec::new());
+        if let Some(entry) = slot.memo.and_then(|memo| self.memo.get_mut(memo as usize)) {
+            *entry = Ref::Folded(kind, number);
+        }
+        if is_last {
+            self.nodes.pop();
+        }
+    }
+
+    fn add(&mut self, node: Node) -> Result<Value, String> {
+        if self.nodes.len() >= MOST_NODES {
+            return Err(format!("it has more than {MOST_NODES} dicts and lists of no known kind"));
+        }
+        self.nodes.push(Slot { node, memo: None });
+        Ok(Value::Ref(Ref::Node(self.nodes.len() as u32 - 1)))
+    }
+
+    /// Adds values to the list at `index`.
+    fn extend(&mut self, index: u32, values: impl ExactSizeIterator<Item = Value>) -> Result<(), String> {
+        let no_list = || "it appends to what is not a list, or is complete".to_owned();
+        let slot = self.nodes.get_mut(index as usize).ok_or_else(no_list)?;
+        for value in values {
+            match &mut slot.node {
+                Node::List(list) if list.is_empty() => match value {
+                    Value::Ref(Ref::Folded(Folded::Event, first)) => {
+                        slot.node = Node::Events(first..first + 1);
+                    }
+                    value => list.push(value),
+                },
+                Node::List(list) => list.push(value),
+                Node::Events(events) => match value {
+                    Value::Ref(Ref::Folded(Folded::Event, next)) if next == events.end => events.end += 1,
+                    _ => return Err("a list of events has other values, or an event twice".to_owned()),
+                },
+                Node::Dict(_) => return Err(no_list()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds a memo entry, or replaces one.
+    fn memoize(&mut self, index: usize, value: Value, read: u64) -> Result<(), String> {
+        let Value::Ref(entry) = value else { return Err("its memo has a number".to_owned()) };
+        if let Ref::Node(node) = entry
+            && let Some(slot) = self.nodes.get_mut(node as usize)
+        {
+            slot.memo = Some(index as u32);
+        }
+        let next = self.memo.len();
+        match self.memo.get_mut(index) {
+            Some(place) => *place = entry,
+            // Each value that is memoized takes an opcode of its own.
+            None if index == next && index as u64 <= read / 2 => self.memo.push(entry),
+            None => return Err(format!("its memo jumps to entry {index}")),
+        }
+        Ok(())
+    }
+}
+
+/// Reads a pickle to its end. Returns its value, and what it refers to.
+pub(super) fn read(source: impl BufRead, fold: &mut impl Fold) -> Result<(Value, Values), String> {
+    let mut reader = Reader {
+        source,
+        values: Values::default(),
+        stack: Vec::new(),
+        marks: Vec::new(),
+        buffer: Vec::new(),
+        read: 0,
+    };
+    loop {
+        if let Some(value) = reader.step(fold)? {
+            return Ok((value, reader.values));
+        }
+    }
+}
+
+struct Reader<R> {
+    source: R,
+    values: Values,
+    stack: Vec<Value>,
+    /// The heights of the stack at the open marks.
+    marks: Vec<usize>,
+    buffer: Vec<u8>,
+    /// The number of opcodes read.
+    read: u64,
+}
+
+impl<R: BufRead> Reader<R> {
+    fn bytes<const N: usize>(&mut self) -> Result<[u8; N], String> {
+        let mut bytes = [0; N];
+        self.source.read_exact(&mut bytes).map_err(|error| ended(&error))?;
+        Ok(bytes)
+    }
+
+    fn text(&mut self, length: u64) -> Result<(), String> {
+        if length > LONGEST_TEXT {
+            return Err(format!("it has a text of {length} bytes"));
+        }
+        self.buffer.clear();
+        let read = self.source.by_ref().take(length).read_to_end(&mut self.buffer);
+        if read.map_err(|error| ended(&error))? as u64 != length {
+            return Err(CUT_OFF.to_owned());
+        }
+        let text = String::from_utf8_lossy(&self.buffer);
+        let index = self.values.intern(&text)?;
+        self.push(Value::Ref(Ref::Text(index)))
+    }
+
+    fn push(&mut self, value: Value) -> Result<(), String> {
+        if self.stack.len() >= MOST_WAITING {
+            return Err(format!("more than {MOST_WAITING} values wait for their list"));
+        }
+        self.stack.push(value);
+        Ok(())
+    }
+
+    fn pop(&mut self) -> Result<Value, String> {
+        let bottom = self.marks.last().copied().unwrap_or(0);
+        if self.stack.len() <= bottom {
+            return Err("an opcode has no value".to_owned());
+        }
+        self.stack.pop().ok_or_else(|| "an opcode has no value".to_owned())
+    }
+
+    fn mark(&mut self) -> Result<usize, String> {
+        self.marks.pop().ok_or_else(|| "an opcode has no mark".to_owned())
+    }
+
+    fn memoize(&mut self, index: usize) -> Result<(), String> {
+        let value = *self.stack.last().ok_or("an opcode has no value")?;
+        self.values.memoize(index, value, self.read)
+    }
+
+    fn recall(&mut self, index: usize) -> Result<(), String> {
+        let entry = *self.values.memo.get(index).ok_or_else(|| format!("it has no memo entry {index}"))?;
+        self.push(Value::Ref(entry))
+    }
+
+    fn tuple(&mut self, from: usize) -> Result<(), String> {
+        let list = self.stack.split_off(from);
+        let node = self.values.add(Node::List(list))?;
+        self.push(node)
+    }
+
+    /// The value below the place `from` of the stack.
+    fn below(&self, from: usize) -> Option<Value> {
+        self.stack.get(from.checked_sub(1)?).copied()
+    }
+
+    fn append(&mut self, from: usize) -> Result<(), String> {
+        let Some(Value::Ref(Ref::Node(list))) = self.below(from) else {
+            return Err("it appends to what is not a list".to_owned());
+        };
+        self.values.extend(list, self.stack.drain(from..))
+    }
+
+    fn set_items(&mut self, from: usize, fold: &mut impl Fold) -> Result<(), String> {
+        const NO_DICT: &str = "it sets an item of what is not a dict, or is complete";
+        let Some(value @ Value::Ref(Ref::Node(index))) = self.below(from) else {
+            return Err(NO_DICT.to_owned());
+        };
+        let Some(Slot { node: Node::Dict(kept), .. }) = self.values.nodes.get_mut(index as usize) else {
+            return Err(NO_DICT.to_owned());
+        };
+        let mut items = std::mem::take(kept);
+        for pair in self.stack[from..].chunks(2) {
+            match pair {
+                [Value::Ref(Ref::Text(key)), value] => items.push((*key, *value)),
+                [_, _] => {}
+                _ => return Err("a dict has a key without a value".to_owned()),
+            }
+        }
+        self.stack.truncate(from);
+        let folded = match items.len() <= MOST_KEYS {
+            true => fold.fold(&items, &mut self.values)?,
+            false => None,
+        };
+        if let Some((kind, number)) = folded {
+            self.values.replace(value, kind, number);
+            if let Some(place) = self.stack.last_mut() {
+                *place = Value::Ref(Ref::Folded(kind, number));
+            }
+        } else if let Some(slot) = self.values.nodes.get_mut(index as usize) {
+            slot.node = Node::Dict(items);
+        }
+        Ok(())
+    }
+
+    /// Takes one opcode. Returns the value of the pickle at its end.
+    fn step(&mut self, fold: &mut impl Fold) -> Result<Option<Value>, String> {
+        let [opcode] = self.bytes()?;
+        self.read += 1;
+        match opcode {
+            // PROTO, FRAME
+            0x80 => drop(self.bytes::<1>()?),
+            0x95 => drop(self.bytes::<8>()?),
+            b'.' => {
+                let value = self.pop()?;
+                return if self.stack.is_empty() && self.marks.is_empty() {
+                    Ok(Some(value))
+                } else {
+                    Err("it ends inside a list".to_owned())
+                };
+            }
+            b'(' => {
+                if self.marks.len() >= DEEPEST {
+                    return Err(format!("its lists are nested more than {DEEPEST} deep"));
+                }
+                self.marks.push(self.stack.len());
+            }
+            b'N' => self.push(Value::Ref(Ref::Nothing))?,
+            0x88 => self.push(Value::Bool(true))?,
+            0x89 => self.push(Value::Bool(false))?,
+            b'K' => {
+                let [byte] = self.bytes()?;
+                self.push(Value::Int(byte.into()))?;
+            }
+            b'M' => {
+                let number = u16::from_le_bytes(self.bytes()?);
+                self.push(Value::Int(number.into()))?;
+            }
+            b'J' => {
+                let number = i32::from_le_bytes(self.bytes()?);
+                self.push(Value::Int(number.into()))?;
+            }
+            0x8A => self.long()?,
+            b'G' => {
+                self.bytes::<8>()?;
+                self.push(Value::Ref(Ref::Nothing))?;
+            }
+            0x8C => {
+                let [length] = self.bytes()?;
+                self.text(length.into())?;
+            }
+            b'X' => {
+                let length = u32::from_le_bytes(self.bytes()?);
+                self.text(length.into())?;
+            }
+            0x8D => {
+                let length = u64::from_le_bytes(self.bytes()?);
+                self.text(length)?;
+            }
+            b'}' => {
+                let node = self.values.add(Node::Dict(Vec::new()))?;
+                self.push(node)?;
+            }
+            b']' => {
+                let node = self.values.add(Node::List(Vec::new()))?;
+                self.push(node)?;
+            }
+            b')' => self.tuple(self.stack.len())?,
+            0x85..=0x87 => {
+                let count = usize::from(opcode - 0x84);
+                let bottom = self.marks.last().copied().unwrap_or(0);
+                let from = self.stack.len().checked_sub(count).filter(|from| *from >= bottom);
+                self.tuple(from.ok_or("an opcode has no value")?)?;
+            }
+            b't' => {
+                let from = self.mark()?;
+                self.tuple(from)?;
+            }
+            b'a' => {
+                let bottom = self.marks.last().copied().unwrap_or(0);
+                let from = self.stack.len().checked_sub(1).filter(|from| *from > bottom);
+                self.append(from.ok_or("an opcode has no value")?)?;
+            }
+            b'e' => {
+                let from = self.mark()?;
+                self.append(from)?;
+            }
+            b's' => {
+                let bottom = self.marks.last().copied().unwrap_or(0);
+                let from = self.stack.len().checked_sub(2).filter(|from| *from > bottom);
+                self.set_items(from.ok_or("an opcode has no value")?, fold)?;
+            }
+            b'u' => {
+                let from = self.mark()?;
+                self.set_items(from, fold)?;
+            }
+            0x94 => self.memoize(self.values.memo.len())?,
+            b'q' => {
+                let [index] = self.bytes()?;
+                self.memoize(index.into())?;
+            }
+            b'r' => {
+                let index = u32::from_le_bytes(self.bytes()?);
+                self.memoize(index as usize)?;
+            }
+            b'h' => {
+                let [index] = self.bytes()?;
+                self.recall(index.into())?;
+            }
+            b'j' => {
+                let index = u32::from_le_bytes(self.bytes()?);
+                self.recall(index as usize)?;
+            }
+            _ => return Err(refused(opcode)),
+        }
+        Ok(None)
+    }
+
+    /// LONG1: a number of up to 255 bytes, of which only 8 fit an address.
+    fn long(&mut self) -> Result<(), String> {
+        let [length] = self.bytes()?;
+        let mut bytes = [0; 255];
+        let bytes = &mut bytes[..usize::from(length)];
+        self.source.read_exact(bytes).map_err(|error| ended(&error))?;
+        if bytes.len() > 8 {
+            return Err(format!("it has a number of {length} bytes"));
+        }
+        let sign = if bytes.last().is_some_and(|last| last & 0x80 != 0) { 0xFF } else { 0 };
+        let mut number = [sign; 8];
+        number[..bytes.len()].copy_from_slice(bytes);
+        self.push(Value::Int(i64::from_le_bytes(number)))
+    }
+}
+
+const CUT_OFF: &str = "it is cut off";
+
+fn ended(error: &io::Error) -> String {
+    if error.kind() == io::ErrorKind::UnexpectedEof { CUT_OFF.to_owned() } else { error.to_string() }
+}
+
+/// The message for an opcode that a snapshot does not have.
+fn refused(opcode: u8) -> String {
+    let name = match opcode {
+        b'c' => "GLOBAL",
+        0x93 => "STACK_GLOBAL",
+        b'R' => "REDUCE",
+        b'i' => "INST",
+        b'o' => "OBJ",
+        b'b' => "BUILD",
+        0x81 => "NEWOBJ",
+        0x92 => "NEWOBJ_EX",
+        b'P' | b'Q' => "PERSID",
+        0x82..=0x84 => "EXT",
+        _ => return format!("it has the pickle opcode {opcode:#04x}, which no memory snapshot has"),
+    };
+    format!("it has the pickle opcode {name}, which loads or runs code; nothing of it was executed")
+}

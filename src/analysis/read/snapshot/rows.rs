@@ -1,0 +1,381 @@
+//! A snapshot as the rows of a trace.
+
+use std::io::{self, Write};
+
+use memtrace_trace::csv::RowWriter;
+use memtrace_trace::end_row::{Anomalies, EndText, Ending};
+use memtrace_trace::memory::{Extent, MemoryKind, Totals};
+use memtrace_trace::rounding::Rounding;
+use memtrace_trace::text::NONE;
+use memtrace_trace::{EventName, Row};
+
+use super::Snapshot;
+use super::history::{Held, Memory, Reserved};
+use super::model::{Action, Event};
+use super::owners::{Owners, Phase, StackId};
+
+/// The `source` of the rows: PyTorch's allocator is in this library.
+const SOURCE: &str = "libc10_cuda.so";
+/// `cudaErrorMemoryAllocation`.
+const OUT_OF_MEMORY: i32 = 2;
+const ALLOCATOR: &str = "caching_allocator";
+/// The `name` of the rows that list what was there when the history begins.
+const LIVE: &str = "live";
+
+/// Writes the rows.
+///
+/// # Errors
+/// The sink's.
+pub(super) fn write(snapshot: &Snapshot, sink: impl Write) -> io::Result<()> {
+    let mut rows = Rows {
+        writer: RowWriter::new(sink),
+        snapshot,
+        rounding: snapshot.rounding(),
+        seq: 0,
+        ts_ns: 0,
+        step: -1,
+        anomalies: Anomalies::default(),
+    };
+    let meta = snapshot.meta.to_json().map_err(io::Error::other)?;
+    rows.add(Row { event: EventName::Meta, api: "memtrace", source: SOURCE, name: &meta, ..Row::default() })?;
+    let mut devices: Vec<Device<'_>> = Vec::new();
+    for (device, beginning) in &snapshot.beginnings {
+        let mut at = Device {
+            ordinal: *device,
+            events: snapshot.model.events(*device),
+            next: 0,
+            sizes: &beginning.sizes,
+            pools: &beginning.pools,
+            memory: Memory::default(),
+            ids: Ids::default(),
+            totals: Totals::default(),
+        };
+        for (addr, reserved) in &beginning.memory.reserved {
+            rows.reserve(&mut at, *addr, *reserved, LIVE)?;
+        }
+        for (addr, held) in &beginning.memory.blocks {
+            rows.alloc(&mut at, *addr, *held, EventName::Live)?;
+        }
+        devices.push(at);
+    }
+    // The events of all devices by time.
+    while let Some(at) = devices.iter_mut().filter(|at| at.time().is_some()).min_by_key(|at| at.time()) {
+        rows.event(at)?;
+    }
+    for at in &mut devices {
+        rows.agree(at)?;
+    }
+    let steps = format!("steps={}", snapshot.model.step_ends.len());
+    let end =
+        EndText { ending: Ending::Exit, more: &steps, lost: 0, anomalies: rows.anomalies, formulas: None };
+    let end = end.to_string();
+    rows.add(Row { event: EventName::End, api: "memtrace", source: SOURCE, name: &end, ..Row::default() })?;
+    rows.writer.flush()
+}
+
+/// The numbers of the rows that allocated what is there, by address.
+#[derive(Default)]
+struct Ids {
+    reserved: std::collections::BTreeMap<i64, i64>,
+    /// With the step of the row.
+    blocks: rustc_hash::FxHashMap<i64, (i64, i64)>,
+}
+
+/// A device, as far as its history was written.
+struct Device<'a> {
+    ordinal: i32,
+    events: &'a [Event],
+    next: usize,
+    sizes: &'a rustc_hash::FxHashMap<u32, i64>,
+    pools: &'a rustc_hash::FxHashMap<u32, i64>,
+    memory: Memory,
+    ids: Ids,
+    totals: Totals,
+}
+
+impl Device<'_> {
+    /// The time of the next event.
+    fn time(&self) -> Option<i64> {
+        self.events.get(self.next).map(|event| event.time_us)
+    }
+}
+
+struct Rows<'a, W: Write> {
+    writer: RowWriter<W>,
+    snapshot: &'a Snapshot,
+    rounding: Rounding,
+    seq: i64,
+    ts_ns: i64,
+    step: i64,
+    anomalies: Anomalies,
+}
+
+impl<W: Write> Rows<'_, W> {
+    /// Adds a row with the next number.
+    fn add(&mut self, row: Row<'_>) -> io::Result<()> {
+        self.seq += 1;
+        let alloc_id = if row.alloc_id < 0 { self.seq } else { row.alloc_id };
+        let rank = self.snapshot.meta.rank;
+        self.writer.write(&Row { seq: self.seq, ts_ns: self.ts_ns, rank, alloc_id, ..row })
+    }
+
+    /// A row about memory of a device, with its totals and the owner that a stack names.
+    fn row(&self, at: &Device<'_>, event: EventName, stack: StackId) -> Row<'static> {
+        Row {
+            device: at.ordinal,
+            event,
+            api: ALLOCATOR,
+            source: SOURCE,
+            allocated_bytes: at.totals.allocated,
+            active_bytes: at.totals.active,
+            reserved_bytes: at.totals.reserved,
+            step: self.step,
+            stack_id: self.snapshot.model.owners.owner(stack).stack.into(),
+            ..Row::default()
+        }
+    }
+
+    /// Adds a row with the op and the phase that a stack names.
+    fn add_owned(&mut self, row: Row<'_>, stack: StackId) -> io::Result<()> {
+        let snapshot = self.snapshot;
+        let owners = &snapshot.model.owners;
+        let owner = owners.owner(stack);
+        let phase = snapshot.phase(stack);
+        let number = 1 + u64::from(owner.op) * 4 + phase.map_or(0, |phase| phase as u64 + 1);
+        let (op, phase) = (owners.op(owner).unwrap_or(NONE), phase.map_or(NONE, Phase::as_str));
+        self.add(Row { owner: number, op, phase, ..row })
+    }
+
+    fn event(&mut self, at: &mut Device<'_>) -> io::Result<()> {
+        let Some(event) = at.events.get(at.next).copied() else { return Ok(()) };
+        let index = at.next as u32;
+        at.next += 1;
+        let start_us = self.snapshot.start_us;
+        self.ts_ns = self.ts_ns.max(event.time_us.saturating_sub(start_us).saturating_mul(1000));
+        let Event { action, addr, bytes, stream, stack, .. } = event;
+        let end = addr.saturating_add(bytes);
+        let ends = &self.snapshot.model.step_ends;
+        if !ends.is_empty() && (self.step >= 0 || self.snapshot.phase(stack).is_some()) {
+            self.step = ends.partition_point(|end| *end < event.time_us) as i64;
+        }
+        match action {
+            Action::Alloc => {
+                if at.memory.blocks.contains_key(&addr) {
+                    self.anomalies.missed_frees += 1;
+                    self.free(at, addr, false)?;
+                }
+                let rounded = self.rounding.round(bytes as u64) as i64;
+                let max_split = self.snapshot.model.settings.max_split;
+                let known = at.sizes.get(&index).copied();
+                let bytes_of_block = known.unwrap_or_else(|| at.memory.block_size(addr, rounded, max_split));
+                let held = Held { bytes: bytes_of_block, requested: bytes, stream, stack, pending: false };
+                self.alloc(at, addr, held, EventName::Alloc)
+            }
+            Action::FreeRequested => {
+                let next = at.events.get(at.next);
+                let is_completed =
+                    next.is_some_and(|next| next.action == Action::FreeCompleted && next.addr == addr);
+                at.next += usize::from(is_completed);
+                self.free(at, addr, !is_completed)
+            }
+            Action::FreeCompleted => self.free(at, addr, false),
+            Action::SegmentAlloc | Action::SegmentMap => {
+                self.unreserve(at, addr, end)?;
+                let pool = at.pools.get(&index).copied().unwrap_or(0);
+                let expandable = action == Action::SegmentMap;
+                self.reserve(at, addr, Reserved { end, stream, pool, expandable, stack }, NONE)
+            }
+            Action::SegmentFree | Action::SegmentUnmap => self.unreserve(at, addr, end),
+            Action::Oom => {
+                let row = Row {
+                    status: OUT_OF_MEMORY,
+                    requested_bytes: bytes,
+                    rounded_bytes: bytes,
+                    device_free_bytes: addr,
+                    stream,
+                    ..self.row(at, EventName::Oom, stack)
+                };
+                self.add_owned(row, stack)
+            }
+            Action::Snapshot => Ok(()),
+        }
+    }
+
+    fn alloc(&mut self, at: &mut Device<'_>, addr: i64, held: Held, event: EventName) -> io::Result<()> {
+        at.totals.add(&extent(at, MemoryKind::Block, held.bytes));
+        at.memory.blocks.insert(addr, Held { pending: false, ..held });
+        at.ids.blocks.insert(addr, (self.seq + 1, self.step));
+        let row = Row { alloc_id: -1, delta_bytes: held.bytes, ..self.block_row(at, event, addr, &held) };
+        let name = if event == EventName::Live { LIVE } else { NONE };
+        self.add_owned(Row { name, ..row }, held.stack)?;
+        if held.pending { self.free(at, addr, true) } else { Ok(()) }
+    }
+
+    /// Frees a block, or completes its free. `pending`: a stream still uses it.
+    fn free(&mut self, at: &mut Device<'_>, addr: i64, pending: bool) -> io::Result<()> {
+        let Some(held) = at.memory.blocks.get(&addr).copied() else {
+            self.anomalies.unmatched_frees += 1;
+            return Ok(());
+        };
+        if pending && held.pending {
+            return Ok(());
+        }
+        let (id, step) = at.ids.blocks.get(&addr).copied().unwrap_or_default();
+        let event = if held.pending { EventName::FreeCompleted } else { EventName::Free };
+        let extent = extent(at, MemoryKind::Block, held.bytes);
+        match (held.pending, pending) {
+            (true, _) => at.totals.complete(held.bytes),
+            (false, true) => at.totals.defer(&extent),
+            (false, false) => at.totals.add(&extent.freed()),
+        }
+        if pending {
+            at.memory.blocks.insert(addr, Held { pending, ..held });
+        } else {
+            at.memory.blocks.remove(&addr);
+            at.ids.blocks.remove(&addr);
+        }
+        let row = self.block_row(at, event, addr, &held);
+        self.add_owned(Row { alloc_id: id, delta_bytes: -held.bytes, step, ..row }, held.stack)
+    }
+
+    fn block_row(&self, at: &Device<'_>, event: EventName, addr: i64, held: &Held) -> Row<'static> {
+        Row {
+            addr,
+            requested_bytes: held.requested,
+            rounded_bytes: self.rounding.round(held.requested as u64) as i64,
+            stream: held.stream,
+            pool: at.memory.around(addr).map_or(0, |segment| segment.pool),
+            ..self.row(at, event, held.stack)
+        }
+    }
+
+    fn reserve(
+        &mut self,
+        at: &mut Device<'_>,
+        addr: i64,
+        reserved: Reserved,
+        name: &'static str,
+    ) -> io::Result<()> {
+        let bytes = reserved.end - addr;
+        if bytes <= 0 {
+            return Ok(());
+        }
+        at.totals.add(&extent(at, MemoryKind::Segment, bytes));
+        at.memory.reserved.insert(addr, reserved);
+        at.ids.reserved.insert(addr, self.seq + 1);
+        let event = if reserved.expandable { EventName::SegmentMap } else { EventName::SegmentAlloc };
+        let row = Row { alloc_id: -1, delta_bytes: bytes, ..self.segment_row(at, event, addr, &reserved) };
+        self.add_owned(Row { name, ..row }, reserved.stack)
+    }
+
+    /// Takes back the memory from `start` to `end`. A range that begins before or ends after it is divided.
+    fn unreserve(&mut self, at: &mut Device<'_>, start: i64, end: i64) -> io::Result<()> {
+        for place in [start, end] {
+            let before = at.memory.reserved.range(..place).next_back().map(|(addr, found)| (*addr, *found));
+            if let Some((addr, found)) = before.filter(|(_, found)| found.end > place) {
+                self.give_back(at, addr, found)?;
+                self.reserve(at, addr, Reserved { end: place, ..found }, NONE)?;
+                self.reserve(at, place, found, NONE)?;
+            }
+        }
+        let inside: Vec<(i64, Reserved)> =
+            at.memory.reserved.range(start..end.max(start)).map(|(addr, found)| (*addr, *found)).collect();
+        for (addr, found) in inside {
+            self.give_back(at, addr, found)?;
+        }
+        Ok(())
+    }
+
+    fn give_back(&mut self, at: &mut Device<'_>, addr: i64, reserved: Reserved) -> io::Result<()> {
+        let bytes = reserved.end - addr;
+        at.totals.add(&extent(at, MemoryKind::Segment, bytes).freed());
+        at.memory.reserved.remove(&addr);
+        let id = at.ids.reserved.remove(&addr).unwrap_or_default();
+        let event = if reserved.expandable { EventName::SegmentUnmap } else { EventName::SegmentFree };
+        let row = self.segment_row(at, event, addr, &reserved);
+        self.add_owned(Row { alloc_id: id, delta_bytes: -bytes, ..row }, reserved.stack)
+    }
+
+    fn segment_row(&self, at: &Device<'_>, event: EventName, addr: i64, reserved: &Reserved) -> Row<'static> {
+        let bytes = reserved.end - addr;
+        let api = if reserved.expandable { "cuMemMap" } else { "cudaMalloc" };
+        Row {
+            api,
+            addr,
+            requested_bytes: bytes,
+            rounded_bytes: bytes,
+            stream: reserved.stream,
+            pool: reserved.pool,
+            ..self.row(at, event, reserved.stack)
+        }
+    }
+
+    /// Frees and allocates what the end of the history has too much and too little of, so that the totals are those of
+    /// the file's segments. A history with a gap, or one that contradicts itself, needs it.
+    fn agree(&mut self, at: &mut Device<'_>) -> io::Result<()> {
+        let wanted = Memory::at_end(&self.snapshot.model, at.ordinal);
+        let same = |held: &Held, other: Option<&Held>| {
+            other.is_some_and(|other| (held.bytes, held.pending) == (other.bytes, other.pending))
+        };
+        let extra: Vec<i64> = at
+            .memory
+            .blocks
+            .iter()
+            .filter(|(addr, held)| !same(held, wanted.blocks.get(addr)))
+            .map(|(addr, _)| *addr)
+            .collect();
+        self.anomalies.gaps += extra.len() as u64;
+        for addr in extra {
+            self.free(at, addr, false)?;
+        }
+        // Mapped ranges may be divided in another way.
+        let covers = |from: &Memory, addr: i64, end: i64| {
+            let mut at = addr;
+            while at < end {
+                let Some(found) = from.around(at) else { return false };
+                at = found.end;
+            }
+            true
+        };
+        let extra: Vec<(i64, i64)> = at
+            .memory
+            .reserved
+            .iter()
+            .filter(|(addr, found)| !covers(&wanted, **addr, found.end))
+            .map(|(addr, found)| (*addr, found.end))
+            .collect();
+        self.anomalies.corrections += extra.len() as u64;
+        for (addr, end) in extra {
+            self.unreserve(at, addr, end)?;
+        }
+        for (addr, reserved) in &wanted.reserved {
+            if !covers(&at.memory, *addr, reserved.end) {
+                self.anomalies.corrections += 1;
+                self.unreserve(at, *addr, reserved.end)?;
+                self.reserve(at, *addr, *reserved, LIVE)?;
+            }
+        }
+        for (addr, held) in &wanted.blocks {
+            if !at.memory.blocks.contains_key(addr) {
+                self.anomalies.gaps += 1;
+                self.alloc(at, *addr, *held, EventName::Alloc)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn extent(at: &Device<'_>, kind: MemoryKind, bytes: i64) -> Extent {
+    Extent { device: at.ordinal, kind, in_segment: true, bytes }
+}
+
+impl Snapshot {
+    /// The phase that a stack names. Where stacks were recorded, memory without one is of a thread without Python, which
+    /// is autograd's.
+    fn phase(&self, stack: StackId) -> Option<Phase> {
+        if Owners::is_empty(stack) && self.model.owners.has_lines() {
+            return Some(Phase::Backward);
+        }
+        self.model.owners.owner(stack).phase
+    }
+}

@@ -1,0 +1,393 @@
+//! Snapshots that are small, wrong and hostile.
+
+use std::path::Path;
+
+use super::model::Model;
+use super::{Snapshot, rows};
+
+/// A value in pickle.
+type Pickled = Vec<u8>;
+
+fn text(text: &str) -> Pickled {
+    [&[0x8C, text.len() as u8], text.as_bytes()].concat()
+}
+
+fn int(number: i64) -> Pickled {
+    [&[0x8A, 8][..], &number.to_le_bytes()].concat()
+}
+
+fn list(values: &[Pickled]) -> Pickled {
+    [b"](".to_vec(), values.concat(), b"e".to_vec()].concat()
+}
+
+type Fields = Vec<(&'static str, Pickled)>;
+
+fn dict(fields: &Fields) -> Pickled {
+    let items = fields.iter().flat_map(|(key, value)| [text(key), value.clone()]);
+    [b"}(".to_vec(), items.collect::<Vec<_>>().concat(), b"u".to_vec()].concat()
+}
+
+/// The same fields, with another value of one.
+fn with(mut fields: Fields, key: &'static str, value: Pickled) -> Fields {
+    fields.retain(|(name, _)| *name != key);
+    fields.push((key, value));
+    fields
+}
+
+fn frame() -> Fields {
+    vec![("name", text("f")), ("filename", text("a.py")), ("line", int(7))]
+}
+
+fn event(action: &str, addr: i64, bytes: i64, time_us: i64) -> Fields {
+    let addr_key = if action == "oom" { "device_free" } else { "addr" };
+    vec![
+        ("action", text(action)),
+        (addr_key, int(addr)),
+        ("size", int(bytes)),
+        ("stream", int(0)),
+        ("time_us", int(time_us)),
+        ("frames", list(&[dict(&frame())])),
+    ]
+}
+
+fn block(addr: i64, bytes: i64, state: &str) -> Fields {
+    vec![
+        ("address", int(addr)),
+        ("size", int(bytes)),
+        ("requested_size", int(bytes)),
+        ("state", text(state)),
+        ("frames", list(&[])),
+    ]
+}
+
+fn segment(addr: i64, bytes: i64, blocks: &[Fields]) -> Fields {
+    let blocks: Vec<Pickled> = blocks.iter().map(dict).collect();
+    vec![
+        ("device", int(0)),
+        ("address", int(addr)),
+        ("total_size", int(bytes)),
+        ("stream", int(0)),
+        ("segment_pool_id", [int(0), int(0), vec![0x86]].concat()),
+        ("is_expandable", vec![0x89]),
+        ("frames", list(&[])),
+        ("blocks", list(&blocks)),
+    ]
+}
+
+fn file(segments: &[Fields], events: &[Fields]) -> Vec<u8> {
+    let all = |fields: &[Fields]| list(&fields.iter().map(dict).collect::<Vec<_>>());
+    whole(&dict(&vec![("segments", all(segments)), ("device_traces", list(&[all(events)]))]))
+}
+
+fn whole(body: &[u8]) -> Vec<u8> {
+    [&[0x80, 4], body, b"."].concat()
+}
+
+/// The rows of a snapshot, without their header, as columns.
+fn rows_of(file: &[u8]) -> Result<Vec<Vec<String>>, String> {
+    let model = Model::read(file)?;
+    let snapshot = Snapshot::new(model, Path::new("x.pickle"));
+    let mut csv = Vec::new();
+    rows::write(&snapshot, &mut csv).unwrap();
+    let mut reader = ::csv::Reader::from_reader(csv.as_slice());
+    Ok(reader.records().map(|row| row.unwrap().iter().map(str::to_owned).collect()).collect())
+}
+
+/// Event, address, delta, allocated, active and reserved bytes of the rows about memory.
+fn memory(file: &[u8]) -> Vec<String> {
+    let row = |row: &Vec<String>| [6, 11, 14, 15, 16, 17].map(|column| row[column].clone()).join(" ");
+    let rows = rows_of(file).unwrap();
+    rows[1..rows.len() - 1].iter().map(row).collect()
+}
+
+const MIB: i64 = 1 << 20;
+
+#[test]
+fn a_free_request_and_its_completion_are_one_row_unless_a_stream_still_uses_the_block() {
+    let all = [
+        event("segment_alloc", 4096, 2 * MIB, 1),
+        event("alloc", 4096, 100, 2),
+        event("alloc", 4608, 600, 3),
+        event("free_requested", 4096, 100, 4),
+        event("free_completed", 4096, 100, 5),
+        event("free_requested", 4608, 600, 6),
+        event("alloc", 4096, 1, 7),
+        event("free_completed", 4608, 600, 8),
+    ];
+    let segment = segment(
+        4096,
+        2 * MIB,
+        &[block(4096, 512, "active_allocated"), block(4608, 2 * MIB - 512, "inactive")],
+    );
+    let expected = [
+        "segment_alloc 4096 2097152 0 0 2097152",
+        "alloc 4096 512 512 512 2097152",
+        "alloc 4608 1024 1536 1536 2097152",
+        "free 4096 -512 1024 1024 2097152",
+        "free 4608 -1024 0 1024 2097152",
+        "alloc 4096 512 512 1536 2097152",
+        "free_completed 4608 -1024 512 512 2097152",
+    ];
+    assert_eq!(memory(&file(&[segment], &all)), expected);
+}
+
+#[test]
+fn a_history_that_begins_in_the_middle_opens_with_what_was_there() {
+    let events = [
+        event("free_requested", 4096, 100, 4),
+        event("free_completed", 4096, 100, 5),
+        event("segment_free", 1 << 30, 4 * MIB, 6),
+        event("alloc", 4096, 700, 7),
+    ];
+    let blocks = [
+        block(4096, 1024, "active_allocated"),
+        block(5120, 512, "active_pending_free"),
+        block(5632, 2 * MIB - 1536, "inactive"),
+    ];
+    let expected = [
+        "segment_alloc 4096 2097152 0 0 2097152",
+        "segment_alloc 1073741824 4194304 0 0 6291456",
+        "live 4096 512 512 512 6291456",
+        "live 5120 512 1024 1024 6291456",
+        "free 5120 -512 512 1024 6291456",
+        "free 4096 -512 0 512 6291456",
+        "segment_free 1073741824 -4194304 0 512 2097152",
+        "alloc 4096 1024 1024 1536 2097152",
+    ];
+    assert_eq!(memory(&file(&[segment(4096, 2 * MIB, &blocks)], &events)), expected);
+}
+
+/// A block of the large pool keeps a rest of at most 1 MiB.
+#[test]
+fn a_block_that_is_not_split_has_the_size_of_the_free_block() {
+    let events = [
+        event("segment_alloc", 0x10000, 20 * MIB, 1),
+        event("alloc", 0x10000, 18 * MIB, 2),
+        event("alloc", 0x10000 + 18 * MIB, 3 * MIB / 2, 3),
+        event("free_requested", 0x10000 + 18 * MIB, 3 * MIB / 2, 4),
+        event("free_completed", 0x10000 + 18 * MIB, 3 * MIB / 2, 4),
+        event("free_requested", 0x10000, 18 * MIB, 5),
+        event("free_completed", 0x10000, 18 * MIB, 5),
+    ];
+    let rows = memory(&file(&[segment(0x10000, 20 * MIB, &[block(0x10000, 20 * MIB, "inactive")])], &events));
+    assert_eq!(
+        rows[1..4].join("; "),
+        format!(
+            "alloc 65536 {large} {large} {large} {all}; alloc {next} {small} {all} {all} {all}; free {next} -{small} {large} {large} {all}",
+            large = 18 * MIB,
+            all = 20 * MIB,
+            next = 0x10000 + 18 * MIB,
+            small = 2 * MIB
+        )
+    );
+}
+
+#[test]
+fn a_range_that_is_unmapped_in_part_is_divided() {
+    let expandable = |fields: Fields| with(fields, "is_expandable", vec![0x88]);
+    let free = |addr: i64| expandable(segment(addr, 2 * MIB, &[block(addr, 2 * MIB, "inactive")]));
+    let events = [event("segment_map", 0, 6 * MIB, 1), event("segment_unmap", 2 * MIB, 2 * MIB, 2)];
+    let rows = memory(&file(&[free(0), free(4 * MIB)], &events));
+    assert_eq!(rows.first().unwrap(), "segment_map 0 6291456 0 0 6291456");
+    assert_eq!(rows.last().unwrap(), "segment_unmap 2097152 -2097152 0 0 4194304");
+}
+
+#[test]
+fn a_history_that_contradicts_the_blocks_ends_with_the_blocks() {
+    let blocks = [block(4096, 512, "active_allocated"), block(4608, 2 * MIB - 512, "inactive")];
+    let segments = [segment(4096, 2 * MIB, &blocks)];
+    for events in [
+        vec![event("alloc", 4608, 5000, 1)],
+        vec![event("alloc", 4608, 5000, 1), event("alloc", 4608, 9000, 2)],
+        vec![event("free_completed", 4096, 100, 1), event("free_completed", 4096, 100, 2)],
+        vec![event("segment_alloc", 0, 4 * MIB, 1), event("segment_free", 1024, 3, 2)],
+        vec![event("segment_unmap", 4096, MIB, 1)],
+        vec![event("segment_alloc", 4096, 1 << 40, 1)],
+    ] {
+        let rows = memory(&file(&segments, &events));
+        assert!(rows.last().unwrap().ends_with(" 512 512 2097152"), "{rows:?}");
+    }
+}
+
+#[test]
+fn a_wrong_value_of_any_field_is_refused_or_left_out() {
+    let values: [Pickled; 9] = [
+        b"N".to_vec(),
+        vec![0x88],
+        text("x"),
+        list(&[]),
+        dict(&vec![("a", int(1))]),
+        int(-1),
+        int(i64::MAX),
+        int(i64::MIN),
+        b"G\x7f\xf0\0\0\0\0\0\0".to_vec(),
+    ];
+    let block = || block(4096, 2 * MIB, "active_allocated");
+    let one = |segment: Fields, event: Fields| file(&[segment], &[event]);
+    let good = one(segment(4096, 2 * MIB, &[block()]), event("alloc", 4096, 2 * MIB, 1));
+    assert_eq!(memory(&good).len(), 2);
+    let mut refused = 0;
+    for value in &values {
+        let mut all = Vec::new();
+        for action in ["alloc", "free_requested", "free_completed", "segment_map", "segment_free", "oom"] {
+            for (key, _) in event(action, 4096, 512, 1) {
+                let event = with(event(action, 4096, 512, 1), key, value.clone());
+                all.push((key, one(segment(4096, 2 * MIB, &[block()]), event)));
+            }
+        }
+        let event = || event("alloc", 4096, 2 * MIB, 1);
+        for (key, _) in segment(4096, 2 * MIB, &[]) {
+            let segment = with(segment(4096, 2 * MIB, &[block()]), key, value.clone());
+            all.push((key, one(segment, event())));
+        }
+        for (key, _) in block() {
+            let segment = segment(4096, 2 * MIB, &[with(block(), key, value.clone())]);
+            all.push((key, one(segment, event())));
+        }
+        for (key, _) in frame() {
+            let frames = list(&[dict(&with(frame(), key, value.clone()))]);
+            all.push((key, one(segment(4096, 2 * MIB, &[block()]), with(event(), "frames", frames))));
+        }
+        for (key, file) in all {
+            match rows_of(&file) {
+                Ok(rows) => assert!(rows.len() < 20, "{key}: {rows:?}"),
+                Err(why) => {
+                    refused += 1;
+                    assert!(!why.is_empty() && !why.contains('\n') && why.len() < 200, "{key}: {why}");
+                }
+            }
+        }
+    }
+    assert!(refused > 200, "{refused}");
+}
+
+#[test]
+fn segments_and_blocks_that_cannot_be_are_refused() {
+    let free = |addr, bytes| block(addr, bytes, "inactive");
+    let none = [];
+    let refused = |segments: &[Fields], what: &str| {
+        let why = rows_of(&file(segments, &none)).unwrap_err();
+        assert!(why.contains(what), "{why}");
+    };
+    refused(&[segment(0, 1024, &[free(0, 512), free(256, 768)])], "overlap");
+    refused(&[segment(0, 1024, &[free(0, 512), free(768, 256)])], "gap");
+    refused(&[segment(0, 1024, &[free(0, 2048)])], "longer");
+    refused(&[segment(0, 1024, &[free(0, 0), free(0, 1024)])], "overlap");
+    refused(&[segment(0, 1024, &[free(0, 512)])], "shorter");
+    refused(&[segment(0, 1024, &[])], "shorter");
+    refused(&[segment(0, 1024, &[free(0, 1024)]), segment(512, 1024, &[free(512, 1024)])], "overlap");
+    refused(&[segment(0, 1024, &[free(0, 1024)]), segment(0, 1024, &[free(0, 1024)])], "overlap");
+    refused(&[with(segment(0, 1024, &[free(0, 1024)]), "blocks", list(&[int(1)]))], "a block has no state");
+    let unknown = block(0, 1024, "haunted");
+    refused(&[segment(0, 1024, &[unknown])], "unknown state");
+}
+
+#[test]
+fn values_that_are_listed_twice_are_refused() {
+    // Each is kept in entry 0 of the memo, and listed again.
+    let again = |one: &Fields| {
+        [b"](".to_vec(), b"}\x94(".to_vec(), dict(one)[2..].to_vec(), b"h\0e".to_vec()].concat()
+    };
+    let free = block(0, 1024, "inactive");
+    let top = |segments: Pickled, traces: Pickled| {
+        rows_of(&whole(&dict(&vec![("segments", segments), ("device_traces", traces)])))
+    };
+    assert!(top(again(&segment(0, 1024, std::slice::from_ref(&free))), list(&[])).is_err());
+    assert!(top(list(&[]), list(&[again(&event("alloc", 0, 1, 1))])).is_err());
+    let blocks = with(segment(0, 2048, &[]), "blocks", again(&free));
+    assert!(top(list(&[dict(&blocks)]), list(&[])).is_err());
+    // A history that two devices share.
+    let events = [b"]\x94(".to_vec(), dict(&event("alloc", 0, 1, 1)), b"e".to_vec()].concat();
+    let twice = [b"](".to_vec(), events, b"h\0e".to_vec()].concat();
+    assert!(top(list(&[]), twice).unwrap_err().contains("twice"));
+    // A list in itself, and a dict in itself.
+    assert!(top(b"]\x94h\0a".to_vec(), list(&[])).is_err());
+    assert!(top(list(&[b"}\x94(\x8c\x01ah\0u".to_vec()]), list(&[])).is_err());
+}
+
+#[test]
+fn opcodes_that_a_snapshot_does_not_have_are_refused() {
+    let mut bodies: Vec<Vec<u8>> = vec![
+        b"cos\nsystem\n".to_vec(),
+        b"\x8c\x02os\x8c\x06system\x93".to_vec(),
+        b"(ios\nsystem\n".to_vec(),
+        b")R".to_vec(),
+        b"(o".to_vec(),
+        b"}}b".to_vec(),
+        b")\x81".to_vec(),
+        b"))}\x92".to_vec(),
+        b"Pid\n".to_vec(),
+        b"NQ".to_vec(),
+        b"\x82\x01".to_vec(),
+        b"\x97".to_vec(),
+        b"\x98".to_vec(),
+        b"".to_vec(),
+        b"0".to_vec(),
+        b"N0".to_vec(),
+        b"e".to_vec(),
+        b"(e".to_vec(),
+        b"N(e".to_vec(),
+        b"}(e".to_vec(),
+        b"N(u".to_vec(),
+        b"](u".to_vec(),
+        b"}(Nu".to_vec(),
+        b"}(NNNu".to_vec(),
+        b"}Ns".to_vec(),
+        b"Na".to_vec(),
+        b"a".to_vec(),
+        b"s".to_vec(),
+        b"u".to_vec(),
+        b"t".to_vec(),
+        b"\x85".to_vec(),
+        b"N\x86".to_vec(),
+        b"N(\x85".to_vec(),
+        b"h\0".to_vec(),
+        b"j\0\0\0\x7f".to_vec(),
+        b"\x94".to_vec(),
+        b"Nq\x07".to_vec(),
+        b"Nr\xff\xff\xff\x7f".to_vec(),
+        b"K\x01\x94".to_vec(),
+        b"\x8a\xff".to_vec(),
+        [&b"\x8a\x09"[..], &[0xFF; 9]].concat(),
+        [&b"\x8a\xff"[..], &[0x7F; 255]].concat(),
+        b"\x8b\xff\xff\xff\x7f".to_vec(),
+        b"\x8e\xff\xff\xff\xff\xff\xff\xff\x7f".to_vec(),
+        b"\x8c\xff\xff".to_vec(),
+        b"X\xff\xff\xff\xff".to_vec(),
+        b"\x8d\xff\xff\xff\xff\xff\xff\xff\xff".to_vec(),
+        b"\x95\xff\xff\xff\xff\xff\xff\xff\x7f".to_vec(),
+        b"NN".to_vec(),
+        b"(N".to_vec(),
+        b"N".to_vec(),
+        b"]".to_vec(),
+        b"}".to_vec(),
+        b"K\x01".to_vec(),
+        b"(".repeat(1000),
+        b"](".repeat(1000),
+        b"N".repeat(1 << 17),
+    ];
+    bodies.extend((0..=255_u8).filter(|byte| *byte != b'.').map(|byte| vec![byte]));
+    for body in bodies {
+        let why = rows_of(&whole(&body)).unwrap_err();
+        assert!(!why.is_empty() && !why.contains('\n') && why.len() < 200, "{body:?}: {why}");
+    }
+}
+
+#[test]
+fn a_file_that_is_cut_off_anywhere_is_refused() {
+    let blocks = [block(4096, 2 * MIB, "active_allocated")];
+    let whole = file(&[segment(4096, 2 * MIB, &blocks)], &[event("alloc", 4096, 2 * MIB, 1)]);
+    for length in 0..whole.len() {
+        assert!(rows_of(&whole[..length]).is_err(), "{length}");
+    }
+    // Every byte changed: no panic, and few rows.
+    for place in 0..whole.len() {
+        for change in [1, 0x80, 0xFF] {
+            let mut changed = whole.clone();
+            changed[place] ^= change;
+            if let Ok(rows) = rows_of(&changed) {
+                assert!(rows.len() < 20, "{place}");
+            }
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! PyTorch's memory snapshots as input: one run is traced by memtrace and recorded by PyTorch at once, and both files
+//! give the same answers.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+#[path = "common/torch.rs"]
+#[expect(dead_code, reason = "each test crate uses its own part")]
+mod harness;
+use harness::{Run, Torch, on_every_torch};
+
+/// `memtrace ARGUMENTS` with little memory and little time.
+fn memtrace(arguments: &[&str], place: &Path) -> Output {
+    // 768 MiB of address space: the stacks of its threads, the program itself, and what it reads.
+    let script = "ulimit -v 786432; exec timeout -s KILL 60 \"$0\" \"$@\"";
+    let mut command = Command::new("sh");
+    command.args(["-c", script, env!("CARGO_BIN_EXE_memtrace")]).args(arguments).arg(place);
+    command.env_remove("LD_PRELOAD").output().unwrap()
+}
+
+/// The answer of a report that must succeed.
+fn json(arguments: &[&str], place: &Path) -> Value {
+    let output = memtrace(&[arguments, &["--json"]].concat(), place);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// Runs a script that leaves `rank0.pickle` in the folder of the run.
+fn recorded(torch: &Torch, script: &str, entries: &str, settings: &str) -> (Run, PathBuf, TempDir) {
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("rank0.pickle");
+    let env = [("PYTORCH_CUDA_ALLOC_CONF", settings)];
+    let run = torch.trace_with(
+        &format!("snapshots/{script}.py"),
+        &[file.to_str().unwrap(), entries],
+        if settings.is_empty() { &[] } else { &env },
+    );
+    (run.expect_success(), file, folder)
+}
+
+/// The figures of memory that a snapshot and a trace both have.
+fn figures(summary: &Value, frag: &Value) -> Vec<(String, Value)> {
+    let mut figures = Vec::new();
+    let device = &summary["processes"][0]["devices"][0];
+    for key in ["peak_allocated", "peak_active", "peak_reserved"] {
+        figures.push((key.to_owned(), device[key]["bytes"].clone()));
+    }
+    for key in ["at_end_allocated_bytes", "at_end_reserved_bytes"] {
+        figures.push((key.to_owned(), device[key].clone()));
+    }
+    for key in ["alloc", "segment_free", "oom"] {
+        figures.push((key.to_owned(), summary["processes"][0]["events"][key].clone()));
+    }
+    let is_memory = |key: &str, value: &Value| value.is_i64() && key != "ts_ns";
+    for (key, value) in
+        frag["devices"][0].as_object().unwrap().iter().filter(|(key, value)| is_memory(key, value))
+    {
+        figures.push((format!("frag {key}"), value.clone()));
+    }
+    for segment in frag["devices"][0]["pinned_segments"].as_array().unwrap() {
+        for key in ["addr", "bytes", "free_bytes", "holes"] {
+            figures.push((format!("pinned segment {key}"), segment[key].clone()));
+        }
+        for block in segment["blocks"].as_array().unwrap() {
+            figures.push(("block".to_owned(), block["bytes"].clone()));
+        }
+    }
+    assert!(figures.len() > 12, "{figures:?}");
+    figures
+}
+
+/// The snapshot and the trace of one run have the same memory, to the byte.
+fn agree(torch: &Torch, script: &str, settings: &str) {
+    let (run, file, _folder) = recorded(torch, script, "1000000", settings);
+    let of =
+        |place: &Path, at: &str| figures(&json(&["summary"], place), &json(&["frag", "--at", at], place));
+    for at in ["peak", "end"] {
+        assert_same(&of(&file, at), &of(&run.dir(), at));
+    }
+    let check = memtrace(&["check"], &file);
+    assert!(check.status.success(), "{}", String::from_utf8_lossy(&check.stdout));
+}
+
+fn assert_same(ours: &[(String, Value)], trace: &[(String, Value)]) {
+    for (ours, trace) in ours.iter().zip(trace) {
+        assert_eq!(ours, trace, "the snapshot has the first figure, the trace the second");
+    }
+    assert_eq!(ours.len(), trace.len());
+}
+
+fn a_snapshot_of_a_cnn_has_the_memory_of_its_trace(torch: &Torch) {
+    agree(torch, "cnn", "");
+}
+
+fn a_snapshot_of_a_transformer_has_the_memory_of_its_trace(torch: &Torch) {
+    agree(torch, "amp", "");
+}
+
+fn a_snapshot_of_expandable_segments_has_the_memory_of_its_trace(torch: &Torch) {
+    agree(torch, "amp", "expandable_segments:True");
+}
+
+fn a_snapshot_of_an_oom_observer_has_the_memory_of_its_trace_and_a_verdict(torch: &Torch) {
+    agree(torch, "oom", "");
+    let (_run, file, _folder) = recorded(torch, "oom", "1000000", "");
+    let text = String::from_utf8(memtrace(&["oom"], &file).stdout).unwrap();
+    assert!(text.contains("verdict: too big. 2.00 GiB does not fit beside 78.00 GiB"), "{text}");
+    assert!(text.contains("oom.py:18 fill\n"), "{text}");
+}
+
+/// A history of few events begins with memory that was there before.
+fn a_snapshot_whose_history_begins_in_the_middle_ends_with_the_memory_of_its_trace(torch: &Torch) {
+    for settings in ["", "expandable_segments:True"] {
+        for entries in ["7", "300"] {
+            let (run, file, _folder) = recorded(torch, "amp", entries, settings);
+            let of = |place: &Path| {
+                let summary = json(&["summary"], place);
+                let figures = figures(&summary, &json(&["frag", "--at", "end"], place));
+                let is_at_end = |key: &str| {
+                    let of_peak = ["peak_", "frag peak_"].iter().any(|start| key.starts_with(start));
+                    !of_peak && !["alloc", "segment_free", "oom"].contains(&key)
+                };
+                figures.into_iter().filter(|(key, _)| is_at_end(key)).collect::<Vec<_>>()
+            };
+            assert_same(&of(&file), &of(&run.dir()));
+            let notes = json(&["summary"], &file)["notes"].to_string();
+            assert!(notes.contains("were allocated already"), "{notes}");
+            assert!(memtrace(&["check"], &file).status.success());
+        }
+    }
+}
+
+/// The stacks of a snapshot give lines, ops and phases; annotations give steps.
+fn a_snapshot_has_the_lines_ops_phases_and_steps_of_its_stacks(torch: &Torch) {
+    let (run, file, _folder) = recorded(torch, "amp", "1000000", "");
+    let of = |place: &Path| {
+        let summary = json(&["summary"], place);
+        let process = &summary["processes"][0];
+        let peak = &process["devices"][0]["peak_allocated"];
+        [&process["steps"], &peak["phase"], &peak["step"], &peak["op"]].map(Value::clone)
+    };
+    assert_eq!(of(&file), of(&run.dir()));
+    let lines = String::from_utf8(memtrace(&["peak", "--by", "line"], &file).stdout).unwrap();
+    assert!(lines.contains("amp.py:"), "{lines}");
+}
+
+on_every_torch![
+    a_snapshot_of_a_cnn_has_the_memory_of_its_trace,
+    a_snapshot_of_a_transformer_has_the_memory_of_its_trace,
+    a_snapshot_of_expandable_segments_has_the_memory_of_its_trace,
+    a_snapshot_of_an_oom_observer_has_the_memory_of_its_trace_and_a_verdict,
+    a_snapshot_whose_history_begins_in_the_middle_ends_with_the_memory_of_its_trace,
+    a_snapshot_has_the_lines_ops_phases_and_steps_of_its_stacks,
+];
+
+/// Exports a fixture as a snapshot.
+fn exported(fixture: &str, place: &Path) {
+    let trace = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(fixture);
+    let output =
+        memtrace(&["export", "--to", "snapshot", "--max-events", "0", "-o", place.to_str().unwrap()], &trace);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn a_snapshot_that_memtrace_wrote_has_the_memory_of_its_trace() {
+    let folder = TempDir::new().unwrap();
+    for fixture in ["conv", "gpt", "leaks", "fragments", "oom-fragments"] {
+        let file = folder.path().join(format!("{fixture}.pickle"));
+        exported(fixture, &file);
+        let trace = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(fixture);
+        let of = |place: &Path| {
+            let summary = json(&["summary"], place);
+            let device = &summary["processes"][0]["devices"][0];
+            [
+                &device["peak_allocated"]["bytes"],
+                &device["at_end_allocated_bytes"],
+                &device["at_end_reserved_bytes"],
+            ]
+            .map(Value::clone)
+        };
+        assert_eq!(of(&file), of(&trace), "{fixture}");
+        assert!(memtrace(&["check"], &file).status.success(), "{fixture}");
+    }
+}
+
+#[test]
+fn a_folder_of_snapshots_has_a_rank_for_each_file() {
+    let folder = TempDir::new().unwrap();
+    for rank in 0..8 {
+        exported("gpt", &folder.path().join(format!("snapshot_rank_{rank}.pickle")));
+    }
+    let ranks = json(&["ranks"], folder.path());
+    let text = ranks.to_string();
+    for rank in 0..8 {
+        assert!(text.contains(&format!("\"rank\":{rank}")), "{text}");
+    }
+    let notes: Vec<&str> =
+        ranks["notes"].as_array().unwrap().iter().map(|note| note.as_str().unwrap()).collect();
+    let about = notes.iter().filter(|note| note.starts_with("PyTorch snapshot")).count();
+    assert_eq!(about, 1, "{notes:?}");
+}
+
+/// A pickle with these opcodes between PROTO and STOP.
+fn pickle(body: &[u8]) -> Vec<u8> {
+    [&[0x80, 4], body, b"."].concat()
+}
+
+#[test]
+fn a_hostile_pickle_is_refused_in_one_line_with_little_memory_and_runs_nothing() {
+    let folder = TempDir::new().unwrap();
+    let proof = folder.path().join("executed");
+    let shell = format!("cos\nsystem\n(Vtouch {}\ntR", proof.display());
+    let kinds: Vec<(&str, Vec<u8>)> = vec![
+        ("os.system", pickle(shell.as_bytes())),
+        ("text of 2^60 bytes", [&[0x80, 4, 0x8D][..], &(1_u64 << 60).to_le_bytes()].concat()),
+        ("text of 2^32 bytes", pickle(&[b'X', 0xFF, 0xFF, 0xFF, 0xFF])),
+        ("memo bomb", pickle(&[&b"N"[..], &[0x94].repeat(20 << 20)].concat())),
+        ("lists without end", pickle(&b"]".repeat(20 << 20))),
+        ("lists in a list", pickle(&[&b"]("[..], &b"]".repeat(60_000), b"e"].concat().repeat(100))),
+        ("marks without end", pickle(&b"(".repeat(1 << 20))),
+        ("empty lists", pickle(&[&b"]"[..], &b"]a".repeat(10 << 20)].concat())),
+        ("numbers", pickle(&[&b"]"[..], &b"K\x01a".repeat(1 << 20)].concat())),
+        ("not a dict", pickle(b"K\x01")),
+        ("cut off", vec![0x80, 4]),
+    ];
+    for (kind, bytes) in kinds {
+        let file = folder.path().join("hostile.pickle");
+        fs::write(&file, bytes).unwrap();
+        let output = memtrace(&["summary"], &file);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{kind}: {said}");
+        assert_eq!(said.lines().count(), 1, "{kind}: {said}");
+        assert!(said.contains("not a memory snapshot"), "{kind}: {said}");
+        assert!(!proof.exists(), "{kind}");
+    }
+}
+
+#[test]
+fn a_snapshot_that_is_cut_off_anywhere_is_refused() {
+    let folder = TempDir::new().unwrap();
+    let whole = folder.path().join("whole.pickle");
+    exported("leaks", &whole);
+    let bytes = fs::read(&whole).unwrap();
+    let file = folder.path().join("cut.pickle");
+    for length in (0..bytes.len()).step_by(1000).chain([1, 2, 3, 11, bytes.len() - 1]) {
+        fs::write(&file, &bytes[..length]).unwrap();
+        let output = memtrace(&["summary"], &file);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code().is_some_and(|code| code > 0 && code < 4), "{length}: {said}");
+        assert_eq!(said.lines().count(), 1, "{length}: {said}");
+    }
+}
