@@ -165,6 +165,11 @@ fn notes(model: &Model, beginnings: &[(i32, Beginning)]) -> Vec<String> {
             ));
         }
     }
+    let wrong = model.segments.iter().filter(|segment| !segment.has_right_sums).count();
+    if wrong > 0 {
+        let (segments, verb) = (counted(wrong as u64, "segment"), if wrong == 1 { "has" } else { "have" });
+        add(format!("{segments} {verb} other sums than the blocks in it; the blocks count"));
+    }
     let uncertain: u64 = beginnings.iter().map(|(_, beginning)| beginning.uncertain).sum();
     if uncertain > 0 {
         let blocks = counted(uncertain, "block");

@@ -45,6 +45,8 @@ pub(super) struct Segment {
     pub(super) expandable: bool,
     pub(super) stack: StackId,
     pub(super) blocks: Vec<Block>,
+    /// The file's sums of its allocated and of its active blocks are those of the blocks.
+    pub(super) has_right_sums: bool,
 }
 
 /// A block at the time of the snapshot.
@@ -222,6 +224,8 @@ keys! {
     PoolId = "segment_pool_id",
     IsExpandable = "is_expandable",
     Blocks = "blocks",
+    AllocatedSize = "allocated_size",
+    ActiveSize = "active_size",
     RequestedSize = "requested_size",
     State = "state",
 }
@@ -358,6 +362,7 @@ impl Folder {
             expandable: fields.get(Key::IsExpandable) == Some(Value::Bool(true)),
             stack: self.stack(fields, values)?,
             blocks: Vec::new(),
+            has_right_sums: true,
         };
         let blocks = fields.get(Key::Blocks).and_then(|blocks| values.list(blocks));
         let blocks = blocks.ok_or("\"blocks\" is not a list")?;
@@ -382,6 +387,15 @@ impl Folder {
         if at != segment.addr.saturating_add(segment.bytes) {
             return Err(format!("the blocks of the segment at {:#x} are shorter than it", segment.addr));
         }
+        let sum = |is_of: fn(State) -> bool| {
+            segment.blocks.iter().filter(|block| is_of(block.state)).map(|block| block.bytes).sum::<i64>()
+        };
+        let allocated = sum(|state| state == State::Allocated);
+        let active = sum(|state| state != State::Free);
+        // MAX_BYTES bounds the sums, because it bounds the segment.
+        segment.has_right_sums = allocated
+            == fields.number_or(Key::AllocatedSize, MAX_BYTES, Some(allocated))?
+            && active == fields.number_or(Key::ActiveSize, MAX_BYTES, Some(active))?;
         self.segments.push(Some(segment));
         // The blocks of a segment come right before it.
         self.blocks.clear();

@@ -22,6 +22,9 @@ const ALLOCATOR: &str = "caching_allocator";
 /// The `name` of the rows that list what was there when the history begins.
 const LIVE: &str = "live";
 
+/// The reason of the row `lost`.
+const MISSING: &str = "the history of the snapshot has gaps: it contradicts itself or the blocks at its end";
+
 /// Writes the rows.
 ///
 /// # Errors
@@ -64,6 +67,19 @@ pub(super) fn write(snapshot: &Snapshot, sink: impl Write) -> io::Result<()> {
     }
     for at in &mut devices {
         rows.agree(at)?;
+    }
+    let Anomalies { unmatched_frees, missed_frees, corrections, gaps } = rows.anomalies;
+    let missing = unmatched_frees + missed_frees + corrections + gaps;
+    if missing > 0 {
+        let requested_bytes = missing as i64;
+        rows.add(Row {
+            event: EventName::Lost,
+            api: "memtrace",
+            source: SOURCE,
+            requested_bytes,
+            name: MISSING,
+            ..Row::default()
+        })?;
     }
     let steps = format!("steps={}", snapshot.model.step_ends.len());
     let end =

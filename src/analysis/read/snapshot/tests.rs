@@ -205,7 +205,8 @@ fn a_history_that_contradicts_the_blocks_ends_with_the_blocks() {
         vec![event("segment_alloc", 4096, 1 << 40, 1)],
     ] {
         let rows = memory(&file(&segments, &events));
-        assert!(rows.last().unwrap().ends_with(" 512 512 2097152"), "{rows:?}");
+        let [.., end, lost] = rows.as_slice() else { panic!("{rows:?}") };
+        assert!(end.ends_with(" 512 512 2097152") && lost.starts_with("lost "), "{rows:?}");
     }
 }
 
@@ -280,6 +281,22 @@ fn segments_and_blocks_that_cannot_be_are_refused() {
     refused(&[with(segment(0, 1024, &[free(0, 1024)]), "blocks", list(&[int(1)]))], "a block has no state");
     let unknown = block(0, 1024, "haunted");
     refused(&[segment(0, 1024, &[unknown])], "unknown state");
+}
+
+#[test]
+fn a_segment_whose_sums_are_not_those_of_its_blocks_is_noted() {
+    let blocks = [block(0, 512, "active_allocated"), block(512, 512, "active_pending_free")];
+    let meta = |allocated: i64, active: i64| {
+        let sums = with(segment(0, 1024, &blocks), "allocated_size", int(allocated));
+        let model = Model::read(file(&[with(sums, "active_size", int(active))], &[]).as_slice()).unwrap();
+        Snapshot::new(model, Path::new("x.pickle")).meta
+    };
+    let note = "1 segment has other sums than the blocks in it";
+    let is_noted =
+        |allocated, active| meta(allocated, active).degraded.iter().any(|text| text.contains(note));
+    assert!(!is_noted(512, 1024));
+    assert!(is_noted(1024, 1024));
+    assert!(is_noted(512, 512));
 }
 
 #[test]
