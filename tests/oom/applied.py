@@ -5,6 +5,7 @@ is applied to the classes of PyTorch, so that the program needs no switch of its
 """
 
 import functools
+import os
 import runpy
 import sys
 
@@ -40,7 +41,7 @@ def checkpoint_modules(patterns):
     done = set()
 
     def takes(form, path):
-        names = path.split(".")
+        names = path.removeprefix("module.").split(".")  # of DataParallel and its like
         return len(names) == len(form) and all(a in ("*", b) for a, b in zip(form, names))
 
     def change(root):
@@ -59,7 +60,30 @@ def checkpoint_modules(patterns):
 
 
 def autocast():
-    each_root(lambda root: torch.autocast("cuda", torch.bfloat16))
+    """Autocast from the first call of a module to the backward, so that it has the loss, too."""
+    entered = []
+
+    def enter(root):
+        def wrap(forward):
+            def called(*args, **kwargs):
+                if not entered and not torch.is_autocast_enabled("cuda"):
+                    entered.append(torch.autocast("cuda", torch.bfloat16))
+                    entered[0].__enter__()
+                return forward(*args, **kwargs)
+
+            return called
+
+        return wrap
+
+    backward = torch.Tensor.backward
+
+    def leave(*args, **kwargs):
+        while entered:
+            entered.pop().__exit__(None, None, None)
+        return backward(*args, **kwargs)
+
+    torch.Tensor.backward = leave
+    each_root(enter)
 
 
 def bfloat16():
@@ -85,12 +109,14 @@ def optimizer(name):
     def arguments(args, kwargs):
         return {"lr": kwargs.get("lr", args[0] if args else 1e-3)}
 
-    class InBackward:
+    class InBackward(torch.optim.Optimizer):
         """Steps each parameter as soon as its gradient is there."""
 
-        def __init__(self, parameters, *args, **kwargs):
-            make = functools.partial(adamw, **arguments(args, kwargs))
-            self.all = {p: make([p]) for p in parameters if p.requires_grad}
+        def __init__(self, parameters, **kwargs):
+            super().__init__(parameters, kwargs)
+            self.all = {
+                p: adamw([p], **kwargs) for group in self.param_groups for p in group["params"] if p.requires_grad
+            }
             for p in self.all:
                 p.register_post_accumulate_grad_hook(self.update)
 
@@ -98,10 +124,7 @@ def optimizer(name):
             self.all[p].step()
             self.all[p].zero_grad()
 
-        def step(self):
-            pass
-
-        def zero_grad(self):
+        def step(self, closure=None):
             pass
 
     def make(params, *args, **kwargs):
@@ -116,12 +139,22 @@ def optimizer(name):
         other = {"adafactor": torch.optim.Adafactor, "sgd": torch.optim.SGD, "in-backward": InBackward}[name]
         return other(params, **arguments(args, kwargs))
 
-    torch.optim.AdamW = make
+    replace_adamw(make)
+
+
+def replace_adamw(make):
+    """Has `torch.optim.AdamW(...)` return `make(...)`; it stays a class, which trainers ask for."""
+
+    class AdamW(torch.optim.AdamW):
+        def __new__(cls, params, *args, **kwargs):
+            return make(params, *args, **kwargs)
+
+    torch.optim.AdamW = AdamW
 
 
 def fused():
     adamw = torch.optim.AdamW
-    torch.optim.AdamW = lambda params, **kwargs: adamw(params, **(kwargs | {"fused": True}))
+    replace_adamw(lambda params, *args, **kwargs: adamw(params, *args, **(kwargs | {"fused": True})))
 
 
 change, *argv = sys.argv[1:]
@@ -135,4 +168,5 @@ option, _, value = change.partition(" ")
     "fused": fused,
 }[option]()
 sys.argv = argv
+sys.path.insert(0, os.path.dirname(os.path.abspath(argv[0])))
 runpy.run_path(argv[0], run_name="__main__")

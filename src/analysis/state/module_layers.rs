@@ -11,7 +11,7 @@ use crate::read::symbols::{Symbol, SymbolTable};
 
 /// Numbered children of one class are layers if there are at least this many.
 const FEWEST_OF_ONE_CLASS: usize = 2;
-/// Numbered children without a known class are layers if there are more than this.
+/// Numbered children without a known class, or some of one class, are layers if there are more than this.
 const MOST_APART: usize = 8;
 /// The `source` of ranges in traces without classes.
 const NO_CLASS: &str = "libmemtrace.so";
@@ -74,8 +74,10 @@ struct Numbered<'a> {
 
 impl Numbered<'_> {
     fn are_layers(&self) -> bool {
-        let is_one_class = self.classes.len() == 1 && !self.classes.contains(&None);
-        self.numbers.len() >= FEWEST_OF_ONE_CLASS && is_one_class || self.numbers.len() > MOST_APART
+        let known = self.classes.iter().flatten().count();
+        let is_one_class = known == 1 && self.classes.len() == 1;
+        self.numbers.len() >= FEWEST_OF_ONE_CLASS && is_one_class
+            || self.numbers.len() > MOST_APART && known <= 1
     }
 }
 
@@ -181,6 +183,14 @@ mod tests {
         };
         assert_eq!(of(8), "GPT.h.3.mlp.fc");
         assert_eq!(of(9), "GPT.h.*.mlp.fc");
+    }
+
+    #[test]
+    fn many_modules_of_several_classes_stay_apart() {
+        let classes = [Some("Conv2d"), Some("BatchNorm2d"), Some("LeakyReLU")];
+        let paths: Vec<String> = (0..12).map(|n| format!("Discriminator.main.{n}")).collect();
+        let modules: Vec<_> = paths.iter().map(String::as_str).zip(classes.into_iter().cycle()).collect();
+        assert_eq!(joined(&modules, "Discriminator.main.8"), "Discriminator.main.8");
     }
 
     #[test]

@@ -404,12 +404,15 @@ impl<'a> OomCase<'a> {
         format!("{most}{}", units.show(self.facts.room))
     }
 
-    /// The bytes that lacked, when a real card may have them, because its context may be smaller.
+    /// The bytes that lacked, when a real card may have them, because its context may be smaller, and nothing says that
+    /// the rest of the step would not fit there.
     fn lacking_inside_range(&self) -> Option<i64> {
-        let context = self.context?;
-        let lacking = self.facts.segment - self.facts.room;
-        (self.cause != Cause::Limit && lacking > 0 && lacking <= context.here - context.least)
-            .then_some(lacking)
+        let (context, facts) = (self.context?, &self.facts);
+        let lacking = facts.segment - facts.room;
+        let range = context.here - context.least;
+        let whole = facts.needed.unwrap_or(0).max(facts.needs_at_least() + facts.to_come);
+        let is_inside = lacking > 0 && lacking <= range && whole <= facts.capacity + range;
+        (self.cause != Cause::Limit && is_inside).then_some(lacking)
     }
 
     /// Why, with the figures that prove it: a sentence without a full stop.
@@ -549,6 +552,9 @@ impl<'a> OomCase<'a> {
         for change in advised {
             printer.plain(format!("  try: {}", self.advised_line(change, units)));
         }
+        for advice in self.tries_if() {
+            printer.plain(format!("  try: {advice}"));
+        }
         if let (Some(lacking), Some(context)) = (self.lacking_inside_range(), self.context) {
             printer.plain(format!(
                 "inside the range: {} lacked, and the context of a real card may take {} to {} (here {}), so \
@@ -608,7 +614,7 @@ impl<'a> OomCase<'a> {
             "injected": self.cause == Cause::Injected,
             "because": self.because(Unit::B),
             "remarks": self.remarks(Unit::B),
-            "try": self.tries(Unit::B),
+            "try": Value::from([self.tries(Unit::B), self.tries_if()].concat()),
             "differences": self.differences.iter().map(Difference::json).collect::<Vec<_>>(),
             "inside_range": self.lacking_inside_range().is_some(),
             "context_range_bytes": self.context.map(|context| [context.least, context.most]),

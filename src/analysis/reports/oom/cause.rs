@@ -369,6 +369,10 @@ impl Facts {
         if 2 * self.kv_cache.max(self.inputs) >= holder.bytes {
             return None;
         }
+        if text("kind") == "unnamed" && last >= self.step {
+            // A running call of a library may hold it, such as a checkpoint's backward.
+            return None;
+        }
         if holder.tensors >= FEWEST_GATHERED {
             let saves = self.holders.iter().any(|holder| holder.text("file").contains("state_dict"));
             return Some(if saves { Kept::FullState } else { Kept::Gathered });
