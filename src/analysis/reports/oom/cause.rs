@@ -369,13 +369,13 @@ impl Facts {
         if 2 * self.kv_cache.max(self.inputs) >= holder.bytes {
             return None;
         }
-        if text("kind") == "unnamed" && last >= self.step {
-            // A running call of a library may hold it, such as a checkpoint's backward.
-            return None;
-        }
         if holder.tensors >= FEWEST_GATHERED {
-            let saves = self.holders.iter().any(|holder| holder.text("file").contains("state_dict"));
-            return Some(if saves { Kept::FullState } else { Kept::Gathered });
+            if self.holders.iter().any(|holder| holder.text("file").contains("state_dict")) {
+                return Some(Kept::FullState);
+            }
+            // A running call of a library may hold what no name reaches, such as a checkpoint's backward.
+            let is_of_call = text("kind") == "unnamed" && last >= self.step;
+            return (!is_of_call).then_some(Kept::Gathered);
         }
         let is_enough = holder.bytes >= self.lacking() && self.larger_step().is_none();
         (first >= 0 && last < self.step && is_enough).then_some(Kept::EarlierResult)
