@@ -49,7 +49,7 @@ impl Report for Frag {
         let mut json = Vec::new();
         for trace in &input.traces {
             let known = flow_categories(trace, options)?;
-            let Some((replayed, held)) = fragmentation(trace, at, options, known)? else { continue };
+            let Some((replayed, held)) = fragmentation(trace, &at, options, known)? else { continue };
             footer.add_reading(trace, &replayed);
             for state in held {
                 if json.is_empty() {
@@ -82,7 +82,7 @@ impl Report for Frag {
 /// When the trace cannot be read.
 pub(crate) fn fragmentation(
     trace: &TraceFile,
-    at: NamedMoment,
+    at: &NamedMoment,
     options: &Options,
     known: KnownCategories,
 ) -> Result<Option<(Replayed, Vec<Fragmentation>)>> {

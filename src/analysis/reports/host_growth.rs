@@ -49,7 +49,7 @@ impl HostGrowth {
     /// Finds the parts that grow. Returns `None` for a trace with too few samples.
     pub(super) fn new(memory: &HostMemory) -> Option<HostGrowth> {
         // A program that ends gives its memory back; that is no part of the trend.
-        let highest = memory.quick_at(NamedMoment::Peak(Metric::Used)).map_or(0, |sample| sample.when.ts_ns);
+        let highest = memory.quick_at(&NamedMoment::Peak(Metric::Used)).map_or(0, |sample| sample.when.ts_ns);
         let end_ns = memory.last.ts_ns.max(highest);
         let full: Vec<_> = memory.whole().filter(|full| full.when.ts_ns <= end_ns).collect();
         let mut names: Vec<&str> =

@@ -132,7 +132,7 @@ impl<'a> Killed<'a> {
             _ => self.when,
         };
         let at = NamedMoment::Time(end.ts_ns);
-        let Some(last) = self.memory.quick_at(at) else {
+        let Some(last) = self.memory.quick_at(&at) else {
             return vec!["the host's memory is unknown: no sample was taken".to_owned()];
         };
         let (container, machine) = (last.container, last.machine);
@@ -147,7 +147,7 @@ impl<'a> Killed<'a> {
                  {ago} before"
             ));
         }
-        let Some(state) = HostState::new(self.memory, at) else {
+        let Some(state) = HostState::new(self.memory, &at) else {
             all.push("what held it is unknown: no full sample was taken".to_owned());
             return all;
         };

@@ -43,6 +43,7 @@ impl Report for Peak {
             ("peak --by module out", "who held the memory at the peak"),
             ("peak --by module --depth 2 --apart out", "each layer by itself, to the second level"),
             ("peak --each step out", "the peak of every step"),
+            ("peak --at mark:loaded out", "what is live at a mark of the script"),
             ("peak --at end --by category out", "what is live at the end"),
             ("peak --mem-tracker --at step:3 out", "PyTorch's MemTracker table at the end of step 3"),
         ]

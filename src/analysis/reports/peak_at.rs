@@ -48,7 +48,8 @@ impl Report for PeakAt {
         let mut best: Option<(&TraceFile, Replayed, Device)> = None;
         for trace in &input.traces {
             let known = flow_categories(trace, options)?;
-            let Some(replayed) = replay_to_moment(trace, at, by.columns(), options, known, |_, _| {})? else {
+            let Some(replayed) = replay_to_moment(trace, &at, by.columns(), options, known, |_, _| {})?
+            else {
                 continue;
             };
             footer.add_reading(trace, &replayed);

@@ -1,4 +1,4 @@
-//! `memtrace peak --each`: the peak of each phase, step or module, with its owner and op.
+//! `memtrace peak --each`: the peak of each phase, step or module, with its owner and op; or the memory at each mark.
 
 use std::collections::BTreeMap;
 
@@ -19,6 +19,7 @@ use crate::state::block::Owner;
 use crate::state::categories::KnownCategories;
 use crate::state::device::Moment;
 use crate::state::group::{APART, DEPTH};
+use crate::state::marks::{self, is_mark};
 use crate::state::module_layers::Layers;
 use crate::state::replay::{HOST, Metric, Replay};
 use crate::state::replay_trace::{Replayed, replay_trace};
@@ -29,8 +30,9 @@ pub(super) const EACH: Flag = Flag {
     name: "each",
     value: Some("KIND"),
     default: "",
-    choices: &["phase", "step", "module"],
-    help: "List the peak of each phase, step or module (with the modules below it), with its owner and op",
+    choices: &["phase", "step", "module", "mark"],
+    help: "List the peak of each phase, step or module (with the modules below it), with its owner and op; or \
+           allocated memory at each mark",
 };
 
 /// The part of a run that a peak belongs to.
@@ -39,6 +41,8 @@ enum Part {
     /// A phase or a module.
     Named(Symbol),
     Step(i64),
+    /// A mark, and its number among those of its name.
+    Mark(Symbol, u64),
 }
 
 /// The peaks of one device.
@@ -53,7 +57,7 @@ impl Report for PeakEach {
     }
 
     fn about(&self) -> &'static str {
-        "List the peak of each phase, step or module"
+        "List the peak of each phase, step or module, or the memory at each mark"
     }
 
     fn flags(&self) -> &'static [Flag] {
@@ -74,18 +78,21 @@ fn answer(input: &Input, options: &Options) -> Result<Answer> {
     let mut printer = options.printer();
     let mut footer = Footer::new(input);
     let mut processes = Vec::new();
+    let columns = if kind == "mark" { marks::COLUMNS.and(Columns::of(&["ts_ns"])) } else { Columns::of(&[]) };
     for (index, trace) in input.traces.iter().enumerate() {
         let mut devices: BTreeMap<i32, Peaks> = BTreeMap::new();
+        let mut marks = FxHashMap::default();
         let known = KnownCategories::default();
         let replayed =
-            replay_trace(trace, Columns::of(&[]), options, Metric::Allocated, known, |row, replay| {
-                feed(&mut devices, kind, row, replay);
+            replay_trace(trace, columns, options, Metric::Allocated, known, |row, replay| match kind {
+                "mark" => feed_mark(&mut devices, &mut marks, row, replay),
+                _ => feed(&mut devices, kind, row, replay),
             })?;
         let ordinal = replayed.fullest(Metric::Allocated, options).map(|device| device.ordinal);
         footer.add(trace, &replayed, ordinal);
         process_heading(&mut printer, input, index);
         let peaks = ordinal.and_then(|ordinal| devices.remove(&ordinal)).unwrap_or_default();
-        let rows = sorted(named(&peaks, kind, depth, options, &replayed));
+        let rows = sorted(named(&peaks, kind, depth, options, &replayed), kind);
         print(&mut printer, kind, &rows, &replayed, options);
         processes.push(json!({
             "file": trace.path.display().to_string(),
@@ -117,6 +124,27 @@ fn feed(devices: &mut BTreeMap<i32, Peaks>, kind: &str, row: &Record, replay: &R
     }
 }
 
+fn feed_mark(
+    devices: &mut BTreeMap<i32, Peaks>,
+    counts: &mut FxHashMap<Symbol, u64>,
+    row: &Record,
+    replay: &Replay,
+) {
+    if !is_mark(row, &replay.symbols) {
+        return;
+    }
+    let count = counts.entry(row.name).or_default();
+    *count += 1;
+    if !replay.in_window() {
+        return;
+    }
+    for device in replay.devices().iter().filter(|device| device.ordinal != HOST) {
+        let (bytes, owner) = (device.totals.allocated, Owner::of(row));
+        let moment = Moment { bytes, seq: row.seq, ts_ns: replay.ts_ns, owner, untraced: 0 };
+        devices.entry(device.ordinal).or_default().insert(Part::Mark(row.name, *count), moment);
+    }
+}
+
 /// The name of a part; steps are in order of their number.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Name {
@@ -145,7 +173,7 @@ fn named(
     let symbols = &replayed.symbols;
     let modules = peaks.keys().filter_map(|part| match part {
         Part::Named(module) => Some(*module),
-        Part::Step(_) => None,
+        Part::Step(_) | Part::Mark(..) => None,
     });
     let layers = if options.is_set(APART.name) {
         Layers::default()
@@ -168,6 +196,7 @@ fn named(
 fn names(part: Part, kind: &str, depth: Option<usize>, layers: &Layers, symbols: &SymbolTable) -> Vec<Name> {
     match part {
         Part::Step(step) => vec![Name::Step(step)],
+        Part::Mark(name, count) => vec![Name::Text(format!("{}#{count}", symbols.get(name)))],
         Part::Named(phase) if kind == "phase" => vec![Name::Text(symbols.or(phase, NO_PHASE))],
         Part::Named(module) => {
             let path = layers.joined(&symbols.or(module, NO_MODULE));
@@ -177,10 +206,12 @@ fn names(part: Part, kind: &str, depth: Option<usize>, layers: &Layers, symbols:
     }
 }
 
-/// Steps in their order, phases and modules by their peaks.
-fn sorted(peaks: BTreeMap<Name, Moment>) -> Vec<(Name, Moment)> {
+/// Steps and marks in their order, phases and modules by their peaks.
+fn sorted(peaks: BTreeMap<Name, Moment>, kind: &str) -> Vec<(Name, Moment)> {
     let mut rows: Vec<(Name, Moment)> = peaks.into_iter().collect();
-    if !matches!(rows.first(), Some((Name::Step(_), _))) {
+    if kind == "mark" {
+        rows.sort_by_key(|(_, moment)| moment.seq);
+    } else if !matches!(rows.first(), Some((Name::Step(_), _))) {
         rows.sort_by_key(|(_, moment)| std::cmp::Reverse(moment.bytes));
     }
     rows
@@ -188,13 +219,21 @@ fn sorted(peaks: BTreeMap<Name, Moment>) -> Vec<(Name, Moment)> {
 
 fn print(printer: &mut Printer, kind: &str, rows: &[(Name, Moment)], replayed: &Replayed, options: &Options) {
     if rows.is_empty() {
-        printer.plain("No memory tracked.");
+        printer.plain(if kind == "mark" {
+            "no mark with memory on a GPU; memtrace.mark and torch.cuda.nvtx.mark write one"
+        } else {
+            "No memory tracked."
+        });
         return;
     }
-    // The column of the part itself would be there twice.
-    let others: Vec<&str> =
-        ["step", "phase", "op", "module"].into_iter().filter(|name| *name != kind).collect();
-    let mut columns = vec![(kind, Side::Left), ("peak", Side::Right), ("at", Side::Right)];
+    // The column of the part itself would be there twice, and a mark is outside every op.
+    let is_mark = kind == "mark";
+    let others: Vec<&str> = ["step", "phase", "op", "module"]
+        .into_iter()
+        .filter(|name| *name != kind && !(is_mark && *name == "op"))
+        .collect();
+    let figure = if is_mark { "allocated" } else { "peak" };
+    let mut columns = vec![(kind, Side::Left), (figure, Side::Right), ("at", Side::Right)];
     let side = |name: &str| if name == "step" { Side::Right } else { Side::Left };
     columns.extend(others.iter().map(|name| (*name, side(name))));
     // A module's peak may be in a module below it.

@@ -76,7 +76,7 @@ impl Report for PeakMemTracker {
             } else {
                 let Some(replayed) = replay_to_moment(
                     trace,
-                    at.parse()?,
+                    &at.parse()?,
                     Columns::of(&["rounded_bytes"]),
                     options,
                     flow_categories(trace, options)?,

@@ -100,7 +100,7 @@ impl Report for Serving {
             &[
                 Flag {
                     default: "peak",
-                    help: "peak, used-peak, reserved-peak, oom, end, step:N (its end) or a time such as 1.5s",
+                    help: "peak, used-peak, reserved-peak, oom, end, step:N (its end), mark:NAME or a time such as 1.5s",
                     ..moment::FLAG
                 },
                 TOKENS,
@@ -117,7 +117,7 @@ impl Report for Serving {
         let mut devices: BTreeMap<(String, i32), Device> = BTreeMap::new();
         for trace in &input.traces {
             let (later, profile) = read_whole(trace, options)?;
-            let Some((replayed, states)) = states_at(trace, at, options, &later)? else { continue };
+            let Some((replayed, states)) = states_at(trace, &at, options, &later)? else { continue };
             footer.add_reading(trace, &replayed);
             footer.note_inference(&replayed);
             for state in states {

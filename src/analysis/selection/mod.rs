@@ -7,7 +7,7 @@
 mod nearest;
 mod pattern;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::path::Path;
 
@@ -21,6 +21,7 @@ use crate::read::record::{Columns, Record, Wanted};
 use crate::read::stream::TraceFile;
 use crate::read::symbols::SymbolTable;
 use crate::render::numbers::{count, duration};
+use crate::state::marks::{self, MarkFinder, MarkName, is_mark};
 use crate::state::moment::{self, NamedMoment};
 use crate::state::replay::{HOST, has_current_step};
 use nearest::Ranges;
@@ -140,7 +141,7 @@ impl Selectors {
             let times = (self.window.from_ns, self.window.to_ns);
             given.push(format!("--window {}", range_text(times, time)));
         }
-        given.extend(self.at.map(|at| format!("--at {}", at_text(at))));
+        given.extend(self.at.as_ref().map(|at| format!("--at {}", at_text(at))));
         given
     }
 
@@ -171,15 +172,18 @@ impl Selectors {
                 _ => fault(selector, "time", content.time()),
             }
         }
-        match self.at {
-            Some(at @ NamedMoment::Step(step)) if !content.steps.has_any((step, step)) => {
-                fault(format!("--at {}", at_text(at)), "steps", content.steps.list(step));
+        match &self.at {
+            Some(at @ NamedMoment::Step(step)) if !content.steps.has_any((*step, *step)) => {
+                fault(format!("--at {}", at_text(at)), "steps", content.steps.list(*step));
             }
-            Some(at @ NamedMoment::Time(ns)) if !content.has_time(ns) => {
+            Some(at @ NamedMoment::Mark(mark)) if !content.at_mark => {
+                fault(format!("--at {}", at_text(at)), "marks and ranges", content.marks_near(mark));
+            }
+            Some(at @ NamedMoment::Time(ns)) if !content.has_time(*ns) => {
                 fault(format!("--at {}", at_text(at)), "time", content.time());
             }
             Some(NamedMoment::Oom) if !content.oom => {
-                let list = "peak, reserved-peak, used-peak, end, step:N, a time such as 1.5s (it has no out-of-memory error)";
+                let list = "peak, reserved-peak, used-peak, end, step:N, mark:NAME, a time such as 1.5s (it has no out-of-memory error)";
                 fault("--at oom".to_owned(), "moments", list.to_owned());
             }
             _ => {}
@@ -218,15 +222,19 @@ fn time(ns: i64) -> String {
     }
 }
 
-fn at_text(at: NamedMoment) -> String {
+fn at_text(at: &NamedMoment) -> String {
     match at {
         NamedMoment::Step(step) => format!("step:{step}"),
-        NamedMoment::Time(ns) => time(ns),
+        NamedMoment::Mark(mark) => format!("mark:{}", mark.0),
+        NamedMoment::Time(ns) => time(*ns),
         NamedMoment::Oom => "oom".to_owned(),
         NamedMoment::End => "end".to_owned(),
         NamedMoment::Peak(_) => "peak".to_owned(),
     }
 }
+
+/// The most names of marks that are kept for an error.
+const MOST_MARKS: usize = 4096;
 
 /// The parts that a trace has, as far as the selectors ask for them.
 #[derive(Default)]
@@ -249,6 +257,10 @@ struct Content {
     oom: bool,
     /// The step of `--at` occurs in the window.
     at_step: bool,
+    /// The mark of `--at` occurs in the window.
+    at_mark: bool,
+    /// The number of marks by name, if `--at` names one.
+    marks: BTreeMap<String, u64>,
 }
 
 impl Content {
@@ -257,12 +269,24 @@ impl Content {
         const COLUMNS: Columns = Columns::of(&["step", "device", "ts_ns"]);
         let mut content = Content::default();
         let mut step = -1;
+        let symbols = SymbolTable::default();
+        let mut finder = match &selectors.at {
+            Some(NamedMoment::Mark(mark)) => Some(MarkFinder::new(mark)),
+            _ => None,
+        };
+        let wanted = match finder {
+            Some(_) => COLUMNS.and(marks::COLUMNS),
+            None => COLUMNS,
+        };
         // A damaged line is the report's to complain about.
-        trace.read(Wanted::all_events(COLUMNS), true, &SymbolTable::default(), |row| {
+        trace.read(Wanted::all_events(wanted), true, &symbols, |row| {
             if has_current_step(row.event) {
                 step = row.step;
             }
             content.feed(row, step, selectors);
+            if let Some(finder) = &mut finder {
+                content.mark(finder, row, &symbols, selectors.window.has(row.ts_ns, step));
+            }
             if content.has(selectors) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })?;
         Ok(content)
@@ -292,11 +316,32 @@ impl Content {
         }
     }
 
+    fn mark(&mut self, finder: &mut MarkFinder<'_>, row: &Record, symbols: &SymbolTable, is_in_window: bool) {
+        self.at_mark |= finder.feed(row, symbols) && is_in_window;
+        if is_mark(row, symbols) {
+            let name = symbols.get(row.name);
+            if self.marks.len() < MOST_MARKS || self.marks.contains_key(&*name) {
+                *self.marks.entry(name.to_string()).or_default() += 1;
+            }
+        }
+    }
+
+    /// The names of the marks, the nearest to `wanted` first; or the numbers of those with this name.
+    fn marks_near(&self, wanted: &MarkName) -> String {
+        let (name, _) = wanted.split();
+        match self.marks.get(name) {
+            Some(1) => name.to_owned(),
+            Some(count) => format!("{name}#1 to {name}#{count}"),
+            None => nearest_names(self.marks.keys().map(String::as_str), name),
+        }
+    }
+
     fn has(&self, selectors: &Selectors) -> bool {
-        let at = match selectors.at {
+        let at = match &selectors.at {
             Some(NamedMoment::Step(_)) => self.at_step,
+            Some(NamedMoment::Mark(_)) => self.at_mark,
             Some(NamedMoment::Time(ns)) => {
-                self.has_time(ns) && (selectors.window.from_ns..=selectors.window.to_ns).contains(&ns)
+                self.has_time(*ns) && (selectors.window.from_ns..=selectors.window.to_ns).contains(ns)
             }
             Some(NamedMoment::Oom) => self.oom,
             Some(NamedMoment::Peak(_) | NamedMoment::End) | None => true,
@@ -335,6 +380,10 @@ impl Content {
         self.after_ns = [self.after_ns, other.after_ns].into_iter().flatten().min();
         self.oom |= other.oom;
         self.at_step |= other.at_step;
+        self.at_mark |= other.at_mark;
+        for (name, count) in other.marks {
+            *self.marks.entry(name).or_default() += count;
+        }
     }
 }
 

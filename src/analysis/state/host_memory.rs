@@ -266,9 +266,9 @@ impl HostMemory {
         }
     }
 
-    /// The quick sample at a moment. Any peak is the highest resident memory.
+    /// The quick sample at a moment, which is no mark. Any peak is the highest resident memory.
     #[must_use]
-    pub fn quick_at(&self, at: NamedMoment) -> Option<&QuickSample> {
+    pub fn quick_at(&self, at: &NamedMoment) -> Option<&QuickSample> {
         let before = |ns: i64| {
             let next = self.quick.partition_point(|sample| sample.when.ts_ns <= ns);
             self.quick.get(next.saturating_sub(1))
@@ -278,8 +278,9 @@ impl HostMemory {
             NamedMoment::Peak(_) => self.quick.iter().rev().max_by_key(|sample| sample.rss),
             NamedMoment::End => self.quick.last(),
             NamedMoment::Oom => before(self.oom_ns?),
-            NamedMoment::Time(ns) => before(ns),
-            NamedMoment::Step(step) => self.quick.iter().rfind(|sample| sample.when.step <= step),
+            NamedMoment::Time(ns) => before(*ns),
+            NamedMoment::Step(step) => self.quick.iter().rfind(|sample| sample.when.step <= *step),
+            NamedMoment::Mark(_) => None,
         }
     }
 
@@ -370,10 +371,10 @@ mod tests {
         assert_eq!(memory.quick.len(), 2);
         let [first, second] = &memory.quick[..] else { panic!() };
         assert_eq!((first.container.left(), second.container.left()), (Some(200), None));
-        assert_eq!(memory.quick_at(NamedMoment::End), Some(second));
-        assert_eq!(memory.quick_at(NamedMoment::Time(15)), Some(first));
-        assert_eq!(memory.quick_at(NamedMoment::Time(0)), Some(first));
-        assert_eq!(memory.quick_at(NamedMoment::Oom), None);
+        assert_eq!(memory.quick_at(&NamedMoment::End), Some(second));
+        assert_eq!(memory.quick_at(&NamedMoment::Time(15)), Some(first));
+        assert_eq!(memory.quick_at(&NamedMoment::Time(0)), Some(first));
+        assert_eq!(memory.quick_at(&NamedMoment::Oom), None);
         // The second list lacks a part, and the third its rows.
         assert_eq!(memory.full_with(second).map(|full| full.when.ts_ns), Some(12));
         assert_eq!(memory.full[0].parts[0].name, "heap");

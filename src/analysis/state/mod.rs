@@ -12,6 +12,7 @@ pub mod layout;
 pub mod levels;
 pub mod live_blocks;
 pub mod live_run;
+pub mod marks;
 pub mod module_layers;
 pub mod moment;
 pub mod op_calls;

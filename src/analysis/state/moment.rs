@@ -11,11 +11,12 @@ use crate::read::stream::TraceFile;
 use crate::state::block::Block;
 use crate::state::categories::KnownCategories;
 use crate::state::last_oom::LastOom;
+use crate::state::marks::{self, MarkName};
 use crate::state::replay::{HOST, Metric, Replay, has_current_step};
 use crate::state::replay_trace::{Replayed, replay_trace, replay_until};
 
 /// A moment of a trace.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NamedMoment {
     /// The highest value of this total.
     Peak(Metric),
@@ -27,6 +28,8 @@ pub enum NamedMoment {
     Time(i64),
     /// The end of this step.
     Step(i64),
+    /// A mark of the program, or the end of one of its ranges.
+    Mark(MarkName),
 }
 
 /// The option `--at`.
@@ -35,7 +38,8 @@ pub const FLAG: Flag = Flag {
     value: Some("MOMENT"),
     default: "",
     choices: &[],
-    help: "peak, reserved-peak, used-peak, oom, end, step:N (its end) or a time such as 1.5s",
+    help: "peak, reserved-peak, used-peak, oom, end, step:N (its end), mark:NAME (the last) or mark:NAME#3, \
+           or a time such as 1.5s",
 };
 
 impl FromStr for NamedMoment {
@@ -52,15 +56,35 @@ impl FromStr for NamedMoment {
         }
         let bad = || {
             Error::usage(format!(
-                "--at {text}: expected peak, reserved-peak, used-peak, oom, end, step:N or a time such as 1.5s"
+                "--at {text}: expected peak, reserved-peak, used-peak, oom, end, step:N, mark:NAME or a time such as \
+                 1.5s"
             ))
         };
         if let Some(step) = text.strip_prefix("step:") {
             return step.parse().map(NamedMoment::Step).map_err(|_| bad());
         }
+        if let Some(name) = text.strip_prefix("mark:") {
+            let is_name = !name.is_empty();
+            return if is_name { Ok(NamedMoment::Mark(MarkName(name.to_owned()))) } else { Err(bad()) };
+        }
         match parse_window(&format!("{text}:")) {
             Ok((from, _)) if from > i64::MIN => Ok(NamedMoment::Time(from)),
             _ => Err(bad()),
+        }
+    }
+}
+
+impl NamedMoment {
+    /// The moment as a time, if it is a mark; otherwise the moment itself. `None` if the trace has no such mark.
+    ///
+    /// # Errors
+    /// When the trace cannot be read.
+    pub fn without_mark(&self, trace: &TraceFile, options: &Options) -> Result<Option<NamedMoment>> {
+        match self {
+            NamedMoment::Mark(mark) => {
+                Ok(marks::find(trace, mark, options)?.map(|row| NamedMoment::Time(row.ts_ns)))
+            }
+            other => Ok(Some(other.clone())),
         }
     }
 }
@@ -75,7 +99,7 @@ impl FromStr for NamedMoment {
 /// When the trace cannot be read.
 pub fn replay_to_moment(
     trace: &TraceFile,
-    at: NamedMoment,
+    at: &NamedMoment,
     columns: Columns,
     options: &Options,
     mut known: KnownCategories,
@@ -97,10 +121,12 @@ pub fn replay_to_moment(
         NamedMoment::Time(ns) => {
             // A replay does not need the time of a free or an op; stopping at a time does.
             let columns = columns.and(Columns::of(&["ts_ns"]));
+            let ns = *ns;
             return replay_until(trace, columns, options, tracked, known, |row| row.ts_ns > ns, visit)
                 .map(Some);
         }
         NamedMoment::Step(step) => {
+            let step = *step;
             return replay_until(trace, columns, options, tracked, known, |row| row.step > step, visit)
                 .map(Some);
         }
@@ -109,17 +135,18 @@ pub fn replay_to_moment(
                 trace,
                 Columns::of(&[]),
                 options,
-                metric,
+                *metric,
                 KnownCategories::default(),
                 |_, _| {},
             )?;
-            replayed.fullest(metric, options).map_or(0, |device| device.peak(metric).seq)
+            replayed.fullest(*metric, options).map_or(0, |device| device.peak(*metric).seq)
         }
         NamedMoment::Oom => {
             let (oom, judged) = last_oom(trace, options, &known)?;
             known = judged;
             oom
         }
+        NamedMoment::Mark(mark) => marks::find(trace, mark, options)?.map_or(0, |row| row.seq),
     };
     if last == 0 {
         return Ok(None);
@@ -175,6 +202,9 @@ mod tests {
         assert_eq!("peak".parse::<NamedMoment>().unwrap(), NamedMoment::Peak(Metric::Allocated));
         assert_eq!("step:3".parse::<NamedMoment>().unwrap(), NamedMoment::Step(3));
         assert_eq!("1.5s".parse::<NamedMoment>().unwrap(), NamedMoment::Time(1_500_000_000));
+        let mark = NamedMoment::Mark(MarkName("after forward#3".to_owned()));
+        assert_eq!("mark:after forward#3".parse::<NamedMoment>().unwrap(), mark);
+        assert!("mark:".parse::<NamedMoment>().unwrap_err().to_string().contains("mark:NAME"));
         assert!("".parse::<NamedMoment>().is_err() && " ".parse::<NamedMoment>().is_err());
         assert!("noon".parse::<NamedMoment>().unwrap_err().to_string().contains("step:N"));
     }

@@ -116,8 +116,8 @@ pub(super) const TERMS: &[Term] = &[
     ),
     term(
         &["op", "ops", "op call"],
-        "The innermost operator of torch that allocated the block: aten::mm. (no op) is memory that \
-         no operator took.",
+        "The innermost operator of torch that allocated the block: aten::mm. In `memtrace ops` it is the \
+         outermost: the one that the program or autograd called. (no op) is memory that no operator took.",
     ),
     term(
         &["phase", "phases"],
@@ -127,6 +127,11 @@ pub(super) const TERMS: &[Term] = &[
         &["step", "steps"],
         "A training step. It ends with the optimizer, or with a mark of the program; what comes after \
          the last one counts to it. In a server it is one forward of the root module.",
+    ),
+    term(
+        &["mark", "marks"],
+        "A named moment of the program: torch.cuda.nvtx.mark or memtrace.mark, or the end of a range of the \
+         program. `--at mark:NAME` shows the memory then.",
     ),
     term(&["range", "ranges"], "A named span of the program: torch.cuda.nvtx.range_push, or memtrace.range."),
     term(
@@ -196,6 +201,7 @@ pub(super) const TERMS: &[Term] = &[
     term(&["type"], "The class of the module, such as Linear. A module that was never called has none."),
     term(&["recomputed"], "Forwards that a checkpoint ran again during the backward."),
     term(&["calls"], "The number of calls of a module, an operator or a function of CUDA."),
+    term(&["largest call"], "The bytes that the call which allocated the most took."),
     term(&["took"], "The duration of the call; in `memtrace fit` that of a run, or of the runs of a row."),
     term(&["runs"], "How often `memtrace fit` ran the program for a row."),
     term(

@@ -63,7 +63,7 @@ impl Export for Digest {
         let Reading { whole: replayed, found, .. } =
             findings(trace, job.options, flow.clone(), |row, replay| steps.feed(row, replay, job.options))?;
         let at_peak = NamedMoment::Peak(Metric::Reserved);
-        let held = fragmentation(trace, at_peak, job.options, flow)?.map_or_else(Vec::new, |(_, held)| held);
+        let held = fragmentation(trace, &at_peak, job.options, flow)?.map_or_else(Vec::new, |(_, held)| held);
         let mut rows = vec![process(&replayed, &found)];
         for device in replayed.gpus(job.options) {
             rows.push(device_row(trace, &replayed, device, &held, &steps));

@@ -58,14 +58,15 @@ pub(in crate::reports) fn part_about(name: &str) -> (&'static str, &'static str)
 }
 
 /// Answers `memtrace ledger --host`.
-pub(super) fn answer(input: &Input, at: NamedMoment, options: &Options) -> Result<Answer> {
+pub(super) fn answer(input: &Input, at: &NamedMoment, options: &Options) -> Result<Answer> {
     let mut printer = options.printer();
     let footer = Footer::new(input);
     let mut json = Vec::new();
     let mut has_quick = false;
     for trace in &input.traces {
         let memory = HostMemory::read(trace, options)?;
-        let Some(state) = HostState::new(&memory, at) else {
+        let moment = at.without_mark(trace, options)?;
+        let Some(state) = moment.and_then(|moment| HostState::new(&memory, &moment)) else {
             has_quick |= !memory.quick.is_empty();
             continue;
         };
@@ -109,7 +110,7 @@ const NEAR_PEAK: f64 = 0.97;
 
 impl<'a> HostState<'a> {
     /// The state at a moment; `None` without samples, or when there is no such moment.
-    pub(in crate::reports) fn new(memory: &'a HostMemory, at: NamedMoment) -> Option<HostState<'a>> {
+    pub(in crate::reports) fn new(memory: &'a HostMemory, at: &NamedMoment) -> Option<HostState<'a>> {
         let highest = memory.whole().rev().max_by_key(|full| full.total.rss)?;
         let quick = memory.quick_at(at);
         if matches!(at, NamedMoment::Oom) && quick.is_none() {

@@ -56,7 +56,7 @@ impl Report for Ledger {
             &[
                 Flag {
                     default: "used-peak",
-                    help: "used-peak, peak, reserved-peak, oom, end, step:N (its end) or a time such as 1.5s",
+                    help: "used-peak, peak, reserved-peak, oom, end, step:N (its end), mark:NAME or a time such as 1.5s",
                     ..moment::FLAG
                 },
                 HOST,
@@ -68,14 +68,14 @@ impl Report for Ledger {
         let input = &inputs[0];
         let at: NamedMoment = options.text(moment::FLAG.name).parse()?;
         if options.is_set(HOST.name) {
-            return host::answer(input, at, options);
+            return host::answer(input, &at, options);
         }
         let mut printer = options.printer();
         let mut footer = Footer::new(input);
         let mut json = Vec::new();
         let mut held = Vec::new();
         for trace in &input.traces {
-            let Some((replayed, states)) = states_at(trace, at, options, &Later::default())? else {
+            let Some((replayed, states)) = states_at(trace, &at, options, &Later::default())? else {
                 continue;
             };
             footer.add_reading(trace, &replayed);
@@ -180,7 +180,7 @@ impl Later {
 /// when the trace does not reach the moment. The categories of `later` replace those of then.
 pub(super) fn states_at(
     trace: &TraceFile,
-    at: NamedMoment,
+    at: &NamedMoment,
     options: &Options,
     later: &Later,
 ) -> Result<Option<(Replayed, Vec<LedgerState>)>> {

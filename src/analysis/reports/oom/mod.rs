@@ -70,7 +70,7 @@ impl Report for Oom {
             ]));
             let replayed = replay_to_moment(
                 trace,
-                NamedMoment::Oom,
+                &NamedMoment::Oom,
                 columns,
                 options,
                 flow_categories(trace, options)?,
