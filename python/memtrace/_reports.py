@@ -142,7 +142,7 @@ def modules(trace: Trace = DEFAULT, **options: Any) -> Answer:
 
 
 def ops(trace: Trace = DEFAULT, **options: Any) -> Answer:
-    """The ops that allocated the most memory, as torch's MemoryTracker lists them, and the retries.
+    """The ops that allocated the most memory, by op and module and by call, and the retries.
 
     With `actions=True` the blocks created, changed in place and destroyed, by torch.profiler's categories.
     `options` are those of `memtrace ops`, with `_` for `-`."""

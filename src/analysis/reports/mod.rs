@@ -24,6 +24,7 @@ mod mem_tracker;
 mod modules;
 mod oom;
 mod ops;
+mod ops_allocated;
 mod peak;
 mod peak_at;
 mod peak_each;

@@ -1,8 +1,8 @@
-//! `memtrace ops`: the ops that allocated the most memory, as PyTorch's `MemoryTracker` lists them.
+//! `memtrace ops`: the ops that allocated the most memory, by op and module and by call.
 //!
-//! With `op` rows (`MEMTRACE_OPS=all`), the delta of an op is the difference of `allocated` between its end
-//! and the end of the previous op, as in `MemoryTracker`; the first op has none. Without them, the report
-//! sums the allocations of each op, and says so.
+//! With `--legacy` the list is that of PyTorch's `MemoryTracker`: the delta of an op is the difference of `allocated`
+//! between its end and the end of the previous op, so memory that is freed before the end does not count, and the
+//! first op has no delta.
 //!
 //! Compared with `MemoryTracker` in the same process, the series is identical to the byte. So are the names
 //! with the overloads of `MEMTRACE_OPS=io` ([`OpCall::name`]).
@@ -12,6 +12,7 @@ use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
 use super::actions::{ACTIONS, Actions};
+use super::ops_allocated::{allocated_json, print_allocated};
 use super::report::{Answer, Report, View, next};
 use crate::error::Result;
 use crate::options::{Flag, Options};
@@ -19,12 +20,13 @@ use crate::profile::flow_categories;
 use crate::read::input::Input;
 use crate::read::record::Record;
 use crate::read::stream::TraceFile;
-use crate::read::symbols::{NO_MODULE, NO_OP, NO_PHASE, Symbol, SymbolTable};
+use crate::read::symbols::{NO_MODULE, NO_OP, Symbol, SymbolTable};
 use crate::render::footer::Footer;
 use crate::render::heading::process_heading;
-use crate::render::numbers::step_or_dash;
-use crate::render::numbers::{count, counted};
-use crate::render::printer::{Cell, Printer, Side, Style, Table};
+use crate::render::numbers::counted;
+use crate::render::printer::Printer;
+use crate::state::group::APART;
+use crate::state::op_allocations::{self, OpAllocations};
 use crate::state::op_calls::{self, MB, OpCall, OpCalls};
 use crate::state::replay::{Metric, Replay, Totals};
 use crate::state::replay_trace::{Replayed, replay_trace};
@@ -38,13 +40,14 @@ impl Report for OpsReport {
     }
 
     fn about(&self) -> &'static str {
-        "List the ops that allocated the most memory, as MemoryTracker does, and the retries"
+        "List the ops that allocated the most memory, by op and module and by call, and the retries"
     }
 
     fn examples(&self) -> &'static [(&'static str, &'static str)] {
         &[
             ("ops out", "the ops that allocated the most"),
-            ("ops --legacy out", "in MemoryTracker's own words"),
+            ("ops --nested out", "by the innermost op"),
+            ("ops --legacy out", "MemoryTracker's list, in its own words"),
             ("ops --actions out", "blocks created, changed and destroyed, as torch.profiler counts them"),
         ]
     }
@@ -52,7 +55,12 @@ impl Report for OpsReport {
     fn flags(&self) -> &'static [Flag] {
         const {
             &[
-                Flag::switch("legacy", "Print MemoryTracker's text, with its numbered names of ops"),
+                Flag::switch("nested", "Count a block for the innermost op, not for the op that was called"),
+                APART,
+                Flag::switch(
+                    "legacy",
+                    "Print MemoryTracker's text and numbered names: growth from one op's end to the next",
+                ),
                 Flag::switch(
                     "series",
                     "With --json: add allocated, active and reserved after every op, and the markers",
@@ -74,7 +82,7 @@ impl Report for OpsReport {
             let mut ops = Ops::new(options);
             let replayed = replay_trace(
                 trace,
-                op_calls::COLUMNS,
+                op_calls::COLUMNS.and(op_allocations::COLUMNS),
                 options,
                 Metric::Allocated,
                 flow_categories(trace, options)?,
@@ -85,6 +93,7 @@ impl Report for OpsReport {
                 },
             )?;
             footer.add(trace, &replayed, replayed.fullest(Metric::Allocated, options).map(|d| d.ordinal));
+            ops.allocations.end();
             process_heading(&mut printer, input, index);
             ops.print(&mut printer, &replayed, options);
             json.push(ops.json(trace, &replayed, options));
@@ -100,7 +109,12 @@ impl Report for OpsReport {
     }
 }
 
-/// The allocations of one op, for traces without op rows.
+/// The most ops of MemoryTracker's list without `--top`, as MemoryTracker prints them.
+const TOP: usize = 20;
+/// The most lines of each table without `--top`: both fit one screen.
+const EACH_TOP: usize = 15;
+
+/// The allocations of one op.
 #[derive(Clone, Copy, Default)]
 struct Sum {
     bytes: i64,
@@ -116,7 +130,9 @@ struct Ops {
     /// The largest deltas so far.
     largest: Vec<(i64, OpCall)>,
     series: Vec<Totals>,
+    /// By the innermost op, whatever the options are.
     sums: FxHashMap<(Symbol, Symbol), Sum>,
+    allocations: OpAllocations,
 }
 
 impl Ops {
@@ -126,10 +142,15 @@ impl Ops {
             device: options.device,
             legacy: options.is_set("legacy"),
             keep_series: options.is_set("series"),
-            top: options.top.unwrap_or(20),
+            top: options.top.unwrap_or(TOP),
             largest: Vec::new(),
             series: Vec::new(),
             sums: FxHashMap::default(),
+            allocations: OpAllocations::new(
+                options.device,
+                options.is_set("nested"),
+                options.top.unwrap_or(EACH_TOP),
+            ),
         }
     }
 
@@ -140,6 +161,7 @@ impl Ops {
             sum.bytes += row.delta_bytes;
             sum.blocks += 1;
         }
+        self.allocations.feed(row, replay);
         let Some(call) = self.calls.feed(row, replay) else { return };
         if call.index == 0 {
             self.largest.clear();
@@ -163,29 +185,7 @@ impl Ops {
             self.print_legacy(printer, &replayed.symbols);
             return;
         }
-        if self.calls.count == 0 {
-            self.print_sums(printer, replayed, options);
-            return;
-        }
-        let mut table = Table::new(&[
-            ("added", Side::Right),
-            ("op call", Side::Right),
-            ("step", Side::Right),
-            ("phase", Side::Left),
-            ("op", Side::Left),
-            ("module", Side::Left),
-        ]);
-        for (delta, op) in &self.largest {
-            table.row([
-                Cell::new(options.units.show(*delta).to_string(), Style::Strong),
-                count(op.index as u64).into(),
-                step_or_dash(op.step).into(),
-                replayed.symbols.or(op.phase, NO_PHASE).into(),
-                replayed.symbols.or(op.op, NO_OP).into(),
-                replayed.symbols.or(op.module, NO_MODULE).into(),
-            ]);
-        }
-        printer.table(&table);
+        print_allocated(printer, &self.allocations, replayed, options);
         printer.plain(format!(
             "{}, {} (inferred)",
             counted(self.calls.count as u64, "op call"),
@@ -212,29 +212,6 @@ impl Ops {
             .collect();
         sums.sort_by(|a, b| b.2.bytes.cmp(&a.2.bytes).then_with(|| (&a.0, &a.1).cmp(&(&b.0, &b.1))));
         sums
-    }
-
-    fn print_sums(&self, printer: &mut Printer, replayed: &Replayed, options: &Options) {
-        printer.plain(
-            "this trace has no op rows (MEMTRACE_OPS=all writes them); the sum of the allocations of each \
-             op:",
-        );
-        let mut table = Table::new(&[
-            ("allocated", Side::Right),
-            ("blocks", Side::Right),
-            ("op", Side::Left),
-            ("module", Side::Left),
-        ]);
-        for (op, module, sum) in self.sorted_sums(&replayed.symbols).into_iter().take(self.top) {
-            table.row([
-                Cell::new(options.units.show(sum.bytes).to_string(), Style::Strong),
-                count(sum.blocks).into(),
-                op.into(),
-                module.into(),
-            ]);
-        }
-        printer.table(&table);
-        printer.plain(format!("{} (inferred)", counted(self.calls.retries(), "allocation retry")));
     }
 
     fn json(&self, trace: &TraceFile, replayed: &Replayed, options: &Options) -> Value {
@@ -270,6 +247,7 @@ impl Ops {
             "top": top,
             "allocated_by_op": sums,
         });
+        allocated_json(&mut value, &self.allocations, replayed, options);
         if options.is_set("series") {
             let column = |get: fn(&Totals) -> i64| self.series.iter().map(get).collect::<Vec<_>>();
             value["series"] = json!({

@@ -15,6 +15,7 @@ pub mod live_run;
 pub mod marks;
 pub mod module_layers;
 pub mod moment;
+pub mod op_allocations;
 pub mod op_calls;
 pub mod problems;
 pub mod progress;

@@ -1,0 +1,222 @@
+//! The bytes that each call of an op allocated itself, whether they were freed again or not.
+//!
+//! The row of an op follows the rows of the blocks that it allocated. A block belongs to the outermost op with a row
+//! that was running on its thread: the op that the program or autograd called.
+
+use memtrace_trace::EventName;
+use rustc_hash::FxHashMap;
+
+use crate::read::record::{Columns, Record};
+use crate::read::symbols::Symbol;
+use crate::state::replay::{HOST, Replay};
+
+/// The columns that [`OpAllocations`] needs in addition to those of a replay.
+pub const COLUMNS: Columns =
+    Columns::of(&["ts_ns", "tid", "device", "op", "module", "phase", "step", "delta_bytes", "latency_ns"]);
+
+/// What torch calls the op in which autograd runs one of its functions.
+const AUTOGRAD: &str = "autograd::engine::evaluate_function: ";
+
+/// The name of an op, without what torch puts before the name of a backward function.
+#[must_use]
+pub fn name_of(op: &str) -> &str {
+    op.strip_prefix(AUTOGRAD).unwrap_or(op)
+}
+
+/// The allocations of one call of an op.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CallAllocations {
+    /// The op, or the op of the block where no row of an op is around it.
+    pub op: Symbol,
+    /// The module of the first block.
+    pub module: Symbol,
+    /// The phase of the first block.
+    pub phase: Symbol,
+    /// The step of the first block.
+    pub step: i64,
+    /// The time of the first allocation in ns.
+    pub ts_ns: i64,
+    /// The number of the row of the first allocation.
+    pub seq: i64,
+    /// The sum of the sizes of all blocks.
+    pub bytes: i64,
+    /// The number of blocks.
+    pub blocks: u64,
+}
+
+impl CallAllocations {
+    fn of(row: &Record) -> CallAllocations {
+        CallAllocations {
+            op: row.op,
+            module: row.module,
+            phase: row.phase,
+            step: row.step,
+            ts_ns: row.ts_ns,
+            seq: row.seq,
+            bytes: row.delta_bytes,
+            blocks: 1,
+        }
+    }
+
+    /// The sum of some blocks, with the owner of the first.
+    fn sum_of(blocks: &[CallAllocations]) -> CallAllocations {
+        let mut sum = blocks[0];
+        for block in &blocks[1..] {
+            sum.bytes += block.bytes;
+            sum.blocks += block.blocks;
+        }
+        sum
+    }
+
+    fn is_same_owner(&self, other: &CallAllocations) -> bool {
+        (self.op, self.module) == (other.op, other.module)
+    }
+}
+
+/// The calls of an op in a module.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OpSum {
+    /// The sum of the sizes of all blocks.
+    pub bytes: i64,
+    /// The number of blocks.
+    pub blocks: u64,
+    /// The calls that allocated.
+    pub calls: u64,
+    /// The bytes of the call that allocated most.
+    pub largest: i64,
+}
+
+impl OpSum {
+    fn add(&mut self, call: &CallAllocations) {
+        self.bytes += call.bytes;
+        self.blocks += call.blocks;
+        self.calls += 1;
+        self.largest = self.largest.max(call.bytes);
+    }
+
+    /// Adds the calls of another module.
+    pub fn join(&mut self, other: OpSum) {
+        self.bytes += other.bytes;
+        self.blocks += other.blocks;
+        self.calls += other.calls;
+        self.largest = self.largest.max(other.largest);
+    }
+}
+
+/// Sums the allocations of ops over the rows of a trace.
+pub struct OpAllocations {
+    device: Option<i32>,
+    nested: bool,
+    /// The number of calls that are kept.
+    pub top: usize,
+    /// By thread: calls whose outermost op has not ended, and blocks without a row of an op so far. In order of time.
+    open: FxHashMap<i32, Vec<CallAllocations>>,
+    /// The calls that allocated most, the largest first.
+    pub largest: Vec<CallAllocations>,
+    /// By op and module.
+    pub sums: FxHashMap<(Symbol, Symbol), OpSum>,
+}
+
+impl OpAllocations {
+    /// Counts blocks of `device`, or of all GPUs, and keeps the `top` largest calls. With `nested` a block counts for
+    /// the innermost op around it.
+    #[must_use]
+    pub fn new(device: Option<i32>, nested: bool, top: usize) -> OpAllocations {
+        OpAllocations {
+            device,
+            nested,
+            top,
+            open: FxHashMap::default(),
+            largest: Vec::new(),
+            sums: FxHashMap::default(),
+        }
+    }
+
+    /// Takes the next row, after the replay took it.
+    pub fn feed(&mut self, row: &Record, replay: &Replay) {
+        match row.event {
+            EventName::Alloc if self.is_wanted(row.device) && replay.in_window() => {
+                let block = CallAllocations::of(row);
+                if row.op == Symbol::NONE {
+                    self.finish(block);
+                } else {
+                    self.open.entry(row.tid).or_default().push(block);
+                }
+            }
+            EventName::Op => self.op_ended(row),
+            _ => {}
+        }
+    }
+
+    fn is_wanted(&self, device: i32) -> bool {
+        self.device.map_or(device != HOST, |only| only == device)
+    }
+
+    /// The blocks since the start of the op are its own.
+    fn op_ended(&mut self, row: &Record) {
+        let Some(open) = self.open.get_mut(&row.tid) else { return };
+        let start_ns = row.ts_ns - row.latency_ns;
+        let first = open.partition_point(|block| block.ts_ns < start_ns);
+        let inside = open.split_off(first);
+        if inside.is_empty() {
+            return;
+        }
+        if self.nested {
+            // Without rows of nested ops, successive blocks of one op count as a call.
+            for blocks in inside.chunk_by(CallAllocations::is_same_owner) {
+                self.finish(CallAllocations::sum_of(blocks));
+            }
+            return;
+        }
+        // An op around it may follow. What began earlier has none: the rows of a thread are in order of their ends.
+        open.push(CallAllocations { op: row.op, ..CallAllocations::sum_of(&inside) });
+        self.settle(row.tid);
+    }
+
+    /// Ends the calls of a thread that no running op can contain, so that a long trace needs little memory.
+    fn settle(&mut self, tid: i32) {
+        /// More calls than one op of autograd contains, such as the recomputation of a checkpoint.
+        const MOST_OPEN: usize = 65_536;
+        if let Some(open) = self.open.get_mut(&tid)
+            && open.len() > MOST_OPEN
+        {
+            let ended: Vec<CallAllocations> = open.drain(..MOST_OPEN / 2).collect();
+            ended.into_iter().for_each(|call| self.finish(call));
+        }
+    }
+
+    fn finish(&mut self, call: CallAllocations) {
+        self.sums.entry((call.op, call.module)).or_default().add(&call);
+        // Among equal calls the earlier one comes first.
+        let place =
+            self.largest.partition_point(|other| (-other.bytes, other.seq) <= (-call.bytes, call.seq));
+        if place < self.top {
+            self.largest.insert(place, call);
+            self.largest.truncate(self.top);
+        }
+    }
+
+    /// Ends what is open after the last row.
+    pub fn end(&mut self) {
+        for (_, open) in std::mem::take(&mut self.open) {
+            for call in open {
+                self.finish(call);
+            }
+        }
+    }
+
+    /// The sums by the names of op and module that `names` gives, which may join modules; the largest first.
+    #[must_use]
+    pub fn sorted_sums(
+        &self,
+        names: impl Fn(Symbol, Symbol) -> (String, String),
+    ) -> Vec<((String, String), OpSum)> {
+        let mut joined: FxHashMap<(String, String), OpSum> = FxHashMap::default();
+        for ((op, module), sum) in &self.sums {
+            joined.entry(names(*op, *module)).or_default().join(*sum);
+        }
+        let mut sums: Vec<_> = joined.into_iter().collect();
+        sums.sort_by(|a, b| (-a.1.bytes, &a.0).cmp(&(-b.1.bytes, &b.0)));
+        sums
+    }
+}

@@ -1,0 +1,265 @@
+//! What memtrace answers where PyTorch's own tools do: marks as moments, and the ops that allocate.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Output;
+
+use memtrace_analysis::testing::TraceBuilder;
+use memtrace_trace::{EventName, Row};
+use serde_json::Value;
+use tempfile::TempDir;
+
+#[path = "common/torch.rs"]
+#[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
+mod harness;
+use harness::{Torch, succeeded, text};
+
+fn memtrace(arguments: &[&str], trace: &Path) -> Output {
+    harness::memtrace().args(arguments).arg(trace).output().unwrap()
+}
+
+fn printed(arguments: &[&str], trace: &Path) -> String {
+    succeeded(&arguments.join(" "), &memtrace(arguments, trace))
+}
+
+fn json(arguments: &[&str], trace: &Path) -> Value {
+    serde_json::from_str(&printed(&[arguments, &["--json"]].concat(), trace)).unwrap()
+}
+
+/// The error of arguments that the command refuses.
+fn refused(arguments: &[&str], trace: &Path) -> String {
+    let output = memtrace(arguments, trace);
+    assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
+    text(&output.stderr)
+}
+
+fn written(folder: &TempDir, bytes: &[u8]) -> PathBuf {
+    let path = folder.path().join("a.csv");
+    fs::write(&path, bytes).unwrap();
+    path
+}
+
+const MIB: i64 = 1 << 20;
+
+/// Four marks `loaded` with 1, 3, 6 and 10 MiB, one in each step; around the third a range `epoch`.
+fn marked() -> Vec<u8> {
+    let mut trace = TraceBuilder::default();
+    for step in 0..4 {
+        let row = Row { phase: "forward", step, ..Row::default() };
+        let range = Row { api: "nvtx", name: "epoch", ..row };
+        if step == 2 {
+            trace.raw(Row { event: EventName::RangeBegin, ..range });
+        }
+        trace.alloc((step + 1) * MIB, Row { op: "aten::mm", module: "N", ..row });
+        trace.raw(Row { event: EventName::Mark, api: "memtrace", name: "loaded", ..row });
+        if step == 2 {
+            trace.alloc(MIB, Row { op: "aten::mm", module: "N", ..row });
+            trace.raw(Row { event: EventName::RangeEnd, ..range });
+        }
+        // Not the program's own marks.
+        trace.raw(Row { event: EventName::Mark, api: "detail", name: "detail off", ..row });
+        trace.raw(Row { event: EventName::RangeEnd, api: "module", name: "N", ..row });
+    }
+    trace.finish()
+}
+
+#[test]
+fn peak_at_a_mark_is_the_memory_then() {
+    let folder = TempDir::new().unwrap();
+    let path = written(&folder, &marked());
+    let bytes = |arguments: &[&str]| {
+        json(&[&["peak"], arguments].concat(), &path)["allocated_bytes"].as_i64().unwrap() / MIB
+    };
+    assert_eq!(bytes(&["--at", "mark:loaded"]), 11, "the last");
+    assert_eq!(bytes(&["--at", "mark:loaded#1"]), 1);
+    assert_eq!(bytes(&["--at", "mark:loaded#3"]), 6);
+    assert_eq!(bytes(&["--at", "mark:epoch"]), 7, "a range: its end");
+    assert_eq!(bytes(&["--at", "mark:loaded", "--step", ":1"]), 3, "the last in these steps");
+    let total = json(&["peak", "--mem-tracker", "--at", "mark:loaded#3"], &path);
+    assert_eq!(total["devices"][0]["Total"].as_i64().unwrap() / MIB, 6, "{total}");
+
+    let each = printed(&["peak", "--each", "mark", "--format", "csv"], &path);
+    let names: Vec<&str> = each.lines().map(|line| line.split(',').next().unwrap()).collect();
+    assert_eq!(names, ["mark", "loaded#1", "loaded#2", "loaded#3", "epoch#1", "loaded#4"]);
+    assert!(each.contains("epoch#1,7340032,"), "{each}");
+    let each = printed(&["peak", "--each", "mark", "--step", "3", "--format", "csv"], &path);
+    assert!(each.lines().count() == 2 && each.contains("loaded#4,11534336,"), "{each}");
+}
+
+#[test]
+fn every_command_with_a_moment_takes_a_mark() {
+    let folder = TempDir::new().unwrap();
+    let path = written(&folder, &marked());
+    for command in [
+        &["peak"][..],
+        &["peak", "--mem-tracker"],
+        &["frag"],
+        &["ledger"],
+        &["ledger", "--host"],
+        &["serving"],
+    ] {
+        printed(&[command, &["--at", "mark:loaded#2"]].concat(), &path);
+        let why = refused(&[command, &["--at", "mark:loadd"]].concat(), &path);
+        assert!(why.contains("its marks and ranges: loaded, epoch"), "{why}");
+        assert!(!why.contains("detail off"), "{why}");
+    }
+}
+
+#[test]
+fn a_mark_that_is_not_in_the_trace_is_refused_with_those_that_are() {
+    let folder = TempDir::new().unwrap();
+    let path = written(&folder, &marked());
+    let why = refused(&["peak", "--at", "mark:loaded#5"], &path);
+    assert!(why.contains("loaded#1 to loaded#4"), "{why}");
+    assert!(refused(&["peak", "--at", "mark:loaded#0"], &path).contains("loaded#1 to loaded#4"));
+    assert!(refused(&["peak", "--at", "mark:epoch#2"], &path).contains("its marks and ranges: epoch"));
+    assert!(refused(&["peak", "--at", "mark:"], &path).contains("mark:NAME"));
+    assert!(refused(&["peak", "--at", "mark:epoch", "--step", "3"], &path).contains("--at mark:epoch"));
+    // The steps that a range of the library ends with are no marks.
+    assert!(refused(&["peak", "--at", "mark:N"], &path).contains("no match"));
+    let none = written(&folder, &TraceBuilder::default().finish());
+    assert!(refused(&["peak", "--at", "mark:x"], &none).contains("its marks and ranges: none"));
+    assert!(printed(&["peak", "--each", "mark"], &none).contains("no mark"));
+}
+
+#[test]
+fn a_mark_whose_name_ends_like_a_number_is_found_by_its_name() {
+    let folder = TempDir::new().unwrap();
+    let mut trace = TraceBuilder::default();
+    trace.alloc(MIB, Row::default());
+    trace.raw(Row { event: EventName::Mark, api: "nvtx", name: "epoch#7", ..Row::default() });
+    trace.alloc(MIB, Row::default());
+    let path = written(&folder, &trace.finish());
+    assert_eq!(json(&["peak", "--at", "mark:epoch#7"], &path)["allocated_bytes"], MIB);
+}
+
+/// The row of an op on `tid` that began `latency_ns` before.
+fn op(name: &'static str, tid: i32, latency_ns: i64) -> Row<'static> {
+    let row =
+        Row { event: EventName::Op, api: "record_function", device: 0, tid, latency_ns, ..Row::default() };
+    Row { op: name, module: "N", phase: "forward", step: 0, ..row }
+}
+
+/// Rows are 1 µs apart. The first op of a process has no row.
+fn ops() -> Vec<u8> {
+    let mut trace = TraceBuilder::default();
+    let row = Row { tid: 1, module: "N", phase: "forward", step: 0, ..Row::default() };
+    let owner = |op: &'static str| Row { op, ..row };
+    let first = trace.alloc(MIB, owner("aten::empty"));
+    trace.free(first, MIB, row);
+    // What an op frees before its end counts too: 3 MiB.
+    let block = trace.alloc(3 * MIB, owner("aten::empty"));
+    trace.free(block, 3 * MIB, row);
+    trace.raw(op("aten::zeros", 1, 2500));
+    // A nested op with a row, and a block of the outer op itself, while another thread runs an op: 4 + 5 and 2 MiB.
+    trace.alloc(4 * MIB, owner("aten::mm"));
+    trace.alloc(2 * MIB, Row { tid: 2, ..owner("aten::relu") });
+    trace.raw(op("aten::mm", 1, 2500));
+    trace.alloc(5 * MIB, owner("aten::add"));
+    trace.raw(op("aten::relu", 2, 4500));
+    trace.raw(op("autograd::engine::evaluate_function: AddmmBackward0", 1, 6500));
+    // Outside every op.
+    trace.alloc(7 * MIB, Row { op: "(none)", ..row });
+    // An op that allocates nothing.
+    trace.raw(op("aten::view", 1, 500));
+    trace.finish()
+}
+
+/// The op, MiB and blocks of each listed call.
+fn calls(found: &Value) -> Vec<(&str, i64, u64)> {
+    let calls = found["processes"][0]["calls"].as_array().unwrap();
+    calls
+        .iter()
+        .map(|call| {
+            let bytes = call["allocated_bytes"].as_i64().unwrap();
+            (call["op"].as_str().unwrap(), bytes / MIB, call["blocks"].as_u64().unwrap())
+        })
+        .collect()
+}
+
+#[test]
+fn ops_count_what_each_op_allocated_itself() {
+    let folder = TempDir::new().unwrap();
+    let path = written(&folder, &ops());
+    let found = json(&["ops"], &path);
+    let expected = [
+        ("AddmmBackward0", 9, 2),
+        ("(none)", 7, 1),
+        ("aten::zeros", 3, 1),
+        ("aten::relu", 2, 1),
+        ("aten::empty", 1, 1),
+    ];
+    assert_eq!(calls(&found), expected);
+    let nested = json(&["ops", "--nested"], &path);
+    let expected = [
+        ("(none)", 7, 1),
+        ("aten::add", 5, 1),
+        ("aten::mm", 4, 1),
+        ("aten::empty", 3, 1),
+        ("aten::relu", 2, 1),
+        ("aten::empty", 1, 1),
+    ];
+    assert_eq!(calls(&nested), expected);
+    let sums = &nested["processes"][0]["sums"];
+    assert_eq!(
+        (&sums[2]["op"], &sums[2]["calls"], &sums[2]["largest_bytes"]),
+        (&"aten::empty".into(), &2.into(), &(3 * MIB).into()),
+        "{sums}"
+    );
+    let said = printed(&["ops", "--top", "1"], &path);
+    assert!(said.contains("4 more; --top N lists them") && said.contains("AddmmBackward0"), "{said}");
+    assert!(!said.contains("evaluate_function"), "{said}");
+    // MemoryTracker's rule: growth from one op's end to the next.
+    let said = printed(&["ops", "--legacy"], &path);
+    assert!(said.contains("aten::mm_0: 6.0MB") && !said.contains("aten::zeros_0: 3"), "{said}");
+    // One device, and a trace without blocks.
+    assert_eq!(calls(&json(&["ops", "--device", "0"], &path)).len(), 5);
+    let none = written(&folder, &TraceBuilder::default().finish());
+    assert!(printed(&["ops"], &none).contains("No memory tracked."));
+}
+
+#[test]
+fn ops_join_repeated_layers_unless_they_are_apart() {
+    let folder = TempDir::new().unwrap();
+    let mut trace = TraceBuilder::default();
+    for layer in ["N.h.0", "N.h.1", "N.h.2"] {
+        let row = Row { tid: 1, module: layer, phase: "forward", step: 0, ..Row::default() };
+        trace.raw(Row { event: EventName::RangeBegin, api: "module", name: layer, source: "Block", ..row });
+        trace.alloc(MIB, Row { op: "aten::mm", ..row });
+        trace.raw(Row { module: layer, ..op("aten::mm", 1, 1500) });
+        trace.raw(Row { event: EventName::RangeEnd, api: "module", name: layer, source: "Block", ..row });
+    }
+    let path = written(&folder, &trace.finish());
+    let sums = |arguments: &[&str]| json(arguments, &path)["processes"][0]["sums"].clone();
+    let joined = sums(&["ops"]);
+    assert_eq!((&joined[0]["module"], &joined[0]["calls"]), (&"N.h.*".into(), &3.into()), "{joined}");
+    assert_eq!(sums(&["ops", "--apart"]).as_array().unwrap().len(), 3);
+}
+
+#[test]
+fn ops_of_a_program_allocate_the_same_whatever_is_recorded() {
+    Torch::run("2.11.0", |torch| {
+        let of = |ops: &str| {
+            let run = torch.trace_with("seeds/ops.py", &[], &[("MEMTRACE_OPS", ops)]).expect_success();
+            let found = run.json("ops", &[]);
+            let calls = calls(&found);
+            let gib = |(op, mib, _): &(&str, i64, u64)| ((*op).to_owned(), mib / 1024);
+            assert_eq!(
+                calls[..4].iter().map(gib).collect::<Vec<_>>(),
+                [
+                    ("aten::empty".to_owned(), 4),
+                    ("aten::empty".to_owned(), 4),
+                    ("aten::empty".to_owned(), 3),
+                    ("aten::empty".to_owned(), 1)
+                ]
+            );
+            let pool = |op: &str| calls.iter().find(|call| call.0 == op).map(|call| (call.1, call.2));
+            assert_eq!(pool("aten::max_pool2d"), Some((18, 2)), "{found}");
+            assert_eq!(pool("MaxPool2DWithIndicesBackward0").map(|call| call.0), Some(30), "{found}");
+            calls.iter().map(|call| (call.0.to_owned(), call.1)).collect::<Vec<_>>()
+        };
+        let top = of("top");
+        assert_eq!(top, of("all"));
+        assert_eq!(top, of("io"));
+    });
+}
