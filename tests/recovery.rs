@@ -282,3 +282,21 @@ fn doctor_lists_the_journal_of_a_killed_process_and_removes_those_without_a_trac
     assert!(!is_listed());
     assert!(!journal.exists() && !journal.with_extension("names").exists());
 }
+
+#[test]
+fn a_process_that_may_start_no_thread_leaves_neither_a_trace_nor_a_journal() {
+    let shim = compiled("other_tools/no_threads.c", "libno_threads.so", &[]);
+    let preload = format!("{}:{}", common::library("libmemtrace.so").display(), shim.display());
+    let hello = tempfile::NamedTempFile::new().unwrap();
+    let place = tempfile::tempdir().unwrap();
+    let out = place.path().join("out");
+    let traced = Traced::new(&program(), &["exit", "500"]).env("LD_PRELOAD", preload);
+    let ran = traced.env("MEMTRACE_HELLO", hello.path()).env("MEMTRACE_OUT", &out).run();
+    assert_eq!(ran.status(), 0, "{}", ran.stderr());
+    assert_eq!(ran.stderr().lines().count(), 1, "{}", ran.stderr());
+    assert!(ran.stderr().starts_with("memtrace: not tracing: cannot start a thread"), "{}", ran.stderr());
+    // memtrace run says that the trace could not be written, and no command finds a killed process.
+    assert!(fs::read(hello.path()).unwrap().contains(&memtrace_trace::hello::TRACE_FAILED));
+    let output = memtrace(&["check"], &out);
+    assert!(!stderr(&output).contains("killed") && !out.exists(), "{}", stderr(&output));
+}

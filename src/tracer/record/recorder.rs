@@ -93,8 +93,10 @@ impl Recorder {
             // Once in the life of a process, this waits for the trace to exist.
             Ok(thread) => recorder.control.attach(thread),
             Err(error) => {
-                (session.say)(&format!("not tracing: cannot start a thread ({error})"));
+                (session.fail)(&format!("not tracing: cannot start a thread ({error})"));
                 recorder.queue.close();
+                // Without a trace, it would look like the journal of a killed process.
+                recorder.queue.pool().remove_file();
             }
         }
         OWN.state.store(STARTED, Ordering::Release);
