@@ -110,6 +110,33 @@ fn phantom_oom_is_torchs_own_error_and_is_explained() {
 }
 
 #[test]
+fn oom_marks_advice_that_may_not_be_enough_where_the_rest_of_the_step_is_unknown() {
+    let code = "import torch\n\
+        from torch import nn\n\
+        parts = [part for i in range(5) for part in (nn.Conv2d(3 if i == 0 else 64, 64, 3), nn.ReLU(), nn.BatchNorm2d(64))]\n\
+        net = nn.Sequential(*parts).cuda()\n\
+        net(torch.randn(64, 3, 256, 256, device='cuda')).sum().backward()";
+    Torch::on_each(|torch| {
+        let (version, python) = (&torch.version, torch.python.to_str().unwrap());
+        let folder = TempDir::new().unwrap();
+        let card = "t4,mem=6g";
+        memtrace(&folder, &["run", "--phantom", card, "-o", "out", "--", python, "-c", code]);
+        let oom = text(&memtrace(&folder, &["oom", "out"]).stdout);
+        // Modules of several classes are no repeated layers, so that nothing tells what is to come.
+        assert!(
+            oom.contains("verdict: too big") && !oom.contains("layers was reached"),
+            "torch {version}: {oom}"
+        );
+        assert!(!oom.contains("inside the range"), "torch {version}: {oom}");
+        let tries: Vec<&str> = oom.lines().filter(|line| line.starts_with("  try: ")).collect();
+        let (last, changes) = tries.split_last().unwrap();
+        assert!(last.contains("if this is an evaluation"), "torch {version}: {oom}");
+        let is_marked = |line: &&str| line.contains("may not be enough alone");
+        assert!(!changes.is_empty() && changes.iter().all(is_marked), "torch {version}: {oom}");
+    });
+}
+
+#[test]
 fn phantom_counts_of_a_killed_process_are_in_its_trace() {
     Torch::on_each(|torch| {
         let folder = TempDir::new().unwrap();
