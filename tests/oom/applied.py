@@ -115,7 +115,10 @@ def optimizer(name):
         def __init__(self, parameters, **kwargs):
             super().__init__(parameters, kwargs)
             self.all = {
-                p: adamw([p], **kwargs) for group in self.param_groups for p in group["params"] if p.requires_grad
+                p: adamw([p], **kwargs)
+                for group in self.param_groups
+                for p in group["params"]
+                if p.requires_grad
             }
             for p in self.all:
                 p.register_post_accumulate_grad_hook(self.update)
