@@ -152,7 +152,8 @@ fn retained_does_not_accuse_a_window_or_a_table(torch: &Torch) {
 }
 
 fn retained_says_what_part_of_the_growth_has_no_holder(torch: &Torch) {
-    for way in ["deepcopy", "optimizer", "buffer", "storage", "array"] {
+    for way in ["deepcopy", "optimizer", "buffer", "storage", "array", "module", "dlpack", "frozen", "linked"]
+    {
         let run = trace(torch, "unnamed.py", &[way], &[]);
         let report = run.report("leaks --holders", &[]);
         assert!(!report.contains("nothing is retained"), "{way}: {report}");

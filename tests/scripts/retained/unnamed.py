@@ -1,17 +1,29 @@
 """Keeps memory of each step in a way that the argument names, where the search finds no holder."""
 
 import copy
+import gc
 import sys
 
 import memtrace
 import numpy
 import torch
 
+
+class Node:
+    """An entry of a linked list."""
+
+    def __init__(self, tensor, after):
+        self.tensor, self.after = tensor, after
+
+
 WAY, STEPS = sys.argv[1], 8
 model = torch.nn.Linear(512, 512).cuda()
 optimizer = torch.optim.AdamW(model.parameters())
 kept = []
 array = numpy.empty(STEPS, dtype=object)
+head = None
+if WAY == "frozen":
+    gc.freeze()
 for step in range(STEPS):
     memtrace.step(step)
     loss = model(torch.randn(256, 512, device="cuda")).square().mean()
@@ -29,6 +41,14 @@ for step in range(STEPS):
         kept.append(torch.zeros(512, 512, device="cuda").untyped_storage())
     elif WAY == "array":
         array[step] = torch.zeros(512, 512, device="cuda")
+    elif WAY == "module":
+        model.add_module(f"part{step}", torch.nn.Linear(512, 512, device="cuda"))
+    elif WAY == "dlpack":
+        kept.append(torch.utils.dlpack.to_dlpack(torch.zeros(512, 512, device="cuda")))
+    elif WAY == "frozen":
+        kept.append(torch.zeros(512, 512, device="cuda"))
+    elif WAY == "linked":
+        head = Node(torch.zeros(512, 512, device="cuda"), head)
     del loss
 memtrace.step(STEPS)
 memtrace.retained()
