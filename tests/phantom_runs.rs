@@ -129,10 +129,17 @@ fn oom_marks_advice_that_may_not_be_enough_where_the_rest_of_the_step_is_unknown
         );
         assert!(!oom.contains("inside the range"), "torch {version}: {oom}");
         let tries: Vec<&str> = oom.lines().filter(|line| line.starts_with("  try: ")).collect();
-        let (last, changes) = tries.split_last().unwrap();
-        assert!(last.contains("if this is an evaluation"), "torch {version}: {oom}");
+        let (changes, last) = tries.split_at(tries.len() - 2);
+        assert!(last[0].contains("if this is an evaluation"), "torch {version}: {oom}");
+        assert!(last[1].contains("memtrace run --past-oom"), "torch {version}: {oom}");
         let is_marked = |line: &&str| line.contains("may not be enough alone");
         assert!(!changes.is_empty() && changes.iter().all(is_marked), "torch {version}: {oom}");
+        // As that line says: the need is measured, and a set of changes is found with which the program runs.
+        memtrace(&folder, &["run", "--phantom", card, "--past-oom", "-o", "past", "--", python, "-c", code]);
+        let past = text(&memtrace(&folder, &["oom", "past"]).stdout);
+        assert!(past.contains("The run needs ") && !past.contains("--past-oom"), "torch {version}: {past}");
+        let advice = text(&memtrace(&folder, &["advise", "--fit", "6g", "past"]).stdout);
+        assert!(advice.contains("Fits in 6.00 GiB with "), "torch {version}: {advice}");
     });
 }
 

@@ -82,11 +82,13 @@ impl Report for LeaksHolders {
         for (index, trace) in input.traces.iter().enumerate() {
             let searches = RetainedSearches::read(trace, options)?;
             let found = findings(trace, options, flow_categories(trace, options)?, |_, _| {})?.found;
-            let unnamed = Unnamed::new(&found, searches.telling());
+            let telling =
+                if options.text("pid").is_empty() { searches.telling() } else { searches.asked_for() };
+            let unnamed = Unnamed::new(&found, telling);
             footer.note_degraded(trace);
             if index < most {
                 process_heading(&mut printer, input, index);
-                print(&mut printer, &searches, &unnamed, options);
+                print(&mut printer, &searches, telling, &unnamed, options);
             }
             processes.push(json!({
                 "file": trace.path.display().to_string(),
@@ -158,10 +160,17 @@ impl Unnamed {
     }
 }
 
-fn print(printer: &mut Printer, searches: &RetainedSearches, unnamed: &Unnamed, options: &Options) {
+/// Prints the search that tells most; with `--all` every one.
+fn print(
+    printer: &mut Printer,
+    searches: &RetainedSearches,
+    telling: Option<&RetainedSearch>,
+    unnamed: &Unnamed,
+    options: &Options,
+) {
     let all = options.is_set("all");
     let shown: Vec<&RetainedSearch> =
-        if all { searches.all.iter().collect() } else { searches.telling().into_iter().collect() };
+        if all { searches.all.iter().collect() } else { telling.into_iter().collect() };
     if shown.is_empty() {
         printer.plain(
             "Nobody has searched: the process searches at an OOM, when memory grows from step to step, when the program \
@@ -170,7 +179,7 @@ fn print(printer: &mut Printer, searches: &RetainedSearches, unnamed: &Unnamed, 
     }
     for search in shown {
         // It is compared with the search that tells most.
-        let unnamed = Some(unnamed).filter(|_| searches.telling() == Some(search));
+        let unnamed = Some(unnamed).filter(|_| telling == Some(search));
         print_search(printer, search, unnamed, options, all);
     }
 }

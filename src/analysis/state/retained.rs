@@ -257,7 +257,17 @@ impl RetainedSearches {
     /// The last search at an OOM, which is the one that the report `oom` is about; otherwise [`Self::telling`].
     #[must_use]
     pub fn at_oom(&self) -> Option<&RetainedSearch> {
-        self.all.iter().rfind(|search| search.why == "oom").or_else(|| self.telling())
+        self.last_for("oom")
+    }
+
+    /// The last search that a command asked for, also if another came after it; otherwise [`Self::telling`].
+    #[must_use]
+    pub fn asked_for(&self) -> Option<&RetainedSearch> {
+        self.last_for("command")
+    }
+
+    fn last_for(&self, why: &str) -> Option<&RetainedSearch> {
+        self.all.iter().rfind(|search| search.why == why).or_else(|| self.telling())
     }
 
     /// Reads the rows of a trace.
@@ -316,6 +326,12 @@ mod tests {
         searches.feed(&holder(3, "window", 360 << 20));
         searches.feed(r#"{"walk":3,"why":"call","step":122}"#);
         assert_eq!(searches.telling().map(|search| search.number), Some(3));
+        // Memory grew after a command had asked: its answer is still that of its own search.
+        searches.feed(r#"{"walk":4,"why":"command","step":123}"#);
+        searches.feed(&holder(5, "grows", 360 << 20));
+        searches.feed(r#"{"walk":5,"why":"growth","step":124}"#);
+        assert_eq!(searches.telling().map(|search| search.number), Some(5));
+        assert_eq!(searches.asked_for().map(|search| search.number), Some(4));
     }
 
     #[test]

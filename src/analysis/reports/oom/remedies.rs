@@ -141,14 +141,21 @@ impl OomCase<'_> {
         all
     }
 
-    /// What helps only if the program does what the trace cannot tell.
+    /// What helps only if the program does what the trace cannot tell, and how to learn what the trace cannot tell.
     pub(super) fn tries_if(&self) -> Vec<String> {
+        let mut all = Vec::new();
         let is_need = matches!(self.cause, Cause::TooBig | Cause::RequestTooLarge);
-        let has_graph = self.is_untrained && self.facts.has_autograd && self.graph_of_other().is_none();
-        (is_need && has_graph)
-            .then(|| "if this is an evaluation: torch.no_grad() or torch.inference_mode()".to_owned())
-            .into_iter()
-            .collect()
+        if is_need && self.is_untrained && self.facts.has_autograd && self.graph_of_other().is_none() {
+            all.push("if this is an evaluation: torch.no_grad() or torch.inference_mode()".to_owned());
+        }
+        if self.cause == Cause::TooBig && self.facts.needed.is_none() {
+            all.push(
+                "if no change is surely enough: memtrace run --past-oom --phantom CARD measures what the whole run needs, \
+                 and memtrace advise --fit SIZE then combines changes"
+                    .to_owned(),
+            );
+        }
+        all
     }
 
     /// Returns true if the request is for the scores of attention.
