@@ -104,6 +104,9 @@ impl Replay {
         if kind == MemoryKind::Block && row.event != EventName::Live {
             self.last_alloc = row.seq;
         }
+        if row.device != HOST && self.oom_step.is_some_and(|step| step < self.highest_step) {
+            self.oom_step = None;
+        }
         if row.alloc_id != 0 {
             let block = Block {
                 kind,

@@ -87,7 +87,7 @@ pub struct Replay {
     pub step: i64,
     /// The highest step so far; -1 before the first.
     highest_step: i64,
-    /// The highest step at the last OOM.
+    /// The highest step at the last OOM; `None` once a later step has allocated.
     oom_step: Option<i64>,
     /// The highest steps with work.
     worked_steps: WorkedSteps,
@@ -280,10 +280,11 @@ impl Replay {
         self.worked_steps.last().unwrap_or(self.highest_step)
     }
 
-    /// Returns true if the last OOM was in the last step, so that the trace has a part of this step only.
+    /// Returns true if no step allocated after the step of the last OOM, so that the trace has a part of this step only.
+    /// What only frees and moves to the host afterwards is no step: a trainer that cleans up.
     #[must_use]
     pub fn ended_in_oom(&self) -> bool {
-        self.oom_step.is_some_and(|step| step >= self.highest_step)
+        self.oom_step.is_some()
     }
 
     /// Returns true if the last row is in the window.

@@ -64,6 +64,31 @@ fn a_freed_block_is_available_until_the_next_row() {
 }
 
 #[test]
+fn a_run_ended_in_an_oom_unless_a_later_step_allocates() {
+    let ended = |rows: &dyn Fn(&mut TraceBuilder, i64)| {
+        let mut trace = TraceBuilder::default();
+        trace.segment(2 << 20);
+        let a = trace.alloc(512, step(0));
+        trace.raw(Row { event: EventName::Oom, ..step(0) });
+        rows(&mut trace, a);
+        allocated(&trace.finish()).ended_in_oom()
+    };
+    assert!(ended(&|_, _| {}));
+    // A trainer that cleans up: ops without an allocation, and frees.
+    assert!(ended(&|trace, a| {
+        trace.raw(Row { event: EventName::Op, ..step(1) });
+        trace.free(a, 512, step(1));
+    }));
+    assert!(!ended(&|trace, _| {
+        trace.alloc(512, step(1));
+    }));
+    // A second attempt in the same step may be all that there is.
+    assert!(ended(&|trace, _| {
+        trace.alloc(512, step(0));
+    }));
+}
+
+#[test]
 fn the_peak_is_the_first_row_with_the_highest_total() {
     let mut trace = TraceBuilder::default();
     trace.segment(2 << 20);
