@@ -7,6 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use memtrace_trace::csv::{LONGEST_LINE, too_long};
 
@@ -133,14 +134,19 @@ pub(super) enum Blocks {
 }
 
 impl Blocks {
-    /// Opens the file at `path`, of which the first `limit` bytes count.
-    pub(super) fn open(path: &Path, limit: u64) -> io::Result<Blocks> {
+    /// Opens the file at `path`, of which the first `limit` bytes count. With `may_grow` a last line without an end is left
+    /// out if it is being written now.
+    pub(super) fn open(path: &Path, limit: u64, may_grow: bool) -> io::Result<Blocks> {
         match source::open(path)?.0 {
             Source::Plain(file) => {
-                let size = file.metadata()?.len().min(limit);
+                let mut size = file.metadata()?.len().min(limit);
                 let mut last = [b'\n'];
                 file.read_at(&mut last, size.saturating_sub(1))?;
-                Ok(Blocks::Plain { file: Arc::new(file), at: 0, size, cut: last[0] != b'\n' })
+                let mut cut = last[0] != b'\n';
+                if cut && may_grow && grows(&file, size)? {
+                    (size, cut) = (whole_lines(&file, size)?, false);
+                }
+                Ok(Blocks::Plain { file: Arc::new(file), at: 0, size, cut })
             }
             Source::Packed(bytes, read) => Ok(Blocks::Packed { lines: Lines::new(bytes), read, counted: 0 }),
         }
@@ -171,6 +177,25 @@ impl Blocks {
             }
         }
     }
+}
+
+/// Waits a moment for a file to get longer than `size`.
+fn grows(file: &File, size: u64) -> io::Result<bool> {
+    for _ in 0..20 {
+        if file.metadata()?.len() > size {
+            return Ok(true);
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(false)
+}
+
+/// The bytes of the whole lines among the first `size`.
+fn whole_lines(file: &File, size: u64) -> io::Result<u64> {
+    let start = size.saturating_sub(LONGEST_LINE as u64);
+    let mut tail = vec![0; (size - start) as usize];
+    file.read_exact_at(&mut tail, start)?;
+    Ok(tail.iter().rposition(|byte| *byte == b'\n').map_or(size, |end| start + end as u64 + 1))
 }
 
 /// Divides a byte stream into blocks of whole lines.
@@ -211,5 +236,27 @@ impl<R: Read> Lines<R> {
             }
         }
         Ok(!block.is_empty())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_that_is_being_written_is_left_out_and_a_cut_one_is_not() {
+        let path = std::env::temp_dir().join(format!("memtrace-blocks-{}", std::process::id()));
+        let size = |may_grow: bool| match Blocks::open(&path, u64::MAX, may_grow).unwrap() {
+            Blocks::Plain { size, cut, .. } => (size, cut),
+            Blocks::Packed { .. } => panic!("a plain file"),
+        };
+        std::fs::write(&path, b"head\nwhole\npar").unwrap();
+        assert_eq!((size(false), size(true)), ((14, true), (14, true)));
+        std::fs::write(&path, b"head\nwhole\npart\n").unwrap();
+        let file = File::open(&path).unwrap();
+        assert_eq!((grows(&file, 14).unwrap(), grows(&file, 16).unwrap()), (true, false));
+        assert_eq!((whole_lines(&file, 14).unwrap(), whole_lines(&file, 3).unwrap()), (11, 3));
+        assert_eq!(size(true), (16, false));
+        std::fs::remove_file(&path).unwrap();
     }
 }

@@ -315,7 +315,9 @@ impl TraceFile {
             line += chunk.lines;
             Ok(ControlFlow::Continue(()))
         };
-        let mut blocks = Blocks::open(&self.path, self.limit).map_err(io)?;
+        // The recorder may have begun the next part meanwhile, and be writing the last lines of this one.
+        let may_grow = !self.meta.keep.is_empty();
+        let mut blocks = Blocks::open(&self.path, self.limit, may_grow).map_err(io)?;
         let mut failed = false;
         let next = move |job: &mut BlockJob| {
             // The blocks before an error are delivered before the error.
