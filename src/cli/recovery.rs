@@ -166,10 +166,13 @@ fn complete_file(
              because {why}"
         )),
         Ok(Repaired::Complete | Repaired::Running) => {}
-        // Its recorder removed or compressed the part meanwhile.
-        Err(error) if error.kind() == io::ErrorKind::NotFound && !path.exists() => *changed = true,
         Err(error) => {
-            return complete_beside(path, fate, &error).with_context(|| format!("{name}: {CANNOT}: {error}"));
+            let beside = complete_beside(path, fate, &error);
+            // Its recorder may have removed or compressed the part meanwhile.
+            if path.exists() {
+                return beside.with_context(|| format!("{name}: {CANNOT}: {error}"));
+            }
+            *changed = true;
         }
     }
     Ok(None)
