@@ -134,8 +134,8 @@ pub(super) enum Blocks {
 }
 
 impl Blocks {
-    /// Opens the file at `path`, of which the first `limit` bytes count. With `may_grow` a last line without an end is left
-    /// out if it is being written now.
+    /// Opens the file at `path`, of which the first `limit` bytes count. With `may_grow`, an incomplete last line is left out
+    /// if the file is still growing.
     pub(super) fn open(path: &Path, limit: u64, may_grow: bool) -> io::Result<Blocks> {
         match source::open(path)?.0 {
             Source::Plain(file) => {

@@ -25,8 +25,8 @@ pub struct Input {
 }
 
 impl Input {
-    /// Opens the file or folder at `path`. A folder without a trace stands for the memory snapshots of PyTorch in it, or
-    /// for the newest folder in it that has a trace. Of several runs in one folder, the newest is opened.
+    /// Opens the file or folder at `path`. In a folder without a trace, PyTorch's memory snapshots are opened; without
+    /// those, the newest folder inside that has a trace. Of several runs in one folder, the newest is opened.
     ///
     /// # Errors
     /// When there is no trace, or when one cannot be read.

@@ -1,5 +1,5 @@
-//! What a device had when its history begins. A history has at most `max_entries` events, and the file has only the
-//! segments and blocks at the end: from these, the events are undone, the last one first.
+//! The memory of a device when its history begins. A history has at most `max_entries` events, and the file lists the
+//! segments and blocks at its end. The events are undone from there, the last one first.
 
 use std::collections::BTreeMap;
 
@@ -37,7 +37,7 @@ pub(super) struct Memory {
     pub(super) blocks: BTreeMap<i64, Held>,
 }
 
-/// What a device had when its history begins, and what only the end of the history shows.
+/// The memory of a device when its history begins, and facts that only the end of the history shows.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Beginning {
     pub(super) memory: Memory,
@@ -45,7 +45,7 @@ pub(super) struct Beginning {
     pub(super) sizes: FxHashMap<u32, i64>,
     /// The pools of segments that are there at the end, by the number of the event that made them.
     pub(super) pools: FxHashMap<u32, i64>,
-    /// The number of blocks whose size is at least that of the request, and up to 1 MiB more.
+    /// The number of blocks that may be up to 1 MiB larger than their requests.
     pub(super) uncertain: u64,
 }
 

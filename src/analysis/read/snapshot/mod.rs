@@ -39,7 +39,7 @@ struct Snapshot {
     meta: Meta,
     /// The time of the first event in microseconds since the Unix epoch.
     start_us: i64,
-    /// What each device had at that time.
+    /// The memory of each device at that time.
     beginnings: Vec<(i32, Beginning)>,
 }
 
@@ -61,7 +61,7 @@ pub(super) fn rows(file: File, path: &Path) -> io::Result<impl Read + Send + use
     let snapshot = snapshot(file, path)?;
     let (sender, receiver) = sync_channel(AHEAD);
     std::thread::Builder::new().name("snapshot".to_owned()).spawn(move || {
-        // The only error is that of a reader that needs no more rows.
+        // It fails only when the reader has stopped.
         let _ = rows::write(&snapshot, Chunks(sender));
     })?;
     Ok(RowReader { receiver, chunk: Cursor::default() })
@@ -142,7 +142,7 @@ fn rank_of(path: &Path) -> i32 {
     after[..digits].parse().unwrap_or(0)
 }
 
-/// What the file does not have, and how to get it.
+/// Notes on what the file lacks, and how to record it.
 fn notes(model: &Model, beginnings: &[(i32, Beginning)]) -> Vec<String> {
     let events = model.event_count();
     let mut notes = Vec::new();

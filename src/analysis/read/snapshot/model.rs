@@ -45,7 +45,7 @@ pub(super) struct Segment {
     pub(super) expandable: bool,
     pub(super) stack: StackId,
     pub(super) blocks: Vec<Block>,
-    /// The file's sums of its allocated and of its active blocks are those of the blocks.
+    /// True if `allocated_size` and `active_size` of the file are the sums over the blocks.
     pub(super) has_right_sums: bool,
 }
 

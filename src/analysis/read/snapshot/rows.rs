@@ -1,5 +1,6 @@
 //! A snapshot as the rows of a trace.
 
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use memtrace_trace::csv::RowWriter;
@@ -8,6 +9,7 @@ use memtrace_trace::memory::{Extent, MemoryKind, Totals};
 use memtrace_trace::rounding::Rounding;
 use memtrace_trace::text::NONE;
 use memtrace_trace::{EventName, Row};
+use rustc_hash::FxHashMap;
 
 use super::Snapshot;
 use super::history::{Held, Memory, Reserved};
@@ -92,9 +94,9 @@ pub(super) fn write(snapshot: &Snapshot, sink: impl Write) -> io::Result<()> {
 /// The numbers of the rows that allocated what is there, by address.
 #[derive(Default)]
 struct Ids {
-    reserved: std::collections::BTreeMap<i64, i64>,
+    reserved: BTreeMap<i64, i64>,
     /// With the step of the row.
-    blocks: rustc_hash::FxHashMap<i64, (i64, i64)>,
+    blocks: FxHashMap<i64, (i64, i64)>,
 }
 
 /// A device, as far as its history was written.
@@ -102,8 +104,8 @@ struct Device<'a> {
     ordinal: i32,
     events: &'a [Event],
     next: usize,
-    sizes: &'a rustc_hash::FxHashMap<u32, i64>,
-    pools: &'a rustc_hash::FxHashMap<u32, i64>,
+    sizes: &'a FxHashMap<u32, i64>,
+    pools: &'a FxHashMap<u32, i64>,
     memory: Memory,
     ids: Ids,
     totals: Totals,

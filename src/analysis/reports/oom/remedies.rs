@@ -141,7 +141,7 @@ impl OomCase<'_> {
         all
     }
 
-    /// What helps only if the program does what the trace cannot tell, and how to learn what the trace cannot tell.
+    /// What the trace cannot decide: a remedy for a program that only evaluates, and how to measure the whole need.
     pub(super) fn tries_if(&self) -> Vec<String> {
         let mut all = Vec::new();
         let is_need = matches!(self.cause, Cause::TooBig | Cause::RequestTooLarge);
@@ -150,8 +150,8 @@ impl OomCase<'_> {
         }
         if self.cause == Cause::TooBig && self.facts.needed.is_none() {
             all.push(
-                "if no change is surely enough: memtrace run --past-oom --phantom CARD measures what the whole run needs, \
-                 and memtrace advise --fit SIZE then combines changes"
+                "if none of these is enough: memtrace run --past-oom --phantom CARD measures what the whole run needs; \
+                 memtrace advise --fit SIZE then combines changes"
                     .to_owned(),
             );
         }
@@ -198,7 +198,8 @@ impl OomCase<'_> {
         self.facts.holders.iter().find(is_it)
     }
 
-    /// Returns true if nothing tells what the rest of this forward takes: no step has ended, and no repeated layers are left.
+    /// Returns true if the memory of the rest of this forward cannot be estimated: no step has ended, and no repeated layers
+    /// are left.
     fn is_rest_unknown(&self) -> bool {
         let facts = &self.facts;
         // Without a graph a layer keeps nothing, and says nothing of the next one.
@@ -206,9 +207,9 @@ impl OomCase<'_> {
         facts.steps.is_empty() && !is_estimated && !["backward", "optimizer"].contains(&&*self.phase)
     }
 
-    /// The least that a change has to save of what is held, or the rest of the step may need as much again: half of it in a step
-    /// that is larger than those before, a quarter in the optimizer's step, which comes last, and two fifths in any other.
-    /// Measured on `tests/oom`.
+    /// The bytes that a change has to save so that the rest of the step surely fits: half of what is held in a step larger
+    /// than those before, a quarter in the optimizer's step, which comes last, and two fifths in any other step. The parts
+    /// were chosen on the programs of `tests/oom`.
     fn least_saving(&self) -> i64 {
         let facts = &self.facts;
         if facts.larger_step().is_some() {

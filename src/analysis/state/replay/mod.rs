@@ -280,8 +280,8 @@ impl Replay {
         self.worked_steps.last().unwrap_or(self.highest_step)
     }
 
-    /// Returns true if no step allocated after the step of the last OOM, so that the trace has a part of this step only.
-    /// What only frees and moves to the host afterwards is no step: a trainer that cleans up.
+    /// Returns true if no later step allocated on the GPU after the last OOM, so that the trace has only a part of the step
+    /// that failed. A trainer that cleans up after an OOM begins no step.
     #[must_use]
     pub fn ended_in_oom(&self) -> bool {
         self.oom_step.is_some()
