@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use memtrace_trace::host::{self, HostValues, TOTAL};
+use memtrace_trace::host::{self, HostValues, TOTAL, left_in_group};
 use memtrace_trace::{Api, EventName};
 
 use crate::error::Result;
@@ -77,7 +77,7 @@ impl Container {
     /// Returns the bytes left before the kernel kills; `None` without a limit.
     #[must_use]
     pub fn left(&self) -> Option<i64> {
-        (self.limit >= 0).then(|| self.limit - (self.current - self.file.max(0)))
+        (self.limit >= 0).then(|| left_in_group(self.current, self.limit, self.file.max(0)))
     }
 }
 

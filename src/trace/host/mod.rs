@@ -53,6 +53,12 @@ pub const fn keys(source: Api) -> &'static [&'static str] {
     }
 }
 
+/// The bytes that the processes of a control group can still get before the kernel kills one: page cache can be given up.
+#[must_use]
+pub fn left_in_group(current: i64, limit: i64, file: i64) -> i64 {
+    limit - (current - file)
+}
+
 /// Formats the values of a row. `what` is the name of the part, or empty.
 #[must_use]
 pub fn text_of(source: Api, values: HostValues, what: &str) -> String {

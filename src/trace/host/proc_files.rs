@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::{Cgroup, HostValues};
+use super::{Cgroup, HostValues, left_in_group};
 
 /// The size of a page on x86-64.
 const PAGE: i64 = 4096;
@@ -69,6 +69,18 @@ impl HostFiles {
         let [total, available, free, swap_free] = ["MemTotal", "MemAvailable", "MemFree", "SwapFree"]
             .map(|name| text.lines().find_map(|line| kib_of(line, name)));
         total.is_some().then_some([total, available, free, swap_free, self.kills()])
+    }
+
+    /// The bytes that process `pid` can still get before the kernel kills one: what its control group or the machine has
+    /// left, whichever is less. `None` when both are unknown.
+    #[must_use]
+    pub fn left(&self, pid: &str) -> Option<i64> {
+        let in_group = self.cgroup(pid).and_then(|group| match group.values() {
+            [Some(current), Some(limit), file, ..] => Some(left_in_group(current, limit, file.unwrap_or(0))),
+            _ => None,
+        });
+        let on_machine = self.machine().and_then(|[_, available, ..]| available);
+        in_group.into_iter().chain(on_machine).min()
     }
 
     /// How many processes the kernel killed since the machine began, because memory ran out.
@@ -162,6 +174,25 @@ mod tests {
         // A kernel without lists of children.
         folder.write("self/task/self/comm", "x");
         assert_eq!(files.descendants("self", 9), None);
+    }
+
+    #[test]
+    fn what_is_left_is_that_of_the_group_or_of_the_machine() {
+        let folder = Folder::new("left");
+        let files = HostFiles::at(&folder.0.join("proc"), &folder.0.join("cg"));
+        assert_eq!(files.left("self"), None);
+        folder.write("proc/meminfo", "MemTotal: 9 kB\nMemAvailable: 2 kB\n");
+        assert_eq!(files.left("self"), Some(2048));
+        folder.write("proc/self/cgroup", "0::/box\n");
+        folder.write("cg/box/memory.current", "900\n");
+        folder.write("cg/box/memory.max", "max\n");
+        assert_eq!(files.left("self"), Some(2048));
+        // Page cache can be given up.
+        folder.write("cg/box/memory.max", "1000\n");
+        folder.write("cg/box/memory.stat", "file 400\n");
+        assert_eq!(files.left("self"), Some(500));
+        folder.write("proc/meminfo", "MemTotal: 9 kB\nMemAvailable: 0 kB\n");
+        assert_eq!(files.left("self"), Some(0));
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::ffi::CStr;
 use memtrace_record::intern::TextId;
 use memtrace_record::recorder::text_id;
 use memtrace_trace::config::{Level, Stacks};
+use memtrace_trace::host::HostFiles;
 use memtrace_trace::rounding::MIN_BLOCK;
 use memtrace_trace::{Api, Category, Claim};
 
@@ -24,7 +25,7 @@ use crate::python::{
 };
 use crate::runtime::{log, session};
 
-static METHODS: [Method; 40] = [
+static METHODS: [Method; 41] = [
     native_method!("enter_module", module_calls::enter_module),
     native_method!("has_fault_at_next_step", has_fault_at_next_step),
     native_method!("leave_module", module_calls::leave_module),
@@ -60,6 +61,7 @@ static METHODS: [Method; 40] = [
     native_method!("record_retained", record_retained),
     native_method!("current_step", current_step),
     native_method!("is_growing", is_growing),
+    native_method!("host_memory_left", host_memory_left),
     native_method!("learn_tensor", learn_tensor),
     native_method!("finish_op_layout", finish_op_layout),
     native_method!("learn_frame_layout", learn_frame_layout),
@@ -184,6 +186,10 @@ fn record_retained(arguments: Arguments<'_>) {
 
 fn is_growing(_: Arguments<'_>) -> bool {
     growth::is_growing()
+}
+
+fn host_memory_left(_: Arguments<'_>) -> i64 {
+    HostFiles::default().left("self").unwrap_or(i64::MAX)
 }
 
 fn current_step(_: Arguments<'_>) -> i64 {

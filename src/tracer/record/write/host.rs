@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use memtrace_encode::Encoder;
 use memtrace_trace::event::bytes::text_events;
-use memtrace_trace::host::{HostFiles, HostValues, TOTAL};
+use memtrace_trace::host::{HostFiles, HostValues, TOTAL, left_in_group};
 use memtrace_trace::memory::MemoryKind;
 use memtrace_trace::{Api, Category, Event, Header, Payload};
 
@@ -102,10 +102,12 @@ fn has_changed(now: i64, then: i64, (bytes, part): (i64, i64)) -> bool {
     change >= bytes && change >= then / part
 }
 
-/// Returns true if the container or the machine has little memory left. Page cache is not in use: it can be given up.
+/// Returns true if the container or the machine has little memory left.
 fn is_tight(container: Option<HostValues>, machine: Option<HostValues>) -> bool {
     let container = match container {
-        Some([Some(current), Some(limit), file, ..]) => limit - (current - file.unwrap_or(0)) < limit / TIGHT,
+        Some([Some(current), Some(limit), file, ..]) => {
+            left_in_group(current, limit, file.unwrap_or(0)) < limit / TIGHT
+        }
         _ => false,
     };
     let machine = match machine {

@@ -9,21 +9,30 @@ from __future__ import annotations
 import gc
 import sys
 
-from .native import find_objects
+from .native import find_objects, host_memory_left
 from .torch_api import Module
 
 # Objects: a search of so many takes about half a second. A limit in time would depend on the load.
 OBJECT_LIMIT = 20_000_000
+# What a search takes of host memory: before Python 3.12, `gc.get_objects` makes a list with a pointer to each object. A
+# search that takes the last of it would get the program killed.
+BYTES_OF_OBJECT = 8
+SPARE_BYTES = 32 << 20
 
 
-def are_searchable() -> bool:
-    """False when the program has too many objects to search."""
-    return sys.getallocatedblocks() <= OBJECT_LIMIT
+def why_not_searchable() -> str:
+    """Why the objects of the program are not searched; empty when they can be."""
+    objects = sys.getallocatedblocks()
+    if objects > OBJECT_LIMIT:
+        return f"the program has more than {OBJECT_LIMIT // 10**6} million objects"
+    if host_memory_left() < objects * BYTES_OF_OBJECT + SPARE_BYTES:
+        return "the host has too little memory left for a search"
+    return ""
 
 
 def live_objects(*kinds) -> list:
-    """The live objects of these types; none when the program has too many objects to search."""
-    if not are_searchable():
+    """The live objects of these types; none when the program is not searched."""
+    if why_not_searchable():
         return []
     return find_objects(gc.get_objects, *kinds)
 

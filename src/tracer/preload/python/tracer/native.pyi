@@ -111,6 +111,9 @@ def current_step() -> int: ...
 def is_growing() -> bool:
     """Returns True if allocated memory has grown from step to step."""
 
+def host_memory_left() -> int:
+    """The bytes that this process can still get before the kernel kills one of its control group or of the machine."""
+
 def record_retained(text: str) -> None:
     """Records a row of the answer."""
 

@@ -20,7 +20,7 @@ from .failures import count
 from .frames import Lines, left_frames, running_variables, traceback_of
 from .frames import learn as learn_frames
 from .graphs import Base, Graphs, bases_of, grad_fn_of, known_layouts, namespace_of_type
-from .live_objects import OBJECT_LIMIT, are_searchable, live_objects
+from .live_objects import live_objects, why_not_searchable
 from .main_code import main_code
 from .native import (
     RETAINED_MS,
@@ -299,8 +299,8 @@ def _chosen(by_size: list[int]) -> list[int]:
 
 def _holders(why: str, begin: float, seconds: float) -> tuple[list[dict], bool, str]:
     """The holders, whether the search has seen everything, and why not when it is not for lack of time."""
-    if not are_searchable():
-        return [], False, f"the program has more than {OBJECT_LIMIT // 10**6} million objects"
+    if why_not := why_not_searchable():
+        return [], False, why_not
     reason = _unknown()
     deadline, end = begin + seconds * SEARCHING, begin + seconds
     things = live_objects(Module, Optimizer, Tensor, BaseException, types.TracebackType)
