@@ -222,9 +222,14 @@ impl Growth {
         FLAT.0.max(self.last().used() / FLAT.1)
     }
 
-    /// The parts that grew, the most first.
+    /// The parts that grew, the most first. Where the memory in use is flat, what larger steps and the cache took was in use
+    /// before.
     pub(super) fn growing(&self) -> Vec<Part> {
-        let mut all: Vec<Part> = Part::ALL.into_iter().filter(|part| self.of(*part) >= self.flat()).collect();
+        let grew = self.last().used() - self.first().used() >= self.flat();
+        let counts = |part: &Part| {
+            self.of(*part) >= self.flat() && (grew || matches!(part, Part::Kept | Part::Outside))
+        };
+        let mut all: Vec<Part> = Part::ALL.into_iter().filter(counts).collect();
         all.sort_by_key(|part| -self.of(*part));
         all
     }
