@@ -123,7 +123,7 @@ impl DeviceLevels {
         }
     }
 
-    /// The slices of time.
+    /// The slices of time; none once a step has begun.
     #[must_use]
     pub fn slices(&self) -> &[Level] {
         &self.slices
@@ -194,7 +194,11 @@ impl DeviceLevels {
         if now.used() - now.others > self.highest.used() - self.highest.others {
             self.highest = *now;
         }
-        self.slice();
+        if step < 0 {
+            self.slice();
+        } else if !self.slices.is_empty() {
+            self.slices = Vec::new();
+        }
     }
 
     /// Adds the present to the slices.

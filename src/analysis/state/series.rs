@@ -107,7 +107,7 @@ pub struct GrowingSeries {
 
 impl GrowingSeries {
     /// The most buckets.
-    pub const MOST: usize = 2048;
+    pub const MOST: usize = 512;
 
     /// Sets the total from `ts_ns` on. Times must not fall.
     pub fn set(&mut self, ts_ns: i64, value: i64) {
