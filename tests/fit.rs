@@ -116,6 +116,32 @@ fn fit_finds_the_largest_number_and_keeps_both_traces() {
     assert!(!text.contains("the values between"), "{text}");
 }
 
+/// A pipe that nobody reads would stop the search for ever; a link would lead the lines into a file of somebody else.
+#[test]
+fn fit_writes_no_list_through_a_pipe_or_a_link() {
+    let folder = TempDir::new().unwrap();
+    let other = folder.path().join("other");
+    std::fs::write(&other, "kept").unwrap();
+    for kind in ["pipe", "link"] {
+        let out = folder.path().join(kind);
+        let list = out.join("trials.txt");
+        std::fs::create_dir(&out).unwrap();
+        if kind == "pipe" {
+            let made = std::process::Command::new("mkfifo").arg(&list).status().unwrap();
+            assert!(made.success());
+        } else {
+            std::os::unix::fs::symlink(&other, &list).unwrap();
+        }
+        let before = std::fs::symlink_metadata(&list).unwrap().file_type();
+        let mut command = memtrace();
+        command.args(["fit", "--phantom", "mem=1g,cc=8.0,context=0", "--values", "100,2000", "-o"]).arg(&out);
+        let output = command.args(["--", "python3", &script("plain_calls.py"), "{}"]).output().unwrap();
+        assert!(output.status.success() && text(&output.stdout).contains("100 fits"), "{kind}: {output:?}");
+        assert_eq!(std::fs::symlink_metadata(&list).unwrap().file_type(), before, "{kind}");
+    }
+    assert_eq!(std::fs::read_to_string(&other).unwrap(), "kept");
+}
+
 #[test]
 fn fit_shows_a_failure_that_is_no_oom_and_gives_no_answer() {
     let calls = script("plain_calls.py");
