@@ -49,6 +49,17 @@ fn phantom_events_of_two_devices_wait_exactly_and_have_no_elapsed_time() {
 }
 
 #[test]
+fn phantom_managed_memory_is_prefetched_with_the_arguments_of_cuda_12_and_13() {
+    let expected = "alloc 0\n\
+                    before 13: device 0 host 0\n\
+                    since 13: device 0 host 0 part 0\n\
+                    by name 0 advise 0\n\
+                    too long 1 empty 1 not managed 1\n\
+                    charged 0, free 0\n";
+    assert_eq!(told("managed", "t4", &[]), expected);
+}
+
+#[test]
 fn phantom_memory_that_a_sleeping_server_unmaps_is_copied_by_the_runtime_of_any_wheel() {
     let runtime = compiled("phantom/own_runtime.c", "libcudart.0a1b2c3d.so.13", &[]);
     let expected = "\

@@ -316,6 +316,16 @@ fn alloc_pitched(out: Out<usize>, pitch: Out<usize>, width: usize, height: usize
     status
 }
 
+/// Checks the range of a prefetch or of an advice about managed memory, which has no other effect: managed memory
+/// is not charged to a device, so nothing moves.
+fn managed_range(address: usize, size: usize) -> Status {
+    let is_inside = |start: usize, length: usize| size > 0 && size <= start + length - address;
+    match pointer_kind(address) {
+        PointerKind::Device { start, size: length, managed: true, .. } if is_inside(start, length) => OK,
+        _ => fail(INVALID_VALUE),
+    }
+}
+
 fn address_range(base: Out<usize>, length: Out<usize>, address: usize) -> Status {
     match pointer_kind(address) {
         PointerKind::Device { start, size, .. } => {
@@ -335,6 +345,11 @@ answers! {
     Guess fn cudaMallocManaged(out: Out<usize>, size: usize, _flags: Word) {
         alloc(out, size, BlockPurpose::Managed, Caller::GivesUp)
     }
+    // The place is a device before CUDA 13 and a `cudaMemLocation` since: one register in both, and ignored.
+    Real fn cudaMemPrefetchAsync(address: Word, size: usize, _place: Word) { managed_range(address, size) }
+    Real fn cudaMemPrefetchAsync_v2(address: Word, size: usize, _place: Word) { managed_range(address, size) }
+    Real fn cudaMemAdvise(address: Word, size: usize, _advice: Word) { managed_range(address, size) }
+    Real fn cudaMemAdvise_v2(address: Word, size: usize, _advice: Word) { managed_range(address, size) }
     Real fn cudaMallocPitch(out: Out<usize>, pitch: Out<usize>, width: usize, height: usize) {
         alloc_pitched(out, pitch, width, height)
     }
@@ -356,6 +371,10 @@ answers! {
     Guess fn cuMemAllocManaged(out: Out<usize>, size: usize, _flags: Word) {
         alloc(out, size, BlockPurpose::Managed, Caller::GivesUp)
     }
+    Real fn cuMemPrefetchAsync(address: Word, size: usize, _place: Word) { managed_range(address, size) }
+    Real fn cuMemPrefetchAsync_v2(address: Word, size: usize, _place: Word) { managed_range(address, size) }
+    Real fn cuMemAdvise(address: Word, size: usize, _advice: Word) { managed_range(address, size) }
+    Real fn cuMemAdvise_v2(address: Word, size: usize, _advice: Word) { managed_range(address, size) }
     Real fn cuMemAllocPitch_v2(
         out: Out<usize>, pitch: Out<usize>, width: usize, height: usize, _element: Word,
     ) {
