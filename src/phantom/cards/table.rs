@@ -68,6 +68,18 @@ macro_rules! cards {
 
 cards! {
     // Volta, Pascal and Turing.
+    "gtx1060" "NVIDIA GeForce GTX 1060 6GB", 6063 MiB
+        from "Ultralytics, torch 2.6",
+        cc 6 1, 10 SMs, context {~120}, L2 1536, bus 192, MHz 1708 4004;
+    "gtx1070" "NVIDIA GeForce GTX 1070", 8110 MiB
+        from "our estimate: nvidia-smi has 8192 MiB, of which CUDA shows about 1 % less on Pascal",
+        cc 6 1, 15 SMs, context {~130}, L2 2048, bus 256, MHz 1683 4004;
+    "gtx1080" "NVIDIA GeForce GTX 1080", 8110 MiB
+        from "as the GTX 1070: nvidia-smi has 8192 MiB on both",
+        cc 6 1, 20 SMs, context {~150}, L2 2048, bus 256, MHz 1733 5005;
+    "gtx1080ti" "NVIDIA GeForce GTX 1080 Ti", 11172 MiB
+        from "Ultralytics, torch 2.5",
+        cc 6 1, 28 SMs, context {~170}, L2 2816, bus 352, MHz 1582 5505;
     "p100" "Tesla P100-PCIE-16GB", 16269 MiB
         from "Ultralytics, torch 2.11",
         cc 6 0, 56 SMs, context {~240}, L2 4096, bus 4096, MHz 1328 715;
@@ -80,13 +92,61 @@ cards! {
     "t4" "Tesla T4", 15095 MiB
         from "OOM: 14.74 GiB",
         cc 7 5, 40 SMs, context {120 in 90..174}, L2 4096, bus 256, MHz 1590 5001;
+    "gtx1650" "NVIDIA GeForce GTX 1650", 3904 MiB
+        from "Ultralytics, torch 1.13",
+        cc 7 5, 14 SMs, context {~100}, L2 1024, bus 128, MHz 1665 4001;
+    "gtx1660" "NVIDIA GeForce GTX 1660", 5914 MiB
+        from "as the GTX 1660 Ti: nvidia-smi has 6144 MiB on both",
+        cc 7 5, 22 SMs, context {~100}, L2 1536, bus 192, MHz 1785 4001;
+    "gtx1660ti" "NVIDIA GeForce GTX 1660 Ti", 5914 MiB
+        from "Ultralytics, torch 1.8",
+        cc 7 5, 24 SMs, context {~110}, L2 1536, bus 192, MHz 1770 6001;
+    "t1000" "NVIDIA T1000", 3904 MiB
+        from "as the GTX 1650: nvidia-smi has 4096 MiB on both",
+        cc 7 5, 14 SMs, context {~100}, L2 1024, bus 128, MHz 1395 5001;
+    "t1000-8g" "NVIDIA T1000 8GB", 7833 MiB
+        from "as the RTX 3060 Ti: nvidia-smi has 8192 MiB on both",
+        cc 7 5, 14 SMs, context {~100}, L2 1024, bus 128, MHz 1395 5001;
     "rtx2060" "NVIDIA GeForce RTX 2060", 5918 MiB
         from "Ultralytics, torch 2.2; OOM: 5.79 GiB, https://github.com/facebookresearch/meshrcnn/issues/92",
         cc 7 5, 30 SMs, context {~110}, L2 3072, bus 192, MHz 1680 7001;
+    "rtx2070" "NVIDIA GeForce RTX 2070", 7833 MiB
+        from "as the RTX 3060 Ti: nvidia-smi has 8192 MiB on both",
+        cc 7 5, 36 SMs, context {~120}, L2 4096, bus 256, MHz 1620 7001;
+    "rtx2080" "NVIDIA GeForce RTX 2080", 7833 MiB
+        from "as the RTX 3060 Ti: nvidia-smi has 8192 MiB on both",
+        cc 7 5, 46 SMs, context {~130}, L2 4096, bus 256, MHz 1710 7001;
+    "rtx2080ti" "NVIDIA GeForce RTX 2080 Ti", 10825 MiB
+        from "Ultralytics, torch 2.6; 11012 with torch 2.1",
+        cc 7 5, 68 SMs, context {~150}, L2 5632, bus 352, MHz 1545 7001;
     // Ampere.
+    "rtx3050" "NVIDIA GeForce RTX 3050", 7833 MiB
+        from "as the RTX 3060 Ti: nvidia-smi has 8192 MiB on both",
+        cc 8 6, 20 SMs, context {~140}, L2 2048, bus 128, MHz 1777 7001;
+    "rtx3050-laptop" "NVIDIA GeForce RTX 3050 Laptop GPU", 3762 MiB
+        from "Ultralytics; 3902 with torch 2.0",
+        cc 8 6, 16 SMs, context {~130}, L2 2048, bus 128, MHz 1740 6001;
+    "rtx3050ti-laptop" "NVIDIA GeForce RTX 3050 Ti Laptop GPU", 3762 MiB
+        from "as the RTX 3050 Laptop: nvidia-smi has 4096 MiB on both",
+        cc 8 6, 20 SMs, context {~140}, L2 2048, bus 128, MHz 1695 6001;
     "rtx3060" "NVIDIA GeForce RTX 3060", 11931 MiB
         from "properties, torch 2.4",
         cc 8 6, 28 SMs, context {~160}, L2 2304, bus 192, MHz 1777 7501;
+    "rtx3060-laptop" "NVIDIA GeForce RTX 3060 Laptop GPU", 5800 MiB
+        from "our estimate: nvidia-smi has 6144 MiB, and cards of 4 and 8 GiB show 334 and 359 MiB less",
+        cc 8 6, 30 SMs, context {~160}, L2 3072, bus 192, MHz 1703 7001;
+    "rtx3060ti" "NVIDIA GeForce RTX 3060 Ti", 7833 MiB
+        from "Ultralytics, torch 2.11",
+        cc 8 6, 38 SMs, context {~180}, L2 4096, bus 256, MHz 1665 7001;
+    "rtx3070" "NVIDIA GeForce RTX 3070", 7842 MiB
+        from "Ultralytics, torch 2.10; 7973 with torch 1.8",
+        cc 8 6, 46 SMs, context {~190}, L2 4096, bus 256, MHz 1725 7001;
+    "rtx3070-laptop" "NVIDIA GeForce RTX 3070 Laptop GPU", 7842 MiB
+        from "as the RTX 3070: nvidia-smi has 8192 MiB on both",
+        cc 8 6, 40 SMs, context {~180}, L2 4096, bus 256, MHz 1620 7001;
+    "rtx3070ti" "NVIDIA GeForce RTX 3070 Ti", 7842 MiB
+        from "as the RTX 3070: nvidia-smi has 8192 MiB on both",
+        cc 8 6, 48 SMs, context {~200}, L2 4096, bus 256, MHz 1770 9501;
     "rtx3080" "NVIDIA GeForce RTX 3080", 10015 MiB
         from "OOM: 9.78 GiB, https://github.com/zai-org/CogVideo/issues/34",
         cc 8 6, 68 SMs, context {~240}, L2 5120, bus 320, MHz 1710 9501;
@@ -114,6 +174,15 @@ cards! {
     "a30" "NVIDIA A30", 24064 MiB
         from "OOM: 23.50 GiB, https://github.com/LHRLAB/ChatKBQA/issues/2; 24164 with torch 2.8",
         cc 8 0, 56 SMs, context {~320}, L2 24576, bus 3072, MHz 1440 1215;
+    "a2000" "NVIDIA RTX A2000", 5754 MiB
+        from "a report of the memory with the driver 581.80",
+        cc 8 6, 26 SMs, context {~150}, L2 3072, bus 192, MHz 1200 6001;
+    "a2000-12g" "NVIDIA RTX A2000 12GB", 12017 MiB
+        from "Ultralytics, torch 2.1",
+        cc 8 6, 26 SMs, context {~150}, L2 3072, bus 192, MHz 1200 6001;
+    "a4000" "NVIDIA RTX A4000", 16117 MiB
+        from "Ultralytics, torch 1.12",
+        cc 8 6, 48 SMs, context {~200}, L2 4096, bus 256, MHz 1560 7001;
     "a6000" "NVIDIA RTX A6000", 48676 MiB
         from "properties, in torchao's prototype/hqq",
         cc 8 6, 84 SMs, context {350 in 270..368}, L2 6144, bus 384, MHz 1800 8001;
@@ -127,18 +196,48 @@ cards! {
         from "Ultralytics, torch 2.8",
         cc 8 0, 108 SMs, context {~420}, L2 40960, bus 5120, MHz 1410 1512;
     // Ada.
+    "rtx4050-laptop" "NVIDIA GeForce RTX 4050 Laptop GPU", 5780 MiB
+        from "our estimate: nvidia-smi has 6141 MiB, and the RTX 4060 Laptop shows 382 MiB less",
+        cc 8 9, 20 SMs, context {~130}, L2 12288, bus 96, MHz 2370 8001;
+    "rtx4060" "NVIDIA GeForce RTX 4060", 7807 MiB
+        from "Ultralytics, torch 2.5",
+        cc 8 9, 24 SMs, context {~140}, L2 24576, bus 128, MHz 2460 8501;
+    "rtx4060-laptop" "NVIDIA GeForce RTX 4060 Laptop GPU", 7806 MiB
+        from "Ultralytics, torch 2.9 and 2.14; 7940 with torch 2.5",
+        cc 8 9, 24 SMs, context {~140}, L2 32768, bus 128, MHz 2370 8001;
+    "rtx4060ti" "NVIDIA GeForce RTX 4060 Ti 8GB", 7807 MiB
+        from "as the RTX 4060: nvidia-smi has 8188 MiB on both",
+        cc 8 9, 34 SMs, context {~160}, L2 32768, bus 128, MHz 2535 9001;
     "rtx4060ti-16g" "NVIDIA GeForce RTX 4060 Ti", 15946 MiB
         from "Unsloth, torch 2.7",
         cc 8 9, 34 SMs, context {~160}, L2 32768, bus 128, MHz 2535 9001;
+    "rtx4070" "NVIDIA GeForce RTX 4070", 11994 MiB
+        from "Ultralytics, torch 1.13",
+        cc 8 9, 46 SMs, context {~190}, L2 36864, bus 192, MHz 2475 10501;
+    "rtx4070-laptop" "NVIDIA GeForce RTX 4070 Laptop GPU", 7806 MiB
+        from "Ultralytics, torch 2.7",
+        cc 8 9, 36 SMs, context {~170}, L2 32768, bus 128, MHz 2175 8001;
+    "rtx4070-super" "NVIDIA GeForce RTX 4070 SUPER", 11994 MiB
+        from "as the RTX 4070: nvidia-smi has 12282 MiB on both",
+        cc 8 9, 56 SMs, context {~210}, L2 49152, bus 192, MHz 2475 10501;
+    "rtx4070ti" "NVIDIA GeForce RTX 4070 Ti", 11994 MiB
+        from "as the RTX 4070: nvidia-smi has 12282 MiB on both",
+        cc 8 9, 60 SMs, context {~220}, L2 49152, bus 192, MHz 2610 10501;
     "rtx4070ti-super" "NVIDIA GeForce RTX 4070 Ti SUPER", 15934 MiB
         from "properties",
         cc 8 9, 66 SMs, context {~240}, L2 49152, bus 256, MHz 2610 10501;
+    "rtx4080-laptop" "NVIDIA GeForce RTX 4080 Laptop GPU", 11994 MiB
+        from "as the RTX 4070: nvidia-smi has 12282 MiB on both",
+        cc 8 9, 58 SMs, context {~220}, L2 49152, bus 192, MHz 2280 9001;
     "rtx4080" "NVIDIA GeForce RTX 4080", 16049 MiB
         from "properties",
         cc 8 9, 76 SMs, context {~270}, L2 65536, bus 256, MHz 2505 11201;
     "rtx4090" "NVIDIA GeForce RTX 4090", 24210 MiB
         from "OOM: 23.64 GiB",
         cc 8 9, 128 SMs, context {390 in 369..514}, L2 73728, bus 384, MHz 2520 10501;
+    "rtx4090-laptop" "NVIDIA GeForce RTX 4090 Laptop GPU", 15934 MiB
+        from "as the RTX 4070 Ti SUPER: nvidia-smi has 16376 MiB on both",
+        cc 8 9, 76 SMs, context {~270}, L2 65536, bus 256, MHz 2040 9001;
     "l4" "NVIDIA L4", 22478 MiB
         from "OOM: 21.95 GiB",
         cc 8 9, 58 SMs, context {210 in 201..333}, L2 49152, bus 192, MHz 2040 6251;
@@ -180,6 +279,36 @@ cards! {
         from "OOM: 94.50 GiB; 94.88, https://github.com/Lightning-AI/litgpt/issues/1892",
         cc 9 0, 132 SMs, context {~612}, L2 61440, bus 6144, MHz 1980 2619;
     // Blackwell.
+    "rtx5050" "NVIDIA GeForce RTX 5050", 7740 MiB
+        from "our estimate: nvidia-smi has 8151 MiB, and the RTX 5060 Ti shows 463 MiB less than 16311",
+        cc 12 0, 20 SMs, context {~130}, L2 24576, bus 128, MHz 2572 10001;
+    "rtx5050-laptop" "NVIDIA GeForce RTX 5050 Laptop GPU", 7740 MiB
+        from "our estimate: nvidia-smi has 8151 MiB, and the RTX 5060 Ti shows 463 MiB less than 16311",
+        cc 12 0, 20 SMs, context {~130}, L2 24576, bus 128, MHz 2500 12001;
+    "rtx5060" "NVIDIA GeForce RTX 5060", 7740 MiB
+        from "our estimate: nvidia-smi has 8151 MiB, and the RTX 5060 Ti shows 463 MiB less than 16311",
+        cc 12 0, 30 SMs, context {~160}, L2 32768, bus 128, MHz 2497 14001;
+    "rtx5060-laptop" "NVIDIA GeForce RTX 5060 Laptop GPU", 7740 MiB
+        from "our estimate: nvidia-smi has 8151 MiB, and the RTX 5060 Ti shows 463 MiB less than 16311",
+        cc 12 0, 26 SMs, context {~150}, L2 32768, bus 128, MHz 2497 12001;
+    "rtx5060ti" "NVIDIA GeForce RTX 5060 Ti 8GB", 7740 MiB
+        from "our estimate: nvidia-smi has 8151 MiB, and the RTX 5060 Ti shows 463 MiB less than 16311",
+        cc 12 0, 36 SMs, context {~170}, L2 32768, bus 128, MHz 2572 14001;
+    "rtx5060ti-16g" "NVIDIA GeForce RTX 5060 Ti", 15848 MiB
+        from "Ultralytics, torch 2.10 and 2.12",
+        cc 12 0, 36 SMs, context {~170}, L2 32768, bus 128, MHz 2572 14001;
+    "rtx5070" "NVIDIA GeForce RTX 5070", 11780 MiB
+        from "our estimate: nvidia-smi has 12227 MiB, and the RTX 5060 Ti shows 463 MiB less than 16311",
+        cc 12 0, 48 SMs, context {~200}, L2 49152, bus 192, MHz 2512 14001;
+    "rtx5070-laptop" "NVIDIA GeForce RTX 5070 Laptop GPU", 7740 MiB
+        from "our estimate: nvidia-smi has 8151 MiB, and the RTX 5060 Ti shows 463 MiB less than 16311",
+        cc 12 0, 36 SMs, context {~170}, L2 32768, bus 128, MHz 2347 12001;
+    "rtx5070ti" "NVIDIA GeForce RTX 5070 Ti", 15840 MiB
+        from "as the RTX 5080: nvidia-smi has 16303 MiB on both",
+        cc 12 0, 70 SMs, context {~260}, L2 49152, bus 256, MHz 2452 14001;
+    "rtx5070ti-laptop" "NVIDIA GeForce RTX 5070 Ti Laptop GPU", 11780 MiB
+        from "our estimate: nvidia-smi has 12227 MiB, and the RTX 5060 Ti shows 463 MiB less than 16311",
+        cc 12 0, 46 SMs, context {~200}, L2 49152, bus 192, MHz 2220 14001;
     "rtx5080" "NVIDIA GeForce RTX 5080", 15840 MiB
         from "Ultralytics",
         cc 12 0, 84 SMs, context {~290}, L2 65536, bus 256, MHz 2617 15001;
