@@ -121,6 +121,13 @@ fn target(options: &Options) -> Result<Option<i64>> {
     }
 }
 
+/// Returns the bytes of the request that failed, if [`Prediction::before`] counts one: every other report shows the peak
+/// without it.
+pub(super) fn failed_request(replayed: &Replayed, prediction: &Prediction) -> Option<i64> {
+    let allocated = replayed.replay.find(prediction.device)?.peak(Metric::Allocated).bytes;
+    Some(prediction.before.bytes - allocated).filter(|bytes| *bytes > 0 && replayed.replay.ended_in_oom())
+}
+
 /// A change that helps, for the report about an OOM.
 pub(super) struct FirstAdvice {
     /// The option of `memtrace advise` that predicts it.
@@ -177,9 +184,13 @@ impl Advised {
     fn print(&self, printer: &mut Printer, prediction: &Prediction, options: &Options) {
         let ranked = self.ranked(prediction);
         let units = options.units;
+        let failed = failed_request(&self.replayed, prediction);
+        let with_failed =
+            failed.map(|_| format!(", {} with the request that failed", units.show(prediction.before.bytes)));
         printer.line([
             format!("device {}: peak of allocated memory ", prediction.device).into(),
-            Cell::new(units.show(prediction.before.bytes).to_string(), Style::Strong),
+            Cell::new(units.show(prediction.before.bytes - failed.unwrap_or(0)).to_string(), Style::Strong),
+            with_failed.unwrap_or_default().into(),
         ]);
         if self.ended_in_oom() {
             printer.plain(format!("{}.", upper_first(ENDED_IN_OOM)));

@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use super::advise::failed_request;
 use super::report::{Answer, Needs, Report, next};
 use crate::error::Result;
 use crate::options::{Flag, Options};
@@ -137,12 +138,15 @@ fn print(
     let Some(all) = prediction.outcomes.first() else { return };
     let saved = before.wrapping_sub(all.peak.bytes);
     let direction = if saved >= 0 { "less" } else { "more" };
+    let with_failed = failed_request(replayed, prediction)
+        .map(|bytes| format!(" ({} and the request that failed)", options.units.show(before - bytes)));
     printer.line([
         format!("device {}: peak of allocated memory ", prediction.device).into(),
         Cell::new(options.units.show(all.peak.bytes).to_string(), Style::Strong),
         format!(
-            " in place of {}, {} {direction} ({})",
+            " in place of {}{}, {} {direction} ({})",
             options.units.show(before),
+            with_failed.unwrap_or_default(),
             options.units.show(saved.abs()),
             percent(share(saved.abs(), before))
         )
