@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::super::advise::FirstAdvice;
 use super::cause::{Cause, Copies, Facts, Kept, StepTotals};
+use super::recomputed::recomputed;
 use super::remedies::remedy;
 use super::step_groups::{Difference, StepGroups};
 
@@ -86,7 +87,8 @@ impl RowsBefore {
             _ => {}
         }
         if device.is_some() {
-            self.count_step(row.device, replay.step, totals.allocated);
+            let in_update = replay.phase == replay.phases.optimizer;
+            self.count_step(row.device, replay.step, totals.allocated, in_update);
             let at =
                 self.groups.iter().position(|(ordinal, _)| *ordinal == row.device).unwrap_or_else(|| {
                     self.groups.push((row.device, StepGroups::default()));
@@ -96,7 +98,7 @@ impl RowsBefore {
         }
     }
 
-    fn count_step(&mut self, device: i32, step: i64, allocated: i64) {
+    fn count_step(&mut self, device: i32, step: i64, allocated: i64, in_update: bool) {
         let at = self.steps.iter().position(|(ordinal, ..)| *ordinal == device).unwrap_or_else(|| {
             self.steps.push((device, step, StepTotals::default(), Vec::new()));
             self.steps.len() - 1
@@ -107,10 +109,14 @@ impl RowsBefore {
                 finished.push(*totals);
             }
             *current = step;
-            *totals = StepTotals { began: totals.ended, ended: allocated, peak: totals.ended };
+            let began = totals.ended;
+            *totals = StepTotals { began, ended: allocated, peak: began, peak_before_update: began };
         }
         totals.ended = allocated;
         totals.peak = totals.peak.max(allocated);
+        if !in_update {
+            totals.peak_before_update = totals.peak_before_update.max(allocated);
+        }
     }
 
     /// The number of root modules that were called since the last backward.
@@ -263,6 +269,8 @@ pub(super) struct OomCase<'a> {
     pub(super) is_untrained: bool,
     /// True if an op of fused attention has run.
     pub(super) has_fused_attention: bool,
+    /// True if the request is in no module, after the first step has begun.
+    pub(super) in_script: bool,
     owner: String,
     /// The phase, the op and the module of the request.
     pub(super) phase: String,
@@ -344,6 +352,16 @@ impl<'a> OomCase<'a> {
             inputs: sum(Category::Input),
             kv_cache: sum(Category::KvCache),
             to_come: layers.as_ref().map_or(optimizer.to_come, |left| left.bytes),
+            copied: live
+                .iter()
+                .filter(|b| b.owner.op == row.op && b.owner.module == row.module && b.owner.step == row.step)
+                .count(),
+            recomputed: recomputed(
+                live.iter().map(|block| (block.owner, block.bytes)),
+                replayed.replay.phases.backward,
+                &replayed.symbols,
+                &replayed.replay.classes.layers([], &replayed.symbols),
+            ),
             holders: search.map(|search| search.holders.clone()).unwrap_or_default(),
             private: segments.iter().filter(|s| !usable(s.pool)).map(Segment::free).sum(),
             copies: Copies::of(&live),
@@ -378,6 +396,7 @@ impl<'a> OomCase<'a> {
             differences,
             is_untrained: in_forward && !seen.has_backward,
             has_fused_attention: seen.has_fused_attention,
+            in_script: replayed.symbols.or_dash(row.module).starts_with(['-', '(']) && row.step >= 0,
             phase: replayed.symbols.get(row.phase).to_string(),
             op: replayed.symbols.get(row.op).to_string(),
             module: module.to_string(),
@@ -422,7 +441,15 @@ impl<'a> OomCase<'a> {
         let request = show(facts.request);
         let card = show(facts.capacity);
         let needs = facts.needs_at_least();
-        let at_least = if needs > facts.capacity {
+        let by_steps = facts.needs_by_earlier_steps();
+        let at_least = if by_steps > needs.max(facts.capacity) {
+            format!(
+                "at least {} is needed, and the card has {card}: what this step began with, {}, and what each step before took \
+                 beside such memory",
+                show(by_steps),
+                show(facts.step_began)
+            )
+        } else if needs > facts.capacity {
             format!("at least {} is needed, and the card has {card}", show(needs))
         } else {
             format!(

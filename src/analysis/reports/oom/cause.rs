@@ -116,6 +116,10 @@ pub(super) struct Facts {
     /// What is sure to come in this step: the layers that the forward had not reached, if they take what those before took,
     /// or the rest of the optimizer's state.
     pub(super) to_come: i64,
+    /// The live tensors that this step has copied to the GPU outside of modules.
+    pub(super) copied: usize,
+    /// What one checkpoint around several layers has computed again for its backward.
+    pub(super) recomputed: i64,
     /// What the search at the OOM found, largest first.
     pub(super) holders: Vec<Holder>,
     /// Free memory in private pools, which this request may not use.
@@ -158,6 +162,8 @@ pub(super) struct StepTotals {
     pub(super) ended: i64,
     /// The most within the step.
     pub(super) peak: i64,
+    /// The most outside of the optimizer's step, the first of which allocates its state.
+    pub(super) peak_before_update: i64,
 }
 
 /// What each step leaves behind.
@@ -215,12 +221,22 @@ impl Facts {
         self.allocated + self.request + self.outside + self.unknown
     }
 
+    /// The least that this step needs if it takes what the smallest step before took; 0 before the second step.
+    pub(super) fn needs_by_earlier_steps(&self) -> i64 {
+        let heights = self.steps.iter().map(|step| step.peak_before_update - step.began);
+        heights.min().map_or(0, |least| self.step_began + least + self.outside + self.unknown)
+    }
+
+    /// The least that this step needs, with what is sure to come.
+    fn needs_in_all(&self) -> i64 {
+        (self.needs_at_least() + self.to_come).max(self.needs_by_earlier_steps())
+    }
+
     /// The least by which the program is short of memory.
     pub(super) fn short(&self) -> i64 {
-        let needs = self.needs_at_least() + self.to_come;
         self.needed
             .unwrap_or(0)
-            .max(needs)
+            .max(self.needs_in_all())
             .saturating_sub(self.capacity)
             .max(self.lacking() - self.cached())
             .max(1)
@@ -283,7 +299,7 @@ impl Facts {
         }
         let fits = self.cached() + self.room >= self.request && self.largest_hole < self.request;
         let before = self.steps.iter().map(|step| step.peak).max().unwrap_or(0);
-        let goes_on = self.capacity == 0 || self.needs_at_least() + self.to_come <= self.capacity;
+        let goes_on = self.capacity == 0 || self.needs_in_all() <= self.capacity;
         fits && goes_on && (self.is_material(self.cached()) || before >= self.allocated + self.request)
     }
 
@@ -312,16 +328,6 @@ impl Facts {
             all.filter(|holder| holder.bytes >= half && holder.graphs == 0).max_by_key(|holder| holder.bytes)
         };
         seen.map(|holder| (holder, Kept::Grows)).or_else(|| joined().map(|holder| (holder, Kept::Gathered)))
-    }
-
-    /// The bytes that one checkpoint has computed again for its backward, if they are much of what is live.
-    pub(super) fn recomputed(&self) -> Option<i64> {
-        let is_it = |holder: &&Holder| {
-            holder.text("file").ends_with("torch/utils/checkpoint.py")
-                && holder.text("name").contains("recomputed")
-        };
-        let bytes = self.holders.iter().find(is_it)?.bytes;
-        (4 * bytes >= self.allocated).then_some(bytes)
     }
 
     /// The holder of the most memory that the program does not need now.
@@ -429,12 +435,18 @@ impl Facts {
         found
     }
 
-    /// If this step has taken much more than any before: what was allocated when it began, and the most that one took.
+    /// If this step has taken much more than any of several before: what was allocated when it began, and the most that one
+    /// took.
     pub(super) fn larger_step(&self) -> Option<(i64, i64)> {
         let usual = self.steps.iter().map(|step| step.peak - step.began).max()?;
+        (self.steps.len() >= FEWEST_STEPS && self.is_larger_than_before()).then_some((self.step_began, usual))
+    }
+
+    /// Returns true if this step has taken much more than any before it.
+    pub(super) fn is_larger_than_before(&self) -> bool {
         let now = self.allocated + self.request - self.step_began;
-        (self.steps.len() >= FEWEST_STEPS && now as f64 > 1.25 * usual as f64)
-            .then_some((self.step_began, usual))
+        let usual = self.steps.iter().map(|step| step.peak - step.began).max();
+        usual.is_some_and(|usual| now as f64 > 1.25 * usual as f64)
     }
 }
 
@@ -505,7 +517,12 @@ mod tests {
     }
 
     fn steps(ends: &[i64]) -> Vec<StepTotals> {
-        let step = |ended: &i64| StepTotals { began: *ended, ended: *ended, peak: ended + 10 * GIB };
+        let step = |ended: &i64| StepTotals {
+            began: *ended,
+            ended: *ended,
+            peak: ended + 10 * GIB,
+            peak_before_update: ended + 10 * GIB,
+        };
         ends.iter().map(step).collect()
     }
 
@@ -517,6 +534,10 @@ mod tests {
         assert_eq!(holes.judge().0, Cause::Fragmentation);
         assert_eq!(Facts { needed: Some(34 * GIB), ..holes.clone() }.judge().0, Cause::TooBig);
         assert_eq!(Facts { largest_hole: 2 * GIB, ..holes.clone() }.judge().0, Cause::TooBig);
+        // What the steps before took does not fit beside what this one began with.
+        let began = Facts { steps: steps(&[GIB]), step_began: 14 * GIB, ..holes.clone() };
+        assert_eq!(began.judge().0, Cause::TooBig);
+        assert_eq!(Facts { step_began: 13 * GIB, ..began }.judge().0, Cause::Fragmentation);
         // Small holes are the cause if an earlier step held as much.
         assert_eq!(Facts { steps: steps(&[13 * GIB]), ..full() }.judge().0, Cause::Fragmentation);
     }

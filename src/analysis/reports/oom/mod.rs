@@ -2,6 +2,7 @@
 
 mod case;
 mod cause;
+mod recomputed;
 mod remedies;
 mod step_groups;
 

@@ -11,6 +11,8 @@ use crate::state::retained::Holder;
 const SCORES: [&str; 6] = ["softmax", "bmm", "matmul", "masked_fill", "::where", "dropout"];
 /// The pages, in bytes, in which expandable segments of large blocks take and return memory.
 const PAGE: i64 = 20 << 20;
+/// As many tensors that are moved to the GPU in one step are a model.
+const FEWEST_OF_MODEL: usize = 8;
 /// What follows a saving that may be smaller than what the program lacks.
 const UNSURE: &str = ", may not be enough alone";
 
@@ -101,7 +103,7 @@ impl OomCase<'_> {
                     .to_owned(),
             );
         }
-        if facts.recomputed().is_some() {
+        if 4 * facts.recomputed >= facts.allocated.max(1) {
             all.push(
                 "a checkpoint of each layer in place of one around several, which computes all of them again at once".to_owned(),
             );
@@ -135,7 +137,7 @@ impl OomCase<'_> {
                 data.line(units)
             ));
         }
-        if facts.larger_step().is_some() {
+        if facts.larger_step().is_some() && !self.is_loading() {
             all.push("a limit for the inputs of such a step: crop, split or skip them".to_owned());
         }
         all
@@ -145,8 +147,17 @@ impl OomCase<'_> {
     pub(super) fn tries_if(&self) -> Vec<String> {
         let mut all = Vec::new();
         let is_need = matches!(self.cause, Cause::TooBig | Cause::RequestTooLarge);
-        if is_need && self.is_untrained && self.facts.has_autograd && self.graph_of_other().is_none() {
+        // A step that is larger than those before may be another kind of work.
+        let may_evaluate = self.is_untrained || self.phase == "forward" && self.facts.is_larger_than_before();
+        if is_need && may_evaluate && self.facts.has_autograd && self.graph_of_other().is_none() {
             all.push("if this is an evaluation: torch.no_grad() or torch.inference_mode()".to_owned());
+        }
+        if self.is_loading() {
+            all.push(
+                "if a model that ran before is no longer needed: del it, with all that refers to it, before the next one is \
+                 moved to the GPU"
+                    .to_owned(),
+            );
         }
         if self.cause == Cause::TooBig && self.facts.needed.is_none() {
             all.push(
@@ -156,6 +167,12 @@ impl OomCase<'_> {
             );
         }
         all
+    }
+
+    /// Returns true if a program that has run steps moves as many tensors to the GPU as a model has, outside of modules.
+    fn is_loading(&self) -> bool {
+        let is_copy = ["aten::empty_strided", "aten::_to_copy"].contains(&&*self.op);
+        self.cause == Cause::TooBig && is_copy && self.in_script && self.facts.copied >= FEWEST_OF_MODEL
     }
 
     /// Returns true if the request is for the scores of attention.

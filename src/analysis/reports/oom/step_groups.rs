@@ -146,8 +146,11 @@ impl StepGroups {
             bytes: *bytes,
             usual: self.inputs.median(*group),
         });
-        let grown = inputs.filter(|each| each.usual > 0 && 2 * each.bytes > 3 * each.usual);
-        all.extend(grown.max_by_key(|each| (100 * each.bytes / each.usual, each.op.clone())));
+        let is_new =
+            |each: &Difference| all.iter().all(|one| (&one.op, &one.module) != (&each.op, &each.module));
+        let grown = inputs.filter(|each| each.usual > 0 && 2 * each.bytes > 3 * each.usual && is_new(each));
+        let most = grown.max_by_key(|each| (100 * each.bytes / each.usual, each.op.clone()));
+        all.extend(most);
         all
     }
 }

@@ -1,0 +1,66 @@
+//! Activations that a checkpoint computes again for its backward.
+
+use std::collections::BTreeSet;
+
+use memtrace_trace::Category;
+use rustc_hash::FxHashMap;
+
+use crate::read::symbols::{Symbol, SymbolTable};
+use crate::state::block::Owner;
+use crate::state::module_layers::Layers;
+
+/// Returns the live bytes that one checkpoint around several repeated layers has computed again; 0 if each layer has its own.
+///
+/// `live` has the owner and the size of each block. A checkpoint runs its forward in the backward, so that its activations belong to that phase.
+pub(super) fn recomputed(
+    live: impl Iterator<Item = (Owner, i64)>,
+    backward: Symbol,
+    symbols: &SymbolTable,
+    layers: &Layers,
+) -> i64 {
+    let mut groups: FxHashMap<String, (BTreeSet<String>, i64)> = FxHashMap::default();
+    for (owner, size) in live {
+        if owner.category != Category::Activation || owner.phase != backward {
+            continue;
+        }
+        let module = symbols.get(owner.module).to_string();
+        let joined = layers.joined(&module);
+        let Some(depth) = joined.split('.').position(|name| name == "*") else { continue };
+        let parent = module.split('.').take(depth).collect::<Vec<_>>().join(".");
+        let (found, bytes) = groups.entry(parent).or_default();
+        found.extend(module.split('.').nth(depth).map(str::to_owned));
+        *bytes += size;
+    }
+    let several = groups.into_values().filter(|(found, _)| found.len() > 1);
+    several.map(|(_, bytes)| bytes).max().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::read::record::Record;
+
+    #[test]
+    fn oom_one_checkpoint_around_several_layers_differs_from_one_for_each() {
+        let symbols = SymbolTable::default();
+        let backward = symbols.intern("backward");
+        let paths = ["GPT", "GPT.blocks.0", "GPT.blocks.1", "GPT.blocks.2"];
+        let classes: Vec<_> =
+            paths.iter().map(|path| (*path, Some(if *path == "GPT" { "GPT" } else { "Block" }))).collect();
+        let layers = Layers::find(&classes);
+        let block = |module: &str, phase: &str| Owner {
+            module: symbols.intern(module),
+            phase: symbols.intern(phase),
+            category: Category::Activation,
+            ..Owner::of(&Record::default())
+        };
+        let bytes =
+            |live: &[Owner]| recomputed(live.iter().map(|owner| (*owner, 100)), backward, &symbols, &layers);
+        let one =
+            [block("GPT.blocks.2", "backward"), block("GPT.blocks.2", "backward"), block("GPT", "backward")];
+        assert_eq!(bytes(&one), 0);
+        let several = [block("GPT.blocks.1", "backward"), block("GPT.blocks.2", "backward")];
+        assert_eq!(bytes(&several), 200);
+        assert_eq!(bytes(&[block("GPT.blocks.1", "forward"), block("GPT.blocks.2", "forward")]), 0);
+    }
+}
