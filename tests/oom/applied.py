@@ -87,6 +87,14 @@ def autocast():
 
 
 def bfloat16():
+    """Casts each model and its inputs; a loss takes the target in the type of the prediction."""
+
+    def in_one_type(loss):
+        return lambda found, wanted, *args, **kwargs: loss(found, wanted.to(found.dtype), *args, **kwargs)
+
+    for name in ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"):
+        setattr(nn.functional, name, in_one_type(getattr(nn.functional, name)))
+
     def change(root):
         def wrap(forward):
             def cast(value):
