@@ -41,7 +41,8 @@ def checkpoint_modules(patterns):
     done = set()
 
     def takes(form, path):
-        names = path.removeprefix("module.").split(".")  # of DataParallel and its like
+        # What DataParallel and its like, and peft, put in front.
+        names = path.removeprefix("module.").removeprefix("base_model.model.").split(".")
         return len(names) == len(form) and all(a in ("*", b) for a, b in zip(form, names))
 
     def change(root):
