@@ -38,12 +38,13 @@ on_every_torch![
     python_errors_of_the_tracer_are_logged_at_debug_and_counted_in_the_end_row,
     owners_hold_under_fsdp_peft_and_lightning_and_leave_the_output_unchanged,
     modules_are_recorded_under_launchers_notebooks_and_fork_servers,
-    track_external_tensors_are_other_and_errors_are_those_of_mem_tracker,
+    track_external_tensors_have_categories_and_errors_are_those_of_mem_tracker,
     modules_0_records_no_modules_and_no_tags,
     owners_category_totals_are_those_of_mem_tracker,
     owners_of_caches_attributes_workspaces_and_graphs_have_their_categories,
     owners_of_buckets_and_of_a_scripts_own_tensors_have_their_categories,
     owners_of_an_optimizers_step_are_temporary_unless_they_outlive_it,
+    owners_of_what_an_optimizer_holds_are_known_from_its_first_step,
     leaks_of_a_server_are_found_by_its_forwards,
     steps_are_those_of_one_optimizers_object_or_of_updates_without_one,
     serving_adds_up_to_what_the_device_has_in_use,
@@ -160,7 +161,7 @@ fn modules_are_recorded_under_launchers_notebooks_and_fork_servers(torch: &Torch
     }
 }
 
-fn track_external_tensors_are_other_and_errors_are_those_of_mem_tracker(torch: &Torch) {
+fn track_external_tensors_have_categories_and_errors_are_those_of_mem_tracker(torch: &Torch) {
     same_with_and_without(torch, CASES, &["registered"], &[]);
 }
 
@@ -268,6 +269,24 @@ fn owners_of_an_optimizers_step_are_temporary_unless_they_outlive_it(torch: &Tor
         (Some(128 << 20), Some(64 << 20))
     );
     assert!(held["temporary"].as_i64().is_some_and(|bytes| bytes >= 64 << 20), "{held:#}");
+}
+
+fn owners_of_what_an_optimizer_holds_are_known_from_its_first_step(torch: &Torch) {
+    for case in ["no_module", "no_module_no_memory", "other_optimizer", "sparse_ids"] {
+        held(torch, case);
+    }
+    let names = |case: &str| -> Vec<String> {
+        let is_wanted = |row: &Rec| row.event == "tag" && row.delta_bytes > 0 && row.category != "input";
+        let tags = held(torch, case).rows().into_iter().filter(is_wanted);
+        tags.map(|row| format!("{}.{}", row.module, row.name)).collect()
+    };
+    let found = names("other_method");
+    for name in ["weight", "scale", "weight.exp_avg", "weight.exp_avg_sq"] {
+        assert!(found.contains(&format!("Encodes.{name}")), "{name}: {found:?}");
+    }
+    let found = names("replaced_weight");
+    let state = found.iter().filter(|name| *name == "Sequential.1.weight.exp_avg").count();
+    assert!(state == 3 && found.iter().all(|name| !name.ends_with(".(none)")), "{found:?}");
 }
 
 fn steps_are_those_of_one_optimizers_object_or_of_updates_without_one(torch: &Torch) {

@@ -168,9 +168,9 @@ def track_external(*external: object) -> None:
     """Registers tensors, modules and optimizers, also inside tuples, lists and dicts, before anything uses
     them.
 
-    The memory of a tensor gets the category `other`; the parameters, buffers and gradients of a module and
-    the state of an optimizer get their own categories. The rules are those of `MemTracker.track_external` in
-    torch.
+    The memory of a tensor that requires a gradient gets the category `parameter`, that of another one
+    `buffer`. The parameters, buffers and gradients of a module and the state of an optimizer get their own
+    categories. The objects are those that `MemTracker.track_external` in torch takes.
 
     Raises TypeError for any other object, whether the script is traced or not."""
     # Imported here: the rest of this file needs no torch.

@@ -24,7 +24,7 @@ text_enum! {
         Input = "input",
         /// Allocated by autograd for its own use.
         AutogradDetail = "autograd_detail",
-        /// Registered by the user.
+        /// A row of PyTorch's MemTracker. No block has it.
         Other = "other",
         /// Unknown.
         [default]

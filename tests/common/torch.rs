@@ -278,6 +278,7 @@ pub(crate) struct Rec {
     pub(crate) op: String,
     pub(crate) module: String,
     pub(crate) phase: String,
+    pub(crate) category: String,
     pub(crate) step: i64,
     pub(crate) name: String,
 }

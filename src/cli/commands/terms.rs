@@ -269,7 +269,10 @@ pub(super) const TERMS: &[Term] = &[
         "Memory that the script or a library allocated outside every module, forward, backward and \
          optimizer's step, and for which no other use was found.",
     ),
-    term(&["other"], "The category of memory that the program registered with memtrace.track_external."),
+    term(
+        &["other"],
+        "The row of PyTorch's MemTracker for memory that the program registered. memtrace records none: a registered tensor is a parameter or a buffer.",
+    ),
     term(
         &["sample"],
         "A row with the device's own figures; see sampled. Of device -1: what the kernel counts of the host.",

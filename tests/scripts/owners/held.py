@@ -1,8 +1,9 @@
 """Memory that is no parameter, buffer, gradient or state: caches, attributes of modules, workspaces, graphs.
 
-held.py CASE     prints JSON: the bytes by category that the case expects at its mark `checkpoint:0`
+held.py CASE     prints JSON, a line for each mark `checkpoint:N`: the bytes by category that the case expects
 """
 
+import itertools
 import json
 import os
 import sys
@@ -21,8 +22,11 @@ def size_of(tensors):
     return sum(storages.values())
 
 
+numbers = itertools.count()
+
+
 def checkpoint(**categories):
-    torch.cuda.nvtx.mark("checkpoint:0")
+    torch.cuda.nvtx.mark(f"checkpoint:{next(numbers)}")
     print(json.dumps(categories))
 
 
@@ -348,6 +352,121 @@ def own_optimizer():
         torch.cuda.nvtx.range_pop()
         model.weight.grad = None
     checkpoint(optimizer_state=size_of([momentum]), parameter=size_of(model.parameters()))
+
+
+def weights(*counts):
+    return [torch.zeros(count << 18, device="cuda", requires_grad=True) for count in counts]
+
+
+def of_optimizer(optimizer):
+    """The bytes of what an optimizer's groups and its state hold."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    states = [
+        value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)
+    ]
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return {
+        "parameter": size_of(parameters),
+        "gradient": size_of(gradients),
+        "optimizer_state": size_of(states),
+    }
+
+
+def no_module():
+    """Parameters that no module has. Each is replaced by one with the same `id`."""
+    optimizer = torch.optim.Adam(weights(3))
+    params = optimizer.param_groups[0]["params"]
+    for count in (5, 7, None):
+        for _ in range(2):
+            params[0].square().sum().backward()
+            optimizer.step()
+            checkpoint(**of_optimizer(optimizer))
+            optimizer.zero_grad()
+        old = id(params[0])
+        if count is not None:
+            data = torch.zeros(count << 18, device="cuda")
+            optimizer.state.clear()
+            params.clear()
+            params.append(nn.Parameter(data))
+            assert id(params[0]) == old
+
+
+def no_module_no_memory():
+    """Memory runs out before the first step."""
+    optimizer = torch.optim.Adam(weights(3))
+    optimizer.param_groups[0]["params"][0].square().sum().backward()
+    try:
+        torch.empty(1 << 38, device="cuda")
+    except torch.OutOfMemoryError:
+        checkpoint(**of_optimizer(optimizer))
+
+
+class Encodes(nn.Module):
+    """A module that is used through another method than `forward`."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(512, 1024))
+        self.register_buffer("scale", torch.zeros(3 << 18))
+
+    def encode(self, data):
+        return (data * self.weight).sum() * self.scale[0]
+
+
+def other_method():
+    model = Encodes().cuda()
+    optimizer = torch.optim.Adam(model.parameters())
+    model.encode(2).backward()
+    optimizer.step()
+    checkpoint(buffer=size_of([model.scale]), **of_optimizer(optimizer))
+
+
+def replaced_weight():
+    """The weight of a module that was called before is replaced, and that of the optimizer with it."""
+    model = nn.Sequential(nn.Linear(512, 512, bias=False), nn.Linear(512, 512, bias=False)).cuda()
+    for width in (512, 1024, 2048):
+        model[1].weight = nn.Parameter(torch.zeros(width, 512, device="cuda"))
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(5):
+            optimizer.zero_grad()
+            model(torch.ones(4, 512, device="cuda")).sum().backward()
+            optimizer.step()
+        checkpoint(**of_optimizer(optimizer))
+
+
+class Momentum:
+    """An optimizer with groups that is not one of torch."""
+
+    def __init__(self, parameters):
+        self.param_groups, self.state = [{"params": parameters}], {}
+
+    @torch.no_grad()
+    def step(self):
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state.setdefault(parameter, {})
+            state["mean"] = state["mean"] if state else torch.zeros_like(parameter)
+            parameter.sub_(state["mean"].mul_(0.9).add_(parameter.grad))
+
+
+def other_optimizer():
+    optimizer = Momentum(weights(3, 5))
+    for _ in range(3):
+        sum(parameter.square().sum() for parameter in optimizer.param_groups[0]["params"]).backward()
+        found = of_optimizer(optimizer)
+        # A new state becomes one when the next forward or backward begins.
+        checkpoint(**found)
+        optimizer.step()
+        for parameter in optimizer.param_groups[0]["params"]:
+            parameter.grad = None
+
+
+def sparse_ids():
+    """The values of a sparse gradient are a gradient. Its indices are the input."""
+    table = nn.Embedding(1 << 16, 64, sparse=True).cuda()
+    ids = torch.arange(1 << 18, device="cuda")
+    table(ids).sum().backward()
+    # Scheduled by the backward, on the main thread.
+    checkpoint(input=size_of([ids]), gradient=size_of([table.weight.grad._values()]))
 
 
 def requests(leaks):

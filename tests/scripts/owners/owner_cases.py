@@ -397,13 +397,14 @@ def registered():
 
     model = nn.Sequential(nn.Linear(224, 224, bias=False)).cuda()  # never called
     torch.cuda.synchronize()
-    memtrace.track_external({"table": [block(221), None], "more": (block(222),)}, model)
+    given = torch.zeros(222 * 128, device="cuda", requires_grad=True)
+    memtrace.track_external({"table": [block(221), None], "more": (given,)}, model)
     optimizer = torch.optim.AdamW(model.parameters())
     model[0].weight.grad = torch.ones_like(model[0].weight)
     optimizer.step()
     memtrace.track_external(optimizer)
-    expect(221, category="other", module="(script)")
-    expect(222, category="other")
+    expect(221, category="buffer", module="(script)")
+    expect(222, category="parameter")
     expect(392, category="parameter", module="Sequential.0", some=True)
     expect(392, category="gradient", module="Sequential.0", some=True)
     expect(392, category="optimizer_state", module="Sequential.0", some=True)

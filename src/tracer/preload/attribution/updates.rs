@@ -8,7 +8,7 @@
 
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
-use crate::attribution::{detail, phases, steps};
+use crate::attribution::{backward_passes, detail, phases, steps};
 use crate::ffi::torch;
 use crate::runtime::state_version;
 
@@ -60,6 +60,7 @@ pub(crate) fn forward_begins() {
 #[cold]
 fn next(seen: u8) {
     let before = SEEN.swap(seen, Ordering::Relaxed);
+    backward_passes::gradients_are_due();
     // Outside the detailed steps no op is seen.
     let is_update = before & WRITTEN != 0 || before & BACKWARD != 0 && seen == 0 && !detail::is_on();
     if is_update {

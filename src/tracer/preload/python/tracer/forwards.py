@@ -15,7 +15,7 @@ _trains = False
 _counted: weakref.ref | None = None
 
 
-def _has_optimizer() -> bool:
+def has_optimizer() -> bool:
     """Returns True if an optimizer was made: torch then wraps the `step` of its class."""
     classes, seen = [Optimizer], set()
     while classes:
@@ -33,7 +33,7 @@ def module_is_called(module) -> None:
     global _trains
     if _trains or _counted is None or innermost_module():
         return
-    if backward_count() or _has_optimizer():
+    if backward_count() or has_optimizer():
         _trains = True
     elif module is _counted():
         forward_begins_step()

@@ -17,9 +17,9 @@ from _thread import get_ident
 from .caches import caches_are_given
 from .communicators import name_groups
 from .failures import count
-from .forwards import module_is_called, root_was_called
+from .forwards import has_optimizer, module_is_called, root_was_called
 from .held import tag_engines
-from .model_discovery import is_time_to_search, name_uncalled_models
+from .model_discovery import add_groups, is_time_to_search, name_parameters, name_uncalled_models
 from .module_memory import measure_call, measure_result
 from .native import (
     ENTERED_OUTERMOST,
@@ -39,8 +39,10 @@ from .steps import hook_new_classes
 from .tags import (
     MAIN_THREAD,
     add_parameters,
+    gone_parameters,
     has_new_gradients,
     model_is_called,
+    parameters_of,
     tag_gradients,
     tag_gradients_of,
     tag_inputs,
@@ -52,8 +54,9 @@ from .torch_api import empty_cache, is_compiling, without_torch_function
 # By id(root): how often it was called as the outermost module.
 _calls: dict[int, int] = table_by_module()
 # By id(optimizer): a reference, the number of its steps since its parameters changed last, the number of
-# parameters that had state after the last step, and the ids of its parameters.
-_optimizers: dict[int, tuple[weakref.ref, int, int, list[int]]] = {}
+# parameters that had state after the last step, and the parameters of the last step: their ids, and how many
+# parameters of the program were gone.
+_optimizers: dict[int, tuple[weakref.ref, int, int, tuple[int, list[int]]]] = {}
 
 # Parameters rarely move and optimizer state is rarely made anew once training runs: after the first calls and
 # steps, only each of this many is looked at.
@@ -201,14 +204,15 @@ def _make_before_step(is_compiling):
         try:
             with without_torch_function():
                 known = _optimizers.get(id(optimizer))
-                parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-                ids = [id(parameter) for parameter in parameters]
-                if known is None or known[3] != ids or known[0]() is not optimizer:
-                    _optimizers[id(optimizer)] = (_reference_to(optimizer), 0, 0, ids)
+                parameters = parameters_of(optimizer)
+                stepped = (gone_parameters(), [id(parameter) for parameter in parameters])
+                if known is None or known[3] != stepped or known[0]() is not optimizer:
+                    _optimizers[id(optimizer)] = (_reference_to(optimizer), 0, 0, stepped)
+                    name_parameters(parameters)
                     add_parameters(parameters)
-                    tag_gradients_of(optimizer)
+                    tag_gradients_of(parameters)
                 elif has_new_gradients() and is_detailed():
-                    tag_gradients_of(optimizer)
+                    tag_gradients_of(parameters)
         except Exception as error:
             count("step of an optimizer", error)
 
@@ -224,10 +228,10 @@ def _make_after_step(is_compiling):
         if is_compiling():
             return
         try:
-            known = _optimizers.get(id(optimizer)) or (_reference_to(optimizer), 0, 0, [])
-            reference, steps, size_before, ids = known
+            known = _optimizers.get(id(optimizer)) or (_reference_to(optimizer), 0, 0, (0, []))
+            reference, steps, size_before, stepped = known
             size = len(optimizer.state)
-            _optimizers[id(optimizer)] = (reference, steps + 1, size, ids)
+            _optimizers[id(optimizer)] = (reference, steps + 1, size, stepped)
             name_groups()
             if steps < FIRST or size_before != size or steps % EVERY == 0:
                 with without_torch_function():
@@ -250,6 +254,8 @@ def after_backward() -> None:
         hook_new_classes()
         hook_new_overridden_calls()
         with without_torch_function():
+            if not has_optimizer():
+                add_groups()
             tag_gradients()
     except Exception as error:
         count("gradients after a backward", error)

@@ -11,7 +11,16 @@ from .held import tag_engines
 from .live_objects import children, live_objects, outermost_module
 from .paths import assign_paths, has_path
 from .storages import tag
-from .tags import OTHER, owner_of, tag_model, tag_state_of
+from .tags import (
+    BUFFER,
+    PARAMETER,
+    add_parameters,
+    owner_of,
+    parameters_of,
+    tag_gradients_of,
+    tag_model,
+    tag_state_of,
+)
 from .torch_api import Module, Optimizer, Tensor, without_torch_function
 
 _rescues_left = 4
@@ -27,27 +36,57 @@ def _is_initialized(module) -> bool:
     return "_modules" in vars(module)
 
 
-def _is_unknown(root) -> bool:
-    """Returns True if a root has GPU parameters that belong to no called model."""
-    if any(has_path(module) for module in root.modules()):
-        return False
+def _has_unknown(root) -> bool:
+    """Returns True if a root has GPU parameters without a name: it was never called, or they are new."""
     return any(parameter.is_cuda and owner_of(parameter) is None for parameter in root.parameters())
 
 
 def name_uncalled_models() -> None:
-    """Gives models that nobody has called their paths and tags."""
+    """Gives models that nobody has called their paths, and tags models with new parameters."""
     modules = live_objects(Module)
     inside = {id(child) for module in modules for child in children(module)}
     for root in modules:
         try:
-            if id(root) not in inside and _is_unknown(root):
-                assign_paths(root)
+            if id(root) not in inside and _has_unknown(root):
+                if not any(has_path(module) for module in root.modules()):
+                    assign_paths(root)
                 tag_model(root)
         except Exception as error:
             # A module whose `__init__` has not run has no tables to read and is not yet a model. Other
             # modules override these attributes, and may raise anything.
             if _is_initialized(root):
                 count("search for uncalled models", error)
+
+
+def _is_due(number: int) -> bool:
+    """Returns True for 1, 2, 3, 10, 30, 100, 300 and so on."""
+    return number <= 3 or str(number).rstrip("0") in ("1", "3")
+
+
+_namings = _additions = 0
+
+
+def name_parameters(parameters: list) -> None:
+    """Names an optimizer's parameters after the modules that have them, called or not."""
+    global _namings
+    if any(owner_of(parameter) is None for parameter in parameters):
+        _namings += 1
+        if _is_due(_namings):
+            name_uncalled_models()
+
+
+def add_groups() -> None:
+    """Adds the parameters of optimizers that are not torch's. They are found by the dicts of their
+    `param_groups`."""
+    global _additions
+    _additions += 1
+    if not _is_due(_additions):
+        return
+    for group in live_objects(dict):
+        parameters = dict.get(group, "params")
+        if type(parameters) is list and all(isinstance(parameter, Tensor) for parameter in parameters):
+            name_parameters(parameters)
+            add_parameters(parameters)
 
 
 def tag_everything_held() -> None:
@@ -69,6 +108,9 @@ def tag_everything_held() -> None:
                         assign_paths(root)
                     tag_model(root)
             for optimizer in optimizers:
+                parameters = parameters_of(optimizer)
+                add_parameters(parameters)
+                tag_gradients_of(parameters)
                 tag_state_of(optimizer)
             tag_engines()
     except Exception as error:
@@ -77,14 +119,13 @@ def tag_everything_held() -> None:
 
 
 def tag_registered(leaves: tuple) -> None:
-    """Tags the objects that the program registers with `memtrace.track_external`, by the rules of
-    MemTracker."""
+    """Tags the objects that the program registers with `memtrace.track_external`."""
     try:
         with without_torch_function():
             seen: set[int] = set()
             for leaf in leaves:
                 if isinstance(leaf, Tensor):
-                    tag(leaf, OTHER, 0, 0, seen)
+                    tag(leaf, PARAMETER if leaf.requires_grad else BUFFER, 0, 0, seen)
                 elif isinstance(leaf, Module):
                     if not has_path(leaf):
                         assign_paths(outermost_module(leaf))

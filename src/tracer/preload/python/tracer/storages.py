@@ -43,6 +43,14 @@ def _sparse_parts(tensor) -> tuple:
     return ()
 
 
+def values_of(gradient):
+    """The part of a gradient that a backward computed. Indices of a sparse one may be the model's input."""
+    if gradient.layout is not sparse_coo:
+        return gradient
+    with without_torch_dispatch():
+        return gradient._values()
+
+
 def pointers_of(tensor) -> list[int]:
     """The beginnings of the storages in GPU memory that a tensor lies in; none when it has no memory."""
     try:

@@ -12,10 +12,10 @@ from _thread import get_ident
 from typing import NamedTuple
 
 from .held import tag_attributes
-from .native import CATEGORIES, backward_count, record_gradients
+from .native import CATEGORIES, backward_count, hide, record_gradients
 from .paths import path_of, root_id_of, table_by_module
 from .shared import SharedTags
-from .storages import tag
+from .storages import tag, values_of
 from .texts import id_of
 from .torch_api import Tensor, float32, strided
 
@@ -24,7 +24,6 @@ BUFFER = CATEGORIES["buffer"]
 GRADIENT = CATEGORIES["gradient"]
 OPTIMIZER_STATE = CATEGORIES["optimizer_state"]
 INPUT = CATEGORIES["input"]
-OTHER = CATEGORIES["other"]
 
 # The tracer may be started on another thread. torch imports `threading`.
 MAIN_THREAD = sys.modules["threading"].main_thread().ident
@@ -45,6 +44,8 @@ class Owner(NamedTuple):
 
 # By id(parameter). The id may be that of another parameter later: see `owner_of`.
 _owners: dict[int, Owner] = {}
+# The number of parameters in `_owners` that no longer exist.
+_gone = 0
 # The roots that another thread than the main one called last, and that thread: only that one may read their
 # gradients.
 _training_threads: dict[int, int] = table_by_module()
@@ -63,14 +64,33 @@ def owner_of(parameter) -> Owner | None:
     return owner if owner is not None and owner.reference() is parameter else None
 
 
+def gone_parameters() -> int:
+    """The number of known parameters that were freed. Another parameter may have the id of a freed one."""
+    return _gone
+
+
+def _count_gone(_) -> None:
+    global _gone
+    _gone += 1
+
+
+_parameter_is_gone = hide(_count_gone)
+
+
+def _new_owner(parameter, path_id: int, name_id: int, name: str, root_id: int) -> Owner:
+    owner = Owner(weakref.ref(parameter, _parameter_is_gone), path_id, name_id, name, root_id)
+    _owners[id(parameter)] = owner
+    return owner
+
+
 def add_parameters(parameters: list) -> None:
-    """Adds the parameters of an optimizer that belong to no called module. One in float32 beside models that
-    have none of it is the optimizer's copy of weights: part of its state."""
+    """Adds the parameters of an optimizer that belong to no module. One in float32 beside models that have
+    none of it is the optimizer's copy of weights: part of its state."""
     seen: set[int] = set()
     for parameter in parameters:
         if owner_of(parameter) is not None:
             continue
-        _owners[id(parameter)] = Owner(weakref.ref(parameter), 0, 0, "", 0)
+        _new_owner(parameter, 0, 0, "", 0)
         if _model_types and float32 not in _model_types and parameter.dtype is float32:
             tag(parameter, OPTIMIZER_STATE, 0, id_of("master"), seen, weak=1)
         else:
@@ -100,13 +120,12 @@ def tag_model(root) -> None:
             owner = owner_of(parameter)
             # A parameter that another root shares keeps its name there.
             if owner is None or owner.root_id in inside or owner.root_id in (root_id, 0):
-                owner = Owner(weakref.ref(parameter), path_id, id_of(name), name, root_id)
-                _owners[id(parameter)] = owner
+                owner = _new_owner(parameter, path_id, id_of(name), name, root_id)
             parameters.add(parameter, owner.path_id, owner.name_id)
             _model_types.add(parameter.dtype)
             gradient = _gradient_of(parameter)
             if gradient is not None:
-                gradients.add(gradient, owner.path_id, owner.name_id)
+                gradients.add(values_of(gradient), owner.path_id, owner.name_id)
     parameters.record(seen)
     gradients.record(seen)
     for module in root.modules():
@@ -150,10 +169,15 @@ def tag_gradients() -> None:
     _tag_gradients_of_owners(owners)
 
 
-def tag_gradients_of(optimizer) -> None:
+def parameters_of(optimizer) -> list:
+    """The parameters in an optimizer's groups."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def tag_gradients_of(parameters: list) -> None:
     """Tags the gradients of the parameters that an optimizer is about to step: they are complete, on any
     thread."""
-    keys = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+    keys = [id(parameter) for parameter in parameters]
     _tag_gradients_of_owners([(key, _owners[key]) for key in keys if key in _owners])
 
 
@@ -168,7 +192,7 @@ def _tag_gradients_of_owners(owners: list[tuple[int, Owner]]) -> None:
             continue
         gradient = _gradient_of(parameter)
         if gradient is not None:
-            gradients.add(gradient, owner.path_id, owner.name_id)
+            gradients.add(values_of(gradient), owner.path_id, owner.name_id)
     gradients.record(set())
 
 
