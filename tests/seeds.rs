@@ -263,3 +263,32 @@ fn ops_of_a_program_allocate_the_same_whatever_is_recorded() {
         assert_eq!(top, of("io"));
     });
 }
+
+#[test]
+fn workspaces_are_workspaces_with_every_setting() {
+    Torch::run("2.11.0", |torch| {
+        let no_caching = ("PYTORCH_NO_CUDA_MEMORY_CACHING", "1");
+        for settings in [&[("MEMTRACE_OPS", "top")][..], &[("MEMTRACE_OPS", "io")], &[no_caching]] {
+            let run = torch.trace_with("seeds/workspaces.py", &[], settings).expect_success();
+            let freed: i64 = run.stdout().trim().parse().unwrap();
+            let rows = run.rows();
+            let is_workspace = |row: &&harness::Rec| row.category == "workspace";
+            let tagged: i64 = rows
+                .iter()
+                .filter(|row| row.event == "tag")
+                .filter(is_workspace)
+                .map(|row| row.delta_bytes)
+                .sum();
+            // Without caching torch counts nothing.
+            assert!(tagged == freed || settings == [no_caching], "{settings:?}: {tagged}, {freed}");
+            assert!(tagged >= 33 << 20, "{settings:?}: {tagged}: of cuBLAS and of cuBLASLt");
+            if settings[0].1 == "io" {
+                let actions = run.json("ops", &["--actions"]);
+                let categories = &actions["processes"][0]["devices"][0]["categories"];
+                let highest = |name: &str| categories[name]["highest_bytes"].as_i64().unwrap_or(0);
+                assert_eq!(highest("Unknown"), freed, "{categories:#}");
+                assert!(highest("ACTIVATION").max(highest("AUTOGRAD_DETAIL")) < 4 << 20, "{categories:#}");
+            }
+        }
+    });
+}

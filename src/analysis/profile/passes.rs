@@ -9,6 +9,7 @@
 //!    temporaries only;
 //! 6. OPTIMIZER_STATE by evidence;
 //! 7. AUTOGRAD_DETAIL: made in backward, where the block is new or has no category.
+//! 8. None by evidence: a workspace of a library.
 //!
 //! Evidence is a `tag` row or an `AccumulateGrad` node. The category of a block takes precedence over that of
 //! one of its versions. The last pass decides for a block, the first for a version.
@@ -86,6 +87,8 @@ pub(super) fn classify(reading: &BlocksAndFlow) -> Categories {
     activations(&mut found, nodes);
     apply_tags(&mut found, reading, TraceCategory::OptimizerState, Category::OptimizerState);
     autograd_detail(&mut found, nodes);
+    // The profiler does not see a library's workspace, which the flow would give to the op that allocated it.
+    apply_tags(&mut found, reading, TraceCategory::Workspace, Category::Unknown);
     found
 }
 

@@ -18,7 +18,7 @@ use crate::ffi::phantom;
 use crate::ffi::torch::current_stream;
 use crate::hooks::torch::allocator::record_out_of_memory;
 use crate::runtime::guard::{Outermost, shielded};
-use crate::runtime::session;
+use crate::runtime::{session, thread};
 
 /// The place that a call writes its address or handle to.
 pub(super) type Out = *mut *mut c_void;
@@ -106,6 +106,10 @@ pub(super) fn record_alloc(
             None => (call.device)(),
         };
         let (header, known) = before_outcome(call, Some(device));
+        if status == SUCCESS && known.from_torch_allocator {
+            // Without caching, the call is the block.
+            thread::with(|state| state.last_block.set(allocated.address as usize));
+        }
         if status == SUCCESS && phantom::take_grant() {
             record_past_oom(recorder, Header { device, ..header }, allocated.bytes, known.pool);
         }

@@ -1,5 +1,5 @@
-//! Workspaces: memory of torch's allocator that torch hands to cuBLAS. The block has no tensor, so nothing else
-//! names it. A workspace that torch takes for one call of cuBLASLt, and frees after it, stays what its op makes it.
+//! Workspaces: memory of torch's allocator that torch hands to cuBLAS or cuBLASLt. The block has no tensor, so nothing
+//! else names it.
 
 use std::ffi::{c_int, c_void};
 
@@ -13,21 +13,20 @@ use crate::runtime::{fixed_text::FixedText, session, thread};
 /// `CUBLAS_STATUS_NOT_INITIALIZED`.
 const NOT_INITIALIZED: c_int = 1;
 
-/// Tags the block of a workspace. torch passes it with each call; only a block that this thread has just allocated
-/// is new.
-fn is_used(workspace: *mut c_void) {
+/// Tags the block of a workspace with the name of its library. torch passes it with each call; only a block that this
+/// thread has just allocated is new.
+fn is_used(workspace: *mut c_void, name: &'static FixedText) {
     let pointer = workspace as usize;
     let is_new = |state: &thread::ThreadState| {
         pointer != 0 && state.last_block.get() == pointer && state.last_block.replace(0) == pointer
     };
     let has_tags = session::session().is_some_and(|session| session.settings.modules);
     if has_tags && thread::with(is_new) == Some(true) {
-        static NAME: FixedText = FixedText::new("cuBLAS");
         tags::record(Tag {
             pointer,
             category: Category::Workspace,
             path: 0,
-            name: NAME.id(),
+            name: name.id(),
             claim: Claim::Strong,
         });
     }
@@ -35,7 +34,21 @@ fn is_used(workspace: *mut c_void) {
 
 hooks_by_caller! { "libcublas.so", NOT_INITIALIZED;
     cublasSetWorkspace_v2(handle: *mut c_void, workspace: *mut c_void, bytes: usize) |real| {
-        shielded(|| is_used(workspace));
+        static NAME: FixedText = FixedText::new("cuBLAS");
+        shielded(|| is_used(workspace, &NAME));
+        real()
+    };
+}
+
+hooks_by_caller! { "libcublasLt.so", NOT_INITIALIZED;
+    cublasLtMatmul(
+        handle: *mut c_void, operation: *mut c_void, alpha: *const c_void,
+        a: *const c_void, a_layout: *mut c_void, b: *const c_void, b_layout: *mut c_void, beta: *const c_void,
+        c: *const c_void, c_layout: *mut c_void, d: *mut c_void, d_layout: *mut c_void,
+        algorithm: *const c_void, workspace: *mut c_void, bytes: usize, stream: *mut c_void
+    ) |real| {
+        static NAME: FixedText = FixedText::new("cuBLASLt");
+        shielded(|| is_used(workspace, &NAME));
         real()
     };
 }
