@@ -265,6 +265,23 @@ fn ops_of_a_program_allocate_the_same_whatever_is_recorded() {
 }
 
 #[test]
+fn peak_at_the_end_is_that_of_the_script() {
+    Torch::run("2.11.0", |torch| {
+        for arguments in [&[][..], &["uncollected"]] {
+            let run = torch.trace("seeds/last_line.py", arguments).expect_success();
+            let printed: Vec<i64> = run.stdout().lines().map(|line| line.parse().unwrap()).collect();
+            let at = |moment: &str| run.json("peak", &["--at", moment])["allocated_bytes"].as_i64().unwrap();
+            assert_eq!([at("step:0"), at("step:1")], printed[..2], "{arguments:?}");
+            assert_eq!((at("end"), at("step:3")), (printed[3], printed[3]), "{arguments:?}");
+            assert!(at("exit") < at("end"), "{arguments:?}: Python frees the model");
+            let end = run.json("peak", &["--at", "end", "--by", "category"]);
+            let has = |name: &str| end["groups"].as_array().unwrap().iter().any(|group| group["key"] == name);
+            assert!(has("parameter") && has("optimizer_state"), "{end:#}");
+        }
+    });
+}
+
+#[test]
 fn workspaces_are_workspaces_with_every_setting() {
     Torch::run("2.11.0", |torch| {
         let no_caching = ("PYTORCH_NO_CUDA_MEMORY_CACHING", "1");

@@ -116,6 +116,8 @@ text_enum! {
         Smaps = "smaps",
         /// A sample of a child process.
         Child = "child",
+        /// The mark at the end of the script.
+        Script = "script",
     }
 }
 

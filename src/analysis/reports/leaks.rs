@@ -144,7 +144,7 @@ pub(crate) fn findings(
         visit(row, replay);
     })?;
     let last = levels.step;
-    let is_last = |row: &Record| last > 0 && row.step >= last;
+    let is_last = |row: &Record, _: &Replay| last > 0 && row.step >= last;
     let stacks = Columns::of(&["stack_id"]);
     let before_last = replay_until(trace, stacks, options, tracked, known, is_last, |_, _| {})?;
     let found = Findings::new(&before_last, &whole, &Stacks::read(trace), &levels, options);

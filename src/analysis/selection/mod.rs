@@ -106,7 +106,9 @@ impl Selectors {
             text => Some(text.parse()?),
         };
         // A trace that was used has peaks and an end.
-        let at = at.filter(|at| !matches!(at, NamedMoment::Peak(_) | NamedMoment::End));
+        let is_in_any =
+            |at: &NamedMoment| matches!(at, NamedMoment::Peak(_) | NamedMoment::End | NamedMoment::Exit);
+        let at = at.filter(|at| !is_in_any(at));
         Ok(Selectors { device: options.device, takes_host, window: options.window, at })
     }
 
@@ -229,6 +231,7 @@ fn at_text(at: &NamedMoment) -> String {
         NamedMoment::Time(ns) => time(*ns),
         NamedMoment::Oom => "oom".to_owned(),
         NamedMoment::End => "end".to_owned(),
+        NamedMoment::Exit => "exit".to_owned(),
         NamedMoment::Peak(_) => "peak".to_owned(),
     }
 }
@@ -344,7 +347,7 @@ impl Content {
                 self.has_time(*ns) && (selectors.window.from_ns..=selectors.window.to_ns).contains(ns)
             }
             Some(NamedMoment::Oom) => self.oom,
-            Some(NamedMoment::Peak(_) | NamedMoment::End) | None => true,
+            Some(NamedMoment::Peak(_) | NamedMoment::End | NamedMoment::Exit) | None => true,
         };
         at && (self.in_window || selectors.window == Window::default())
             && selectors.device.is_none_or(|device| self.has_device(selectors, device))

@@ -276,7 +276,7 @@ impl HostMemory {
         match at {
             // Of several equal ones the first.
             NamedMoment::Peak(_) => self.quick.iter().rev().max_by_key(|sample| sample.rss),
-            NamedMoment::End => self.quick.last(),
+            NamedMoment::End | NamedMoment::Exit => self.quick.last(),
             NamedMoment::Oom => before(self.oom_ns?),
             NamedMoment::Time(ns) => before(*ns),
             NamedMoment::Step(step) => self.quick.iter().rfind(|sample| sample.when.step <= *step),

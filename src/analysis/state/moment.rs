@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use memtrace_trace::EventName;
+use memtrace_trace::{Api, EventName};
 
 use crate::error::{Error, Result};
 use crate::options::{Flag, Options, parse_window};
@@ -20,8 +20,10 @@ use crate::state::replay_trace::{Replayed, replay_trace, replay_until};
 pub enum NamedMoment {
     /// The highest value of this total.
     Peak(Metric),
-    /// The last row of the window.
+    /// The end of the script, before Python frees what it holds; with a window its last row.
     End,
+    /// The last row of the window.
+    Exit,
     /// The last request that torch's allocator could not serve.
     Oom,
     /// This many ns after the start of the trace.
@@ -38,8 +40,8 @@ pub const FLAG: Flag = Flag {
     value: Some("MOMENT"),
     default: "",
     choices: &[],
-    help: "peak, reserved-peak, used-peak, oom, end, step:N (its end), mark:NAME (the last) or mark:NAME#3, \
-           or a time such as 1.5s",
+    help: "peak, reserved-peak, used-peak, oom, end (of the script), exit (after Python has freed its objects), \
+           step:N (its end), mark:NAME (the last) or mark:NAME#3, or a time such as 1.5s",
 };
 
 impl FromStr for NamedMoment {
@@ -51,13 +53,14 @@ impl FromStr for NamedMoment {
             "used-peak" => return Ok(NamedMoment::Peak(Metric::Used)),
             "reserved-peak" => return Ok(NamedMoment::Peak(Metric::Reserved)),
             "end" => return Ok(NamedMoment::End),
+            "exit" => return Ok(NamedMoment::Exit),
             "oom" => return Ok(NamedMoment::Oom),
             _ => {}
         }
         let bad = || {
             Error::usage(format!(
-                "--at {text}: expected peak, reserved-peak, used-peak, oom, end, step:N, mark:NAME or a time such as \
-                 1.5s"
+                "--at {text}: expected peak, reserved-peak, used-peak, oom, end, exit, step:N, mark:NAME or a time \
+                 such as 1.5s"
             ))
         };
         if let Some(step) = text.strip_prefix("step:") {
@@ -89,6 +92,11 @@ impl NamedMoment {
     }
 }
 
+/// Returns true if a row marks the end of the script.
+fn ends_script(row: &Record, replay: &Replay) -> bool {
+    row.event == EventName::Mark && *replay.symbols.get(row.api) == *Api::Script.as_str()
+}
+
 /// Replays `trace` up to the moment `at`; for `known` and `visit` see [`replay_trace`]. `None` when there is
 /// no such moment: no OOM, or no device in use.
 ///
@@ -107,28 +115,25 @@ pub fn replay_to_moment(
 ) -> Result<Option<Replayed>> {
     let tracked = Metric::Allocated;
     let last = match at {
-        NamedMoment::End if options.window.is_open() => {
-            return replay_trace(trace, columns, options, tracked, known, visit).map(Some);
-        }
-        NamedMoment::End => {
-            let columns = columns.and(Columns::of(&["ts_ns"]));
-            let is_past = |row: &Record| {
-                row.ts_ns > options.window.to_ns
-                    || has_current_step(row.event) && row.step > options.window.to_step
+        NamedMoment::End | NamedMoment::Exit => {
+            let window = &options.window;
+            let columns = if window.is_open() { columns } else { columns.and(Columns::of(&["ts_ns"])) };
+            let is_end = |row: &Record, replay: &Replay| {
+                *at == NamedMoment::End && ends_script(row, replay)
+                    || row.ts_ns > window.to_ns
+                    || has_current_step(row.event) && row.step > window.to_step
             };
-            return replay_until(trace, columns, options, tracked, known, is_past, visit).map(Some);
+            return replay_until(trace, columns, options, tracked, known, is_end, visit).map(Some);
         }
         NamedMoment::Time(ns) => {
             // A replay does not need the time of a free or an op; stopping at a time does.
             let columns = columns.and(Columns::of(&["ts_ns"]));
-            let ns = *ns;
-            return replay_until(trace, columns, options, tracked, known, |row| row.ts_ns > ns, visit)
-                .map(Some);
+            let is_past = |row: &Record, _: &Replay| row.ts_ns > *ns;
+            return replay_until(trace, columns, options, tracked, known, is_past, visit).map(Some);
         }
         NamedMoment::Step(step) => {
-            let step = *step;
-            return replay_until(trace, columns, options, tracked, known, |row| row.step > step, visit)
-                .map(Some);
+            let is_past = |row: &Record, replay: &Replay| row.step > *step || ends_script(row, replay);
+            return replay_until(trace, columns, options, tracked, known, is_past, visit).map(Some);
         }
         NamedMoment::Peak(metric) => {
             let replayed = replay_trace(
@@ -155,7 +160,7 @@ pub fn replay_to_moment(
     // that one.
     let waits = matches!(at, NamedMoment::Peak(Metric::Reserved | Metric::Used));
     let mut found = !waits;
-    let stop = |row: &Record| {
+    let stop = |row: &Record, _: &Replay| {
         // Memory outside torch's allocator has no such block.
         found |= row.seq == last && !matches!(row.event, EventName::SegmentAlloc | EventName::SegmentMap);
         let past = row.seq > last;
@@ -200,6 +205,7 @@ mod tests {
     #[test]
     fn moments_are_parsed_or_refused() {
         assert_eq!("peak".parse::<NamedMoment>().unwrap(), NamedMoment::Peak(Metric::Allocated));
+        assert_eq!("exit".parse::<NamedMoment>().unwrap(), NamedMoment::Exit);
         assert_eq!("step:3".parse::<NamedMoment>().unwrap(), NamedMoment::Step(3));
         assert_eq!("1.5s".parse::<NamedMoment>().unwrap(), NamedMoment::Time(1_500_000_000));
         let mark = NamedMoment::Mark(MarkName("after forward#3".to_owned()));

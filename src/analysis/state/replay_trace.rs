@@ -40,11 +40,11 @@ pub fn replay_trace(
     known: KnownCategories,
     visit: impl FnMut(&Record, &Replay),
 ) -> Result<Replayed> {
-    replay_until(trace, columns, options, tracked, known, |_| false, visit)
+    replay_until(trace, columns, options, tracked, known, |_, _| false, visit)
 }
 
-/// Same as [`replay_trace`], but only up to the first row for which `stop` returns true; that row is not
-/// taken.
+/// Same as [`replay_trace`], but only up to the first row for which `stop` returns true, with the state before it;
+/// that row is not taken.
 ///
 /// # Errors
 /// When the trace cannot be read.
@@ -54,7 +54,7 @@ pub fn replay_until(
     options: &Options,
     tracked: Metric,
     known: KnownCategories,
-    stop: impl FnMut(&Record) -> bool,
+    stop: impl FnMut(&Record, &Replay) -> bool,
     visit: impl FnMut(&Record, &Replay),
 ) -> Result<Replayed> {
     let symbols = SymbolTable::default();
@@ -93,7 +93,7 @@ pub fn replay_rows_knowing(
     let symbols = SymbolTable::default();
     let mut replay = Replay::new(&symbols, options.window, tracked);
     replay.known = known;
-    run(trace, wanted, options, replay, symbols, |_| false, visit)
+    run(trace, wanted, options, replay, symbols, |_, _| false, visit)
 }
 
 /// Replays every column of `trace` and compares the totals of each row with the sum of the deltas.
@@ -103,7 +103,7 @@ pub fn replay_rows_knowing(
 pub fn replay_checked(trace: &TraceFile, options: &Options) -> Result<Replayed> {
     let symbols = SymbolTable::default();
     let replay = Replay::new(&symbols, options.window, Metric::Allocated).checking();
-    run(trace, Wanted::all_events(Columns::ALL), options, replay, symbols, |_| false, |_, _| {})
+    run(trace, Wanted::all_events(Columns::ALL), options, replay, symbols, |_, _| false, |_, _| {})
 }
 
 fn run(
@@ -112,11 +112,11 @@ fn run(
     options: &Options,
     mut replay: Replay,
     symbols: SymbolTable,
-    mut stop: impl FnMut(&Record) -> bool,
+    mut stop: impl FnMut(&Record, &Replay) -> bool,
     mut visit: impl FnMut(&Record, &Replay),
 ) -> Result<Replayed> {
     let summary = trace.read(wanted, options.lenient, &symbols, |row| {
-        if stop(row) {
+        if stop(row, &replay) {
             return ControlFlow::Break(());
         }
         replay.feed(row);

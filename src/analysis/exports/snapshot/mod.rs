@@ -20,7 +20,7 @@ use crate::options::{Flag, Options};
 use crate::profile::flow_categories;
 use crate::read::record::{Columns, Record};
 use crate::render::numbers::{count, counted};
-use crate::state::replay::Metric;
+use crate::state::replay::{Metric, Replay};
 use crate::state::replay_trace::replay_until;
 use crate::state::stacks::Stacks;
 use collector::Collector;
@@ -75,7 +75,7 @@ impl Export for Snapshot {
         let columns = if stacks.has_lines() { COLUMNS.and(Columns::of(&["stack_id"])) } else { COLUMNS };
         let window = job.options.window;
         // The snapshot shows the end of the window.
-        let stop = |row: &Record| {
+        let stop = |row: &Record, _: &Replay| {
             row.ts_ns > window.to_ns || row.event != EventName::End && row.step > window.to_step
         };
         let replayed = replay_until(

@@ -37,7 +37,7 @@ macro_rules! source {
 
 const LOADER: Source = source!("loader");
 /// The modules of the tracer, but `native`.
-static SOURCES: [Source; 28] = [
+static SOURCES: [Source; 29] = [
     source!("caches"),
     source!("communicators"),
     source!("failures"),
@@ -57,6 +57,7 @@ static SOURCES: [Source; 28] = [
     source!("paths"),
     source!("reference_paths"),
     source!("retained"),
+    source!("script_end"),
     source!("shared"),
     source!("start"),
     source!("steps"),

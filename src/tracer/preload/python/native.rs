@@ -3,6 +3,7 @@
 
 use std::ffi::CStr;
 
+use memtrace_record::Recorder;
 use memtrace_record::intern::TextId;
 use memtrace_record::recorder::text_id;
 use memtrace_trace::config::{Level, Stacks};
@@ -25,7 +26,7 @@ use crate::python::{
 };
 use crate::runtime::{log, session};
 
-static METHODS: [Method; 41] = [
+static METHODS: [Method; 42] = [
     native_method!("enter_module", module_calls::enter_module),
     native_method!("has_fault_at_next_step", has_fault_at_next_step),
     native_method!("leave_module", module_calls::leave_module),
@@ -59,6 +60,7 @@ static METHODS: [Method; 41] = [
     native_method!("block_step", block_step),
     native_method!("block_bytes", block_bytes),
     native_method!("record_retained", record_retained),
+    native_method!("record_script_end", record_script_end),
     native_method!("current_step", current_step),
     native_method!("is_growing", is_growing),
     native_method!("host_memory_left", host_memory_left),
@@ -182,6 +184,12 @@ fn block_bytes(arguments: Arguments<'_>) -> i64 {
 
 fn record_retained(arguments: Arguments<'_>) {
     ranges::mark_without_owner(Api::Retained, arguments.text(0));
+}
+
+fn record_script_end(_: Arguments<'_>) {
+    if Recorder::active().is_some() {
+        ranges::mark_without_owner(Api::Script, "end of the script");
+    }
 }
 
 fn is_growing(_: Arguments<'_>) -> bool {

@@ -21,6 +21,7 @@ from .native import (
     leave_module,
 )
 from .overridden_calls import hook_overridden_calls
+from .script_end import watch_script_end
 from .steps import hook_steps
 from .torch_api import Module, is_compiling, nn_module, optim_optimizer, set_eval_frame, torch
 
@@ -33,6 +34,7 @@ def install() -> dict:
     # turn.
     atexit.register(time.sleep, 0.002)
     atexit.register(end_own_threads)
+    watch_script_end()
     if MEMORY_UNIT and not is_compiling():
         use_known_tensors()
     if not MODULE_PATHS:

@@ -107,6 +107,9 @@ def block_step(pointer: int) -> int:
 def block_bytes(pointer: int) -> int:
     """The size of a live block of the GPU; 0 for no such block."""
 
+def record_script_end() -> None:
+    """Records the end of the script."""
+
 def current_step() -> int: ...
 def is_growing() -> bool:
     """Returns True if allocated memory has grown from step to step."""
