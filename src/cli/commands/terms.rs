@@ -86,7 +86,7 @@ pub(super) const TERMS: &[Term] = &[
         "The largest request that a segment's free memory can serve without a new segment.",
     ),
     term(
-        &["largest value", "does not fit", "fewest gpus", "too few"],
+        &["largest value", "largest batch", "does not fit", "fewest gpus", "too few"],
         "The limits that `memtrace fit` found: the last value or number of GPUs with which the program fits, and the \
          first with which it does not.",
     ),
@@ -203,6 +203,11 @@ pub(super) const TERMS: &[Term] = &[
     term(&["calls"], "The number of calls of a module, an operator or a function of CUDA."),
     term(&["largest call"], "The bytes that the call which allocated the most took."),
     term(&["took"], "The duration of the call; in `memtrace fit` that of a run, or of the runs of a row."),
+    term(&["tokens"], "The length of a sequence in a row of `memtrace fit --recipe`."),
+    term(
+        &["largest part"],
+        "The category with the most memory at the peak, and its share of allocated memory.",
+    ),
     term(&["runs"], "How often `memtrace fit` ran the program for a row."),
     term(
         &["held", "held by"],

@@ -14,7 +14,7 @@ use regex_lite::Regex;
 use serde_json::{Value, json};
 
 use super::places::{self, Filling, VALUE, entries};
-use super::plan::words_and_cards;
+use super::plan::{program, words_and_cards};
 use super::runs::Runs;
 use super::trial::{Attempt, Trial, TrialOutcome, check_names};
 use crate::child_env::PhantomArgs;
@@ -45,7 +45,7 @@ fn figure(pattern: &Regex, trial: &Trial) -> Option<String> {
 /// When the request is invalid, or the program cannot be run.
 pub(super) fn run(matches: &ArgMatches, pattern: &str) -> Result<ExitCode> {
     let pattern = Regex::new(pattern).map_err(|error| anyhow!("--ask {pattern}: {error}"))?;
-    let (words, cards, _) = words_and_cards(matches)?;
+    let (words, cards, _) = words_and_cards(matches, program(matches))?;
     let values = match matches.get_one::<String>("values") {
         Some(list) => entries(list),
         None => vec![String::new()],
@@ -64,7 +64,7 @@ pub(super) fn run(matches: &ArgMatches, pattern: &str) -> Result<ExitCode> {
         for value in &values {
             let shown = card.as_deref().unwrap_or_default();
             let parts = [shown, value].into_iter().filter(|part| !part.is_empty());
-            let filling = Filling { value: Some(value.clone()), gpus: None };
+            let filling = Filling { value: Some(value.clone()), ..Filling::default() };
             let attempt = Attempt {
                 command: words.iter().map(|word| filling.fill(word)).collect(),
                 value: parts.collect::<Vec<_>>().join(" "),

@@ -8,6 +8,7 @@
 //! - [`plan`]: the request: its searches and their runs; [`values`]: the candidates of a search.
 //! - [`search`] and [`guess`]: the next candidates; [`searches`]: those of all cards and numbers of GPUs.
 //! - [`trial`], [`process_tree`], [`runs`]: a run, its processes, and runs side by side.
+//! - [`recipe`]: `--recipe`, a script for a model that the user names.
 //! - [`answer`], [`table`]: what is printed for one search and for several; [`ask`]: `--ask`.
 
 mod answer;
@@ -16,6 +17,7 @@ mod guess;
 mod places;
 mod plan;
 mod process_tree;
+mod recipe;
 mod runs;
 mod search;
 mod searches;
@@ -24,6 +26,7 @@ mod trial;
 mod values;
 
 use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -52,6 +55,7 @@ pub(crate) fn command() -> Command {
             "Examples:
   memtrace fit --phantom h100-80g -- python train.py --batch {}
   memtrace fit --phantom {}xh100-80g -- torchrun --nproc-per-node {} train.py
+  memtrace fit --recipe qlora --model Qwen/Qwen3-8B --phantom rtx4090,l4 --seq 2048,4096
   memtrace fit --phantom {gpus}xh100-80g --gpus 16,32,64 --ranks 0 -- torchrun --nnodes {nodes} \
              --nproc-per-node {per-node} train.py --batch {}
 
@@ -136,6 +140,7 @@ pub(crate) fn command() -> Command {
                      64g. It is measured, not enforced",
                 ),
         )
+        .args(recipe::arguments())
         .arg(args::json_arg())
         .arg(args::program_arg().help("The program and its arguments, with {} in the place of the value; {gpus}, {nodes} and {per-node} are the number of GPUs and their nodes"))
 }
@@ -155,7 +160,8 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     if let Some(pattern) = matches.get_one::<String>("ask") {
         return ask::run(matches, pattern);
     }
-    let plan = Plan::new(matches)?;
+    let recipe = recipe::Request::new(matches)?;
+    let plan = Plan::new(matches, recipe.as_ref())?;
     for line in &plan.left_out {
         terminal::say(line);
     }
@@ -179,5 +185,25 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     let mut stdout = std::io::stdout().lock();
     stdout.write_all(text.as_bytes())?;
     stdout.flush()?;
+    if let Some((recipe, file)) = recipe.as_ref().zip(matches.get_one::<PathBuf>("write")) {
+        write_script(recipe, file, &searches)?;
+    }
     Ok(ended.status(ExitCode::from(status)))
+}
+
+/// Writes the script of a recipe with the batch of the first row that fits.
+fn write_script(recipe: &recipe::Request, file: &Path, searches: &Searches<'_>) -> Result<()> {
+    let fitting = searches.lanes.iter().find_map(|lane| Some((lane, lane.fits()?, lane.row.length?)));
+    let Some((_, trial, length)) = fitting else {
+        terminal::say("--write: nothing was written, because no batch fits");
+        return Ok(());
+    };
+    recipe.write(file, &trial.candidate, length)?;
+    terminal::say(&format!(
+        "wrote {}: batch {}, {length} tokens, as on {}",
+        file.display(),
+        trial.candidate,
+        trial.peak.device
+    ));
+    Ok(())
 }

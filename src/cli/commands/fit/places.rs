@@ -11,6 +11,8 @@ pub(super) const GPUS: &str = "{gpus}";
 pub(super) const NODES: &str = "{nodes}";
 /// Stands for the number of GPUs of a node.
 pub(super) const PER_NODE: &str = "{per-node}";
+/// Stands for the length of a sequence in the command of a recipe.
+pub(super) const LENGTH: &str = "{seq}";
 
 /// What stands in the places of one run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -19,6 +21,8 @@ pub(super) struct Filling {
     pub(super) value: Option<String>,
     /// The number of GPUs and the most of a node: in the places of [`GPUS`], [`NODES`] and [`PER_NODE`].
     pub(super) gpus: Option<(u64, u64)>,
+    /// In the place of [`LENGTH`].
+    pub(super) length: Option<u64>,
 }
 
 impl Filling {
@@ -33,6 +37,9 @@ impl Filling {
             numbers.push((GPUS, gpus.to_string()));
             numbers.push((NODES, (gpus / per_node).to_string()));
             numbers.push((PER_NODE, per_node.to_string()));
+        }
+        if let Some(length) = self.length {
+            numbers.push((LENGTH, length.to_string()));
         }
         let mut rest = word.as_bytes();
         let mut text = Vec::with_capacity(rest.len());
@@ -95,11 +102,11 @@ mod tests {
 
     #[test]
     fn fit_puts_the_numbers_in_their_places() {
-        let value = Filling { value: Some("12".to_owned()), gpus: None };
+        let value = Filling { value: Some("12".to_owned()), gpus: None, ..Filling::default() };
         assert_eq!(value.fill(OsStr::new("--batch={}")), "--batch=12");
         assert_eq!(value.fill(OsStr::new("{}x{}")), "12x12");
         assert_eq!(value.fill(OsStr::new("{ {gpus}")), "{ {gpus}");
-        let gpus = |gpus| Filling { value: None, gpus: Some((gpus, 8)) };
+        let gpus = |gpus| Filling { gpus: Some((gpus, 8)), ..Filling::default() };
         assert_eq!(gpus(512).fill(OsStr::new("{gpus}={nodes}*{per-node}{}")), "512=64*8{}");
         assert_eq!(gpus(4).fill(OsStr::new("{gpus}={nodes}*{per-node}")), "4=1*4");
     }

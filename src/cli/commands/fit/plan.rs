@@ -7,6 +7,7 @@ use clap::ArgMatches;
 use clap::parser::ValueSource;
 
 use super::places::{self, Filling, GPUS, NODES, PER_NODE, VALUE, cards, entries};
+use super::recipe;
 use super::trial::{Attempt, check_names};
 use super::values::Values;
 use crate::child_env::{FreeAtStart, PhantomArgs};
@@ -38,6 +39,8 @@ pub(super) struct Row {
     card: Option<String>,
     /// The number of GPUs, in a table by that.
     pub(super) gpus: Option<u64>,
+    /// The length of a sequence, with a recipe.
+    pub(super) length: Option<u64>,
     pub(super) values: Values,
     /// The memory of the card in bytes; 0 for the machine's own.
     pub(super) capacity: i64,
@@ -60,15 +63,20 @@ pub(super) struct Plan {
     pub(super) last_is_given: bool,
     /// True if `--values` gives the columns of a table.
     pub(super) is_grid: bool,
+    /// The lengths of a recipe, or none.
+    lengths: Vec<u64>,
     /// A line for each card of which numbers of GPUs between the smallest and the largest are not tried.
     pub(super) left_out: Vec<String>,
 }
 
 impl Plan {
+    /// The plan for the program of the command line, or for that of a recipe.
+    ///
     /// # Errors
     /// When the request is invalid.
-    pub(super) fn new(matches: &ArgMatches) -> Result<Plan> {
-        let (words, cards, place) = words_and_cards(matches)?;
+    pub(super) fn new(matches: &ArgMatches, recipe: Option<&recipe::Request>) -> Result<Plan> {
+        let given = recipe.map_or_else(|| program(matches), |recipe| recipe.words.clone());
+        let (words, cards, place) = words_and_cards(matches, given)?;
         let in_command = places::has(&words, VALUE) && place != Some(VALUE);
         let wanted = match place {
             _ if in_command => Wanted::Value,
@@ -90,6 +98,7 @@ impl Plan {
             last_is_given: ["max", "values"].iter().any(|name| matches.contains_id(name))
                 || wanted == Wanted::Gpus && matches.contains_id("gpus"),
             is_grid: wanted == Wanted::Value && place.is_some() && matches.contains_id("values"),
+            lengths: recipe.map(|recipe| recipe.lengths.clone()).unwrap_or_default(),
             left_out: Vec::new(),
         };
         plan.rows = match wanted {
@@ -143,6 +152,7 @@ impl Plan {
             let mut row = Row {
                 card: Some(card.clone()),
                 gpus: None,
+                length: None,
                 values: Values::Gpus(Vec::new()),
                 capacity: 0,
                 most_gpus: 1,
@@ -190,12 +200,20 @@ impl Plan {
         numbers.reverse();
         let cards: Vec<Option<&String>> =
             if cards.is_empty() { vec![None] } else { cards.iter().map(Some).collect() };
+        let lengths: Vec<Option<u64>> = if self.lengths.is_empty() {
+            vec![None]
+        } else {
+            self.lengths.iter().copied().map(Some).collect()
+        };
         let mut rows = Vec::new();
         for card in cards {
-            for &gpus in &numbers {
+            for (gpus, length) in
+                numbers.iter().flat_map(|gpus| lengths.iter().map(|length| (*gpus, *length)))
+            {
                 let mut row = Row {
                     card: card.cloned(),
                     gpus,
+                    length,
                     values: values.clone(),
                     capacity: 0,
                     most_gpus: 1,
@@ -210,7 +228,7 @@ impl Plan {
 
     /// Checks that the card and the job of a run are possible, and learns the card's memory.
     fn check(&self, matches: &ArgMatches, row: &mut Row, value: &str, gpus: Option<u64>) -> Result<()> {
-        let filling = self.filling(value, gpus);
+        let filling = self.filling(value, gpus, row.length);
         let Some(card) = row.card.as_ref().map(|card| filled_text(card, &filling)) else { return Ok(()) };
         if let Some(gpus) = gpus.filter(|gpus| *gpus > self.per_node && gpus % self.per_node != 0)
             && places::has(&self.words, NODES)
@@ -232,20 +250,22 @@ impl Plan {
         Ok(())
     }
 
-    fn filling(&self, value: &str, gpus: Option<u64>) -> Filling {
+    fn filling(&self, value: &str, gpus: Option<u64>, length: Option<u64>) -> Filling {
         let value = (self.wanted != Wanted::YesOrNo).then(|| value.to_owned());
-        Filling { value, gpus: gpus.map(|gpus| (gpus, self.per_node)) }
+        Filling { value, gpus: gpus.map(|gpus| (gpus, self.per_node)), length }
     }
 
     /// The run of a row with a candidate of `values`: those of the row, or some of them.
     pub(super) fn attempt(&self, row: &Row, values: &Values, index: usize) -> Attempt {
         let text = values.text(index);
         let gpus = if values.are_gpus() { text.parse().ok() } else { row.gpus };
-        let filling = self.filling(&text, gpus);
+        let filling = self.filling(&text, gpus, row.length);
+        let length = row.length.map(|length| length.to_string());
         let card = row.card.as_ref().map(|card| filled_text(card, &filling));
         let mut name: Vec<&str> = Vec::new();
         if self.rows.len() > 1 {
             name.extend(card.as_deref());
+            name.extend(length.as_deref());
         }
         if self.wanted == Wanted::Value || name.is_empty() {
             name.push(&text);
@@ -275,14 +295,19 @@ fn gpus_place_of(card: &str) -> Option<&'static str> {
         .find(|place| card.strip_prefix(place).is_some_and(|rest| rest.starts_with(['x', 'X'])))
 }
 
+/// The program of the command line and its arguments.
+pub(super) fn program(matches: &ArgMatches) -> Vec<OsString> {
+    matches.get_many("command").into_iter().flatten().cloned().collect()
+}
+
 /// The program and its arguments, the cards of `--phantom`, and their place for the number of GPUs.
 ///
 /// # Errors
 /// When there is no program or no card, or the places of the program do not fit those of the cards.
 pub(super) fn words_and_cards(
     matches: &ArgMatches,
+    words: Vec<OsString>,
 ) -> Result<(Vec<OsString>, Vec<String>, Option<&'static str>)> {
-    let words: Vec<OsString> = matches.get_many("command").into_iter().flatten().cloned().collect();
     if words.is_empty() {
         bail!("no program was given; for example: memtrace fit -- python train.py --batch {{}}");
     }
@@ -416,7 +441,7 @@ mod tests {
     use super::*;
 
     fn plan(words: &str) -> Result<Plan> {
-        Plan::new(&super::super::command().try_get_matches_from(words.split(' ')).unwrap())
+        Plan::new(&super::super::command().try_get_matches_from(words.split(' ')).unwrap(), None)
     }
 
     #[test]

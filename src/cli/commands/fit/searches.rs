@@ -247,7 +247,10 @@ impl<'a> Searches<'a> {
             let (other, points) = others.max_by_key(|(_, points)| points.len().min(2))?;
             let gpus = |lane: &Lane<'_>| lane.row.gpus.unwrap_or(1) as f64;
             let shrunk = gpus(lane) / gpus(other);
-            (full_elsewhere(&points, are_gpus, lane.row.capacity, shrunk)?, points.len())
+            let position = full_elsewhere(&points, are_gpus, lane.row.capacity, shrunk)?;
+            // What grows with the batch grows with the length, too.
+            let length = |lane: &Lane<'_>| lane.row.length.unwrap_or(1) as f64;
+            (position * length(other) / length(lane), points.len())
         } else {
             (full_by(&own, are_gpus)?, own.len())
         };

@@ -48,13 +48,16 @@ fn is_begun(lane: &Lane<'_>) -> bool {
 /// The name of a row, for notes.
 fn name(plan: &Plan, lane: &Lane<'_>) -> String {
     let card = plan.card_of(lane.row);
-    lane.row.gpus.map_or_else(|| card.to_owned(), |gpus| format!("{gpus}x{card}"))
+    let name = lane.row.gpus.map_or_else(|| card.to_owned(), |gpus| format!("{gpus}x{card}"));
+    lane.row.length.map_or_else(|| name.clone(), |length| format!("{name} at {length} tokens"))
 }
 
 /// A row for each search, with its limit.
 fn limits(page: &mut Printer, plan: &Plan, lanes: &[&Lane<'_>]) {
     let by_gpus = lanes.iter().any(|lane| lane.row.gpus.is_some());
+    let by_length = lanes.iter().any(|lane| lane.row.length.is_some());
     let (limit, other) = match plan.wanted {
+        Wanted::Value if by_length => ("largest batch", "does not fit"),
         Wanted::Value => ("largest value", "does not fit"),
         Wanted::Gpus => ("fewest GPUs", "too few"),
         Wanted::YesOrNo => ("", ""),
@@ -63,22 +66,26 @@ fn limits(page: &mut Printer, plan: &Plan, lanes: &[&Lane<'_>]) {
     if by_gpus {
         columns.push(("GPUs", Side::Right));
     }
+    if by_length {
+        columns.push(("tokens", Side::Right));
+    }
     columns.push((limit, Side::Right));
     if !other.is_empty() {
         columns.push((other, Side::Right));
     }
-    columns.extend([
-        ("peak allocated", Side::Right),
-        ("reserved", Side::Right),
-        ("of device", Side::Right),
-        ("runs", Side::Right),
-        ("took", Side::Right),
-    ]);
+    columns.extend([("peak allocated", Side::Right), ("reserved", Side::Right), ("of device", Side::Right)]);
+    if by_length {
+        columns.extend([("free", Side::Right), ("largest part", Side::Left)]);
+    }
+    columns.extend([("runs", Side::Right), ("took", Side::Right)]);
     let mut table = Table::new(&columns);
     for lane in lanes {
         let mut row: Vec<Cell> = vec![plan.card_of(lane.row).into()];
         if by_gpus {
             row.push(lane.row.gpus.map(|gpus| gpus.to_string()).unwrap_or_default().into());
+        }
+        if by_length {
+            row.push(lane.row.length.map(|length| length.to_string()).unwrap_or_default().into());
         }
         let shown = lane.fits().or(lane.too_big()).or(lane.trials.last().map(|(_, trial)| trial));
         if other.is_empty() {
@@ -95,6 +102,12 @@ fn limits(page: &mut Printer, plan: &Plan, lanes: &[&Lane<'_>]) {
         row.push(peak.map_or("-".to_owned(), |peak| show(peak.allocated)).into());
         row.push(peak.map_or("-".to_owned(), |peak| show(peak.reserved)).into());
         row.push(peak.map_or("-".to_owned(), |peak| percent(share(peak.used, peak.capacity))).into());
+        if by_length {
+            row.push(peak.map_or("-".to_owned(), |peak| show((peak.capacity - peak.used).max(0))).into());
+            let part = peak.and_then(|peak| peak.by_category.first().map(|part| (part, peak.allocated)));
+            let part = part.map(|((name, bytes), all)| format!("{name} {}", percent(share(*bytes, all))));
+            row.push(part.unwrap_or("-".to_owned()).into());
+        }
         let took: u128 = lane.trials.iter().map(|(_, trial)| trial.took.as_nanos()).sum();
         row.push(lane.trials.len().to_string().into());
         row.push(duration(took as i64).into());
@@ -178,6 +191,9 @@ pub(super) fn json(plan: &Plan, lanes: &[Lane<'_>]) -> Value {
                 ["report", "command", "wanted"].iter().for_each(|name| drop(fields.remove(*name)));
                 fields.insert("card".to_owned(), plan.card_of(lane.row).into());
                 fields.insert("gpus".to_owned(), lane.row.gpus.into());
+                if let Some(length) = lane.row.length {
+                    fields.insert("tokens".to_owned(), length.into());
+                }
                 let (fits, too_big) = limits_json(plan, lane);
                 fields.insert("fits".to_owned(), fits);
                 fields.insert("too_big".to_owned(), too_big);

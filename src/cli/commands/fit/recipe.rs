@@ -1,0 +1,339 @@
+//! `memtrace fit --recipe`: a script for a model that the user names, run as any other program.
+//!
+//! A recipe is an ordinary script that uses the user's own packages. Its settings are the constants at its top. Lines
+//! between `# [NAME...]` and `# []` belong to the recipes of these names alone.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, anyhow, bail};
+use clap::{Arg, ArgAction, ArgMatches, value_parser};
+use memtrace_util::names::distance;
+use serde_json::{Map, Value};
+
+use super::places::{LENGTH, VALUE, entries};
+use crate::child_env::{Scratch, run_id};
+
+const TRAIN: &str = include_str!("recipes/train.py");
+const INFER: &str = include_str!("recipes/infer.py");
+const CHECK: &str = include_str!("recipes/check.py");
+/// The `config.json` of models, by their name on the Hugging Face hub, whose pages are the source.
+const MODELS: &str = include_str!("recipes/models.json");
+/// The constants that other options set.
+const RESERVED: [&str; 4] = ["MODEL", "BATCH", "SEQ", "TRUST_REMOTE_CODE"];
+/// The heading of the options in the help.
+const HEADING: &str = "Recipes (a script for a model that you name; no weights are read)";
+
+/// A recipe.
+struct Recipe {
+    name: &'static str,
+    title: &'static str,
+    script: &'static str,
+    /// The packages that it imports.
+    packages: &'static [&'static str],
+    /// Its steps in a run of the search: with two of them the states of the optimizer are in the peak.
+    steps: &'static str,
+}
+
+const RECIPES: [Recipe; 4] = [
+    Recipe {
+        name: "full",
+        title: "Full fine-tuning",
+        script: TRAIN,
+        packages: &["torch", "transformers", "accelerate"],
+        steps: "2",
+    },
+    Recipe {
+        name: "lora",
+        title: "LoRA fine-tuning",
+        script: TRAIN,
+        packages: &["torch", "transformers", "accelerate", "peft"],
+        steps: "2",
+    },
+    Recipe {
+        name: "qlora",
+        title: "QLoRA fine-tuning (NF4)",
+        script: TRAIN,
+        packages: &["torch", "transformers", "accelerate", "peft", "bitsandbytes"],
+        steps: "2",
+    },
+    Recipe {
+        name: "infer",
+        title: "Generation",
+        script: INFER,
+        packages: &["torch", "transformers", "accelerate"],
+        steps: "8",
+    },
+];
+
+/// The options of `fit` for recipes.
+pub(super) fn arguments() -> impl Iterator<Item = Arg> {
+    let option = |name: &'static str, value: &'static str, help: &'static str| {
+        Arg::new(name).long(name).value_name(value).requires("recipe").help(help)
+    };
+    let names = RECIPES.map(|recipe| recipe.name);
+    [
+        option("recipe", "NAME", "Run this script instead of a program of yours, and find the largest batch")
+            .value_parser(clap::builder::PossibleValuesParser::new(names))
+            .requires("model")
+            .conflicts_with_all(["command", "ask", "gpus", "ranks"]),
+        option("model", "MODEL", "A config.json, its folder, or a name such as Qwen/Qwen3-8B"),
+        option("seq", "LIST", "The lengths in tokens, a row for each: 2048,8192 [default: 2048]"),
+        option("set", "KEY=VALUE", "Change a setting of the recipe, such as rank=64; may be repeated")
+            .action(ArgAction::Append),
+        option("write", "FILE", "Write the script that was run, with the batch that fits, for a real GPU")
+            .value_parser(value_parser!(PathBuf)),
+        Arg::new("trust-remote-code")
+            .long("trust-remote-code")
+            .requires("recipe")
+            .action(ArgAction::SetTrue)
+            .help("Run the code that comes with the model's configuration"),
+    ]
+    .into_iter()
+    .map(|arg| arg.help_heading(HEADING))
+}
+
+/// A recipe for a model, ready to run.
+pub(super) struct Request {
+    /// The program and its arguments, with [`VALUE`] and [`LENGTH`] in the places of batch and length.
+    pub(super) words: Vec<OsString>,
+    pub(super) lengths: Vec<u64>,
+    script: String,
+    /// Has the script and the model's `config.json`.
+    _scratch: Scratch,
+}
+
+impl Request {
+    /// The request of the command line; `None` without `--recipe`.
+    ///
+    /// # Errors
+    /// When it cannot be met: the message is one line.
+    pub(super) fn new(matches: &ArgMatches) -> Result<Option<Request>> {
+        let Some(name) = matches.get_one::<String>("recipe") else { return Ok(None) };
+        let recipe = RECIPES.iter().find(|recipe| recipe.name == name).context("an unknown recipe")?;
+        let model = matches.get_one::<String>("model").context("--recipe needs --model")?;
+        let trusts = matches.get_flag("trust-remote-code");
+        let lengths = lengths(matches.get_one::<String>("seq").map_or("2048", String::as_str))?;
+        let bundled: Map<String, Value> = serde_json::from_str(MODELS)?;
+        let found = if Path::new(model).exists() { None } else { find(&bundled, model) };
+        let shown = found.map_or(model.as_str(), |(name, _)| name.as_str());
+        let mut script = lines_of(recipe);
+        for change in matches.get_many::<String>("set").into_iter().flatten() {
+            script = set(recipe, &script, change)?;
+        }
+        script = with(&script, "MODEL", &quoted(shown));
+        script = with(&script, "TRUST_REMOTE_CODE", if trusts { "True" } else { "False" });
+        let title = format!("{} of {shown}, written by memtrace fit --recipe {name}.", recipe.title);
+        script = script.replacen("TITLE", &title, 1);
+
+        let scratch = Scratch::new(&run_id())?;
+        let (file, folder) = (scratch.folder.join("recipe.py"), scratch.folder.join("model"));
+        fs::write(&file, &script)?;
+        let given = match found {
+            Some((_, config)) => {
+                let own = scratch.folder.join("bundled");
+                fs::create_dir(&own)?;
+                fs::write(own.join("config.json"), config.to_string())?;
+                own.to_string_lossy().into_owned()
+            }
+            None => model.clone(),
+        };
+        let python = python().context("no python is on the PATH")?;
+        let longest = lengths.iter().max().copied().unwrap_or(0).to_string();
+        let output = Command::new(&python)
+            .args(["-c", CHECK, &given])
+            .arg(&folder)
+            .args([longest.as_str(), if trusts { "1" } else { "0" }])
+            .args(recipe.packages)
+            .stdin(Stdio::null())
+            .output()
+            .with_context(|| format!("cannot run {}", python.display()))?;
+        if !output.status.success() {
+            let text = String::from_utf8_lossy(&output.stderr).into_owned();
+            let why = text.lines().last().unwrap_or("the check of the model failed").to_owned();
+            let known = why.contains("no config.json was found");
+            let near =
+                if known { format!("; memtrace has {}", nearest(&bundled, model)) } else { String::new() };
+            bail!("{why}{near}");
+        }
+        let mut words: Vec<OsString> = vec![python.into(), file.into()];
+        words.extend(
+            ["--random", "--steps", recipe.steps, "--batch", VALUE, "--seq", LENGTH].map(OsString::from),
+        );
+        words.extend(["--model".into(), folder.into_os_string()]);
+        Ok(Some(Request { words, lengths, script, _scratch: scratch }))
+    }
+
+    /// Writes the script with a batch and a length.
+    ///
+    /// # Errors
+    /// When the file exists, or cannot be written.
+    pub(super) fn write(&self, file: &Path, batch: &str, length: u64) -> Result<()> {
+        let script = with(&with(&self.script, "BATCH", batch), "SEQ", &length.to_string());
+        let mut new = fs::File::create_new(file).with_context(|| format!("--write {}", file.display()))?;
+        std::io::Write::write_all(&mut new, script.as_bytes())?;
+        Ok(())
+    }
+}
+
+/// The lines of a recipe's script.
+fn lines_of(recipe: &Recipe) -> String {
+    let mut is_kept = true;
+    let mut text = String::new();
+    for line in recipe.script.lines() {
+        // The formatter of Python wants an empty line before a comment after imports.
+        if line == "# []" && is_kept && text.ends_with("\n\n") {
+            text.pop();
+        }
+        if let Some(names) = line.strip_prefix("# [").and_then(|rest| rest.strip_suffix(']')) {
+            is_kept = names.is_empty() || names.split(' ').any(|name| name == recipe.name);
+        } else if is_kept {
+            text.push_str(line);
+            text.push('\n');
+        }
+    }
+    text
+}
+
+/// The constants of a script that `--set` changes, with their values as Python has them.
+fn settings(script: &str) -> Vec<(&str, &str)> {
+    let constants = script.lines().filter_map(|line| line.split_once(" = "));
+    let is_name = |name: &str| name.chars().all(|c| c.is_ascii_uppercase() || c == '_');
+    constants.filter(|(name, _)| is_name(name) && !RESERVED.contains(name)).collect()
+}
+
+/// The script with another value of a constant.
+fn with(script: &str, name: &str, value: &str) -> String {
+    let start = format!("{name} = ");
+    let lines = script.lines().map(|line| match line.strip_prefix(&start) {
+        Some(_) => format!("{start}{value}\n"),
+        None => format!("{line}\n"),
+    });
+    lines.collect()
+}
+
+/// The script with a change of `--set`.
+fn set(recipe: &Recipe, script: &str, change: &str) -> Result<String> {
+    let settings = settings(script);
+    let listed = || {
+        let all = settings
+            .iter()
+            .map(|(name, value)| format!("{}={}", name.to_lowercase(), value.trim_matches('"')));
+        all.collect::<Vec<_>>().join(", ")
+    };
+    let known = change.split_once('=').and_then(|(key, value)| {
+        let (name, old) =
+            settings.iter().find(|(name, _)| name.eq_ignore_ascii_case(&key.replace('-', "_")))?;
+        Some((*name, *old, value))
+    });
+    let Some((name, old, value)) = known else {
+        bail!("--set {change}: the recipe {} has {}", recipe.name, listed());
+    };
+    let expected = |what: &str| anyhow!("--set {change}: expected {what}");
+    let value = match old {
+        "True" | "False" => match value.to_lowercase().as_str() {
+            "true" | "on" | "yes" | "1" => "True".to_owned(),
+            "false" | "off" | "no" | "0" => "False".to_owned(),
+            _ => return Err(expected("on or off")),
+        },
+        _ if old.starts_with('"') => quoted(value),
+        _ if old.contains('.') => {
+            value
+                .parse::<f64>()
+                .ok()
+                .filter(|number| number.is_finite())
+                .ok_or_else(|| expected("a number"))?;
+            value.to_owned()
+        }
+        _ => value.parse::<u64>().map_err(|_| expected("a whole number"))?.to_string(),
+    };
+    Ok(with(script, name, &value))
+}
+
+/// A text as Python has it: JSON's escapes are Python's, too.
+fn quoted(text: &str) -> String {
+    Value::from(text).to_string()
+}
+
+fn lengths(list: &str) -> Result<Vec<u64>> {
+    let number = |word: String| {
+        let number = word.parse().ok().filter(|number| (2..=1 << 30).contains(number));
+        number.ok_or_else(|| anyhow!("--seq: `{word}` is no length; expected tokens, such as 2048,8192"))
+    };
+    let lengths: Vec<u64> = entries(list).into_iter().map(number).collect::<Result<_>>()?;
+    if lengths.is_empty() {
+        bail!("--seq names no length; for example: --seq 2048,8192");
+    }
+    Ok(lengths)
+}
+
+/// The model with a name, with or without its owner and in any case.
+fn find<'a>(models: &'a Map<String, Value>, name: &str) -> Option<(&'a String, &'a Value)> {
+    let bare = |key: &str| key.rsplit('/').next().is_some_and(|last| last.eq_ignore_ascii_case(name));
+    models.iter().find(|(key, _)| key.eq_ignore_ascii_case(name) || bare(key))
+}
+
+/// The names of three models, the most similar first.
+fn nearest(models: &Map<String, Value>, name: &str) -> String {
+    let bare = |name: &str| name.rsplit('/').next().unwrap_or(name).to_lowercase();
+    let mut names: Vec<&String> = models.keys().collect();
+    names.sort_by_key(|key| distance(&bare(key), &bare(name)));
+    names.iter().take(3).map(|name| name.as_str()).collect::<Vec<_>>().join(", ")
+}
+
+/// The first `python` or `python3` on the PATH.
+fn python() -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    let folders: Vec<PathBuf> = std::env::split_paths(&path).collect();
+    let files =
+        ["python", "python3"].iter().flat_map(|name| folders.iter().map(move |folder| folder.join(name)));
+    files.into_iter().find(|file| file.is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_setting_of_a_recipe_takes_its_kind_of_value_and_an_unknown_one_lists_all() {
+        let recipe = |name: &str| RECIPES.iter().find(|recipe| recipe.name == name).unwrap();
+        let lora = lines_of(recipe("lora"));
+        let change = |change: &str| set(recipe("lora"), &lora, change);
+        assert!(change("rank=64").unwrap().contains("\nRANK = 64\n"));
+        assert!(change("checkpointing=off").unwrap().contains("\nCHECKPOINTING = False\n"));
+        assert!(change("learning-rate=1e-5").unwrap().contains("\nLEARNING_RATE = 1e-5\n"));
+        assert!(change("targets=.*[qv]_proj").unwrap().contains("\nTARGETS = \".*[qv]_proj\"\n"));
+        for (text, part) in [
+            ("rnk=4", "the recipe lora has rank=16, targets=all-linear, optimizer=torch.optim.AdamW"),
+            ("model=x", "the recipe lora has"),
+            ("rank", "the recipe lora has"),
+            ("rank=many", "expected a whole number"),
+            ("checkpointing=perhaps", "expected on or off"),
+        ] {
+            let error = change(text).expect_err(text).to_string();
+            assert!(error.contains(part), "{error}");
+        }
+        assert!(set(recipe("infer"), &lines_of(recipe("infer")), "rank=4").is_err());
+    }
+
+    #[test]
+    fn a_script_of_a_recipe_has_its_own_lines_alone_and_is_short() {
+        for recipe in &RECIPES {
+            let script = lines_of(recipe);
+            assert!(!script.contains("\n# ["), "{}", recipe.name);
+            assert!(script.lines().count() < 80, "{}: {}", recipe.name, script.lines().count());
+            assert_eq!(script.contains("peft"), recipe.packages.contains(&"peft"), "{}", recipe.name);
+            assert_eq!(script.contains("bitsandbytes"), recipe.packages.contains(&"bitsandbytes"));
+        }
+    }
+
+    #[test]
+    fn a_model_is_found_without_its_owner() {
+        let models: Map<String, Value> = serde_json::from_str(MODELS).unwrap();
+        assert_eq!(find(&models, "qwen3-8b").unwrap().0, "Qwen/Qwen3-8B");
+        assert!(find(&models, "Qwen/Qwen3-9B").is_none());
+        assert!(nearest(&models, "Qwen/Qwen3-9B").contains("Qwen/Qwen3-8B"));
+    }
+}

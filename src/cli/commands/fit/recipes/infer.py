@@ -1,0 +1,54 @@
+"""TITLE
+
+python infer.py                 generates with the weights of MODEL
+python infer.py --random        the same with random weights: only config.json is read
+"""
+
+import argparse
+
+import torch
+import transformers
+
+MODEL = "a name on the Hugging Face hub, or a folder"
+BATCH = 1
+SEQ = 2048
+CACHE = "dynamic"
+ATTENTION = "sdpa"
+DTYPE = "bfloat16"
+TRUST_REMOTE_CODE = False
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--model", default=MODEL)
+parser.add_argument("--batch", type=int, default=BATCH)
+parser.add_argument("--seq", type=int, default=SEQ, help="prompt and answer")
+parser.add_argument("--steps", type=int, default=32, help="the tokens of the answer")
+parser.add_argument("--random", action="store_true")
+args = parser.parse_args()
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+dtype = getattr(torch, DTYPE)
+auto, trust = transformers.AutoModelForCausalLM, TRUST_REMOTE_CODE
+config = transformers.AutoConfig.from_pretrained(args.model, trust_remote_code=trust)
+options = {"config": config, "dtype": dtype, "attn_implementation": ATTENTION, "device_map": {"": device}}
+if args.random:
+    with torch.device("meta"):
+        empty = auto.from_config(config, dtype=dtype, trust_remote_code=trust)
+    # Memory does not depend on the values: on a GPU they stay as they are, and take no host memory.
+    fill = torch.empty if device == "cuda" else lambda shape, dtype: torch.randn(shape, dtype=dtype) * 0.05
+    weights = {name: fill(tensor.shape, dtype=tensor.dtype) for name, tensor in empty.named_parameters()}
+    model = type(empty).from_pretrained(None, state_dict=weights, **options)
+else:
+    model = auto.from_pretrained(args.model, trust_remote_code=trust, **options)
+model.eval()
+
+new = min(args.steps, args.seq - 1)
+prompt = torch.randint(config.get_text_config().vocab_size, (args.batch, args.seq - new), device=device)
+answer = model.generate(
+    input_ids=prompt,
+    attention_mask=torch.ones_like(prompt),
+    max_new_tokens=new,
+    min_new_tokens=new,
+    do_sample=False,
+    cache_implementation=None if CACHE == "dynamic" else CACHE,
+)
+print(f"{answer.shape[0]} answers of {answer.shape[1]} tokens")

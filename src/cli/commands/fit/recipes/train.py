@@ -1,0 +1,95 @@
+"""TITLE
+
+python train.py --data book.txt     trains MODEL on the lines of a text file
+python train.py --random            the same with random weights and tokens: only config.json is read
+"""
+
+import argparse
+import pathlib
+import pydoc
+
+# [lora qlora]
+import peft
+
+# []
+import torch
+import transformers
+
+MODEL = "a name on the Hugging Face hub, or a folder"
+BATCH = 1
+SEQ = 2048
+# [lora qlora]
+RANK = 16
+TARGETS = "all-linear"
+# []
+# [lora full]
+OPTIMIZER = "torch.optim.AdamW"
+# []
+# [qlora]
+OPTIMIZER = "bitsandbytes.optim.PagedAdamW8bit"
+UPCAST = True
+# []
+LEARNING_RATE = 0.0001
+CHECKPOINTING = True
+ATTENTION = "sdpa"
+DTYPE = "bfloat16"
+AUTOCAST = True
+TRUST_REMOTE_CODE = False
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--model", default=MODEL)
+parser.add_argument("--batch", type=int, default=BATCH)
+parser.add_argument("--seq", type=int, default=SEQ)
+parser.add_argument("--steps", type=int, default=100)
+parser.add_argument("--data", help="a text file")
+parser.add_argument("--random", action="store_true")
+args = parser.parse_args()
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+dtype = getattr(torch, DTYPE)
+auto, trust = transformers.AutoModelForCausalLM, TRUST_REMOTE_CODE
+config = transformers.AutoConfig.from_pretrained(args.model, trust_remote_code=trust)
+options = {"config": config, "dtype": dtype, "attn_implementation": ATTENTION, "device_map": {"": device}}
+# [qlora]
+options["quantization_config"] = transformers.BitsAndBytesConfig(
+    load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
+)
+# []
+if args.random:
+    with torch.device("meta"):
+        empty = auto.from_config(config, dtype=dtype, trust_remote_code=trust)
+    fill = torch.empty if device == "cuda" else lambda shape, dtype: torch.randn(shape, dtype=dtype) * 0.05
+    weights = {name: fill(tensor.shape, dtype=tensor.dtype) for name, tensor in empty.named_parameters()}
+    model = type(empty).from_pretrained(None, state_dict=weights, **options)
+else:
+    model = auto.from_pretrained(args.model, trust_remote_code=trust, **options)
+model.config.use_cache = False
+# [qlora]
+if UPCAST:
+    model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+# []
+if CHECKPOINTING:
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+# [lora qlora]
+adapters = peft.LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=TARGETS, task_type="CAUSAL_LM")
+model = peft.get_peft_model(model, adapters)
+# []
+model.train()
+optimizer = pydoc.locate(OPTIMIZER)(model.parameters(), lr=LEARNING_RATE)
+
+if args.data:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(args.model)
+    tokens = tokenizer(pathlib.Path(args.data).read_text(), return_tensors="pt").input_ids[0]
+else:
+    tokens = torch.randint(config.get_text_config().vocab_size, (args.seq * args.batch,))
+rows = tokens[: len(tokens) // args.seq * args.seq].view(-1, args.seq)
+for step in range(args.steps):
+    batch = rows[torch.arange(step * args.batch, (step + 1) * args.batch) % len(rows)].to(device)
+    with torch.autocast(device, torch.bfloat16, enabled=AUTOCAST):
+        loss = model(input_ids=batch, labels=batch).loss
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print(f"step {step}: loss {loss.item():.3f}", flush=True)
+if not args.random:
+    model.save_pretrained("trained")

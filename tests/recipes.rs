@@ -1,0 +1,143 @@
+//! `memtrace fit --recipe`: scripts for a model that the user names, on the simulated GPU and, as written, on the CPU.
+
+use std::fs;
+use std::path::Path;
+use std::process::Output;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+#[path = "common/torch.rs"]
+#[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
+mod harness;
+use harness::{Torch, memtrace, text};
+
+/// The `config.json` of a model that a CPU trains in seconds.
+fn tiny() -> Value {
+    json!({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64,
+        "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "vocab_size": 512, "max_position_embeddings": 512, "tie_word_embeddings": false
+    })
+}
+
+/// Runs `fit --recipe` with the python of `torch` first on the PATH, in a folder with the configuration.
+fn fit(torch: &Torch, folder: &Path, config: &Value, arguments: &str) -> Output {
+    fs::write(folder.join("config.json"), config.to_string()).unwrap();
+    let path = format!("{}:{}", torch.python.parent().unwrap().display(), std::env::var("PATH").unwrap());
+    let mut command = memtrace();
+    command.arg("fit").args(arguments.split(' ')).current_dir(folder).env("PATH", path);
+    command.env("HF_HUB_OFFLINE", "1").env("TMPDIR", folder).output().unwrap()
+}
+
+const CARDS: &str = "--phantom t4,rtx4060 --max 2 -o out";
+
+#[test]
+fn fit_recipe_has_a_row_for_each_card_and_length_and_writes_a_script_that_trains() {
+    Torch::run("2.11.0", |torch| {
+        let folder = TempDir::new().unwrap();
+        let arguments = format!(
+            "--recipe lora --model config.json --seq 32,64 --set learning_rate=0.01 {CARDS} --write train.py"
+        );
+        let output = fit(torch, folder.path(), &tiny(), &arguments);
+        let (told, stderr) = (text(&output.stdout), text(&output.stderr));
+        assert!(output.status.success(), "{told}{stderr}");
+        for row in [["t4", "32"], ["t4", "64"], ["rtx4060", "32"], ["rtx4060", "64"]] {
+            let is_row = |line: &str| line.split_whitespace().take(3).eq(row.into_iter().chain(["2"]));
+            assert_eq!(told.lines().filter(|line| is_row(line)).count(), 1, "{row:?}: {told}");
+        }
+        assert!(told.contains("largest part") && told.contains("free"), "{told}");
+        assert!(stderr.contains("wrote train.py: batch 2, 32 tokens, as on Tesla T4"), "{stderr}");
+        let left: Vec<String> = fs::read_dir(&folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        // The scripts and configurations of the search are gone; the loader's names for libcuda stay for the next run.
+        let is_rest = |name: &String| name.starts_with("memtrace-") && !name.starts_with("memtrace-libcuda");
+        assert!(!left.iter().any(is_rest), "{left:?}");
+
+        // The script by itself: neither traced nor on a simulated GPU.
+        let mut script = std::process::Command::new(&torch.python);
+        script.args(["train.py", "--random", "--model", ".", "--steps", "40"]).current_dir(&folder);
+        let output = script.env("HF_HUB_OFFLINE", "1").output().unwrap();
+        let losses: Vec<f64> =
+            text(&output.stdout).lines().filter_map(|line| line.rsplit_once(' ')?.1.parse().ok()).collect();
+        assert_eq!(losses.len(), 40, "{}", text(&output.stderr));
+        assert!(losses[39] < losses[0], "{losses:?}");
+
+        let output = fit(torch, folder.path(), &tiny(), &arguments.replace("-o out", "-o again"));
+        assert!(text(&output.stderr).contains("--write train.py: File exists"), "{}", text(&output.stderr));
+    });
+}
+
+#[test]
+fn fit_recipe_generates_with_a_cache() {
+    Torch::run("2.11.0", |torch| {
+        let folder = TempDir::new().unwrap();
+        let output = fit(
+            torch,
+            folder.path(),
+            &tiny(),
+            "--recipe infer --model . --seq 32,512 --phantom t4 --values 1,64 -o out --json",
+        );
+        let told: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let rows = told["rows"].as_array().unwrap();
+        let peak = |row: usize| {
+            let trials = rows[row]["trials"].as_array().unwrap();
+            let trial =
+                trials.iter().find(|trial| trial["value"] == "64").unwrap_or_else(|| panic!("{told:#}"));
+            trial["peak_allocated_bytes"].as_i64().unwrap()
+        };
+        assert_eq!((rows[0]["tokens"].as_i64(), rows[1]["tokens"].as_i64()), (Some(32), Some(512)));
+        // Keys and values of 2 layers and 2 heads of 16 numbers in two bytes.
+        let cache = |batch: i64, tokens: i64| batch * tokens * 2 * 2 * 2 * 16 * 2;
+        assert!(peak(1) - peak(0) >= cache(64, 512 - 32), "{told:#}");
+    });
+}
+
+#[test]
+fn fit_recipe_refuses_what_it_cannot_run_in_one_line_and_leaves_nothing() {
+    Torch::run("2.11.0", |torch| {
+        let own = {
+            let mut config = tiny();
+            config["model_type"] = "made_up".into();
+            config
+        };
+        let with_code = {
+            let mut config = own.clone();
+            config["auto_map"] = json!({ "AutoConfig": "code.Config" });
+            config
+        };
+        let lora = format!("--recipe lora --model config.json {CARDS}");
+        for (config, arguments, part) in [
+            (&own, lora.clone(), "has no model type 'made_up'"),
+            (&with_code, lora.clone(), "run only with --trust-remote-code"),
+            (&tiny(), format!("{lora} --seq 32,1024"), "the model's limit is 512 tokens"),
+            (&tiny(), format!("{lora} --seq long"), "`long` is no length"),
+            (&tiny(), format!("{lora} --set rnk=4"), "the recipe lora has rank=16, targets=all-linear"),
+            (
+                &tiny(),
+                lora.replace("rtx4060", "rtx4061") + " --seq 32",
+                "no card is called `rtx4061`; near to it: rtx4060",
+            ),
+            (
+                &tiny(),
+                lora.replace("config.json", "Qwen/Qwen3-9B"),
+                "memtrace has Qwen/Qwen3-4B, Qwen/Qwen3-8B",
+            ),
+            (&tiny(), lora.replace("lora", "qlora"), "needs bitsandbytes"),
+            (&tiny(), lora.replace("lora", "lor"), "invalid value 'lor'"),
+        ] {
+            let folder = TempDir::new().unwrap();
+            let output = fit(torch, folder.path(), config, &arguments);
+            let stderr = text(&output.stderr);
+            assert_eq!(
+                (output.status.code(), stderr.contains(part)),
+                (Some(2), true),
+                "{arguments}: {stderr}"
+            );
+            let left = fs::read_dir(&folder).unwrap().count();
+            assert_eq!((left, stderr.contains("Traceback")), (1, false), "{arguments}: {stderr}");
+        }
+    });
+}
