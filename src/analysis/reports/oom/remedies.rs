@@ -229,7 +229,7 @@ impl OomCase<'_> {
     /// were chosen on the programs of `tests/oom`.
     fn least_saving(&self) -> i64 {
         let facts = &self.facts;
-        if facts.larger_step().is_some() {
+        if facts.is_larger_than_before() {
             (facts.allocated + facts.request) / 2
         } else if self.phase == "optimizer" {
             facts.allocated / 4
