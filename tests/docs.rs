@@ -117,7 +117,9 @@ fn the_docs_describe_the_json_of_every_report() {
 fn every_link_in_the_docs_leads_somewhere() {
     let top = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "scripts/README.md"];
     let mut pages: Vec<_> = top.iter().map(|page| root().join(page)).collect();
-    pages.extend(std::fs::read_dir(root().join("docs")).unwrap().map(|entry| entry.unwrap().path()));
+    for folder in folders_below(&root().join("docs")).into_iter().chain([root().join("docs")]) {
+        pages.extend(std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()));
+    }
     pages.retain(|page| page.extension().is_some_and(|extension| extension == "md"));
     assert!(pages.len() > top.len(), "docs/ has pages");
     for page in pages {

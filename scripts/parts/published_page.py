@@ -1,4 +1,4 @@
-"""The comparison as text, as JSON and as the generated part of `docs/accuracy.md`."""
+"""The comparison as text, as JSON, as `docs/accuracy.csv` and as a part of `docs/accuracy.md`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from .published_data import Row, in_order, read_rows, write_rows
 from .published_figures import NEWEST, ROOT, UNITS, Figure, FigureError
-from .published_kept import COMPUTED, NEWEST_LINE, Kept, Page, read_page
 from .published_picture import picture
 
 PAGE = ROOT / "docs/accuracy.md"
+DATA = ROOT / "docs/accuracy.csv"
 README = ROOT / "README.md"
 PICTURE = ROOT / "docs/gallery/accuracy.svg"
 BEGIN = "<!-- scripts/published writes from here -->"
 END = "<!-- to here -->"
+# A larger difference needs a cause.
+LIMIT = 0.005
 
 
 @dataclass
@@ -89,9 +92,6 @@ class Compared:
         )
 
 
-Entry = Compared | Kept
-
-
 def quantile(sorted_values: list[float], share: float) -> float:
     """The smallest value that at least this share of the values does not exceed."""
     return sorted_values[max(0, -int(-len(sorted_values) * share // 1) - 1)]
@@ -122,21 +122,31 @@ def print_table(compared: list[Compared]) -> None:
 
 
 def write_page(ran: list[Compared], figures: list[Figure]) -> None:
-    """Writes the generated parts of the page and of README, and the picture. Figures that did not run keep
-    their rows."""
-    page = read_page(PAGE)
-    done = {entry.figure: entry for entry in ran}
-    compared: list[Entry] = [done.get(figure) or page.kept(figure, place(figure)) for figure in figures]
+    """Writes the data, then from it the page, README's sentence and the picture.
+
+    Figures that did not run keep their rows.
+    """
+    rows = read_rows(DATA, figures)
     today = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}, commit {commit()}"
-    page.computed |= {figure.source.title: today for figure in done}
-    replace_between(PAGE, BEGIN, END, f"\n\n{generated(compared, page)}\n")
-    # Of the page's own rows, so that a reader, and a test, can count them.
-    page = read_page(PAGE)
-    rows: list[Entry] = [page.kept(figure, place(figure)) for figure in figures]
+    rows |= {entry.figure: row_of(entry, today) for entry in ran}
+    write_rows(DATA, in_order(rows, figures))
+    write_from_data(figures)
+
+
+def row_of(entry: Compared, computed: str) -> Row:
+    newest = entry.shown(NEWEST) if entry.ours.get(NEWEST) is not None else entry.shown()
+    error = "0" if entry.equal() else f"{entry.error() * 100:.4f}"
+    return Row(entry.figure, entry.shown(), newest if newest != entry.shown() else "", error, computed)
+
+
+def write_from_data(figures: list[Figure]) -> None:
+    rows = in_order(read_rows(DATA, figures), figures)
+    replace_between(PAGE, BEGIN, END, f"\n\n{generated(rows)}\n\n")
     replace_between(README, "<!-- published -->", "<!-- /published -->", sentences(rows))
-    memory = [entry for entry in compared if entry.figure.unit not in ("", "tokens")]
-    pairs = [(float(e.figure.number) * UNITS[e.figure.unit], e) for e in memory]
-    PICTURE.write_text(picture([(size, size * (1 + e.error())) for size, e in pairs]), encoding="utf-8")
+    memory = [row for row in rows if row.figure.unit not in ("", "tokens")]
+    pairs = [(float(row.figure.number) * UNITS[row.figure.unit], row) for row in memory]
+    drawn = picture([(size, size * (1 + row.error())) for size, row in pairs])
+    PICTURE.write_text(drawn, encoding="utf-8")
 
 
 def commit() -> str:
@@ -153,117 +163,90 @@ def replace_between(path: Path, begin: str, end: str, part: str) -> None:
     path.write_text(f"{head}{begin}{part}{end}{rest.split(end)[1]}", encoding="utf-8")
 
 
-def sentences(compared: list[Entry]) -> str:
+def sentences(rows: list[Row]) -> str:
     """README's sentences: the numbers of the distribution."""
-    errors = sorted(abs(entry.error()) for entry in compared)
-    equal = sum(entry.equal() for entry in compared)
-    near = sum(error <= 0.005 for error in errors)
+    errors = sorted(abs(row.error()) for row in rows)
+    equal = sum(row.equal() for row in rows)
+    near = sum(error <= LIMIT for error in errors)
     return (
-        f"Of {len(compared)} memory figures that others measured on {len(models(compared))} real cards and "
+        f"Of {len(rows)} memory figures that others measured on {len(models(rows))} real cards and "
         f"published, {equal}\nare equal on the phantom to the last published digit and {near} within 0.5 %;\n"
         f"the median error is {quantile(errors, 0.5):.2%}, the 90th percentile {quantile(errors, 0.9):.2%}. "
     )
 
 
-def models(compared: list[Entry]) -> list[str]:
+def models(rows: list[Row]) -> list[str]:
     """The cards, each once however many of them a run had and whatever it changed of them."""
-    return sorted({re.sub(r"^[0-9]+x|,.*", "", entry.figure.run.card) for entry in compared})
+    return sorted({re.sub(r"^[0-9]+x|,.*", "", row.figure.run.card) for row in rows})
 
 
-def generated(compared: list[Entry], page: Page) -> str:
-    parts = ["## Distribution", distribution(compared, page), "## The worst first", worst(compared)]
-    for source in dict.fromkeys(entry.figure.source for entry in compared):
-        entries = [entry for entry in compared if entry.figure.source == source]
-        parts += [f"## {source.title}", f"<{source.address}>", f"Measured: {source.measured}."]
-        parts += [f"{source.note}."] if source.note else []
-        parts += [f"{COMPUTED}{page.computed[source.title]}."] if source.title in page.computed else []
-        parts += [table(entries)]
-    return "\n\n".join(parts) + "\n"
+def generated(rows: list[Row]) -> str:
+    parts = ["## All figures", distribution(rows)]
+    parts += ["## By source", by_source(rows)]
+    parts += ["## Every difference above 0.5%", differences(rows)]
+    return "\n\n".join(parts)
 
 
-def distribution(compared: list[Entry], page: Page) -> str:
-    errors = sorted(abs(entry.error()) for entry in compared)
-    equal = sum(entry.equal() for entry in compared)
-    cards = models(compared)
-    quantities = Counter(entry.figure.what for entry in compared)
-    rows = [
-        ("figures", str(len(compared))),
-        ("sources", str(len({entry.figure.source.source for entry in compared}))),
+def distribution(rows: list[Row]) -> str:
+    errors = sorted(abs(row.error()) for row in rows)
+    equal = sum(row.equal() for row in rows)
+    near = sum(error <= LIMIT for error in errors)
+    cards = models(rows)
+    quantities = Counter(row.figure.what for row in rows)
+    builds = Counter(row.figure.run.torch for row in rows)
+    table = [
+        ("figures", str(len(rows))),
+        ("sources", str(len({row.figure.source.source for row in rows}))),
         ("cards", f"{len(cards)}: {', '.join(cards)}"),
         ("quantities", ", ".join(f"{name} {count}" for name, count in quantities.most_common())),
-        ("equal to the last published digit", f"{equal}, {equal / len(compared):.1%}"),
+        ("torch", ", ".join(f"{torch} {count}" for torch, count in builds.most_common())),
+        ("equal to the last published digit", f"{equal}, {equal / len(rows):.1%}"),
+        ("within 0.5%", f"{near}, {near / len(rows):.1%}"),
         ("median error", f"{quantile(errors, 0.5):.2%}"),
         ("90th percentile", f"{quantile(errors, 0.9):.2%}"),
         ("99th percentile", f"{quantile(errors, 0.99):.2%}"),
         ("largest error", f"{errors[-1]:.2%}"),
-        ("median and largest error by quantity", "; ".join(by_quantity(compared, quantities))),
+        (f"another number on torch {NEWEST}", str(sum(bool(row.newest) for row in rows))),
     ]
-    have = [entry for entry in compared if entry.ours.get(NEWEST) is not None]
-    if any(isinstance(entry, Kept) for entry in compared):
-        # A row does not tell whether the newest torch gave the same number or none.
-        if page.newest_line:
-            rows.append((NEWEST_LINE, page.newest_line))
-    elif have:
-        same = sum(entry.equal(NEWEST) for entry in have)
-        rows.append((NEWEST_LINE, f"{same} of the {len(have)} that ran there"))
-    builds = Counter(entry.figure.run.torch for entry in compared)
-    rows.append(("torch", ", ".join(f"{torch} {count}" for torch, count in builds.most_common())))
-    return markdown(("", ""), rows)
+    return markdown(("", ""), table)
 
 
-def by_quantity(compared: list[Entry], quantities: Counter[str]) -> Iterable[str]:
-    for name, _ in quantities.most_common():
-        errors = sorted(abs(entry.error()) for entry in compared if entry.figure.what == name)
-        yield f"{name} {quantile(errors, 0.5):.2%} and {errors[-1]:.2%}"
+def by_source(rows: list[Row]) -> str:
+    """One line for each source: what it measured, and how near our numbers are."""
+    lines = []
+    for source in dict.fromkeys(row.figure.source for row in rows):
+        own = [row for row in rows if row.figure.source == source]
+        near = sum(abs(row.error()) <= LIMIT for row in own)
+        worst = max(own, key=lambda row: abs(row.error()))
+        error = "equal" if all(row.equal() for row in own) else f"{worst.error():+.2%}"
+        title = f"[{source.title}]({source.address})"
+        counts = (str(len(own)), str(sum(row.equal() for row in own)), str(near))
+        lines.append((title, source.measured, *counts, error))
+    return markdown(("source", "measured", "figures", "equal", "within 0.5%", "largest error"), lines)
 
 
-def worst(compared: list[Entry]) -> str:
-    """One line for each cause: its largest error, and the figures that have it."""
-    different = sorted((entry for entry in compared if not entry.equal()), key=lambda e: -abs(e.error()))
-    causes: dict[tuple[str, str], list[Entry]] = {}
-    for entry in different:
-        causes.setdefault((entry.figure.source.source, entry.figure.cause), []).append(entry)
-    rows = []
-    for (source, cause), entries in causes.items():
-        largest, count = entries[0], str(len(entries))
-        case = f"{place(largest.figure)} on {largest.figure.run.card}"
-        why = cause or "none looked for: below 0.5 %"
-        rows.append(
-            (f"{largest.error():+.2%}", count, source, case, published(largest), largest.shown(), why)
-        )
-    if not rows:
-        return "Every figure is equal to the last published digit."
-    head = ("largest error", "figures", "source", "the figure of that error", "published", "ours", "cause")
-    return f"All {len(different)} figures that differ, by cause:\n\n{markdown(head, rows)}"
-
-
-def table(entries: list[Entry]) -> str:
-    """One line per case and error: the figures of a sweep that are equal share a line."""
-    rows = []
-    for entry in entries:
-        newest = entry.shown(NEWEST) if entry.ours.get(NEWEST) is not None else entry.shown()
-        beside = [f"torch {NEWEST}: {newest}"] if newest != entry.shown() else []
-        error = "equal" if entry.equal() else f"{entry.error():+.2%}"
-        notes = "; ".join([*beside, *filter(None, [entry.figure.cause])])
-        rows.append(
-            (entry.figure.run.card, place(entry.figure), published(entry), entry.shown(), error, notes)
-        )
-    return markdown(("card", "case", "published", "ours", "error", "cause, newest torch"), rows)
+def differences(rows: list[Row]) -> str:
+    """One line for each cause: its largest error, and how many figures have it."""
+    causes: dict[tuple[str, str], list[Row]] = {}
+    for row in sorted(rows, key=lambda row: -abs(row.error())):
+        if abs(row.error()) > LIMIT and not row.equal():
+            causes.setdefault((row.figure.source.title, row.figure.cause), []).append(row)
+    if not causes:
+        return "Every figure is within 0.5%."
+    lines = []
+    for (title, cause), own in causes.items():
+        figure = own[0].figure
+        case = f"{place(figure)} on {figure.run.card}, {title}"
+        numbers = f"{own[0].ours} for {figure.published} {figure.unit}"
+        lines.append((f"{own[0].error():+.2%}", str(len(own)), case, numbers, cause))
+    count = sum(len(own) for own in causes.values())
+    head = ("largest error", "figures", "the figure of that error", "ours for published", "cause")
+    return f"{count} figures, by cause:\n\n{markdown(head, lines)}"
 
 
 def place(figure: Figure) -> str:
-    torch = f", torch {figure.torch}" if figure.torch else ""
-    libraries = f" {figure.run.libraries}" if figure.run.libraries else ""
     what = "" if figure.what == "allocated" else f", {figure.what}"
-    # The label tells the value of an option that has several.
-    options = " ".join(re.sub(r"--\S+(?: [^-\s]\S*){2,}", "", figure.run.arguments).split())
-    options = re.sub(r"(?: \d+x\d+){2,}", "", options)
-    call = f"{figure.run.case} {options}".strip()
-    return f"`{call}` {figure.label}{what}{torch}{libraries}"
-
-
-def published(entry: Entry) -> str:
-    return f"{entry.figure.published} {entry.figure.unit}"
+    return f"`{figure.run.case}` {figure.label}{what}"
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
