@@ -186,6 +186,7 @@ const OTHER_OPTIONS: &[&str] = &[
     "max",
     "max-events",
     "min",
+    "model",
     "multiple-of",
     "nvidia-smi",
     "of",
@@ -200,15 +201,20 @@ const OTHER_OPTIONS: &[&str] = &[
     "pid",
     "python",
     "ranks",
+    "recipe",
     "reserved",
+    "seq",
+    "set",
     "shard",
     "steps",
     "to",
+    "trust-remote-code",
     "units",
     "values",
     "wait",
     "within",
     "without",
+    "write",
 ];
 
 /// The options with a value in the help of a command.
