@@ -576,6 +576,17 @@ def test_one_after_the_other_passes():
     for _ in range(2):
         program(70).wait()
 
+@limited
+def test_compressed():
+    program(200, env={**os.environ, "MEMTRACE_COMPRESS": "gz"}).wait()
+
+@limited
+def test_trace_without_a_first_row():
+    # As on a full disk: the trace ends in its second block of 1 KiB.
+    code = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024)); import os, sys\n"
+    code += "os.execv(sys.executable, [sys.executable, '-c', sys.argv[1], '200'])"
+    subprocess.run([sys.executable, "-c", code, CHILD], env=os.environ, check=True)
+
 def kill(mib):
     child = program(mib, "print(1, flush=True); time.sleep(60)", stdout=subprocess.PIPE)
     child.stdout.read(1)
@@ -630,7 +641,7 @@ def test_program_that_ended_passes():
     for arguments in [&["--memtrace=h100-80g", "-v"][..], &["--memtrace=h100-80g", "-v", "-n", "2"]] {
         let (status, said) = pytest(installed, folder.path(), arguments);
         assert_eq!(status, Some(1), "{said}");
-        has(&said, &["8 failed, 4 passed", "(1 child process)", "has not ended"]);
+        has(&said, &["10 failed, 4 passed", "(1 child process)", "has not ended"]);
         assert!(!said.contains("passes - "), "{said}");
     }
 }

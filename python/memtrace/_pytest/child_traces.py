@@ -13,10 +13,14 @@ from .. import _blocks, _command
 from .._blocks import NotMeasured, Position
 
 
+# The endings of traces; those of a compressed one come last.
+ENDINGS = (".csv", ".csv.gz", ".csv.zst")
+
+
 def names() -> frozenset[str]:
     """The traces in the folder of this process."""
     try:
-        return frozenset(name for name in os.listdir(_blocks.FOLDER) if name.endswith(".csv"))
+        return frozenset(name for name in os.listdir(_blocks.FOLDER) if name.endswith(ENDINGS))
     except OSError:
         return frozenset()
 
@@ -28,13 +32,17 @@ def add_children(
     largest sum of the peaks of those that ran at the same time. Processes that began in `others` do not
     count.
 
-    Raises NotMeasured when one has not ended, because its memory is not known."""
+    Raises NotMeasured when one has not ended or cannot be read, because its memory is not known."""
     children = []
     for name in sorted(names() - before):
         path = Path(_blocks.FOLDER, name)
         if path == end.path:
             continue
-        meta = meta_of(path)
+        if path.suffix != ".csv":
+            raise NotMeasured(
+                f"a process has a compressed trace ({name}); run the tests without MEMTRACE_COMPRESS"
+            )
+        meta = meta_of(path) or meta_of_repaired(path)
         start = meta.get("start_unix_ns", 0)
         is_other = any(low.time_ns <= start <= high.time_ns for low, high in others)
         if not is_other and is_of_test(meta):
@@ -69,6 +77,23 @@ def is_of_test(meta: dict) -> bool:
     return os.getpid() in ancestors or is_daemon
 
 
+def meta_of_repaired(path: Path) -> dict:
+    """The JSON of the first row of a trace whose process may have been killed before it wrote it.
+
+    Raises NotMeasured when there is none: nobody knows whose memory it is."""
+    repair(path)
+    meta = meta_of(path)
+    if not meta:
+        raise NotMeasured(f"the trace of a process that the test may have started has no first row ({path.name})")
+    return meta
+
+
+def repair(path: Path) -> None:
+    """Finishes the trace of a process that was killed."""
+    with contextlib.suppress(_command.TraceError):
+        _command.run(["check", "--repair", str(path)])
+
+
 def meta_of(path: Path) -> dict:
     """The JSON of the first row of a trace; empty while it is being written."""
     try:
@@ -82,9 +107,7 @@ def peaks_of(path: Path) -> tuple[int, dict[int, int]]:
     """The time that a process ran in ns, and its highest memory on each device in bytes."""
     length = length_of(path)
     if length is None:
-        # Finishes the trace of a process that was killed.
-        with contextlib.suppress(_command.TraceError):
-            _command.run(["check", "--repair", str(path)])
+        repair(path)
         length = length_of(path)
     if length is None:
         raise NotMeasured(
