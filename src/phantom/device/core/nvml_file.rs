@@ -66,6 +66,13 @@ pub(crate) fn load(dlopen: Dlopen) {
                 return;
             }
         }
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: `limit` is valid for the answer.
+        unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) };
+        // A write beyond the limit would raise SIGXFSZ and end a program that wrote nothing.
+        if limit.rlim_cur < SIZE {
+            return;
+        }
         // SAFETY: a C string.
         let file = unsafe { libc::memfd_create(SONAME.as_ptr().cast(), libc::MFD_CLOEXEC) };
         if file < 0 {
