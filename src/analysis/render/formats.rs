@@ -50,7 +50,7 @@ pub(super) fn markdown_table(table: &Table) -> String {
     text
 }
 
-/// A table as CSV: numbers in bytes and counts as bare digits, all else as in the text.
+/// A table as CSV: bytes, counts, shares in percent and durations in seconds as bare numbers, all else as in the text.
 pub(super) fn csv_table(table: &Table) -> String {
     let (columns, rows) = table.without_bars();
     let mut writer = csv::Writer::from_writer(Vec::new());
@@ -74,11 +74,35 @@ fn field(cell: &str) -> String {
     if is_number {
         return number.trim_start_matches('+').replace(',', "");
     }
+    if let Some(number) = cell.strip_suffix(" %").map(str::to_owned).or_else(|| seconds(&cell)) {
+        return number.trim_start_matches('+').to_owned();
+    }
     // A spreadsheet would run some texts as formulas; a signed quantity is none.
     if digits.starts_with(|c: char| c.is_ascii_digit()) {
         return cell;
     }
     if cell.is_empty() { cell } else { safe_text(&cell) }
+}
+
+/// The seconds of a [`duration`](super::numbers::duration).
+fn seconds(text: &str) -> Option<String> {
+    let words: Vec<&str> = text.split(' ').collect();
+    let mut sum = 0.0;
+    for pair in words.chunks(2) {
+        let [number, unit] = pair else { return None };
+        let unit = match *unit {
+            "ns" => 1e-9,
+            "µs" => 1e-6,
+            "ms" => 1e-3,
+            "s" => 1.0,
+            "min" => 60.0,
+            "h" => 3600.0,
+            _ => return None,
+        };
+        sum += number.parse::<f64>().ok()? * unit;
+    }
+    let text = format!("{sum:.9}");
+    Some(text.trim_end_matches('0').trim_end_matches('.').to_owned())
 }
 
 /// A cell of a table; the indent of a tree stays.
@@ -139,9 +163,15 @@ mod tests {
         printer.gap();
         printer.table(&table());
         printer.table(&table());
-        let one = "grew,module\n1024,GPT\n-3.5 %,__x__|=cmd\n";
+        let one = "grew,module\n1024,GPT\n-3.5,__x__|=cmd\n";
         assert_eq!(printer.text(), format!("{one}\n{one}"));
         assert_eq!(field("=1+1"), "'=1+1");
         assert_eq!(field("12.3"), "12.3");
+        let durations =
+            [("412.3 ms", "0.4123"), ("3.21 s", "3.21"), ("1 h 02 min", "3720"), ("7 ns", "0.000000007")];
+        for (text, number) in durations {
+            assert_eq!(field(text), number);
+        }
+        assert_eq!((field("+50.0 %"), field("4 steps")), ("50.0".to_owned(), "4 steps".to_owned()));
     }
 }
