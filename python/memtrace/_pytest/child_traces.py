@@ -6,15 +6,17 @@ import contextlib
 import csv
 import json
 import os
+import time
 from collections import defaultdict
 from pathlib import Path
 
 from .. import _blocks, _command
 from .._blocks import NotMeasured, Position
 
-
 # The endings of traces; those of a compressed one come last.
 ENDINGS = (".csv", ".csv.gz", ".csv.zst")
+# A process writes the first row of its trace within this time.
+BEGINNING_S = 2
 
 
 def names() -> frozenset[str]:
@@ -78,13 +80,20 @@ def is_of_test(meta: dict) -> bool:
 
 
 def meta_of_repaired(path: Path) -> dict:
-    """The JSON of the first row of a trace whose process may have been killed before it wrote it.
+    """The JSON of the first row of a trace whose process has just begun, or was killed before it wrote it.
 
     Raises NotMeasured when there is none: nobody knows whose memory it is."""
-    repair(path)
-    meta = meta_of(path)
+    meta, late = {}, time.monotonic() + BEGINNING_S
+    while not meta and time.monotonic() < late:
+        time.sleep(0.05)
+        meta = meta_of(path)
     if not meta:
-        raise NotMeasured(f"the trace of a process that the test may have started has no first row ({path.name})")
+        repair(path)
+        meta = meta_of(path)
+    if not meta:
+        raise NotMeasured(
+            f"the trace of a process that the test may have started has no first row ({path.name})"
+        )
     return meta
 
 
