@@ -113,16 +113,27 @@ fn comparable(line: &str) -> String {
     (0..words.len()).map(word).collect::<Vec<_>>().join(" ")
 }
 
-/// The first console block of README holds what its commands print: every line in its order, `...` for the rest of a line.
+/// The first console block of README holds what its commands print.
 #[test]
 fn the_readme_shows_what_its_commands_print() {
+    shows_what_its_commands_print("README.md", 1);
+}
+
+#[test]
+fn the_tutorial_shows_what_its_commands_print() {
+    shows_what_its_commands_print("docs/tutorial.md", usize::MAX);
+}
+
+/// Runs the commands of a page's first console blocks in one folder. Each prints every line that the page shows, in this
+/// order; `...` stands for the rest of a line.
+fn shows_what_its_commands_print(page: &str, blocks: usize) {
     let Some(torch) = Torch::installed("2.11.0") else { return };
     let folder = TempDir::new().unwrap();
     std::os::unix::fs::symlink(examples(), folder.path().join("examples")).unwrap();
-    let page = std::fs::read_to_string(examples().with_file_name("README.md")).unwrap();
-    let block = page.split("```console\n").nth(1).unwrap().split("```").next().unwrap();
-    let commands = block.split("$ memtrace ").skip(1);
-    for text in commands {
+    let text = std::fs::read_to_string(examples().with_file_name(page)).unwrap();
+    let shown =
+        text.split("```console\n").skip(1).take(blocks).map(|block| block.split("```").next().unwrap());
+    for text in shown.flat_map(|block| block.split("$ memtrace ").skip(1)) {
         let (command, shown) = text.split_once('\n').unwrap();
         let arguments = command.replace("-- python", &format!("-- {}", torch.python.display()));
         let mut run = memtrace();
@@ -136,7 +147,7 @@ fn the_readme_shows_what_its_commands_print() {
             let found =
                 lines.iter().position(|each| if is_cut { each.starts_with(start) } else { each == start });
             let at =
-                found.unwrap_or_else(|| panic!("README has {line:?}; memtrace {command} printed\n{printed}"));
+                found.unwrap_or_else(|| panic!("{page} has {line:?}; memtrace {command} printed\n{printed}"));
             lines.drain(..=at);
         }
     }
