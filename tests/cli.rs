@@ -305,7 +305,10 @@ fn a_path_in_the_place_of_a_command_is_answered_with_the_command() {
     assert!(stderr(&refused).contains(&expected), "{}", stderr(&refused));
     let unknown = output(&["nothing-of-this-name"]);
     assert_eq!(unknown.status.code(), Some(2));
-    assert!(stderr(&unknown).contains("unrecognized subcommand"), "{}", stderr(&unknown));
+    assert!(stderr(&unknown).starts_with("memtrace: unrecognized subcommand"), "{}", stderr(&unknown));
+    let bare = output(&[]);
+    assert_eq!(bare.status.code(), Some(2));
+    assert!(stderr(&bare).starts_with("Trace the GPU memory"), "{}", stderr(&bare));
 }
 
 #[test]

@@ -41,11 +41,11 @@ fn main() -> ExitCode {
                 Some(path) => Err(anyhow::anyhow!(
                     "{path} is a path, not a command; show its trace with: memtrace summary {path}"
                 )),
-                None if error.use_stderr() => {
-                    let text = error.render().to_string();
-                    Err(anyhow::anyhow!("{}", text.trim_start_matches("error: ").trim_end()))
-                }
-                None => error.exit(),
+                // Anything but an error is a page of help.
+                None => match error.render().to_string().strip_prefix("error: ") {
+                    Some(text) => Err(anyhow::anyhow!("{}", text.trim_end())),
+                    None => error.exit(),
+                },
             },
         },
     };
