@@ -65,8 +65,26 @@ fn fit_recipe_has_a_row_for_each_card_and_length_and_writes_a_script_that_trains
         assert_eq!(losses.len(), 40, "{}", text(&output.stderr));
         assert!(losses[39] < losses[0], "{losses:?}");
 
+        // Refused before the search, not after it.
         let output = fit(torch, folder.path(), &tiny(), &arguments.replace("-o out", "-o again"));
         assert!(text(&output.stderr).contains("--write train.py: File exists"), "{}", text(&output.stderr));
+        assert_eq!((output.status.code(), folder.path().join("again").exists()), (Some(2), false));
+    });
+}
+
+/// A folder whose name would end the text at the top of the script, and run what follows.
+#[test]
+fn fit_recipe_of_a_folder_with_a_hostile_name_writes_a_script_that_runs_nothing_of_it() {
+    Torch::run("2.11.0", |torch| {
+        let folder = TempDir::new().unwrap();
+        let model = "\"\"\";open('ran','w');\"\"\"";
+        fs::create_dir(folder.path().join(model)).unwrap();
+        fs::write(folder.path().join(model).join("config.json"), tiny().to_string()).unwrap();
+        let arguments =
+            format!("--recipe infer --model {model} --seq 32 --phantom t4 --max 1 -o out --write infer.py");
+        let output = fit(torch, folder.path(), &tiny(), &arguments);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        assert!(folder.path().join("infer.py").exists() && !folder.path().join("ran").exists());
     });
 }
 

@@ -193,8 +193,8 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
 
 /// Writes the script of a recipe with the batch of the first row that fits.
 fn write_script(recipe: &recipe::Request, file: &Path, searches: &Searches<'_>) -> Result<()> {
-    let fitting = searches.lanes.iter().find_map(|lane| Some((lane, lane.fits()?, lane.row.length?)));
-    let Some((_, trial, length)) = fitting else {
+    let fitting = searches.lanes.iter().find_map(|lane| Some((lane.fits()?, lane.row.length?)));
+    let Some((trial, length)) = fitting else {
         terminal::say("--write: nothing was written, because no batch fits");
         return Ok(());
     };

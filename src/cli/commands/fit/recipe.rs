@@ -114,6 +114,10 @@ impl Request {
         let Some(name) = matches.get_one::<String>("recipe") else { return Ok(None) };
         let recipe = RECIPES.iter().find(|recipe| recipe.name == name).context("an unknown recipe")?;
         let model = matches.get_one::<String>("model").context("--recipe needs --model")?;
+        if let Some(file) = matches.get_one::<PathBuf>("write").filter(|file| file.symlink_metadata().is_ok())
+        {
+            bail!("--write {}: File exists; name a new one", file.display());
+        }
         let trusts = matches.get_flag("trust-remote-code");
         let lengths = lengths(matches.get_one::<String>("seq").map_or("2048", String::as_str))?;
         let bundled: Map<String, Value> = serde_json::from_str(MODELS)?;
@@ -125,7 +129,9 @@ impl Request {
         }
         script = with(&script, "MODEL", &quoted(shown));
         script = with(&script, "TRUST_REMOTE_CODE", if trusts { "True" } else { "False" });
-        let title = format!("{} of {shown}, written by memtrace fit --recipe {name}.", recipe.title);
+        // In quotes, the name of a folder cannot end the text at the top of the script.
+        let title =
+            format!("{} of {}, written by memtrace fit --recipe {name}.", recipe.title, quoted(shown));
         script = script.replacen("TITLE", &title, 1);
 
         let scratch = Scratch::new(&run_id())?;
