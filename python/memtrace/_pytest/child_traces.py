@@ -13,7 +13,7 @@ from pathlib import Path
 from .. import _blocks, _command
 from .._blocks import NotMeasured, Position
 
-# The endings of traces; those of a compressed one come last.
+# The endings of a trace, plain and compressed.
 ENDINGS = (".csv", ".csv.gz", ".csv.zst")
 # A process writes the first row of its trace within this time.
 BEGINNING_S = 2
