@@ -29,7 +29,7 @@ fn programs_of_the_fixed_third_print_the_same_traced_and_have_torchs_peaks() {
 
 #[test]
 fn programs_of_the_list_are_all_on_the_page_of_the_docs() {
-    let page = std::fs::read_to_string(root().join("docs/programs.md")).unwrap();
+    let page = std::fs::read_to_string(root().join("docs/contributors/programs.md")).unwrap();
     let mut reader = csv::Reader::from_path(root().join("tests/compatibility/programs.csv")).unwrap();
     let rows: Vec<_> = reader.records().map(Result::unwrap).collect();
     assert!(rows.len() >= 35, "only {} programs", rows.len());

@@ -196,7 +196,7 @@ fn every_function_that_the_architecture_names_exists() {
 
 #[test]
 fn every_test_and_script_that_the_promises_name_exists() {
-    let page = std::fs::read_to_string(root().join("docs/promises.md")).unwrap();
+    let page = std::fs::read_to_string(root().join("docs/contributors/promises.md")).unwrap();
     let mut code = String::new();
     for folder in folders_below(&root().join("src")).into_iter().chain([root().join("tests")]) {
         for entry in std::fs::read_dir(folder).unwrap() {
@@ -220,7 +220,7 @@ fn every_test_and_script_that_the_promises_name_exists() {
                 Some(script) if script.starts_with("scripts/") => root().join(script).exists(),
                 _ => code.contains(&format!("fn {name}(")),
             };
-            assert!(exists, "docs/promises.md names {name}, and there is none");
+            assert!(exists, "docs/contributors/promises.md names {name}, and there is none");
             found += 1;
         }
     }

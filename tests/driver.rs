@@ -164,7 +164,7 @@ fn uses_cudarc() {
     default.synchronize().unwrap();
 }
 
-/// NVIDIA's runtime does not start on the phantom driver (see docs/phantom.md). A runtime that uses only
+/// NVIDIA's runtime does not start on the phantom driver (see docs/phantom-fidelity.md). A runtime that uses only
 /// documented calls does.
 #[test]
 fn phantom_driver_serves_a_runtime_linked_into_a_library() {

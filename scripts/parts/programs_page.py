@@ -1,10 +1,10 @@
-"""The table of docs/programs.md, which scripts/programs writes."""
+"""The table of docs/contributors/programs.md, which scripts/programs writes."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/programs.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs/contributors/programs.md"
 HEAD = [
     *("program", "version", "torch", "build", "runs", "same output", "peak of torch, bytes"),
     *("equal in the trace", "no category", "outside modules", "seconds, untraced / traced"),

@@ -7,7 +7,7 @@
 //! - A graph takes about 128 KiB more: [vllm#23184](https://github.com/vllm-project/vllm/pull/23184) logs 6 or 8
 //!   MiB, 6.6 on average, for each batch size of Llama 3.1 8B, which is 33 graphs of 8 kernels or fewer.
 //!
-//! `docs/phantom.md` compares the estimate with logs that it was not made from.
+//! `docs/phantom-fidelity.md` compares the estimate with logs that it was not made from.
 
 use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex};
