@@ -164,7 +164,7 @@ fn a_file_without_a_line_end_exhausts_no_memory() {
     let gz = gz.finish().unwrap();
     let folder = TempDir::new().unwrap();
     let place = |name: &str| folder.path().join(name);
-    // 2 GiB of one line: packed, in a hole of a file, and behind an open quote.
+    // 2 GiB of one line: packed, in a hole of a file, and after an open quote.
     fs::write(place("packed.csv.gz"), [gz, packed_letters().repeat(128)].concat()).unwrap();
     for (name, end) in [("hole.csv", &b""[..]), ("quote.csv", b"9,\"")] {
         fs::write(place(name), [&good[..], end].concat()).unwrap();
@@ -353,7 +353,7 @@ fn mutated(text: &[u8], random: &mut Random) -> Vec<u8> {
         "gradient",
     ];
     for _ in 0..=random.below(12) {
-        // Mostly behind the header and the meta row, or every mutant would fail at once.
+        // Mostly after the header and the meta row, or every mutant would fail at once.
         let line = if random.below(20) == 0 { random.below(2) } else { 2 + random.below(lines.len() - 2) };
         let Some(bytes) = lines.get_mut(line) else { continue };
         match random.below(8) {

@@ -18,7 +18,7 @@ class Source(NamedTuple):
     path: str
     # Its whole lines, if its last one was cut; else None.
     lines: bytes | None
-    # The rows behind the header that an earlier part has too.
+    # The rows after the header that an earlier part has too.
     repeated: int
     # Whether a text may have the quote that hides a formula from spreadsheets.
     may_have_formulas: bool

@@ -91,7 +91,7 @@ pub(crate) fn settings(matches: &ArgMatches) -> Result<Vec<(&'static str, OsStri
     Ok(settings)
 }
 
-/// The program to run, and its arguments. An unknown option before it is refused, and those behind it are its own.
+/// The program to run, and its arguments. An unknown option before it is refused, and those after it are its own.
 pub(crate) fn program_arg() -> Arg {
     Arg::new("command")
         .value_name("COMMAND")

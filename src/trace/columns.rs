@@ -26,13 +26,13 @@ pub const MAX_BYTES: u64 = 1 << 56;
 /// because every report keeps something for each device.
 pub const MAX_DEVICE: u64 = i8::MIN.unsigned_abs() as u64;
 
-/// The number of columns that the first files of [`SCHEMA_VERSION`] had. A file may lack any behind them: they were
+/// The number of columns that the first files of [`SCHEMA_VERSION`] had. A file may lack any after them: they were
 /// appended later, and a reader takes the default of each.
 pub const FIRST_COLUMNS: usize = 29;
 
 /// Calls the macro `$callback` with the declarations of all columns, in the order of the file.
 ///
-/// A declaration is `name: type = default, shape, reading, writing;` behind the column's documentation.
+/// A declaration is `name: type = default, shape, reading, writing;` after the column's documentation.
 ///
 /// - The type is `i32`, `i64` (at most [`columns::MAX_NUMBER`] from 0), `bytes` (an `i64`, at most
 ///   [`columns::MAX_BYTES`] from 0), `request` (bytes that a program may ask for and nobody has: an `i64` with the

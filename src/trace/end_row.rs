@@ -109,7 +109,7 @@ pub fn needed_bytes(text: &str) -> Option<i64> {
     values(text).find(|(key, _)| *key == NEEDED_BYTES)?.1.parse().ok()
 }
 
-/// The word of an `end` row, with a space behind it, that says how often a name was replaced by `(too many names)`; empty
+/// The word of an `end` row, followed by a space, that says how often a name was replaced by `(too many names)`; empty
 /// for 0.
 #[must_use]
 pub fn refused_names_word(times: u64) -> String {

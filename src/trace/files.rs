@@ -5,7 +5,7 @@
 //! | the trace of a process | `NAME.csv` |
 //! | a later part of a rotated trace | `NAME.part2.csv`, `NAME.part3.csv`, ... |
 //! | the stacks of a trace or of a part, in CSV form | `NAME.stacks`, `NAME.part2.stacks`, ...; older versions wrote `NAME.stacks.csv` |
-//! | a finished trace or part, compressed | its name with `.gz` or `.zst` behind it |
+//! | a finished trace or part, compressed | its name followed by `.gz` or `.zst` |
 //! | a part before its opening rows are complete, or a compressed copy before it is complete | its name with `.csv.unfinished` for `.csv` |
 //!
 //! `NAME` follows `MEMTRACE_NAME`. When a file of that name exists already, the writer appends `-2`, `-3`, ...

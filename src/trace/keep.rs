@@ -52,7 +52,7 @@ impl Keep {
         }
     }
 
-    /// The bytes of a part behind its opening rows, which take `opening` bytes, after which it ends; `rotation` are those
+    /// The bytes of a part after its opening rows, which take `opening` bytes, after which it ends; `rotation` are those
     /// that [`Keep::rotation`] gives. Opening rows repeat what other parts have, so a part gets three times as many
     /// others, but no more than it would get without a `MEMTRACE_ROTATE`.
     #[must_use]

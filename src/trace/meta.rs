@@ -36,7 +36,7 @@ pub struct Meta {
     pub journal: String,
     /// The number of this file among the parts of a rotated trace: 1, 2, 3, ...; 0 in older traces.
     pub part: u32,
-    /// The number of rows behind this one that repeat the blocks and totals that were live when this part began.
+    /// The number of rows after this one that repeat the blocks and totals that were live when this part began.
     pub opening_rows: u64,
     /// The value of `MEMTRACE_KEEP`; empty when no part is removed.
     pub keep: String,

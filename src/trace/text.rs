@@ -39,7 +39,7 @@ const MISSING: &[&str] = &[
 const FORMULA: &[char] = &['=', '+', '-', '@', '＝', '＋', '－', '＠'];
 
 /// A text in the form that the file allows: cut to [`MAX_TEXT`], on one line, in quotes when a loader would read it as
-/// a missing value, a number or a truth value, and behind a quote when a spreadsheet would read it as a formula.
+/// a missing value, a number or a truth value, preceded by a quote if a spreadsheet would read it as a formula.
 /// [`original_text`] takes that one quote off again.
 #[must_use]
 pub fn safe_text(text: &str) -> String {
@@ -118,7 +118,7 @@ pub fn printable_json(json: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// Returns true for a control character other than a tab, and for a mark that changes the direction of the text behind it, ends a line,
+/// Returns true for a control character other than a tab, and for a mark that changes the direction of the text after it, ends a line,
 /// or shows as nothing.
 fn is_unprintable(char: char) -> bool {
     (char.is_control() && char != '\t')

@@ -89,7 +89,7 @@ class PhantomTests:
             shutil.rmtree(folder, ignore_errors=True)
         own = self._reports.setdefault(item.nodeid, [])
         if not is_complete(own):
-            # The process ended in this test. Reports of tests behind it are made by another one.
+            # The process ended in this test. Reports of tests after it are made by another one.
             own.append(failure(item, why))
 
     def _run_inner(self, batch: list[pytest.Item], card: str, folder: Path) -> str:

@@ -176,7 +176,7 @@ macro_rules! record {
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub struct Record {
             $($($(#[$doc])+ pub $name: field_type!($type),)+)+
-            /// True for the meta row behind parts that were removed. No column: only the reader knows it.
+            /// True for the meta row after parts that were removed. No column: only the reader knows it.
             pub is_behind_removed: bool,
         }
 

@@ -1,6 +1,6 @@
-//! Reads on behind parts that were removed (`MEMTRACE_KEEP`).
+//! Reads on after parts that were removed (`MEMTRACE_KEEP`).
 //!
-//! The part behind the removed ones opens with a row for everything that is live then. From these rows and what was
+//! The part after the removed ones opens with a row for everything that is live then. From these rows and what was
 //! live before, this makes rows for what was freed and allocated meanwhile. A report that takes them goes on from the
 //! right state; what came and went in the removed parts is unknown.
 
@@ -42,7 +42,7 @@ const MOST_OPENING: usize = if cfg!(test) { 8 } else { 1 << 20 };
 pub(super) struct OpeningRows {
     /// The rows that are still to come.
     left: u64,
-    /// The rows so far, if they are needed: behind removed parts.
+    /// The rows so far, if they are needed: after removed parts.
     rows: Option<Vec<Record>>,
     /// Rows that were not kept.
     beyond: u64,
@@ -275,7 +275,7 @@ mod tests {
 
     #[test]
     fn more_opening_rows_than_are_kept_are_counted_once_and_told() {
-        // The same two blocks, six more that are new, and one behind the opening rows.
+        // The same two blocks, six more that are new, and one after the opening rows.
         let (events, summary) = read("few", 8, 8);
         let summary = summary.unwrap();
         assert_eq!((allocs(&events), &summary.wrong_openings[..]), (1 + 7 + 1, &[][..]));

@@ -97,7 +97,7 @@ fn recognized(file: File, path: &Path) -> io::Result<Source> {
     let count = Arc::new(AtomicU64::new(0));
     let source = io::BufReader::with_capacity(BUFFER, Counted { file, count: Arc::clone(&count) });
     let bytes: Box<dyn Read + Send> = if zstd {
-        // All frames, one behind the other. A frame that asks for more than 128 MiB of memory is refused.
+        // All frames, one after the other. A frame that asks for more than 128 MiB of memory is refused.
         Box::new(zstd::stream::read::Decoder::with_buffer(source)?)
     } else {
         Box::new(flate2::bufread::MultiGzDecoder::new(source))

@@ -55,7 +55,7 @@ pub struct ReadSummary {
     /// True if the last line is unterminated: the writer was killed inside it.
     pub cut: bool,
     /// The numbers of the first and the last of each sequence of parts that are missing between two others. A file
-    /// may be read alone, so nothing is said of the parts before the first and behind the last.
+    /// may be read alone, so nothing is said of the parts before the first and after the last.
     pub removed: Vec<(u32, u32)>,
     /// The parts whose opening rows are not what their meta rows say, one line each.
     pub wrong_openings: Vec<String>,

@@ -41,7 +41,7 @@ pub(crate) struct BlockRead {
 }
 
 impl PartTail {
-    /// Opens `part` to read the `wanted` columns behind its header and `opening_rows` more rows.
+    /// Opens `part` to read the `wanted` columns after its header and `opening_rows` more rows.
     ///
     /// # Errors
     /// When the file cannot be opened.

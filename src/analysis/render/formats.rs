@@ -21,7 +21,7 @@ pub(super) fn markdown_line(cells: &[Cell]) -> String {
     let (mut line, mut command) = (String::new(), String::new());
     for cell in cells {
         match cell.style() {
-            // A command is all that stands behind its first word: it is copied as a whole.
+            // A command is all that stands after its first word: it is copied as a whole.
             Style::Command => command.push_str(cell.text()),
             Style::Strong if !cell.text().trim().is_empty() => {
                 line.push_str(&format!("**{}**", escaped(cell.text().trim())));

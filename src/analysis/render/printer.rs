@@ -202,7 +202,7 @@ impl Printer {
         self.end_line();
     }
 
-    /// Adds a word that is longer than a line, in pieces. Returns the column behind it.
+    /// Adds a word that is longer than a line, in pieces. Returns the column after it.
     fn broken(&mut self, word: &[Cell], mut column: usize, indent: usize, width: usize) -> usize {
         for cell in word {
             for (place, piece) in pieces(&cell.text, width.saturating_sub(indent).max(1)).iter().enumerate() {
@@ -271,7 +271,7 @@ impl Printer {
     }
 }
 
-/// A word, which may have parts of several styles, and the number of spaces behind it.
+/// A word, which may have parts of several styles, and the number of spaces after it.
 #[derive(Default)]
 struct StyledWord {
     cells: Vec<Cell>,

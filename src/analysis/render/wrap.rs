@@ -14,7 +14,7 @@ pub fn wrap(text: &str, width: usize) -> Vec<String> {
     lines.finish()
 }
 
-/// The pieces of a word that is longer than `width`: cut behind separators, or else anywhere.
+/// The pieces of a word that is longer than `width`: cut after separators, or else anywhere.
 pub(super) fn pieces(word: &str, width: usize) -> Vec<String> {
     let mut pieces: Vec<String> = Vec::new();
     let mut rest: Vec<char> = word.chars().collect();

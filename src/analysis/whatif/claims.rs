@@ -1,9 +1,9 @@
 //! The outermost op of each of a sequence of rows.
 //!
-//! The row of an op comes at its end, behind those of the ops in it, so it takes its rows from them. Each row is looked at once
+//! The row of an op comes at its end, after those of the ops in it, so it takes its rows from them. Each row is looked at once
 //! and each claim removed once, however the ops overlap.
 
-/// The rows that belong to one op: from the first to the one behind the last.
+/// The rows that belong to one op: from the first to the one after the last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Claim {
     pub(super) from: u32,
@@ -17,7 +17,7 @@ pub(super) struct Claim {
 pub(super) struct Claims {
     /// The number of rows.
     rows: u32,
-    /// The rows that are earlier than all behind them: time and number, in order of both.
+    /// The rows that are earlier than all after them: time and number, in order of both.
     lowest: Vec<(i64, u32)>,
     /// In order; no two share a row.
     claims: Vec<Claim>,
@@ -77,7 +77,7 @@ mod tests {
         claims.push(60);
         assert_eq!(claims.claim(50, 3), 4);
         assert_eq!(claims.all(), [Claim { from: 2, to: 4, call: 2 }, Claim { from: 4, to: 6, call: 3 }]);
-        // A row that is out of order ends the rows of an op that began behind it.
+        // A row that is out of order ends the rows of an op that began after it.
         claims.push(5);
         claims.push(70);
         assert_eq!(claims.claim(10, 4), 7);

@@ -89,7 +89,7 @@ impl<'a> Curve<'a> {
         self.spikes.push(Spike { at, bytes, owner });
     }
 
-    /// By allocation, and behind the last one: what the change adds to the total of the run.
+    /// By allocation, and after the last one: what the change adds to the total of the run.
     pub(super) fn differences(&self) -> Vec<i64> {
         let end = self.step.end();
         let mut changes = vec![0i64; end as usize + 2];

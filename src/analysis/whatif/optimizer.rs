@@ -13,7 +13,7 @@ pub(super) fn states(step: &Step) -> u64 {
     step.lives.iter().filter(|life| life.owner.category == Category::OptimizerState).count() as u64
 }
 
-/// Adds the temporary memory of a step of `optimizer` behind the backward pass; returns the number of blocks of state.
+/// Adds the temporary memory of a step of `optimizer` after the backward pass; returns the number of blocks of state.
 ///
 /// `torch.optim.Adafactor` steps one parameter after the other, and its update has the parameter's size. The update of the
 /// parameter before is still there when the next one is made. SGD and the kernels of 8 bits work in place.

@@ -87,7 +87,7 @@ impl Life {
 /// An allocation, or the opening row of a block that was live when a part of the trace began.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Allocation {
-    /// The total behind it, in bytes.
+    /// The total after it, in bytes.
     pub(super) allocated: i64,
     pub(super) seq: i64,
     pub(super) ts_ns: i64,
@@ -110,7 +110,7 @@ pub(super) struct Call {
     /// The module around it.
     pub(super) module: Symbol,
     pub(super) phase: Symbol,
-    /// Its allocations: from the first to the one behind the last.
+    /// Its allocations: from the first to the one after the last.
     pub(super) from: u32,
     pub(super) to: u32,
 }
@@ -121,7 +121,7 @@ pub(super) struct Step {
     pub(super) lives: Vec<Life>,
     pub(super) allocations: Vec<Allocation>,
     pub(super) ops: Vec<Call>,
-    /// By op: the first and the one behind the last of the allocations that are its own, and those of no op around it.
+    /// By op: the first and the one after the last of the allocations that are its own, and those of no op around it.
     own: Vec<(u32, u32)>,
     pub(super) modules: Vec<Call>,
     /// The blocks that were freed, in order: indices of `lives`.

@@ -218,7 +218,7 @@ fn unique_id_of(key: &[u8]) -> Vec<u8> {
     id
 }
 
-/// Returns true for a key by which `ProcessGroupNCCL` shares the id of a communicator: behind the prefix of a
+/// Returns true for a key by which `ProcessGroupNCCL` shares the id of a communicator: after the prefix of a
 /// group's device a number, or two ranks that exchange messages (`storeKey` and `getKeySendRecv` in PyTorch's
 /// ProcessGroupNCCL.cpp).
 fn is_unique_id(key: &[u8]) -> bool {

@@ -222,7 +222,7 @@ pub(crate) enum Launcher<'a> {
     Known { kind: Kind, arguments: &'a [&'a OsString], python: Option<&'a [&'a OsString]> },
     /// A launcher whose options this command does not know.
     Unknown(String),
-    /// torchrun behind another program, which would start ranks of its own inside a rank.
+    /// torchrun after another program, which would start ranks of its own inside a rank.
     Behind(String),
     /// None: the program takes its rank from the environment.
     None,

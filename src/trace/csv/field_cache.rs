@@ -8,7 +8,7 @@ use crate::{Category, EventName};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Numbers<const N: usize, const TEXT: usize> {
     pub(super) numbers: [i64; N],
-    /// Each number with a comma behind it.
+    /// Each number followed by a comma.
     pub(super) text: [u8; TEXT],
     pub(super) length: usize,
 }
@@ -55,7 +55,7 @@ impl One {
     }
 }
 
-/// A text that is known at compile time and needs no quotes, with a comma behind it.
+/// A text that is known at compile time and needs no quotes, followed by a comma.
 #[derive(Clone, Copy)]
 pub(super) struct CachedWord {
     pub(super) text: [u8; 16],

@@ -1,11 +1,11 @@
-//! One line of the CSV: its fields, written one behind the other.
+//! One line of the CSV: its fields, written in order.
 
 use super::field_cache::{CachedWord, Numbers, One};
 use crate::columns::{MAX_BYTES, MAX_NUMBER};
 use crate::text::NONE;
 
 /// The most bytes of a field beside those of its text: a number has 20 bytes and a comma, and fixed-size copies write
-/// a few more behind it. The texts of events and categories are shorter.
+/// a few more after it. The texts of events and categories are shorter.
 pub(super) const FIELD: usize = 32;
 
 /// 10^8: numbers below it have at most eight digits.
@@ -211,7 +211,7 @@ impl<'a> LineBuffer<'a> {
         self.put(b"\"", 1);
     }
 
-    /// Ends the line: the comma behind its last field becomes the line end. Gives the place behind it.
+    /// Ends the line: the comma after its last field becomes the line end. Gives the place after it.
     pub(super) fn end(self) -> usize {
         if let Some(last) = self.bytes[..self.at].last_mut() {
             *last = b'\n';

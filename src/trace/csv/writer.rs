@@ -53,7 +53,7 @@ impl<W: Write> RowWriter<W> {
         if self.filled >= BUFFER { self.write_buffer() } else { Ok(()) }
     }
 
-    /// Writes the line of `row` once more, with its numbers cut to their bounds. Returns the place behind it.
+    /// Writes the line of `row` once more, with its numbers cut to their bounds. Returns the place after it.
     #[cold]
     #[inline(never)]
     fn rewrite(&mut self, row: &Row<'_>) -> usize {

@@ -1,4 +1,4 @@
-//! Events as bytes: the slots behind a definition hold a text, and recovery reads a journal as bytes.
+//! Events as bytes: the slots after a definition hold a text, and recovery reads a journal as bytes.
 
 use super::{Event, Payload};
 use crate::context::TextId;
@@ -65,7 +65,7 @@ pub fn bytes_of(slot: &Event) -> [u8; 64] {
     bytes
 }
 
-/// The number of slots behind an event that belong to it: those of the text that it defines.
+/// The number of slots after an event that belong to it: those of the text that it defines.
 #[must_use]
 pub fn text_slots(event: &Event) -> usize {
     match event.unpack() {

@@ -178,7 +178,7 @@ pub enum Payload {
         /// The number of dropped events.
         events: u64,
     },
-    /// The definition of a text, the bytes of which fill the slots behind the event.
+    /// The definition of a text, the bytes of which fill the slots after the event.
     DefineText {
         /// The number of the text.
         id: TextId,

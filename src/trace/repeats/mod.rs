@@ -2,7 +2,7 @@
 //!
 //! Outside the detailed steps of `MEMTRACE_DETAIL` the steps of a training loop mostly have the same rows: the same
 //! blocks at the same addresses. A row `repeat` stands for such rows. [`RepeatFinder`] makes these rows where a trace is
-//! written, and [`Window`] turns them back into the rows wherever one is read, so that nothing behind a reader knows
+//! written, and [`Window`] turns them back into the rows wherever one is read, so that nothing after a reader knows
 //! of them. Both apply the rule of [`Born`] and [`Shift`], so what the reader makes is what the writer compared.
 //!
 //! A repeated row has every column of the row that it repeats, but for these:
@@ -96,7 +96,7 @@ pub struct Repeat {
     pub rows: i64,
     /// The device whose totals it has.
     pub device: i32,
-    /// The totals of that device behind the last row.
+    /// The totals of that device after the last row.
     pub totals: [i64; 3],
     /// The step of the rows.
     pub step: i64,

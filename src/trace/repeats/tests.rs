@@ -118,7 +118,7 @@ fn written(rows: &[StoredRow], flush_each: usize) -> String {
     String::from_utf8(writer.into_inner().unwrap()).unwrap()
 }
 
-/// The rows behind the meta row, or the first error.
+/// The rows after the meta row, or the first error.
 fn read(text: &str) -> Result<Vec<StoredRow>, String> {
     let mut reader =
         RowReader::new(Path::new("t.csv"), text.as_bytes()).map_err(|error| error.to_string())?;
@@ -164,7 +164,7 @@ fn repeats_go_on_where_blocks_stay_for_good_and_rows_come_in_between() {
     let mut program = Program::default();
     for step in 0..300_i64 {
         if step % 7 == 3 {
-            // A leak: everything behind it has other totals.
+            // A leak: everything after it has other totals.
             program.alloc(1 << 40 | step << 12, 4096);
         }
         if step % 11 == 5 {
@@ -231,7 +231,7 @@ fn repeats_change_no_row_of_any_program() {
     }
 }
 
-/// A program whose rows never repeat costs little more than one without repeats, and a loop behind it repeats again.
+/// A program whose rows never repeat costs little more than one without repeats, and a loop after it repeats again.
 #[test]
 fn repeats_are_not_looked_for_while_there_are_few() {
     let mut program = Program::default();

@@ -90,7 +90,7 @@ impl<T: Repeatable> Window<T> {
         Ok(Expansion { repeat, shift, at, done: 0, from_ns: first.ts_ns, to_ns: last.ts_ns })
     }
 
-    /// The next row of a `repeat` row; `None` behind the last one.
+    /// The next row of a `repeat` row; `None` after the last one.
     pub fn next_row(&mut self, expansion: &mut Expansion) -> Option<&T> {
         let seq = expansion.repeat.seq;
         if expansion.is_done() {

@@ -172,7 +172,7 @@ impl Tables {
         self.text_list.iter().enumerate().map(|(index, text)| (index as TextId + 1, &**text))
     }
 
-    /// Every stack with its number; a stack stands behind the one around it.
+    /// Every stack with its number; a stack follows the stack around it.
     pub fn stacks(&self) -> impl Iterator<Item = (StackId, Frame)> {
         self.stack_list.iter().enumerate().map(|(index, frame)| (index as StackId + 1, *frame))
     }

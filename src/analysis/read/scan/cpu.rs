@@ -18,7 +18,7 @@ pub(super) trait Cpu: Copy {
     /// The masks of sixty-four bytes.
     fn masks(self, bytes: &[u8; 64]) -> Masks;
 
-    /// Writes the positions of the bits of a mask, counted from `base`. Elements behind them are unspecified.
+    /// Writes the positions of the bits of a mask, counted from `base`. Elements after them are unspecified.
     fn places(self, mask: u64, base: u32, places: &mut [u32; 64]);
 
     /// The decimal number in the last `count` (1 to 16) of sixteen bytes; `None` when one of them is no

@@ -45,7 +45,7 @@ impl Delimiters {
     /// Adds the delimiters in `block[from..to]`, the next strip.
     #[inline(always)]
     pub(super) fn next(&mut self, cpu: impl Cpu, block: &[u8], from: usize, to: usize) {
-        // Every byte may be a delimiter, and the stores of 64 elements reach behind the last one.
+        // Every byte may be a delimiter, and the stores of 64 elements reach after the last one.
         let most = self.count + (to - from) + 2 * 64;
         if self.places.len() < most {
             self.places.resize(most, 0);

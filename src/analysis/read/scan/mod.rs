@@ -75,7 +75,7 @@ pub(crate) struct Scanner {
 }
 
 impl Scanner {
-    /// A scanner for rows of `width` fields that parses the `wanted` ones. Columns behind the last of a file are newer
+    /// A scanner for rows of `width` fields that parses the `wanted` ones. Columns after the last of a file are newer
     /// than the file: they keep their defaults.
     pub(crate) fn new(wanted: Wanted, width: usize, lenient: bool, symbols: SymbolTable) -> Self {
         Scanner {

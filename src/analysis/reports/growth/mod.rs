@@ -168,7 +168,7 @@ impl Growth {
         let mut levels = if by_time { device.slices().to_vec() } else { device.steps.clone() };
         let last = levels.last()?;
         // A step that had more in use than the last finished one counts, up to that moment: it ran out of memory, or is a
-        // validation or a save behind the last step. What it has live is its own need.
+        // validation or a save after the last step. What it has live is its own need.
         let is_cut = !by_time && device.unfinished.used() > last.used();
         if is_cut {
             let allocated = last.allocated.min(device.unfinished.allocated);

@@ -116,7 +116,7 @@ impl Search {
     }
 }
 
-/// Candidates around a guess: one that should fit and one `gap` behind it that should not, then further ones.
+/// Candidates around a guess: one that should fit and one `gap` after it that should not, then further ones.
 fn around(guess: Guess, gap: i64, room: usize) -> Vec<i64> {
     let middle = guess.index as i64;
     if room == 1 {

@@ -1,6 +1,6 @@
 //! One stream: the work queued on it, the work that is done, and its capture.
 //!
-//! The device runs behind the program, as a busy card does: queued work is done when the program waits for
+//! The device lags behind the program, as a busy card does: queued work is done when the program waits for
 //! it, or when the device has worked [`LAG_NS`] longer. Time is device time ([`DeviceClock`]), so it is the
 //! same in every run.
 //!
@@ -17,7 +17,7 @@ use crate::core::capture::{self, CaptureStatus, CapturedStream};
 use crate::core::clock::DeviceClock;
 use crate::core::lock::lock;
 
-/// The delay of the device behind the program: the time of a few hundred kernels.
+/// The lag of the device behind the program: the time of a few hundred kernels.
 pub(crate) const LAG_NS: u64 = 500_000;
 
 /// The number of polls without other work after which everything queued is done: a loop that polls must end.

@@ -29,7 +29,7 @@ pub(crate) const RESERVED: std::ops::Range<usize> = 0x3000_0000_0000..0x4800_000
 /// After those: pinned host memory.
 pub(crate) const PINNED: std::ops::Range<usize> = 0x4800_0000_0000..0x5000_0000_0000;
 
-/// The addresses of devices, and behind them those of pinned memory.
+/// The addresses of devices, and after them those of pinned memory.
 pub(crate) const FIRST_TO_PINNED: std::ops::Range<usize> = FIRST..PINNED.end;
 const _: () = assert!(RESERVED.end == PINNED.start);
 

@@ -17,7 +17,7 @@ const NAME: &CStr = c"_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE";
 
 static REAL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Looks the real function up, behind this one or in PyTorch's library.
+/// Looks the real function up, after this one or in PyTorch's library.
 pub(crate) fn find_report() -> *mut c_void {
     let known = REAL.load(Ordering::Relaxed);
     if !known.is_null() {

@@ -14,7 +14,7 @@ use crate::kernels::kernel_effects::{after, contains};
 const MOST_DIMENSIONS: usize = 25;
 /// The operands: output, input, indices.
 const OPERANDS: usize = 3;
-/// The place of the strides in an offset calculator, behind the number of dimensions and a divisor of 12
+/// The place of the strides in an offset calculator, after the number of dimensions and a divisor of 12
 /// bytes for each.
 const STRIDES: usize = 4 + 12 * MOST_DIMENSIONS;
 /// The size of the offset calculator, up to the next address.
@@ -29,7 +29,7 @@ pub(crate) struct IndexKernel {
     index_width: usize,
 }
 
-/// The struct of the kernel: an offset calculator, and behind it these members.
+/// The struct of the kernel: an offset calculator, and after it these members.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum IndexLayout {
     /// ATen's `gpu_index_kernel` (`IndexKernel.cu`): the addresses of the output and of the input, the number

@@ -169,7 +169,7 @@ impl KernelEffect {
     fn of(name: &[u8]) -> Option<Self> {
         // The unrolled form may convert types and use strides; the vectorized form never does.
         if contains(name, b"for_multi_outputs") || contains(name, b"amp_non_finite") {
-            // Several outputs, or one behind an address that the functor captured.
+            // Several outputs, or one after an address that the functor captured.
             return None;
         }
         let vectorized = contains(name, b"vectorized_elementwise_kernel");

@@ -41,7 +41,7 @@ fn load_file(out: Out<Handle<Module>>, path: &Text) -> Status {
     let mut image = std::fs::read(path.str()).unwrap_or_default();
     // A text ends with a zero.
     image.extend_from_slice(&[0; 64]);
-    // SAFETY: the bytes of a file that a program loads as code, with zeros behind them.
+    // SAFETY: the bytes of a file that a program loads as code, with zeros after them.
     unsafe { load(out, image.as_ptr() as usize) }
 }
 

@@ -1,7 +1,7 @@
 //! The facts that the types of a kernel's parameters tell: which of them only lead to constants, and where their
 //! addresses are.
 //!
-//! Structs with room for more than a launch needs hold leftovers behind it: what was on the stack before, or the
+//! Structs with room for more than a launch needs hold leftovers after it: what was on the stack before, or the
 //! addresses of an earlier launch. These are no addresses of the launch.
 
 use crate::kernels::cubin::Parameter;

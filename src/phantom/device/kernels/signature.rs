@@ -34,13 +34,13 @@ enum Outputs {
     FirstParameter,
     /// All but those of this many first parameters.
     AllButParameters(usize),
-    /// In the last parameter, behind offset calculators of this size: the first of this many operands, and
+    /// In the last parameter, after offset calculators of this size: the first of this many operands, and
     /// those that follow the operands.
     FirstOperand { offset: usize, operands: usize },
-    /// In the last parameter, behind offset calculators of this size: all but the first one, and but the
+    /// In the last parameter, after offset calculators of this size: all but the first one, and but the
     /// second output of an operation that has one.
     AllButFirst { offset: usize, has_one_output: bool },
-    /// In the last parameter, behind offset calculators of this size: all but that of the indices, which is
+    /// In the last parameter, after offset calculators of this size: all but that of the indices, which is
     /// first, and that of the source.
     AllButSource { offset: usize },
 }
@@ -72,7 +72,7 @@ const ONE_OUTPUT: [&[u8]; 10] = [
 /// (ATen's `Reduce.cuh`). The address of the input follows.
 const REDUCE_OP: usize = 972;
 
-/// The place of the source's address behind the calculator of scatter and gather: behind the indices, the
+/// The place of the source's address after the calculator of scatter and gather: after the indices, the
 /// size of the dimension, the functor, the output, a stride and the number of elements (ATen's
 /// `ScatterGatherKernel.cu`).
 const SCATTER_SOURCE: usize = 48;

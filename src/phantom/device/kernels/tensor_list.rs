@@ -1,6 +1,6 @@
 //! PyTorch's lists of tensors as parameters of kernels: those of its `_foreach` functions and fused optimizers.
 //!
-//! A list has room for more tensors than a launch has. What stands behind the last one is left from the launch
+//! A list has room for more tensors than a launch has. What stands after the last one is left from the launch
 //! before, or from the stack: addresses of blocks that have other owners by now. Each block of threads works on
 //! one tensor, whose number stands in the list; so the tensors of a launch are those of its blocks (ATen's
 //! `MultiTensorApply.cuh`, PyTorch 1.12 to 2.12; NVIDIA's apex has the same lists).

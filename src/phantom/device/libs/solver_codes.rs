@@ -16,7 +16,7 @@ pub(crate) struct SolverCodes {
     count: Option<usize>,
 }
 
-/// By a part of the name behind the type of the elements; the first part that occurs counts.
+/// By a part of the name after the type of the elements; the first part that occurs counts.
 const CUSOLVER: [(&str, SolverCodes); 28] = [
     ("XsyevBatched", many(15, 16)),
     ("Xsyevd", one(15)),

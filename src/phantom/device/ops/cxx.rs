@@ -125,7 +125,7 @@ pub(super) fn catching<R>(work: impl FnOnce() -> R) -> Option<R> {
 
 /// A `std::string` for a call that only reads it.
 pub(super) struct CxxString {
-    /// The old one is an address of characters, behind their number, the room and a count of references. The
+    /// The old one is an address of characters, after their number, the room and a count of references. The
     /// new one is an address, the number and the room.
     words: [usize; 4],
     _characters: Box<[u64]>,

@@ -45,7 +45,7 @@ macro_rules! work {
             #[unsafe(no_mangle)]
             #[unsafe(naked)]
             unsafe extern "C" fn $name() -> $crate::core::ffi::Status {
-                // The six registers go below the return address, behind which are the other arguments.
+                // The six registers go below the return address, after which are the other arguments.
                 core::arch::naked_asm!(
                     "push r9",
                     "push r8",

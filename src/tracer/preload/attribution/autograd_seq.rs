@@ -4,7 +4,7 @@
 //! that node has the same: (forward thread, number) identifies both. The number is a field of torch's
 //! `RecordFunction` without a symbol. While an op starts it equals the result of the exported
 //! `at::sequence_number::peek`, so its place is found by watching ops. The id of the forward thread is at one
-//! of two distances behind it (`RecordFunction` in ATen/record_function.h, 2.1 to 2.15).
+//! of two distances after it (`RecordFunction` in ATen/record_function.h, 2.1 to 2.15).
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -38,7 +38,7 @@ const NOT_FOUND: usize = usize::MAX;
 /// The words of a `RecordFunction` that are searched; it is longer in every version.
 const WORDS: usize = 32;
 /// The distance from the number to the forward thread's id, in words. The inputs and the outputs are between
-/// them, and in later versions the inputs by name, a `std::unordered_map` behind the inputs.
+/// them, and in later versions the inputs by name, a `std::unordered_map` after the inputs.
 const TO_THREAD: usize = 6;
 const TO_THREAD_WITH_NAMES: usize = 13;
 const TO_NAMES: usize = 3;
@@ -167,7 +167,7 @@ unsafe fn forward_thread(record: *const c_void, place: usize) -> u64 {
     if distance == 0 {
         // A backward function has no inputs by name: the map is empty, and points into itself.
         let names = place + TO_NAMES;
-        // SAFETY: by the contract, close behind the number.
+        // SAFETY: by the contract, close after the number.
         let points_to = unsafe { word(record, names) };
         let is_empty_map = points_to == record as u64 + 8 * (names + TO_BUCKET) as u64;
         distance = if is_empty_map { TO_THREAD_WITH_NAMES } else { TO_THREAD };

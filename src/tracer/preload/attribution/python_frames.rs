@@ -45,7 +45,7 @@ struct FrameLayout {
 /// The encoding of a frame's position in the code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Instruction {
-    /// The address of an instruction, in this word. The first instruction lies `first` bytes behind the start
+    /// The address of an instruction, in this word. The first instruction lies `first` bytes after the start
     /// of the code object (3.11 on).
     Address { word: usize, first: usize },
     /// A 32-bit instruction number at this byte offset, in units of `step` bytes (3.9, 3.10).
@@ -170,7 +170,7 @@ unsafe fn first_frame(layout: &FrameLayout, functions: &Functions) -> *const usi
     if let Some(word) = layout.through
         && !place.is_null()
     {
-        // SAFETY: the struct behind the word, by the contract.
+        // SAFETY: the struct after the word, by the contract.
         place = unsafe { *place.add(word) } as *const usize;
     }
     place

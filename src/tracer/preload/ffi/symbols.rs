@@ -2,7 +2,7 @@
 //!
 //! Two kinds of look-up, and one rule for each:
 //!
-//! - [`RealFn`], the function behind a hook of ours. `RTLD_NEXT` finds the definition behind ours in the
+//! - [`RealFn`], the function behind a hook of ours. `RTLD_NEXT` finds the definition after ours in the
 //!   global scope. It misses libraries that were loaded with `RTLD_LOCAL` (torch's, through Python): those
 //!   are then searched by file name. Then comes the address that the program itself found with `dlsym`, and
 //!   last any loaded library: one may contain another, as some libraries contain the CUDA runtime. A library
@@ -69,9 +69,9 @@ pub(crate) fn find_global(name: &CStr) -> *mut c_void {
     unsafe { find_in(libc::RTLD_DEFAULT, name) }
 }
 
-/// Looks `name` up behind this library in the global scope.
+/// Looks `name` up after this library in the global scope.
 pub(crate) fn find_behind(name: &CStr) -> *mut c_void {
-    // SAFETY: RTLD_NEXT is a special handle. The call comes from this library, so "next" means behind it.
+    // SAFETY: RTLD_NEXT is a special handle. The call comes from this library, so "next" means after it.
     unsafe { find_in(libc::RTLD_NEXT, name) }
 }
 

@@ -15,7 +15,7 @@ static THROUGH: AtomicUsize = AtomicUsize::new(0);
 /// The word at which the values begin; 0 while it is unknown.
 static VALUES: AtomicUsize = AtomicUsize::new(0);
 
-/// `_frame.f_frame`, behind the object's head and `f_back`.
+/// `_frame.f_frame`, after the object's head and `f_back`.
 const FRAME_WORD: usize = 3;
 /// Words of a frame that are searched.
 const WORDS: usize = 48;

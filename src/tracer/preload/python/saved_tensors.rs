@@ -1,7 +1,7 @@
 //! The storages of tensors that autograd's nodes have saved.
 //!
 //! A node's attribute `_saved_self` would not do: it runs the unpack hooks of the program, computes checkpointed
-//! forwards again, and raises where a tensor was changed. The object behind `_raw_saved_self` (`SavedTensor`) does
+//! forwards again, and raises where a tensor was changed. The object after `_raw_saved_self` (`SavedTensor`) does
 //! none of it, and its fields are read in place. They are learned from a node whose tensor is known. A tensor that a
 //! hook of the program has packed has no storage here.
 
@@ -21,7 +21,7 @@ struct VariableLayout {
 
 static LAYOUT: OnceLock<VariableLayout> = OnceLock::new();
 
-/// The word of an object of pybind11 that points to its C++ value, behind the object's head.
+/// The word of an object of pybind11 that points to its C++ value, after the object's head.
 const VALUE_WORD: usize = 2;
 /// The words of each object that are searched.
 const WORDS: usize = 24;

@@ -205,7 +205,7 @@ impl ChunkPool {
 
     pub(super) fn chunk(&self, chunk: u32) -> &Chunk {
         assert!((chunk as usize) < self.chunks, "no such chunk");
-        // SAFETY: the mapping holds `chunks` chunks behind the header of the journal and lives as long as
+        // SAFETY: the mapping holds `chunks` chunks after the header of the journal and lives as long as
         // `self`. A chunk's header consists of atomics and a slot is in a cell, so sharing them is sound.
         unsafe { &*self.memory.as_ptr().add(HEADER_BYTES + chunk as usize * CHUNK_BYTES).cast::<Chunk>() }
     }

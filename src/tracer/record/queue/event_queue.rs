@@ -39,7 +39,7 @@ pub(crate) struct EventQueue {
     /// Lanes that the writer thread has not seen yet.
     new_lanes: Mutex<Vec<Arc<LaneShared>>>,
     next_lane: AtomicU32,
-    /// Definitions that found no chunk, each with the slots behind it.
+    /// Definitions that found no chunk, each with the slots after it.
     definitions: Mutex<Vec<Vec<Event>>>,
     pub(crate) overflow: Overflow,
     pub(crate) control: &'static Control,
@@ -79,7 +79,7 @@ impl EventQueue {
         self.closed.store(true, Ordering::Release);
     }
 
-    /// Keeps a definition that found no chunk, with the slots behind it, in memory; a kill loses it.
+    /// Keeps a definition that found no chunk, with the slots after it, in memory; a kill loses it.
     pub(crate) fn keep_definition(&self, events: &[Event]) {
         lock(&self.definitions).push(events.to_vec());
     }

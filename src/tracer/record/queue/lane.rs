@@ -96,7 +96,7 @@ impl EventQueue {
         with_lane(self, Lane::drop_op);
     }
 
-    /// Adds a definition and the slots behind it.
+    /// Adds a definition and the slots that follow it.
     pub(crate) fn define(&'static self, events: &[Event]) {
         // A closed queue has no reader, so a full chunk would never be recycled.
         if !self.is_closed() {
@@ -227,7 +227,7 @@ impl Lane {
         self.pool().losses(self.shared.id).dropped.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Adds a definition and the slots behind it; they are not counted.
+    /// Adds a definition and the slots that follow it; they are not counted.
     fn define(&mut self, events: &[Event]) {
         if self.chunk.as_ref().is_none_or(|chunk| chunk.room() < events.len()) && !self.next_chunk() {
             // Without it, the number would have no text to the end of the trace.

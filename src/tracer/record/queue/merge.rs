@@ -39,7 +39,7 @@ struct Source {
     shared: Arc<LaneShared>,
     tid: u32,
     chunks: VecDeque<QueuedChunk>,
-    /// The index of the chunk behind the full ones.
+    /// The index of the chunk after the full ones.
     next_index: u32,
     /// The next slot of the first chunk.
     slot: usize,
@@ -62,7 +62,7 @@ pub(crate) struct Merge {
 }
 
 impl Merge {
-    /// Reads the lanes, passes definitions with the slots behind them to `define`, and returns the watermark.
+    /// Reads the lanes, passes definitions with the slots after them to `define`, and returns the watermark.
     pub(crate) fn collect(
         &mut self,
         queue: &'static EventQueue,

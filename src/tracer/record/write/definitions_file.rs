@@ -27,7 +27,7 @@ impl DefinitionsFile {
         DefinitionsFile { file, buffer: Vec::new(), length: 0 }
     }
 
-    /// Adds a definition and the bytes of the slots behind it.
+    /// Adds a definition and the bytes of the slots after it.
     pub(crate) fn add(&mut self, definition: &Event, slots: &[u8]) {
         if self.file.is_some() {
             self.buffer.extend(bytes_of(definition));

@@ -32,7 +32,7 @@ use tracing::Tracing;
 pub(crate) type RawObject = *mut c_void;
 /// The argument of `Py_AddPendingCall`: returns 0, or -1 with an exception set.
 pub(crate) type PendingCall = unsafe extern "C" fn(*mut c_void) -> c_int;
-/// Declares the functions of the API: a field, the symbol behind it, and its type in Python's headers.
+/// Declares the functions of the API: a field, its symbol, and its type in Python's headers.
 macro_rules! functions {
     (
         required { $($field:ident: $symbol:literal as $kind:ty,)* }
@@ -235,7 +235,7 @@ impl Gil {
         }
     }
 
-    /// The functions behind it.
+    /// The functions after it.
     pub(crate) fn functions(self) -> &'static Functions {
         self.functions
     }

@@ -50,14 +50,14 @@ impl<'a> Arguments<'a> {
         self.objects.len()
     }
 
-    /// An argument; `None` behind the last one.
+    /// An argument; `None` after the last one.
     #[inline]
     pub(crate) fn get(self, index: usize) -> Option<Object<'a>> {
         // SAFETY: the caller of the function keeps its arguments alive during the call.
         self.objects.get(index).and_then(|raw| unsafe { self.gil.borrowed(*raw) })
     }
 
-    /// The `id` of an argument; 0 behind the last one.
+    /// The `id` of an argument; 0 after the last one.
     #[inline]
     pub(crate) fn id(self, index: usize) -> usize {
         self.get(index).map_or(0, Object::id)

@@ -1,4 +1,4 @@
-//! The functions that we put into NVTX's tables, and the call of the earlier tool's function behind each.
+//! The functions that we put into NVTX's tables, and the call of the earlier tool's function after each.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;

@@ -1,6 +1,6 @@
 //! The symbols of the legacy `libnvToolsExt.so.1`, which torch 2.1 and old C programs link.
 //!
-//! The real function runs first: a tool behind it gets its call, and the program gets its result. The library
+//! The real function runs first: a tool after it gets its call, and the program gets its result. The library
 //! of CUDA 12 loads the injection itself, at its first call. Then the injection records the call, and the
 //! hook only passes it on.
 

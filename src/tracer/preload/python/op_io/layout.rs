@@ -12,15 +12,15 @@ use memtrace_trace::Api;
 
 /// The size of an `IValue`: its payload, then its tag.
 const IVALUE: usize = 16;
-/// The vector of `IValue`s in a `ListImpl`, behind the counts of an `intrusive_ptr_target`.
+/// The vector of `IValue`s in a `ListImpl`, after the counts of an `intrusive_ptr_target`.
 pub(super) const LIST: usize = 16;
-/// The alias of an `Argument`, behind its name: after two types, `N` and a default.
+/// The alias of an `Argument`, after its name: after two types, `N` and a default.
 pub(super) const ALIAS: usize = 64;
-/// `Argument::is_out_`, behind the alias.
+/// `Argument::is_out_`, after the alias.
 pub(super) const IS_OUT: usize = 73;
 /// The size of an `Argument` without its name.
 pub(super) const ARGUMENT: usize = 80;
-/// `AliasInfo::isWrite_`, behind two sets and a vector.
+/// `AliasInfo::isWrite_`, after two sets and a vector.
 pub(super) const IS_WRITE: usize = 136;
 /// The device of a `DataPtr`, behind a pointer, its context and its deleter.
 pub(super) const DEVICE: usize = 24;
@@ -140,7 +140,7 @@ impl Layout {
     /// # Safety
     /// `record` is a live `RecordFunction` whose start callbacks run.
     pub(super) unsafe fn tensors(&self, record: *const c_void, mut visit: impl FnMut(usize, usize)) {
-        // SAFETY: the inputs are an `ArrayRef` behind the number.
+        // SAFETY: the inputs are an `ArrayRef` after the number.
         let (inputs, count): (usize, usize) = unsafe {
             let number = record as usize + self.number * 8;
             (at(number, 8), at(number, 16))
