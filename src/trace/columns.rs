@@ -46,11 +46,11 @@ pub const FIRST_COLUMNS: usize = 29;
 ///   `repeats(COLUMN)`, mostly the last number of that column or of others that repeat it, the sign apart;
 ///   `same_as(COLUMN)`, often the number of that column in this row; `mostly_none`.
 ///
-/// Columns stand in blocks. `NAME` is that of the block's cache.
+/// Columns are grouped in blocks. `NAME` names the block's cache.
 ///
 /// - `each()` writes each column by itself.
-/// - `group(NAME)` holds `plain` numbers that mostly are all those of the row before; then it writes one copy.
-/// - `varying(NAME)` writes one copy when all numbers are those of the row before, else each column by itself.
+/// - `group(NAME)` holds `plain` numbers that usually all equal the row before; then it writes one copy.
+/// - `varying(NAME)` writes one copy if all numbers equal the row before, else each column by itself.
 /// - `owner(NAME)` holds texts. It writes one copy when [`columns::Row::owner`] is a known number.
 ///
 /// `any, rare, plain` in a block `each()` is right for a new column. The other words change speed and never a byte.

@@ -567,13 +567,13 @@ pub fn options() -> impl Iterator<Item = &'static Variable> {
 /// Checks the value of a variable.
 ///
 /// # Errors
-/// The values that it can have, when this is none of them.
+/// The accepted values, shown if the given one is invalid.
 pub fn check(variable: &Variable, value: &OsStr) -> Result<(), String> {
     let entry = TABLE.iter().find(|entry| entry.variable.name == variable.name);
     entry.map_or(Ok(()), |entry| entry.set.call(&mut Settings::default(), value))
 }
 
-/// A line for each of these variables of an environment whose name begins like one of memtrace's and is none.
+/// One line for each environment variable that starts with `MEMTRACE_` but is not a known setting.
 pub fn unknown(names: impl IntoIterator<Item = OsString>) -> Vec<String> {
     let known = || variables().map(|variable| variable.name);
     let line = |name: OsString| {
@@ -641,7 +641,7 @@ impl Settings {
         (settings, warnings)
     }
 
-    /// Returns true if rows `repeat` may stand for others: some steps are without detail.
+    /// Returns true if the trace may have `repeat` rows: some steps are without detail.
     #[must_use]
     pub fn has_repeats(&self) -> bool {
         self.repeats && self.detail != Detail::Full

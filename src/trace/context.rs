@@ -1,4 +1,4 @@
-//! Numbers that stand for texts, contexts and stacks.
+//! Ids of texts, contexts and stacks.
 //!
 //! The traced process interns each text, context and stack once and defines its number in the event queue.
 //! Events then carry four bytes for each.

@@ -53,7 +53,7 @@ impl Detail {
     /// Parses the value of the variable.
     ///
     /// # Errors
-    /// The possible values, when it is none of them.
+    /// The accepted values, shown if the given one is invalid.
     pub fn parse(value: &str) -> Result<Detail, String> {
         match value.to_ascii_lowercase().as_str() {
             "full" | "on" | "1" => Ok(Detail::Full),

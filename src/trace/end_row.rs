@@ -1,6 +1,6 @@
 //! The text of the `end` row, the last row of a complete trace.
 //!
-//! The first word is the [`Ending`] of the trace. `key=value` words follow: those of the phantom device, then
+//! The first word is the [`Ending`] of the trace. `key=value` words follow: first the phantom device's, then
 //! the counts of this module.
 
 use std::fmt;

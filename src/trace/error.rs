@@ -17,7 +17,7 @@ pub enum Error {
         /// The system's reason.
         source: io::Error,
     },
-    /// The header is not that of this schema.
+    /// The header does not match this schema.
     Header {
         /// The file.
         path: PathBuf,

@@ -219,7 +219,7 @@ pub mod layout {
 /// A request for the detail of the next steps, as it stands in a journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DetailRequest {
-    /// The number of the request: one more than that of the request before. Two of the same steps differ by it.
+    /// The number of the request, counted from the first one. It distinguishes two requests for the same steps.
     pub number: u32,
     /// The number of steps.
     pub steps: u32,
@@ -229,7 +229,7 @@ impl DetailRequest {
     /// The number of steps that asks for a search for what holds memory instead (`memtrace leaks --holders --pid`).
     pub const SEARCH: u32 = u32::MAX;
 
-    /// The request in one word; 0 stands for none.
+    /// The request in one word; 0 if there is no request.
     #[must_use]
     pub fn pack(self) -> u64 {
         u64::from(self.number) << 32 | u64::from(self.steps)

@@ -176,7 +176,7 @@ impl Totals {
         self.active = self.active.wrapping_sub(bytes);
     }
 
-    /// Takes the totals of a row, which are those of the allocator itself. Rows have no total of the memory outside
+    /// Takes the totals of a row, which come from the allocator itself. Rows have no total of the memory outside
     /// it: that is the sum of their deltas, and samples tell the rest.
     #[inline]
     pub const fn adopt(&mut self, allocated: i64, active: i64, reserved: i64) {
@@ -287,7 +287,7 @@ impl<L: LiveMemory, D: DeviceTotals> MemoryState<L, D> {
         self.devices.totals_mut(device).complete(bytes);
     }
 
-    /// Counts memory that has no key: that of a row which names no allocation, or whose owner changes.
+    /// Counts memory without a key: a row that names no allocation, or a block whose owner changes.
     #[inline]
     pub fn count(&mut self, extent: &Extent) {
         self.devices.totals_mut(extent.device).add(extent);

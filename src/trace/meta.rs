@@ -32,7 +32,7 @@ pub struct Meta {
     pub allocator: Allocator,
     /// The versions that were found: `cuda_runtime`, `cuda_driver`, `torch`.
     pub versions: std::collections::BTreeMap<String, String>,
-    /// The path of this trace's journal; empty when there is none.
+    /// The path of this trace's journal; empty without a journal.
     pub journal: String,
     /// The number of this file among the parts of a rotated trace: 1, 2, 3, ...; 0 in older traces.
     pub part: u32,
@@ -48,7 +48,7 @@ pub struct Meta {
     pub modules: bool,
     /// The value of `MEMTRACE_DETAIL`; empty in older traces, which have every step in detail.
     pub detail: String,
-    /// True if rows `repeat` stand for rows of this file; see [`crate::repeats`].
+    /// True if this file may have `repeat` rows; see [`crate::repeats`].
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub repeats: bool,
     /// The id of the machine's boot; empty when unknown.

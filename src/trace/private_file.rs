@@ -45,7 +45,7 @@ pub fn append(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// As [`append`]; creates the file when there is none.
+/// Like [`append`], but creates a missing file.
 ///
 /// # Errors
 /// As of [`append`].

@@ -23,7 +23,7 @@ pub enum Meaning<'a> {
 /// NVTX domains in which libraries mark their own kernels: CUB and Thrust, which torch uses.
 pub const LIBRARY_DOMAINS: &[&str] = &["CCCL", "CUB", "Thrust"];
 
-/// The category that stands for a range of [`LIBRARY_DOMAINS`].
+/// The category that marks a range of [`LIBRARY_DOMAINS`].
 pub const LIBRARY: &str = "library";
 
 /// Bare names that are phases. `MEMTRACE_PHASES` adds more.

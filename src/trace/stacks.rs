@@ -1,7 +1,7 @@
 //! The `.stacks` file beside a trace, in CSV form: the stacks that `stack_id` refers to.
 //!
 //! Each row is one frame and the id of the stack around it, so a stack is a chain of rows. A stack's id is larger
-//! than that of the stack around it, and ids are 1, 2, 3, ... in the order of the rows.
+//! than the id of the stack around it, and ids are 1, 2, 3, ... in the order of the rows.
 
 use std::io::{self, Read, Write};
 

@@ -4,7 +4,7 @@ use super::field_cache::{CachedWord, Numbers, One};
 use crate::columns::{MAX_BYTES, MAX_NUMBER};
 use crate::text::NONE;
 
-/// The most bytes of a field beside those of its text: a number has 20 bytes and a comma, and fixed-size copies write
+/// The most bytes of a field besides its text: a number has 20 bytes and a comma, and fixed-size copies write
 /// a few more after it. The texts of events and categories are shorter.
 pub(super) const FIELD: usize = 32;
 
@@ -211,7 +211,7 @@ impl<'a> LineBuffer<'a> {
         self.put(b"\"", 1);
     }
 
-    /// Ends the line: the comma after its last field becomes the line end. Gives the place after it.
+    /// Ends the line: replaces the comma after its last field by a newline. Returns the offset after it.
     pub(super) fn end(self) -> usize {
         if let Some(last) = self.bytes[..self.at].last_mut() {
             *last = b'\n';

@@ -20,7 +20,7 @@ pub struct RowReader<R> {
     missing: Vec<String>,
     meta: Meta,
     first: bool,
-    /// The rows so far, if rows `repeat` stand for some of them.
+    /// The rows so far, if `repeat` rows may refer to them.
     window: Window<StoredRow>,
     /// The row `repeat` whose rows come next.
     expansion: Option<Expansion>,
@@ -68,7 +68,7 @@ impl<R: Read> RowReader<R> {
         &self.meta
     }
 
-    /// The next row, the meta row first; `None` at the end. A row `repeat` comes as the rows that it stands for.
+    /// The next row, the meta row first; `None` at the end. A `repeat` row is expanded into the rows that it replaces.
     ///
     /// # Errors
     /// When a row is malformed; with file, line and the expected value.

@@ -335,7 +335,7 @@ mod tests {
         let (mut ours, mut theirs) = (RowWriter::new(Vec::new()), csv::Writer::from_writer(Vec::new()));
         for column in 0..12 {
             for index in 0..4 * numbers.len() {
-                // First those of one sign.
+                // First the numbers of one sign.
                 let index = if index < numbers.len() { index * 2 } else { index };
                 let number = numbers[index % numbers.len()];
                 let in_column = |this: usize| if this == column { number } else { 0 };

@@ -65,7 +65,7 @@ pub fn bytes_of(slot: &Event) -> [u8; 64] {
     bytes
 }
 
-/// The number of slots after an event that belong to it: those of the text that it defines.
+/// The number of slots after an event that belong to it: they hold the text that it defines.
 #[must_use]
 pub fn text_slots(event: &Event) -> usize {
     match event.unpack() {

@@ -178,7 +178,7 @@ pub enum Payload {
         /// The number of dropped events.
         events: u64,
     },
-    /// The definition of a text, the bytes of which fill the slots after the event.
+    /// The definition of a text. Its bytes fill the slots after the event.
     DefineText {
         /// The number of the text.
         id: TextId,
@@ -605,7 +605,7 @@ impl Event {
 mod tests {
     use super::*;
 
-    /// An event of every kind; none of its values is that of an empty field.
+    /// One event of each kind. Every field differs from its default.
     fn payloads() -> Vec<Payload> {
         let call = Call {
             address: 0x7f00_0000_0200,

@@ -70,7 +70,7 @@ impl Cgroup {
         self.number(if self.is_v1 { "memory.usage_in_bytes" } else { "memory.current" })
     }
 
-    /// The limit in bytes; `None` if there is none.
+    /// The limit in bytes, or `None` without a limit.
     #[must_use]
     pub fn limit(&self) -> Option<i64> {
         let limit = self.number(if self.is_v1 { "memory.limit_in_bytes" } else { "memory.max" })?;

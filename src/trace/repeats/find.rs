@@ -40,7 +40,7 @@ pub struct RepeatFinder {
     stopped: Places,
     /// The `seq` from which on all rows are forgotten once.
     fresh_at: i64,
-    /// The rows of the trial that goes on, and those of them that were written as repeats.
+    /// The number of rows in the current trial, and how many of these were written as repeats.
     tried: i64,
     repeated: i64,
     /// The rows that are still to be written as they are.
@@ -56,7 +56,7 @@ struct Slot {
     numbers: Numbers,
     /// The row; `None` where it cannot be repeated.
     row: Option<StoredRow>,
-    /// The `seq` of the row that was written in full, of which this one is a repeat or which it is.
+    /// The `seq` of the row that was written in full: this row, or the row that it repeats.
     origin: i64,
     /// By the content of the row; also by content and as the first row of a step, for such a row.
     links: [Link; 2],
@@ -94,7 +94,7 @@ struct Run {
 struct EarlierRun {
     /// The `seq` of its first row.
     start: i64,
-    /// The totals of the run less those of the place.
+    /// The totals of the run minus the totals at the place.
     shift: [i64; 3],
 }
 

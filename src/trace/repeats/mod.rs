@@ -1,15 +1,15 @@
-//! Repeats: one row that stands for rows which equal earlier ones.
+//! Repeats: one row in place of rows that equal earlier rows.
 //!
 //! Outside the detailed steps of `MEMTRACE_DETAIL` the steps of a training loop mostly have the same rows: the same
-//! blocks at the same addresses. A row `repeat` stands for such rows. [`RepeatFinder`] makes these rows where a trace is
-//! written, and [`Window`] turns them back into the rows wherever one is read, so that nothing after a reader knows
+//! blocks at the same addresses. A `repeat` row replaces such rows. [`RepeatFinder`] makes these rows where a trace is
+//! written, and [`Window`] turns them back into the rows wherever one is read, so that no code above a reader knows
 //! of them. Both apply the rule of [`Born`] and [`Shift`], so what the reader makes is what the writer compared.
 //!
-//! A repeated row has every column of the row that it repeats, but for these:
+//! A repeated row equals the row that it repeats, except in these columns:
 //!
 //! - `seq` counts on;
 //! - `ts_ns`: the first and the last row have their own time; between them the times of the repeated rows are scaled;
-//! - `alloc_id` and `step` of a free, a `free_completed` and a `tag` are those of the last allocation at that address.
+//! - `alloc_id` and `step` of a free, a `free_completed` and a `tag` come from the last allocation at that address.
 //!   Elsewhere an `alloc_id` that was the row's own `seq` is so again, and `step` is that of the `repeat` row unless it
 //!   is negative;
 //! - the totals of the device of the `repeat` row are shifted so that they end with those of the `repeat` row.
@@ -28,7 +28,7 @@ use crate::columns::{MAX_BYTES, Row};
 use crate::memory::{Effect, MemoryKind};
 use crate::{Api, EventName};
 
-/// How far back a `repeat` row may reach, in rows, and the most rows that one stands for. Both sides keep as many.
+/// How far back a `repeat` row may reach, in rows, and the most rows that one row replaces. Writer and reader keep this many rows.
 pub const WINDOW: usize = 1 << 16;
 
 /// The fault of a row `repeat` in a file that has none.
@@ -84,7 +84,7 @@ pub const NUMBERS: [&str; 10] = [
 /// The content of a `repeat` row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Repeat {
-    /// The `seq` of the first row that it stands for.
+    /// The `seq` of the first row that it replaces.
     pub seq: i64,
     /// The time of that row.
     pub ts_ns: i64,
@@ -96,7 +96,7 @@ pub struct Repeat {
     pub rows: i64,
     /// The device whose totals it has.
     pub device: i32,
-    /// The totals of that device after the last row.
+    /// The device's totals after the last row.
     pub totals: [i64; 3],
     /// The step of the rows.
     pub step: i64,

@@ -1,4 +1,4 @@
-//! The reader's side: a `repeat` row becomes the rows that it stands for.
+//! The reader's side: expands a `repeat` row into the rows that it replaces.
 
 use std::collections::VecDeque;
 
@@ -51,7 +51,7 @@ impl<T: Repeatable> Window<T> {
     /// Begins with the rows of a `repeat` row; [`Window::next_row`] makes them.
     ///
     /// # Errors
-    /// The reason why there are none: the row was damaged, or the rows that it repeats are missing.
+    /// Why the row cannot be expanded: it is damaged, or the rows that it repeats are missing.
     pub fn begin(&self, repeat: Repeat) -> Result<Expansion, String> {
         let Repeat { seq, of, rows, device, duration_ns, .. } = repeat;
         let most = WINDOW as i64;
@@ -90,7 +90,7 @@ impl<T: Repeatable> Window<T> {
         Ok(Expansion { repeat, shift, at, done: 0, from_ns: first.ts_ns, to_ns: last.ts_ns })
     }
 
-    /// The next row of a `repeat` row; `None` after the last one.
+    /// Returns the next row of a `repeat` row, or `None` after the last one.
     pub fn next_row(&mut self, expansion: &mut Expansion) -> Option<&T> {
         let seq = expansion.repeat.seq;
         if expansion.is_done() {

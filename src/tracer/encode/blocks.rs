@@ -56,7 +56,7 @@ impl Encoder {
             self.correct(header.device, allocated, reserved);
             self.allocated(tid, header, address, &live, sink)
         } else {
-            // The size is that of the report; the live block only adds the owner.
+            // The size comes from the report; the live block only adds the owner.
             let extent = unknown.extent();
             let live = if deferred {
                 self.memory.free_deferred(Key::Block(address), (), &extent)

@@ -1,4 +1,4 @@
-//! Definitions: the texts, contexts and stacks that numbers stand for.
+//! Definitions: the text, context or stack of each id.
 
 use memtrace_trace::context::{Context, Frame, MAX_CONTEXTS, MAX_TEXTS, StackId};
 use memtrace_trace::stacks::Stack;
@@ -19,7 +19,7 @@ fn entry<T: Clone>(table: &mut Vec<T>, id: u32, most: usize, unknown: T) -> Opti
 }
 
 impl Encoder {
-    /// Stores a definition; `slots` are the bytes behind it.
+    /// Stores a definition; `slots` are the bytes that follow it.
     pub fn define(&mut self, definition: &Event, slots: &[u8]) {
         match definition.unpack() {
             Some((_, Payload::DefineText { id, length })) => {

@@ -98,7 +98,7 @@ fn a_free_carries_the_owner_of_its_allocation_and_a_reused_address_gets_a_new_id
 #[test]
 fn a_lost_free_is_made_up_for_when_its_address_or_the_total_shows_it() {
     let mut encoder = encoder();
-    // Two frees were lost: that of the block at 64, which is allocated again, and that of the block at 4096.
+    // Two frees were lost: of the block at 64, which is allocated again, and of the block at 4096.
     let events = [block(64, 512, 512, 0), block(4096, 1024, 1536, 0), block(64, 512, 512, 0)];
     let rows = run(&mut encoder, &events).0;
     let second: Vec<_> = rows.iter().skip(2).map(|row| (row.0, row.1, row.2, row.3, row.4)).collect();

@@ -88,7 +88,7 @@ impl Encoder {
         self.reported_lost
     }
 
-    /// The rows so far, with those of earlier parts, report this many lost events.
+    /// The number of lost events that the rows so far report, earlier parts included.
     pub fn set_reported_lost(&mut self, events: u64) {
         self.reported_lost = events.min(MOST_LOST);
     }

@@ -30,7 +30,7 @@ pub(crate) struct LiveByAddress {
 }
 
 impl LiveByAddress {
-    /// The key of the block at an address, reported or a call's own; `None` when there is none.
+    /// The key of the block at an address, reported or a call's own, or `None` without a block there.
     pub(crate) fn block_at(&self, address: u64) -> Option<(Key, Live)> {
         if let Some(live) = self.blocks.get(&address) {
             return Some((Key::Block(address), *live));

@@ -3,7 +3,7 @@
 //!
 //! They are numbered backward from the first new row of the part. So the new rows of all parts have the
 //! numbers that they would have in one file, and `alloc_id` stays the number of the row of the allocation.
-//! Their totals are the sums of the opening rows so far; after the last one, the totals are those of the
+//! Their totals are the sums of the opening rows so far; after the last one, the totals equal those of the
 //! device again.
 
 use memtrace_trace::memory::{DeviceTotals, MemoryKind, Totals};

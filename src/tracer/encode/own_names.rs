@@ -1,4 +1,4 @@
-//! Texts and contexts that the encoder numbers itself: those of a resumed trace, and those of tags.
+//! Texts and contexts that the encoder numbers itself: from a resumed trace, and from tags.
 
 use memtrace_trace::context::Context;
 use memtrace_trace::text::NONE;

@@ -96,7 +96,7 @@ impl Encoder {
         }
     }
 
-    /// The context of a row, numbered apart from those of the process.
+    /// The context of a row, in a numbering of its own: the process's ids are not reused.
     fn restored_context(&mut self, row: &Row<'_>) -> u32 {
         let context = Context {
             op: self.own_names.text(row.op),

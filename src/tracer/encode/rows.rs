@@ -151,7 +151,7 @@ impl Encoder {
         self.emit(&Row { event: EventName::Sample, source: LIBRARY, name: &name, ..base }, sink)
     }
 
-    /// The fields of a row about live memory: its owner is that of its allocation.
+    /// The fields of a row about live memory: the owner comes from the allocation.
     #[inline(always)]
     pub(crate) fn of_live<'a>(&'a self, tid: u32, header: &Header, address: u64, live: &Live) -> Row<'a> {
         let Live { device, context, .. } = *live;

@@ -37,7 +37,7 @@ fn is_optimizer(phase: &str) -> bool {
 #[derive(Clone, Copy)]
 pub(crate) struct Use {
     pub(crate) category: Category,
-    /// The module; 0 for that of the allocation.
+    /// The module; 0 means the module of the allocation.
     pub(crate) module: u32,
     /// The name in the module.
     pub(crate) name: u32,

@@ -60,7 +60,7 @@ impl Control {
         }
     }
 
-    /// Sends [`Command::Flush`]; true when the file has every event within `patience`.
+    /// Sends [`Command::Flush`]. Returns true if the file has every event within `patience`.
     pub(crate) fn flush(&self, patience: Duration) -> bool {
         let (done, answer) = bounded(1);
         self.commands.0.send_timeout(Command::Flush(done), patience).is_ok()

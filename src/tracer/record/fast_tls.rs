@@ -26,7 +26,7 @@ global_asm!(
     ".popsection",
 );
 
-/// The thread-local words. The child of a fork has those of the thread that forked.
+/// The thread-local words. The child of a fork has the forking thread's words.
 #[repr(C)]
 pub struct FastTls {
     /// The lane of the thread, for this crate.

@@ -12,7 +12,7 @@ use crate::own_page;
 /// The holder of a free lock.
 const FREE: u32 = 0;
 
-/// Data behind a lock for short work: a waiting thread yields.
+/// Data that a lock protects, for short work: a waiting thread yields.
 pub struct ForkLock<T> {
     /// The id of the process that holds the lock.
     holder: AtomicU32,
@@ -24,7 +24,7 @@ pub struct ForkLock<T> {
 unsafe impl<T: Send> Sync for ForkLock<T> {}
 
 impl<T: Default> ForkLock<T> {
-    /// Data behind a lock.
+    /// Data that a lock protects.
     pub const fn new(data: T) -> Self {
         ForkLock { holder: AtomicU32::new(FREE), data: UnsafeCell::new(data) }
     }

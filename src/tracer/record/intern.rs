@@ -17,7 +17,7 @@ use rustc_hash::FxHashMap;
 
 use crate::fork_lock::ForkLock;
 
-/// The text that stands for those beyond the limit.
+/// The text in place of every text beyond the limit.
 pub(crate) const TOO_MANY: &str = "(too many names)";
 
 /// Contexts of phases and streams alone that are numbered beyond the limit: there are few.

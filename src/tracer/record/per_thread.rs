@@ -4,14 +4,14 @@
 //! The first hook on a thread would wait for a constructor of the program, and that may wait for the thread. A key of
 //! pthreads takes no lock.
 //!
-//! The destructors of the program's own thread-locals run before those of keys. The end of the process runs none for the
+//! The destructors of the program's own thread-locals run before those of keys. The end of the process runs no destructor for the
 //! thread that calls `exit`.
 
 use std::ffi::c_void;
 use std::ptr::{from_ref, null_mut};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// Data of each thread. Copies of it are in no other process, but the child of a fork has that of the thread that forked.
+/// Data of each thread. Data is not shared between processes, but the child of a fork has a copy of the forking thread's.
 pub struct PerThread<T: 'static> {
     make: fn() -> T,
     /// Made at the first use, and never freed.
@@ -31,7 +31,7 @@ struct Held<T: 'static> {
 }
 
 impl<T: 'static> PerThread<T> {
-    /// No data yet; `make` makes that of a thread at its first use.
+    /// No data yet; `make` creates a thread's data at its first use.
     #[must_use]
     pub const fn new(make: fn() -> T) -> Self {
         PerThread { make, key: AtomicPtr::new(null_mut()) }

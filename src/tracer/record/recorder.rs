@@ -158,7 +158,7 @@ impl Recorder {
         self.control.nudge();
     }
 
-    /// Waits until the file has every event recorded so far; false when that takes longer than `patience`. A
+    /// Waits until the file has every event recorded so far. Returns false if that takes longer than `patience`. A
     /// thread that is inside a call that frees delays the events after the beginning of the call.
     pub fn flush(&self, patience: Duration) -> bool {
         self.control.flush(patience)

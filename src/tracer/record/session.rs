@@ -51,7 +51,7 @@ impl Session {
         fill_path(pattern, &self.host, self.rank, std::process::id(), &run_in_name(&self.settings.run_id))
     }
 
-    /// The name of the trace, without its ending: that of no hidden file, and not like an option.
+    /// The name of the trace without its extension. It never begins with `.` or `-`.
     #[must_use]
     pub fn trace_name(&self) -> String {
         plain_file_name(self.named(&self.settings.name))

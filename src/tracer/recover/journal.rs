@@ -40,16 +40,16 @@ pub(crate) struct Journal {
     buffer_bytes: u64,
     /// Events that the trace does not have, by lane: each with its thread, in order.
     lanes: Vec<Vec<(u32, Event)>>,
-    /// Definitions in chunks, each with the bytes of the slots after it.
+    /// Definitions in chunks, each with the bytes of the slots that follow it.
     definitions: Vec<(Event, Vec<u8>)>,
 }
 
-/// The 8 bytes at an offset as a number; 0 after the end.
+/// Reads a `u64` at an offset; returns 0 past the end.
 pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
     bytes.get(at..at + 8).map_or(0, |value| u64::from_le_bytes(value.try_into().unwrap_or_default()))
 }
 
-/// The 4 bytes at an offset as a number; 0 after the end.
+/// Reads a `u32` at an offset; returns 0 past the end.
 fn u32_at(bytes: &[u8], at: usize) -> u32 {
     bytes.get(at..at + 4).map_or(0, |value| u32::from_le_bytes(value.try_into().unwrap_or_default()))
 }
@@ -107,7 +107,7 @@ pub(crate) fn is_locked(journal: &File) -> bool {
 }
 
 impl Journal {
-    /// Reads a journal; `None` when the bytes are none.
+    /// Parses a journal. Returns `None` if the bytes are not one.
     pub(crate) fn read(bytes: &[u8]) -> Option<Journal> {
         if !bytes.starts_with(&MAGIC) {
             return None;

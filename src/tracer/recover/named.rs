@@ -34,7 +34,7 @@ pub(crate) struct Found {
     /// The open file.
     pub(crate) file: File,
     length: u64,
-    /// True if it was made for this very file, and not for one of which this trace is a copy.
+    /// True if it belongs to this very file, and not to a file that this trace is a copy of.
     is_own: bool,
 }
 

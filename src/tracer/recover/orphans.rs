@@ -53,7 +53,7 @@ pub struct Swept {
 
 /// The state of a journal.
 enum JournalState {
-    /// A process records into it, or it cannot be told.
+    /// A process records into it, or this is unknown.
     InUse,
     /// Nobody can use it any more.
     Orphan,

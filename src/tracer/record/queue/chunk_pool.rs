@@ -141,7 +141,7 @@ impl ChunkPool {
         Some(ChunkWriter { pool: self, number: chunk, chunk: self.chunk(chunk), len: 0 })
     }
 
-    /// The channel of full chunks and of those of ended threads, in the order of their lanes.
+    /// The channel of full chunks and of chunks of ended threads, in the order of their lanes.
     #[must_use]
     pub(crate) fn full(&self) -> &Receiver<u32> {
         &self.full.1

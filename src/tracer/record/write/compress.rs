@@ -26,7 +26,7 @@ const BUFFER: usize = 256 << 10;
 const LEVEL: i32 = 8;
 /// The level when a program wrote faster than [`LEVEL`] follows: a row takes about 22 bytes and 0.3 µs.
 const FAST_LEVEL: i32 = 1;
-/// The speed of [`FAST_LEVEL`], as a multiple of that of [`LEVEL`].
+/// The speed of [`FAST_LEVEL`] divided by the speed of [`LEVEL`].
 const FASTER: u64 = 7;
 
 /// Compresses parts on threads of its own.
@@ -70,7 +70,7 @@ impl Compressor {
             return;
         }
         let copy = match self.current.take() {
-            // After a failure the part is compressed at its end, where a failure is told.
+            // After a failure the part is compressed at its end, where a failure is reported.
             None if length < PIECE || self.has_failed => return,
             None => PartCopy::new(part, how, LEVEL).ok(),
             Some(current) => current.join(),

@@ -21,13 +21,13 @@ pub(crate) struct DefinitionsFile {
 }
 
 impl DefinitionsFile {
-    /// Creates the file beside `journal`; without a journal there is none.
+    /// Creates the file beside `journal`, or no file without a journal.
     pub(crate) fn new(journal: Option<&Path>) -> DefinitionsFile {
         let file = journal.and_then(|journal| output::create_private(&names_path(journal)).ok());
         DefinitionsFile { file, buffer: Vec::new(), length: 0 }
     }
 
-    /// Adds a definition and the bytes of the slots after it.
+    /// Adds a definition and the bytes of the slots that follow it.
     pub(crate) fn add(&mut self, definition: &Event, slots: &[u8]) {
         if self.file.is_some() {
             self.buffer.extend(bytes_of(definition));

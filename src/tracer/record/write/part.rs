@@ -100,7 +100,7 @@ impl Part {
         settings.keep.part_bytes(settings.rotate_bytes, self.opening_len)
     }
 
-    /// The bytes of the file at which the part ends; those of its opening rows if no number of bytes ends it.
+    /// The file size at which the part ends, or the size of its opening rows if it ends for another reason.
     pub(crate) fn most_bytes(&self, settings: &Settings) -> u64 {
         self.opening_len.saturating_add(self.own_bytes(settings))
     }

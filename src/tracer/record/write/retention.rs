@@ -129,7 +129,7 @@ impl Retention {
             going.push(part.number);
         }
         for part in self.candidates().filter(|part| part.has_oom) {
-            // One large part must not cost those of the OOMs.
+            // One large part must not push out the parts with OOMs.
             if bytes <= most || of_ooms <= most / 2 {
                 break;
             }
