@@ -1,6 +1,6 @@
 //! The allocator of the command: memory that runs out ends it with a line and status 2, as every other error does.
 //!
-//! Without it Rust aborts, and a shell reports a crash. A trace of a few kilobytes may stand for more live blocks than
+//! Without it Rust aborts, and a shell reports a crash. A trace of a few kilobytes may describe more live blocks than
 //! the machine can hold, so this is an answer about the input.
 
 use std::alloc::{GlobalAlloc, Layout, System};

@@ -31,7 +31,7 @@ impl Flag {
     }
 }
 
-/// The shared options, and those of one report by name.
+/// The shared options, and one report's own options by name.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// Only this device.

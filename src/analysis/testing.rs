@@ -103,7 +103,7 @@ impl TraceBuilder {
         self.change(row, [-bytes, -bytes, 0])
     }
 
-    /// Writes the pair of `tag` rows that moves a block from the owner of `old` to that of `new`.
+    /// Writes the pair of `tag` rows that moves a block from the owner of `old` to the owner of `new`.
     pub fn tag(&mut self, alloc_id: i64, bytes: i64, old: Row<'_>, new: Row<'_>) {
         for (row, delta_bytes) in [(old, -bytes), (new, bytes)] {
             let row = Row { device: row.device.max(0), event: EventName::Tag, alloc_id, delta_bytes, ..row };

@@ -197,7 +197,7 @@ pub(crate) fn preload_list(ours: &[PathBuf], existing: Option<&OsStr>) -> OsStri
     OsStr::from_bytes(&list.join(&b':')).to_owned()
 }
 
-/// What the tracers of a launch told of themselves.
+/// What the tracers of a launch reported about themselves.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct TracerFacts {
     /// One was loaded into a program.
@@ -270,7 +270,7 @@ impl Scratch {
         self.was_told(hello::LOADED)
     }
 
-    /// What the tracer told of itself.
+    /// What the tracer reported about itself.
     pub(crate) fn tracer(&self) -> TracerFacts {
         TracerFacts { was_loaded: self.tracer_was_loaded(), failed: self.trace_failed() }
     }

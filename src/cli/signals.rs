@@ -24,7 +24,7 @@ const TERMINATING: &[i32] = &[sig::SIGINT, sig::SIGTERM, sig::SIGHUP, sig::SIGQU
 
 /// Catches signals and forwards them to one child at a time, or to several that run together.
 pub(crate) struct Forwarder {
-    /// Its process id; 0 while it is being started, -1 when there is none.
+    /// Its process id; 0 while it is being started, -1 without a process.
     child: Arc<AtomicI32>,
     /// The process ids of the children that run beside it.
     others: Arc<Mutex<Vec<u32>>>,

@@ -1,6 +1,6 @@
 //! `csv`: every row of a process in one plain file, a trace by itself.
 //!
-//! The rows that a row `repeat` stands for are written, the parts of a rotated trace are joined, and a compressed trace
+//! `repeat` rows are expanded, the parts of a rotated trace are joined, and a compressed trace
 //! is plain: for tools that read rows and know nothing of these.
 
 use std::sync::Arc;

@@ -18,7 +18,7 @@ pub enum OutputKind {
     OneFile(&'static str),
     /// A file for each process.
     FileEach(&'static str),
-    /// A file for each process, named after its trace: those of all machines of a job can lie in one folder.
+    /// One file per process, named after its trace, so one folder can hold the files of all machines of a job.
     FilePerTrace(&'static str),
     /// A folder.
     Folder(&'static str),
@@ -46,7 +46,7 @@ pub trait Export: Sync {
     /// The files that it writes.
     fn output_kind(&self, options: &Options) -> OutputKind;
 
-    /// The command that opens the result, in one line; `FILE` and `FOLDER` stand for the files written.
+    /// The command that opens the result, in one line; `FILE` and `FOLDER` are replaced by the written paths.
     fn open_with(&self) -> &'static str;
 
     /// Reads the traces of `job` and writes to its place.

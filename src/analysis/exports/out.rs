@@ -13,7 +13,7 @@ use flate2::write::GzEncoder;
 
 use crate::error::{Error, Result};
 
-/// The path that stands for standard output.
+/// The path that means standard output.
 pub const STDOUT: &str = "-";
 
 /// Returns true if `path` is standard output: [`STDOUT`], or another name of the same file, such as `/dev/stdout`.

@@ -175,7 +175,7 @@ macro_rules! accessors {
 
 memtrace_trace::columns!(accessors);
 
-/// The columns of the file: those of the CSV without the rank.
+/// The columns of the file: the CSV's columns without the rank.
 fn exported() -> impl Iterator<Item = (&'static Column, Get)> {
     COLUMNS.iter().zip(GET).filter(|(column, _)| column.name != PARTITION)
 }

@@ -268,7 +268,7 @@ mod tests {
         assert!(svg.contains("a &lt; b &amp; c"));
         let drawn = png(&svg).unwrap();
         assert!(drawn.starts_with(b"\x89PNG"));
-        // Without the font, the text would be missing and the file as small as that of a blank figure.
+        // Without the font the text would be missing, and the file as small as a blank figure's.
         assert!(drawn.len() > png(&blank.svg()).unwrap().len() + 500);
     }
 }

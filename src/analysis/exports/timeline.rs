@@ -1,5 +1,5 @@
 //! `timeline`, `timeline-raw` and `timeline-html`: the output of `torch.profiler`'s `export_memory_timeline`,
-//! from [`crate::profile`]. The device is that of `--device`, or the one with the highest peak.
+//! from [`crate::profile`]. The device comes from `--device`; by default it is the device with the highest peak.
 
 use std::io::Write;
 

@@ -68,7 +68,7 @@ impl Profile {
         &self.blocks[change.block as usize]
     }
 
-    /// The devices with blocks, in order; -1 stands for CPU tensors.
+    /// The devices with blocks, in order; -1 means CPU tensors.
     #[must_use]
     pub fn devices(&self) -> Vec<i32> {
         let all: std::collections::BTreeSet<i32> = self.blocks.iter().map(|block| block.device).collect();

@@ -148,7 +148,7 @@ pub struct Change {
     pub version: u32,
     /// The category of that version.
     pub category: Category,
-    /// The category after the action: that of the next version, where the action makes one.
+    /// The category after the action. If the action makes a new version, the category of that version.
     pub after: Category,
     /// True if one of the two categories was inferred from the flow of data.
     pub inferred: bool,

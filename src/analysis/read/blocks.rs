@@ -38,7 +38,7 @@ pub(super) struct BlockJob {
     pub(super) error: Option<io::Error>,
 }
 
-/// A range of bytes of a plain file. It stands for the lines that begin in it.
+/// A range of bytes of a plain file. The lines that begin in it belong to it.
 #[derive(Clone)]
 struct FileRange {
     file: Arc<File>,
@@ -134,7 +134,7 @@ pub(super) enum Blocks {
 }
 
 impl Blocks {
-    /// Opens the file at `path`, of which the first `limit` bytes count. With `may_grow`, an incomplete last line is left out
+    /// Opens the file at `path` and reads at most its first `limit` bytes. With `may_grow`, an incomplete last line is left out
     /// if the file is still growing.
     pub(super) fn open(path: &Path, limit: u64, may_grow: bool) -> io::Result<Blocks> {
         match source::open(path)?.0 {

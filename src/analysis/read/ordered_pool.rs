@@ -69,7 +69,7 @@ struct OrderedPool<J, N> {
     /// The number of the next job, and the function that fills it.
     source: Mutex<(u64, N)>,
     state: Mutex<PoolState<J>>,
-    /// Signalled when the next job to take is finished, or there is none.
+    /// Signalled when the next job to take is finished, or no job is left.
     ready: Condvar,
     /// Signalled when another job may be started.
     room: Condvar,
@@ -104,7 +104,7 @@ impl<J: Default, N: FnMut(&mut J) -> bool> OrderedPool<J, N> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts the next job; returns its number and the job. `None` when there is none, or, unless `wait`,
+    /// Starts the next job; returns its number and the job. `None` if no job is left, or, unless `wait`,
     /// when too many are in flight.
     fn claim(&self, wait: bool) -> Option<(u64, J)> {
         let mut state = self.state();

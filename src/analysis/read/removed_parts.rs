@@ -38,7 +38,7 @@ pub(super) fn with_pieces(wanted: Wanted) -> Wanted {
 /// The most opening rows that are kept: a damaged trace may name any number.
 const MOST_OPENING: usize = if cfg!(test) { 8 } else { 1 << 20 };
 
-/// The meta row and the opening rows of a later part, of which the meta row says how many there are.
+/// The meta row and the opening rows of a later part. The meta row has the number of opening rows.
 pub(super) struct OpeningRows {
     /// The rows that are still to come.
     left: u64,
@@ -54,7 +54,7 @@ impl OpeningRows {
         OpeningRows { left: opening_rows.saturating_add(1), rows: is_needed.then(Vec::new), beyond: 0 }
     }
 
-    /// Returns true if the next row is none of them.
+    /// Returns true if the next row is not an opening row.
     pub(super) fn is_read(&self) -> bool {
         self.left == 0
     }

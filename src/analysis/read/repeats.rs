@@ -1,4 +1,4 @@
-//! Turns rows `repeat` into the rows that they stand for ([`memtrace_trace::repeats`]).
+//! Expands `repeat` rows into the rows that they replace ([`memtrace_trace::repeats`]).
 //!
 //! Both readers of files pass their rows through here, so that no report knows of such rows.
 
@@ -35,10 +35,10 @@ impl Rows {
         }
     }
 
-    /// Passes a row of the file to `visit`, or those that it stands for, until `visit` breaks.
+    /// Passes a row of the file, or the rows that it replaces, to `visit` until `visit` breaks.
     ///
     /// # Errors
-    /// The reason why a row `repeat` stands for none.
+    /// Why a `repeat` row cannot be expanded.
     #[inline]
     pub(super) fn each(
         &mut self,

@@ -51,7 +51,7 @@ impl Read for Counted {
 /// Opens a regular file. Opening a pipe may wait for ever, and a device may have no end.
 ///
 /// # Errors
-/// When the file cannot be opened, or is none.
+/// If the file cannot be opened, or is not a file.
 pub(crate) fn open_file(path: &Path) -> io::Result<File> {
     if !std::fs::metadata(path)?.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));

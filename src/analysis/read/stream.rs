@@ -33,7 +33,7 @@ pub struct TraceFile {
     pub path: PathBuf,
     /// The meta row.
     pub meta: Meta,
-    /// The size on disk in bytes, with that of the later parts.
+    /// The size on disk in bytes, later parts included.
     pub size: u64,
     /// The bytes on disk read so far, over all readings, for a progress bar.
     pub progress: Arc<AtomicU64>,
@@ -126,7 +126,7 @@ impl TraceFile {
         None
     }
 
-    /// Continues the file `at` of this trace, of which the first `whole` bytes count, with `part` instead of the later
+    /// Continues the first `whole` bytes of the file `at` of this trace with `part` instead of the later
     /// parts. False when `part` belongs to another trace.
     pub fn continue_with(&mut self, at: &Path, whole: u64, part: TraceFile) -> bool {
         let Some(index) = self.files().position(|file| file == at) else { return false };

@@ -40,7 +40,7 @@ pub struct CurveLine<'a> {
 }
 
 impl CurveLine<'_> {
-    /// The colour of reserved memory, or of device memory in use: those of the page.
+    /// The colour of reserved memory, or of device memory in use, as on the page.
     fn style(&self) -> Style {
         if self.name == "reserved" { VERMILION } else { PURPLE }
     }
@@ -295,7 +295,7 @@ fn hue(name: &str, place: usize) -> Style {
     })
 }
 
-/// Letters for phases: capitals, as small letters stand for bands.
+/// Letters for phases: capitals, because small letters name bands.
 fn capitals(names: &[String]) -> Vec<char> {
     let names: Vec<String> = names.iter().map(|name| name.to_uppercase()).collect();
     letters(names.iter().map(String::as_str))

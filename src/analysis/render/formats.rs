@@ -77,7 +77,7 @@ fn field(cell: &str) -> String {
     if let Some(number) = cell.strip_suffix(" %").map(str::to_owned).or_else(|| seconds(&cell)) {
         return number.trim_start_matches('+').to_owned();
     }
-    // A spreadsheet would run some texts as formulas; a signed quantity is none.
+    // A spreadsheet would run some texts as formulas, but a signed quantity is safe.
     if digits.starts_with(|c: char| c.is_ascii_digit()) {
         return cell;
     }

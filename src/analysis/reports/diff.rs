@@ -115,7 +115,7 @@ impl Report for Diff {
     }
 }
 
-/// The metrics that the gate compares: allocated memory, and reserved memory with that of libraries, which a program may
+/// The metrics that the gate compares: allocated memory, and reserved memory with the libraries' memory, which a program may
 /// use instead.
 const METRICS: [&str; 2] = ["allocated", Metric::UNSAMPLED];
 

@@ -75,7 +75,7 @@ pub fn find(name: &str) -> Option<&'static dyn Report> {
     with_views().find(|report| report.name() == name)
 }
 
-/// Returns all options of a command: those of its usual answer, and those of its views. A name that several of them
+/// Returns all options of a command: the options of its usual answer, and of its views. A name that several of them
 /// take is listed once.
 #[must_use]
 pub fn all_flags(report: &dyn Report) -> Vec<Flag> {

@@ -1,6 +1,6 @@
 //! `memtrace ops`: the ops that allocated the most memory, by op and module and by call.
 //!
-//! With `--legacy` the list is that of PyTorch's `MemoryTracker`: the delta of an op is the difference of `allocated`
+//! With `--legacy` the list follows PyTorch's `MemoryTracker`: the delta of an op is the difference of `allocated`
 //! between its end and the end of the previous op, so memory that is freed before the end does not count, and the
 //! first op has no delta.
 //!

@@ -141,7 +141,7 @@ impl Answer {
         printer.text().to_owned()
     }
 
-    /// The whole answer as JSON: the report's own fields, and those of the footer.
+    /// The whole answer as JSON: the report's own fields, and the footer's.
     #[must_use]
     pub fn to_json(&self, report: &str) -> Value {
         let mut all = json!({

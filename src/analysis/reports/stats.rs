@@ -192,7 +192,7 @@ struct RunStats {
     /// By power of two, the number and bytes of the blocks of at most that size.
     sizes: BTreeMap<u32, (u64, i64)>,
     born: FxHashMap<i64, Birth>,
-    /// The step and phase of the last allocation. A free row has those of its block instead.
+    /// The step and phase of the last allocation. A free row has its block's step and phase instead.
     during: (i64, Symbol),
     /// The number and bytes of blocks that were freed in the step and phase of their allocation.
     temporaries: (u64, i64),

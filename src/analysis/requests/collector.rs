@@ -37,7 +37,7 @@ struct DeviceRequests {
     active: i64,
     reserved: i64,
     outside_bytes: i64,
-    /// The private pools of which a segment went since the last request.
+    /// The private pools that lost a segment since the last request.
     released: Vec<i64>,
     /// A segment went since the last request, and no request had failed by then.
     emptied: bool,
@@ -144,7 +144,7 @@ impl DeviceRequests {
         }
     }
 
-    /// The allocator's own work before a request: it returned its empty segments, if it was told to.
+    /// The allocator's own work before a request: it returned its empty segments, if it was asked to.
     fn before_request(&mut self, row: &Record) {
         for pool in std::mem::take(&mut self.released) {
             self.push(Kind::Release, [pool, 0, 0]);

@@ -1,6 +1,6 @@
 //! Patterns of names, such as `GPT.h.*`.
 
-/// Returns true if `name` has the form of `pattern`. `*` stands for any characters but `level_end`, `**` for any at all, `?`
+/// Returns true if `name` has the form of `pattern`. `*` matches any characters except `level_end`, `**` any at all, `?`
 /// for one character. The time is the product of both lengths, whatever the pattern.
 #[must_use]
 pub fn matches(pattern: &str, name: &str, level_end: Option<char>) -> bool {

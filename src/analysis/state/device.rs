@@ -107,7 +107,7 @@ impl Device {
         }
     }
 
-    /// Returns true if a sample told what is in use on the device.
+    /// Returns true if a sample has the memory in use on the device.
     #[must_use]
     pub fn is_sampled(&self) -> bool {
         self.sampled.is_some()
@@ -126,7 +126,7 @@ impl Device {
     }
 
     /// Takes a sample. At a peak between two samples, the memory without a traced call is the larger of their two; before
-    /// the first one it is that of the first. The ledger has the same rule.
+    /// the first sample it is the first sample's figure. The ledger has the same rule.
     pub(super) fn add_sample(&mut self, new: Sample, seq: i64) {
         let last = self.sampled.filter(|_| new.total.is_none());
         let sample = last.map_or(new, |last| last.sample.updated(new));

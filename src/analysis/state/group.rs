@@ -94,7 +94,7 @@ impl Key {
         Ok(Key { depth, apart, ..Key::named(name) })
     }
 
-    /// The columns that the key needs in addition to those of a replay.
+    /// The columns that the key needs in addition to the replay's.
     #[must_use]
     pub fn columns(&self) -> Columns {
         Columns::of(if self.needs_stacks() { &["stack_id"] } else { &[] })

@@ -46,7 +46,7 @@ pub struct QuickSample {
 pub struct Container {
     /// All that it uses.
     pub current: i64,
-    /// The limit; -1 if there is none.
+    /// The limit, or -1 without a limit.
     pub limit: i64,
     /// The page cache in `current`, which the kernel gives up before it kills.
     pub file: i64,

@@ -10,7 +10,7 @@ use memtrace_trace::EventName;
 use crate::read::record::{Columns, Record};
 use crate::state::replay::{Block, MemoryKind, Replay};
 
-/// The columns that a layout needs in addition to those of a replay.
+/// The columns that a layout needs in addition to the replay's.
 pub const COLUMNS: Columns = Columns::of(&["addr", "stream", "pool", "requested_bytes", "rounded_bytes"]);
 
 /// The size of the segments of the small pool, in bytes.

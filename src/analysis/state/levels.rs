@@ -16,7 +16,7 @@ use crate::state::replay::{HOST, Metric, Replay};
 const MOST_SLICES: usize = 128;
 /// The width of the first slices, in ns.
 const FIRST_WIDTH: i64 = 1_000_000;
-/// Sizes of smaller blocks are not told apart.
+/// Smaller blocks count as one size.
 const LARGE: i64 = 1 << 20;
 /// The most different sizes that are counted.
 const MOST_SIZES: usize = 1 << 16;

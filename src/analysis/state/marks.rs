@@ -84,7 +84,7 @@ pub struct MarkRow {
     pub ts_ns: i64,
 }
 
-/// The row of `mark` in the window of `options`; of several the last. `None` if there is none.
+/// The row of `mark` in the window of `options`; the last one of several, or `None` without such a row.
 ///
 /// # Errors
 /// When the trace cannot be read.

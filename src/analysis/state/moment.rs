@@ -171,7 +171,7 @@ pub fn replay_to_moment(
     replay_until(trace, columns, options, tracked, known, stop, visit).map(Some)
 }
 
-/// The row of the last OOM, 0 when there is none, and the categories of the blocks that were live then, where rules infer
+/// The row of the last OOM, or 0 without an OOM, and the categories of the blocks that were live then, where rules infer
 /// them; otherwise `known` as it is.
 fn last_oom(trace: &TraceFile, options: &Options, known: &KnownCategories) -> Result<(i64, KnownCategories)> {
     let mut last: Option<LastOom> = None;

@@ -10,7 +10,7 @@ use crate::read::record::{Columns, Record};
 use crate::read::symbols::Symbol;
 use crate::state::replay::{HOST, Replay};
 
-/// The columns that [`OpAllocations`] needs in addition to those of a replay.
+/// The columns that [`OpAllocations`] needs in addition to the replay's.
 pub const COLUMNS: Columns =
     Columns::of(&["ts_ns", "tid", "device", "op", "module", "phase", "step", "delta_bytes", "latency_ns"]);
 

@@ -1,6 +1,6 @@
 //! Op calls, counted and named as PyTorch's `MemoryTracker` does.
 //!
-//! Each call has its number among all calls, its number among those of the same name, and the device's totals
+//! Each call has its number among all calls, its number among the calls of the same name, and the device's totals
 //! after it. The report `ops` lists them; the exports draw them.
 
 use memtrace_trace::detail::DetailMark;
@@ -18,7 +18,7 @@ const DISPATCH_MODE: &str = "PythonDispatchMode";
 /// The unit that `MemoryTracker` calls "MB": 1024² bytes.
 pub const MB: f64 = 1_048_576.0;
 
-/// The columns that [`OpCalls`] needs in addition to those of a replay.
+/// The columns that [`OpCalls`] needs in addition to the replay's.
 pub const COLUMNS: Columns = Columns::of(&["ts_ns", "device", "op", "module", "api", "name", "latency_ns"]);
 
 /// One call of an op, at its end.
@@ -50,7 +50,7 @@ pub struct OpCall {
 impl OpCall {
     /// The name in `MemoryTracker`: `{module}.forward.{op}_{n}`. The module is the one whose forward began
     /// last, also after it ended and in backward. The op is `mm.default` where the trace has overloads
-    /// (`MEMTRACE_OPS=io`), else `aten::mm`, which stands for all its overloads.
+    /// (`MEMTRACE_OPS=io`), else `aten::mm`, for all its overloads.
     #[must_use]
     pub fn name(&self, symbols: &SymbolTable) -> String {
         let module =

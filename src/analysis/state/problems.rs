@@ -44,7 +44,7 @@ pub struct Problems {
     pub unmatched_frees: u64,
     /// Allocations under the id of a live block.
     pub double_allocs: u64,
-    /// Frees with another size than that of the block.
+    /// Frees whose size differs from the block's.
     pub wrong_sizes: u64,
     /// Allocations of blocks at addresses where another block is live.
     pub overlaps: u64,

@@ -27,7 +27,7 @@ pub struct Replayed {
     pub summary: ReadSummary,
 }
 
-/// Replays `trace`. `visit` gets each row after the replay took it, with `columns` in addition to those of
+/// Replays `trace`. `visit` gets each row after the replay took it, with `columns` in addition to the columns of
 /// the replay. The peak of `tracked` is the one at which the live blocks can be asked for.
 ///
 /// # Errors

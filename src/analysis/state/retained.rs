@@ -1,7 +1,7 @@
 //! What the traced process found to hold memory of earlier steps: the rows `mark` with the api `retained`.
 //!
 //! Each search has a row for each holder, then one for itself. Their texts are JSON objects
-//! (docs/trace-format.md); a row that is none, or lacks a field, is left out.
+//! (docs/trace-format.md); a row that is not valid, or lacks a field, is left out.
 
 use std::ops::ControlFlow;
 
@@ -326,7 +326,7 @@ mod tests {
         searches.feed(&holder(3, "window", 360 << 20));
         searches.feed(r#"{"walk":3,"why":"call","step":122}"#);
         assert_eq!(searches.telling().map(|search| search.number), Some(3));
-        // Memory grew after a command had asked: its answer is still that of its own search.
+        // Memory grew after a command had asked: the command still gets the answer of its own search.
         searches.feed(r#"{"walk":4,"why":"command","step":123}"#);
         searches.feed(&holder(5, "grows", 360 << 20));
         searches.feed(r#"{"walk":5,"why":"growth","step":124}"#);

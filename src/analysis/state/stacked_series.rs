@@ -34,7 +34,7 @@ impl StackedSeries {
         }
     }
 
-    /// Opens the buckets up to that of `ts_ns`, before the row `seq` is taken.
+    /// Opens the buckets up to the bucket of `ts_ns`, before the row `seq` is taken.
     fn advance(&mut self, ts_ns: i64, seq: i64) {
         if !self.grid.has(ts_ns) {
             return;

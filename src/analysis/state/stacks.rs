@@ -89,7 +89,7 @@ impl Stacks {
         self.of(id).filter(|frame| frame.kind == FrameKind::Python).map(|frame| call_of(&frame.text))
     }
 
-    /// The lines of Python of a stack in the program's own files, innermost first; those of libraries where
+    /// The lines of Python of a stack in the program's own files, innermost first; lines of libraries where
     /// it has none of its own.
     #[must_use]
     pub fn lines(&self, id: i64) -> Vec<&str> {

@@ -227,7 +227,7 @@ impl<'a> Types<'a> {
         *self.kinds.entry(name).or_insert_with(|| kind(&symbols.get(name)))
     }
 
-    /// The weights that each module casts: its own, and those of modules below that are not called.
+    /// The weights that each module casts: its own, and the weights of uncalled modules below it.
     fn find_weights(&mut self) {
         let called: FxHashSet<Symbol> = self.step.modules.iter().map(|call| call.name).collect();
         for life in &self.step.lives {

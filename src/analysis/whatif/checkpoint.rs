@@ -42,7 +42,7 @@ struct Kept {
     born: Vec<u32>,
 }
 
-/// The checkpointed calls of a step. The work is that of reading the step once, whatever the number of calls.
+/// The checkpointed calls of a step. The work is one pass over the step, whatever the number of calls.
 struct Recomputed<'a> {
     step: &'a Step,
     phases: &'a Phases,
@@ -145,7 +145,7 @@ impl<'a> Recomputed<'a> {
 
     /// The inputs of a call of which it saves none, and which its caller drops, stay to the end of its backward.
     fn keep_inputs(&self, curve: &mut Curve<'_>, call: &Call, end: u32) {
-        // The frees are in order, so those of the call are together.
+        // The frees are in order, so the call's frees are adjacent.
         let frees = &self.step.frees;
         let from = frees.partition_point(|index| self.life(*index).death <= call.from);
         for index in &frees[from..] {

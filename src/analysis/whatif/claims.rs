@@ -1,6 +1,6 @@
 //! The outermost op of each of a sequence of rows.
 //!
-//! The row of an op comes at its end, after those of the ops in it, so it takes its rows from them. Each row is looked at once
+//! An op's row comes at its end, after the rows of the ops inside it, so it takes its rows from them. Each row is looked at once
 //! and each claim removed once, however the ops overlap.
 
 /// The rows that belong to one op: from the first to the one after the last.

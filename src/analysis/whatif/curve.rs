@@ -43,7 +43,7 @@ impl<'a> Curve<'a> {
         }
     }
 
-    /// The block `life` lives at these times, in place of its own: two at most. A span that ends before it begins is none.
+    /// The block `life` lives at these times, in place of its own: at most two. A span that ends before it begins is empty.
     pub(super) fn set_lives(&mut self, life: u32, spans: &[(u32, u32)]) {
         let mut both = [(0, 0); 2];
         for (place, span) in both.iter_mut().zip(spans.iter().filter(|span| span.0 < span.1)) {
@@ -118,7 +118,7 @@ impl<'a> Curve<'a> {
         changes
     }
 
-    /// The highest total in the window; `differences` are those of this curve.
+    /// The highest total in the window; `differences` come from this curve.
     pub(super) fn peak(&self, differences: &[i64]) -> Option<Moment> {
         let mut peak: Option<Moment> = None;
         let mut raise = |bytes: i64, at: &Allocation, owner: Owner| {
@@ -149,7 +149,7 @@ impl<'a> Curve<'a> {
         total.wrapping_add(differences[at.min(self.step.end()) as usize]).wrapping_sub(own)
     }
 
-    /// Gives `set` the totals of the step with their times, in order; `differences` are those of this curve.
+    /// Passes the totals of the step and their times to `set`, in order; `differences` come from this curve.
     pub(super) fn follow(&self, differences: &[i64], mut set: impl FnMut(i64, i64)) {
         let mut spikes: Vec<(u32, i64)> = self.spikes.iter().map(|spike| (spike.at, spike.bytes)).collect();
         spikes.sort_unstable();

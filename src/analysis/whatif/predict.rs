@@ -184,7 +184,7 @@ pub(crate) struct Predictor<'a> {
 }
 
 impl<'a> Predictor<'a> {
-    /// A prediction for `trace`, of which at most `most_rows` rows of a step are kept.
+    /// A prediction for `trace`. At most `most_rows` rows of a step are kept.
     pub(crate) fn new(
         trace: &TraceFile,
         lists: &'a [Vec<Change>],
@@ -319,7 +319,7 @@ pub fn predict(
     Ok((replayed, predictions))
 }
 
-/// The requests of `base`, which are those of `trace`, under `changes`.
+/// The requests of `base`, made by `trace`, under `changes`.
 ///
 /// # Errors
 /// Those of [`predict`].
@@ -583,7 +583,7 @@ impl DevicePrediction {
         self.recorder.next();
     }
 
-    /// Raises the peaks to those of the step that ended.
+    /// Raises the peaks to the peaks of the step that ended.
     fn judge(&mut self, judge: &Judge<'_>, modules: &[ChosenModules], symbols: &SymbolTable) {
         let Judge { lists, rounding, phases } = judge;
         let step = self.recorder.step();

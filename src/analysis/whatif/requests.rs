@@ -68,7 +68,7 @@ impl ChangedRequests {
         }
     }
 
-    /// The requests after the last step, in place of those of `base`.
+    /// The requests after the last step, in place of the requests of `base`.
     pub(super) fn finish(self, base: &Requests) -> Requests {
         Requests {
             device: base.device,

@@ -13,7 +13,7 @@ use crate::read::symbols::Symbol;
 use crate::state::block::Owner;
 use crate::state::categories::Phases;
 
-/// The columns of `wanted`, and those that a [`StepRecorder`] and [`super::Contents`] read beside those of the replay.
+/// The columns of `wanted`, and the columns that a [`StepRecorder`] and [`super::Contents`] read in addition to the replay's.
 pub(crate) fn with_columns(wanted: Wanted) -> Wanted {
     const BLOCK: Columns = Columns::of(&["requested_bytes", "stream", "pool"]);
     const CALL: Columns = Columns::of(&["api", "name", "module"]);
@@ -121,7 +121,7 @@ pub(super) struct Step {
     pub(super) lives: Vec<Life>,
     pub(super) allocations: Vec<Allocation>,
     pub(super) ops: Vec<Call>,
-    /// By op: the first and the one after the last of the allocations that are its own, and those of no op around it.
+    /// By op: the range of the allocations that are its own and do not belong to an enclosing op.
     own: Vec<(u32, u32)>,
     pub(super) modules: Vec<Call>,
     /// The blocks that were freed, in order: indices of `lives`.

@@ -43,13 +43,13 @@ pub fn sureness(change: &Change, ended_in_oom: bool) -> Sureness {
             "bitsandbytes: 1 byte of state an element and 4 for each 256, parameters below 4,096 elements unchanged, no \
              temporary memory; the state is float32 now",
             "high",
-            "the size of the state follows from that of the parameters",
+            "the size of the state follows from the size of the parameters",
         ),
         Change::Optimizer(NewOptimizer::Adafactor) => of(
             "torch.optim.Adafactor, one parameter at a time; every parameter is about a square matrix (kernels of convolutions keep \
              more state); the state is float32 now",
             "medium",
-            "the trace has no shapes, and the order of the parameters is that of their allocation",
+            "the trace has no shapes, and the parameters are taken in the order of their allocation",
         ),
         Change::Optimizer(NewOptimizer::Sgd) => of(
             "torch.optim.SGD without momentum or weight decay: no state, no temporary memory",

@@ -18,7 +18,7 @@ const CARDS_OF_A_NODE: u32 = 8;
 /// The most ranks of a job.
 const MOST_RANKS: u32 = 1 << 20;
 
-/// A distributed job of which some ranks run.
+/// A distributed job that runs only some of its ranks.
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) nodes: u32,

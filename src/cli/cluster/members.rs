@@ -51,7 +51,7 @@ pub(crate) enum Ended {
     NotStarted(OsString, io::Error),
     /// A signal asked for the end before a rank was started.
     BySignal(i32),
-    /// All ranks have ended: the status of the first that failed, else of the last; and what their tracers told.
+    /// All ranks have ended: the status of the first that failed, else of the last; and what their tracers reported.
     With(ExitStatus, TracerFacts),
 }
 

@@ -4,7 +4,7 @@
 //! such a key itself: at once if it is the id of a NCCL communicator; else after [`GRACE`], with what this rank has set
 //! under its own number, or empty.
 //!
-//! The protocol is that of `TCPStoreBackend.hpp` and `TCPStoreLibUvBackend.cpp` in PyTorch 2.6 and 2.11. Four lines
+//! The protocol follows `TCPStoreBackend.hpp` and `TCPStoreLibUvBackend.cpp` in PyTorch 2.6 and 2.11. Four lines
 //! are none of its queries. `store NAME` asks for the port of a further store: a program may create several, and
 //! they must not share keys. `waited PLACE<tab>KEY` tells the line of the script that waited for a key, and
 //! `pipeline RANK,RANK,...` the ranks of this rank's pipeline, one of each stage. `key HEX` asks for the key of the id of
@@ -128,7 +128,7 @@ impl Store {
 pub(crate) struct RankStores {
     world: u32,
     rank: u32,
-    /// The ranks of its pipeline, one of each stage; empty while it has told of none.
+    /// The ranks of its pipeline, one of each stage; empty until it reports a pipeline.
     pipeline: Mutex<BTreeSet<u32>>,
     /// The stores by name, with their ports.
     stores: Mutex<HashMap<String, (u16, Arc<Store>)>>,
@@ -145,7 +145,7 @@ impl RankStores {
         stores.values().find_map(|(_, store)| store.lock().key_of_id(id))
     }
 
-    /// The port of the store with this name, which is started if there is none. A store's port is a name of it, too.
+    /// The port of the store with this name, which is started if it does not run. A store's port is a name of it, too.
     ///
     /// # Errors
     /// When no port of this machine is free.
@@ -208,7 +208,7 @@ impl RankStores {
         keys
     }
 
-    /// The ranks of the rank's pipeline, one of each stage; empty if it told of none.
+    /// The ranks of the rank's pipeline, one of each stage; empty if it reported no pipeline.
     pub(crate) fn pipeline(&self) -> BTreeSet<u32> {
         let ranks = self.pipeline.lock().unwrap_or_else(PoisonError::into_inner);
         ranks.iter().copied().filter(|rank| *rank < self.world).collect()

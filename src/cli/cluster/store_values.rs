@@ -10,7 +10,7 @@ pub(crate) const MOST_BYTES: usize = 1 << 30;
 /// What stand-ins may set for a rank that waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Known {
-    /// NCCL's ids, and values of ranks in a series of which the rank has waited for one already.
+    /// NCCL's ids, and values of other ranks in a series if the rank has already waited for one of them.
     AtOnce,
     /// The keys that nobody else has set for some time.
     Late,
@@ -27,7 +27,7 @@ pub(crate) struct Values {
     world: i64,
     /// The number of this rank.
     rank: u32,
-    /// Keys that this rank waited for and no process set, but those of NCCL's ids.
+    /// Keys that this rank waited for and no process set, except NCCL's ids.
     answered: BTreeMap<String, Answered>,
     /// The rank's own keys whose values stand-ins gave after a wait in vain: the series that they belong to are not
     /// waited for again, so that a loop over all ranks takes one wait.

@@ -69,7 +69,7 @@ impl Kind {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Torchrun {
     pub(crate) kind: Kind,
-    /// The variables that it sets beside those of each rank.
+    /// The variables that it sets for all ranks, in addition to each rank's own.
     pub(crate) variables: Vec<(String, String)>,
     pub(crate) nodes: u32,
     pub(crate) per_node: PerNode,

@@ -185,7 +185,7 @@ fn fate_of(pid: u32, status: ExitStatus) -> Option<Fate> {
     (1..32).contains(&signal).then_some(Fate { pid: None, signal })
 }
 
-/// Prints the summary of the trace, or why there is none.
+/// Prints the summary of the trace, or why it has no summary.
 fn show_trace(
     matches: &ArgMatches,
     out: &OutFolder,

@@ -16,7 +16,7 @@ use crate::trace_input;
 
 /// The time between two looks for the answer.
 const PAUSE: Duration = Duration::from_millis(200);
-/// The time for the rows to come into the file, beside that of the search.
+/// The time for the rows to reach the file, in addition to the search.
 const WRITTEN: Duration = Duration::from_secs(20);
 
 /// Asks the process, waits for a step to begin, and returns the trace that has the answer.

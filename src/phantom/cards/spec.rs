@@ -55,7 +55,7 @@ pub enum SpecError {
         /// The valid values.
         expected: &'static str,
     },
-    /// Several slices of a card, of which a process sees one.
+    /// Several slices of a card. A process sees one of them.
     SeveralSlices,
     /// The context and the other processes use the whole memory.
     NothingFree,
@@ -151,7 +151,7 @@ impl Spec {
                 words.next();
                 spec
             }
-            // The properties are the user's, so the name must not be that of a real card.
+            // The properties are the user's, so the name must not be a real card's.
             Some(_) => Self { name: "Phantom GPU".to_owned(), ..Self::default() },
             None => Self::default(),
         };

@@ -5,7 +5,7 @@
 //! `torch.cuda.get_device_properties`, and Ultralytics and Unsloth print it at their start. It differs by
 //! some MiB between drivers and boards, and newer drivers report less; where public reports differ, the
 //! table has the smaller of the usual values. All reports are of Linux: under Windows the total is larger.
-//! The source stands beside each.
+//! Each card names its source.
 //!
 //! *Context* is the memory that a process takes before its first tensor: the CUDA context, and the kernels
 //! of PyTorch that its first operations load. `612 in 518..614` was measured by others, and the range is what

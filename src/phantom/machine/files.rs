@@ -76,14 +76,14 @@ impl Machine {
         times.fold(0, u64::saturating_add)
     }
 
-    /// The bytes in use on a card, with those of processes elsewhere (`others=`).
+    /// The bytes in use on a card, including other processes' (`others=`).
     #[must_use]
     pub fn used(&self, card: usize) -> u64 {
         let bytes = self.processes.iter().filter_map(|process| process.cards.get(card)).map(|at| at.bytes());
         bytes.fold(self.spec.others, u64::saturating_add).min(self.spec.memory)
     }
 
-    /// The CUDA version of the driver: that of the newest runtime among its processes.
+    /// The CUDA version of the driver: the newest runtime's among its processes.
     #[must_use]
     pub fn cuda_version(&self) -> u32 {
         let newest = self.processes.iter().map(|process| process.cuda_version).max();

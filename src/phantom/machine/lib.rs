@@ -28,6 +28,6 @@ pub const STORE_VARIABLE: &str = "MEMTRACE_PHANTOM_STORE";
 /// The version of the simulated driver.
 pub const DRIVER_VERSION: &str = "580.00";
 
-/// The CUDA version of the driver while no process has told another: 1000 times the major version, and 10 times
+/// The CUDA version of the driver until a process reports another: 1000 times the major version, and 10 times
 /// the minor one.
 pub const DEFAULT_CUDA_VERSION: u32 = 13_000;

@@ -8,7 +8,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
-/// The variable by which Triton is told the folder.
+/// The variable that names the folder for Triton.
 pub const FOLDER_VARIABLE: &str = "TRITON_LIBCUDA_PATH";
 
 /// The names under which Triton links the library: 3.2 with `-lcuda`, later versions with the full name.

@@ -220,7 +220,7 @@ impl<'a> Table<'a> {
         }
     }
 
-    /// The bytes on a card of all processes but that of `own`. A process that has ended counts until
+    /// The bytes on a card of all processes except `own`. A process that has ended counts until
     /// [`clear_dead`](Self::clear_dead).
     #[must_use]
     pub fn bytes_of_others(&self, own: Option<Slot>, card: usize) -> u64 {

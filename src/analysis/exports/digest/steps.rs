@@ -28,7 +28,7 @@ pub(super) struct StepMemory {
     pub(super) allocations: u64,
     pub(super) allocated_sum: i64,
     pub(super) ooms: u64,
-    /// Failed calls, those of OOMs included.
+    /// Failed calls, OOMs included.
     pub(super) failed: u64,
 }
 

@@ -60,7 +60,7 @@ impl DigestRow {
     }
 }
 
-/// The rows in memory at a time: those of a row group.
+/// The rows in memory at a time: one row group.
 const ROW_GROUP: usize = 1 << 15;
 
 /// Writes `rows` to `out`, and returns their number; `meta` is the JSON of the trace's meta row.

@@ -342,7 +342,7 @@ impl Collector {
 }
 
 impl ActiveBlock {
-    /// The requested size; that of the block when unknown.
+    /// The requested size, or the block's size if it is unknown.
     pub(super) fn requested_or_size(&self) -> i64 {
         if self.requested < 0 { self.bytes } else { self.requested.min(self.bytes) }
     }

@@ -29,7 +29,7 @@ use writer::Writer;
 /// `--to snapshot`.
 pub(super) struct Snapshot;
 
-/// The columns beyond those of the replay.
+/// The columns in addition to the replay's.
 const COLUMNS: Columns = Columns::of(&[
     "ts_ns",
     "addr",

@@ -78,7 +78,7 @@ impl Cpu for Plain {
     }
 }
 
-/// Writes the position of each bit of the mask; `first` gives that of the lowest one.
+/// Writes the position of each bit of the mask; `first` is the position of the lowest bit.
 #[inline(always)]
 fn one_by_one(mut mask: u64, places: &mut [u32; 64], first: impl Fn(u64) -> u32) {
     // Twelve at a time, some of them unused: cheaper than a branch after each.

@@ -2,7 +2,7 @@
 
 use super::cpu::Cpu;
 
-/// The delimiters of one strip of a block, with those of an unfinished line of the strip before.
+/// The delimiters of one strip of a block, after the delimiters of an unfinished line of the strip before.
 #[derive(Default)]
 pub(super) struct Delimiters {
     /// The offset in the block of every comma and line end. Elements from `count` on are unused.
@@ -34,7 +34,7 @@ impl Delimiters {
         &self.ends[..self.ended]
     }
 
-    /// Drops the first `done` offsets, those of the lines before the `unfinished` one.
+    /// Drops the first `done` offsets: the lines before the `unfinished` one.
     #[inline(always)]
     pub(super) fn forget(&mut self, done: usize, unfinished: &[u8]) {
         self.places.copy_within(done..self.count, 0);

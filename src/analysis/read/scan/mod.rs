@@ -299,7 +299,7 @@ trait Fields {
         None
     }
 
-    /// The integer of the field at `index`; `None` when it is none or further than `most` from 0.
+    /// The integer of the field at `index`; `None` if it is not a number or further than `most` from 0.
     #[inline(always)]
     fn int(&self, index: usize, most: u64) -> Option<i64> {
         int(self.text(index), most)

@@ -2,7 +2,7 @@
 
 use super::cpu::Cpu;
 
-/// The integer `block[from..to]`; `None` when it is none or further than `most` from 0. `most` has more than
+/// The integer `block[from..to]`; `None` if it is not a number or further than `most` from 0. `most` has more than
 /// sixteen digits.
 #[inline(always)]
 pub(super) fn int_within(cpu: impl Cpu, block: &[u8], from: usize, to: usize, most: u64) -> Option<i64> {
@@ -45,7 +45,7 @@ pub(super) fn digit_within(block: &[u8], from: usize, to: usize, most: u64) -> O
     int(&block[from..to], most)
 }
 
-/// The integer of any field; `None` when it is none or further than `most` from 0.
+/// The integer of any field; `None` if it is not a number or further than `most` from 0.
 #[cold]
 #[inline(never)]
 pub(super) fn int(bytes: &[u8], most: u64) -> Option<i64> {

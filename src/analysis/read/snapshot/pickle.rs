@@ -458,7 +458,7 @@ impl<R: BufRead> Reader<R> {
         Ok(None)
     }
 
-    /// LONG1: a number of up to 255 bytes, of which only 8 fit an address.
+    /// LONG1: a number of up to 255 bytes; an address has 8.
     fn long(&mut self) -> Result<(), String> {
         let [length] = self.bytes()?;
         let mut bytes = [0; 255];

@@ -52,7 +52,7 @@ pub(super) struct Limit {
 }
 
 impl Limit {
-    /// Returns true if the limit is for `name`. In modules `*` stands for characters of one level, `**` for any.
+    /// Returns true if the limit is for `name`. In modules `*` matches characters of one level, `**` any.
     pub(super) fn takes(&self, name: &str) -> bool {
         let level_end = if self.subject == LimitSubject::Module { Some('.') } else { None };
         matches(&self.name, name, level_end)

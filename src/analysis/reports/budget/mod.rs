@@ -160,7 +160,7 @@ impl Report for Budget {
     }
 }
 
-/// The metrics of which a process knows its own part alone. Samples of used memory have the other processes.
+/// The metrics that a process knows only for itself. Samples of used memory have the other processes.
 const SUMMED: [Metric; 3] = [Metric::Allocated, Metric::Active, Metric::Reserved];
 
 /// The limits of `[total]` on the sum of the processes of a device, for each device that several processes use.
@@ -195,7 +195,7 @@ struct Gauge<'a> {
     highest: i64,
     /// The row of the peak, and the index of its name.
     at: Option<(Record, usize)>,
-    /// Caches the names that a symbol stands for.
+    /// Caches the name of each symbol.
     known: FxHashMap<Symbol, Vec<usize>>,
 }
 

@@ -221,7 +221,7 @@ pub(super) struct LedgerLine {
     pub(super) group: &'static str,
     pub(super) what: String,
     pub(super) bytes: i64,
-    /// The number of blocks; 0 where there are none to count.
+    /// The number of blocks; 0 if there is nothing to count.
     pub(super) blocks: u64,
     pub(super) advice: String,
 }

@@ -24,7 +24,7 @@ pub(super) struct DeviceSample {
     pub(super) rest: Rest,
 }
 
-/// All samples of a trace, by device, and what may be told later than the moment that it is about.
+/// All samples of a trace, by device, and facts that are recorded later than the moment they describe.
 pub(super) struct DeviceSamples {
     samples: FxHashMap<i32, Vec<DeviceSample>>,
     pub(super) communicators: Communicators,

@@ -113,7 +113,7 @@ struct OpenCall {
     local_peak: BTreeMap<i32, i64>,
     /// The index of this call among the kept peaks; `None` when its peak is not kept.
     kept_peak: Option<usize>,
-    /// A backward that goes on after a row in between: its end replaces that of its first part.
+    /// A backward that goes on after a row in between: its end replaces the end of its first part.
     resumed: bool,
     before: i64,
     memory: CallMemory,

@@ -62,7 +62,7 @@ impl Replay {
         }
     }
 
-    /// Returns true if blocks of `kind` count among those of the device `ordinal`.
+    /// Returns true if blocks of `kind` count as blocks of the device `ordinal`.
     pub(super) fn is_of(&self, kind: MemoryKind, ordinal: i32) -> bool {
         match kind {
             MemoryKind::Block => true,
@@ -73,7 +73,7 @@ impl Replay {
         }
     }
 
-    /// The live blocks of a device: those of torch's allocator, or pinned memory on the host. With `as_of`,
+    /// The live blocks of a device, of torch's allocator or of pinned host memory. With `as_of`,
     /// without inferred categories.
     #[must_use]
     pub fn live_on(&self, ordinal: i32, as_of: bool) -> Vec<Block> {

@@ -46,7 +46,7 @@ const MEMORY: Columns = Columns::of(&[
 /// The columns needed of a row that allocates a block or may raise a peak.
 const OWNED: Columns = Columns::of(&["ts_ns", "op", "module", "category"]);
 
-/// The columns that a replay needs. The owner in a free row is that of its block, which is known already; the
+/// The columns that a replay needs. The owner in a free row is its block's owner, which is known already; the
 /// row of an op or a range changes no memory. A report adds the other columns that it reads, such as
 /// addresses or requested sizes.
 pub const COLUMNS: Wanted = Wanted::all_events(ANY.and(MEMORY).and(OWNED))
@@ -175,7 +175,7 @@ impl Replay {
 
     /// Takes the next row.
     pub fn feed(&mut self, row: &Record) {
-        // Behind removed parts `seq` jumps, and the reader has told that they are not there.
+        // After removed parts `seq` jumps; the reader has reported that they are missing.
         let jumps = row.is_behind_removed && row.seq > self.seq;
         if self.seq + 1 != row.seq && self.counts.rows > 0 && !jumps {
             let last = self.seq;

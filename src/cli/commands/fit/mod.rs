@@ -6,7 +6,7 @@
 //!
 //! - [`places`]: where a number stands in the command line and in `--phantom`.
 //! - [`plan`]: the request: its searches and their runs; [`values`]: the candidates of a search.
-//! - [`search`] and [`guess`]: the next candidates; [`searches`]: those of all cards and numbers of GPUs.
+//! - [`search`] and [`guess`]: the next candidates; [`searches`]: the candidates of all cards and numbers of GPUs.
 //! - [`trial`], [`process_tree`], [`runs`]: a run, its processes, and runs side by side.
 //! - [`recipe`]: `--recipe`, a script for a model that the user names.
 //! - [`answer`], [`table`]: what is printed for one search and for several; [`ask`]: `--ask`.

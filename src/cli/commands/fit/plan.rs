@@ -70,7 +70,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// The plan for the program of the command line, or for that of a recipe.
+    /// The plan for the program of the command line, or for a recipe's program.
     ///
     /// # Errors
     /// When the request is invalid.
@@ -255,7 +255,7 @@ impl Plan {
         Filling { value, gpus: gpus.map(|gpus| (gpus, self.per_node)), length }
     }
 
-    /// The run of a row with a candidate of `values`: those of the row, or some of them.
+    /// The run of a row with a candidate of `values`: all of the row's values, or some of them.
     pub(super) fn attempt(&self, row: &Row, values: &Values, index: usize) -> Attempt {
         let text = values.text(index);
         let gpus = if values.are_gpus() { text.parse().ok() } else { row.gpus };
@@ -303,7 +303,7 @@ pub(super) fn program(matches: &ArgMatches) -> Vec<OsString> {
 /// The program and its arguments, the cards of `--phantom`, and their place for the number of GPUs.
 ///
 /// # Errors
-/// When there is no program or no card, or the places of the program do not fit those of the cards.
+/// When there is no program or no card, or the program's placeholders do not fit the cards'.
 pub(super) fn words_and_cards(
     matches: &ArgMatches,
     words: Vec<OsString>,
@@ -342,7 +342,7 @@ fn gpus_place(cards: &[String]) -> Result<Option<&'static str>> {
     Ok(place)
 }
 
-/// Checks that the places of the command fit those of `--phantom`.
+/// Checks that the command's placeholders fit those in `--phantom`.
 fn check_places(matches: &ArgMatches, words: &[OsString], place: Option<&str>) -> Result<()> {
     let Some(place) = place else {
         if let Some(lone) = [GPUS, NODES, PER_NODE].into_iter().find(|lone| places::has(words, lone)) {

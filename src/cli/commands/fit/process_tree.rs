@@ -62,7 +62,7 @@ impl ProcessTree {
             let (_, members) =
                 self.asked.get_or_insert_with(|| (Instant::now(), std::mem::take(&mut self.seen)));
             members.retain(|member| machine.is_alive(*member));
-            // Nobody else tells those of other groups any more.
+            // Nobody else can signal processes of other groups any more.
             members.iter().for_each(|member| kill(*member, Signal::TERM));
             members.extend(machine.group(self.pid));
             self.status = Some(self.child.wait()?);

@@ -162,7 +162,7 @@ impl<'a, T: Copy> Runs<'a, T> {
         Ok(())
     }
 
-    /// Waits for a run to end. `None` when there is none, or a signal has ended all: see [`ended_by`](Self::ended_by).
+    /// Waits for a run to end. `None` if no run is left, or a signal has ended all: see [`ended_by`](Self::ended_by).
     ///
     /// # Errors
     /// When a run cannot be waited for, or its trace cannot be read.

@@ -40,7 +40,7 @@ pub(super) fn text(plan: &Plan, lanes: &[Lane<'_>]) -> String {
     page.text().to_owned()
 }
 
-/// True if the search has a run, or knows its answer by those of others.
+/// True if the search has a run, or knows its answer from other searches' runs.
 fn is_begun(lane: &Lane<'_>) -> bool {
     !lane.trials.is_empty() || lane.search.fits.is_some() || lane.search.too_big.is_some()
 }

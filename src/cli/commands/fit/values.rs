@@ -64,7 +64,7 @@ impl Values {
         }
     }
 
-    /// The last candidate whose position is at most `position`; 0 when there is none.
+    /// The last candidate whose position is at most `position`, or 0 without one.
     pub(super) fn index_at(&self, position: f64) -> usize {
         match self {
             // A float that is too large becomes the largest number.

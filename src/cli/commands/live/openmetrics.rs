@@ -137,7 +137,7 @@ impl Families {
         }
         let blocks = process.replay.live_on(device.ordinal, false);
         for (category, group) in Key::CATEGORY.groups(&blocks, &process.symbols) {
-            // Inferred or told, it is the same series.
+            // Inferred or recorded, it is the same series.
             let labels = with("category", without_mark(&category).0);
             self.category.get_or_create(&labels).inc_by(group.bytes);
         }

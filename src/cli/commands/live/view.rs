@@ -58,7 +58,7 @@ pub(super) struct Previous {
 }
 
 impl View<'_> {
-    /// The process to show: that of the chosen rank, or else the one with the most memory in use.
+    /// The process to show: the chosen rank's, or else the process with the most memory in use.
     pub(super) fn process<'f>(&self, live_run: &'f LiveRun) -> Option<&'f LiveProcess> {
         let chosen =
             self.settings.rank.and_then(|rank| live_run.processes.iter().find(|p| p.meta.rank == rank));

@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     fn nvidia_smi_refuses_as_nvidias() {
-        // The text and the status are those of a real driver: github CoHDI/composable-resource-operator issue
+        // The text and the status come from a real driver: github CoHDI/composable-resource-operator issue
         // 37.
         let unknown = of("--query-gpu=name,device_minor --format=csv").unwrap_err();
         assert_eq!(unknown, Refusal::new("Field \"device_minor\" is not a valid field to query.\n", 2));

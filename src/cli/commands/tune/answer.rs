@@ -55,7 +55,7 @@ pub(super) struct TuneAnswer<'a> {
 }
 
 impl<'a> TuneAnswer<'a> {
-    /// The answer from the replays, the first of which has the run's own settings.
+    /// The answer from the replays. The first replay has the run's own settings.
     pub(super) fn new(
         input: &'a Input,
         trace: &'a TraceFile,

@@ -7,8 +7,8 @@ const QUANTILES: [i64; 3] = [25, 50, 90];
 /// The bytes in the unit of `max_split_size_mb`.
 const MIB: i64 = 1 << 20;
 
-/// The settings to try with the requests of a trace, those of the run first. Each is a value of
-/// `PYTORCH_CUDA_ALLOC_CONF`; an empty one stands for the defaults.
+/// The settings to try with the requests of a trace, the run's own settings first. Each is a value of
+/// `PYTORCH_CUDA_ALLOC_CONF`; an empty one means the defaults.
 ///
 /// The names are those of PyTorch's documentation of that variable. `garbage_collection_threshold` has an effect only
 /// when the program calls `torch.cuda.set_per_process_memory_fraction`, so it is not tried.

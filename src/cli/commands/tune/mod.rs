@@ -108,7 +108,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     Ok(if answer.fits() { ExitCode::SUCCESS } else { ExitCode::from(3) })
 }
 
-/// Returns true if the blocks of a run are those of PyTorch's caching allocator.
+/// Returns true if the blocks of a run come from PyTorch's caching allocator.
 fn uses_caching_allocator(trace: &TraceFile) -> bool {
     let allocator = &trace.meta.allocator;
     allocator.caching && matches!(allocator.backend.as_str(), "" | "native")
