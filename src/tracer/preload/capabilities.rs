@@ -89,6 +89,6 @@ pub(crate) fn describe(meta: &mut Meta, settings: &Settings) {
         meta.degraded.push(format!("{name}: requested sizes are unknown"));
     }
     if !private_pools::are_known() {
-        meta.degraded.push(format!("{name}: private pools are not told apart: pool is 0"));
+        meta.degraded.push(format!("{name}: private pools are not distinguished: pool is 0"));
     }
 }

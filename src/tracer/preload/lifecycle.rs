@@ -1,6 +1,6 @@
 //! Load, fork and exit of the process.
 //!
-//! The library loads into every process that inherits `LD_PRELOAD`, most of which never see a GPU. Loading
+//! The library loads into every process that inherits `LD_PRELOAD`. Most of them never see a GPU. Loading
 //! reads the settings and opens nothing; the first event that is worth a trace starts the recorder.
 
 use std::ffi::c_void;

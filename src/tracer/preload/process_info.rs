@@ -75,7 +75,7 @@ pub(crate) fn describe(meta: &mut Meta) {
     }
     if meta.journal.is_empty() {
         meta.degraded.push(
-            "no local file for the events: those of the last moment are gone when the process is killed"
+            "no local file for the events: the events of the last moment are lost if the process is killed"
                 .to_owned(),
         );
     }

@@ -247,7 +247,7 @@ pub(crate) fn add_node(number: u64, stream: u64, cost_ns: u64) {
     }
 }
 
-/// The nodes before the next one of a stream: those that an event recorded there stands for.
+/// The nodes before the next node of a stream: the work that an event recorded there would cover.
 pub(crate) fn nodes_before(number: u64, stream: u64) -> Nodes {
     let mut open = open();
     let capture = open.as_mut().and_then(|open| open.get_mut(&number));

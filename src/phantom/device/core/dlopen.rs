@@ -92,7 +92,7 @@ unsafe extern "C" fn redirect(name: *const c_char, flags: c_int) -> Redirect {
     Redirect { ours, real }
 }
 
-/// Returns true if a name or a path is that of a library whose functions are answered here. A wheel that
+/// Returns true if a name or a path names a library whose functions are answered here. A wheel that
 /// brings its own copy gives it a hash: `libcudart.faf08d9a.so.13`, or with a hyphen.
 fn is_answered(name: &[u8]) -> bool {
     let file = name.rsplit(|&byte| byte == b'/').next().unwrap_or(name);

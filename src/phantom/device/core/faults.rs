@@ -30,7 +30,7 @@ const MAX_RETRIES: u32 = 8;
 
 /// True if a fault was requested.
 static ARMED: AtomicBool = AtomicBool::new(false);
-/// The training step that the tracer told last; -1 before.
+/// The training step that the tracer reported last; -1 before the first report.
 static STEP: AtomicI64 = AtomicI64::new(-1);
 /// Calls that take memory.
 static ALLOCATED: AtomicU64 = AtomicU64::new(0);

@@ -58,7 +58,7 @@ impl FlagLinks {
         self.ranges.clear();
     }
 
-    /// The places of the flags that depend on those of a range, and whether they are their opposite.
+    /// The places of the flags that depend on a range's flags, and whether they are the opposite.
     pub(crate) fn of(&self, start: usize, size: usize) -> Vec<(usize, bool)> {
         let Some((&first, range)) =
             self.ranges.range(..=start).next_back().filter(|(_, range)| range.end >= start + size)

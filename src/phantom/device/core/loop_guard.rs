@@ -30,7 +30,7 @@ const MOST_PLACES: usize = 4096;
 /// The number of recent inputs that are remembered.
 const RECENT_INPUTS: usize = 4096;
 
-/// Reads of invented values since the last input from the host, and those of a single byte.
+/// Reads of invented values since the last input from the host, and how many of them read a single byte.
 static IDLE_READS: AtomicU64 = AtomicU64::new(0);
 static IDLE_FLAGS: AtomicU64 = AtomicU64::new(0);
 /// A place and its answer: address, size, number.

@@ -121,7 +121,7 @@ impl Share {
         }
     }
 
-    /// Stores the bytes that the process has allocated, if they and those of the other processes are at most
+    /// Stores the bytes that the process has allocated, if they and the other processes' bytes are at most
     /// `limit`.
     pub(crate) fn try_set(&self, bytes: u64, before: u64, limit: u64) -> bool {
         self.enter();

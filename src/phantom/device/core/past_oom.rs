@@ -105,7 +105,7 @@ pub(crate) fn request_ends() {
     }
 }
 
-/// Takes the bytes that are allocated on a card, those of other processes among them.
+/// Takes the bytes that are allocated on a card, other processes' included.
 pub(crate) fn note_use(bytes: u64) {
     PEAK.fetch_max(bytes, Ordering::Relaxed);
 }

@@ -4,7 +4,7 @@
 //! it, or when the device has worked [`LAG_NS`] longer. Time is device time ([`DeviceClock`]), so it is the
 //! same in every run.
 //!
-//! An event, a wait and a synchronization stand for exact work: a position in each of some streams
+//! An event, a wait and a synchronization cover exact work: a position in each of some streams
 //! ([`Work`]). A wait in a stream adds the positions of the event to all later work there, and an event that
 //! is recorded later has them, too, whatever devices the streams belong to.
 

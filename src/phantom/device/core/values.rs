@@ -281,7 +281,7 @@ impl KnownValues {
         self.links.add(from, to, size, is_opposite);
     }
 
-    /// The places of the flags that depend on those of a range, and whether they are their opposite.
+    /// The places of the flags that depend on a range's flags, and whether they are the opposite.
     pub(crate) fn linked(&self, address: usize, size: usize) -> Vec<(usize, bool)> {
         self.links.of(address, size)
     }

@@ -256,7 +256,7 @@ pub(crate) unsafe fn answer_flags(from: usize, size: usize) -> Option<Vec<u8>> {
     Some(flags)
 }
 
-/// The known bytes at the beginning of a small range. `None` when there are none.
+/// The known bytes at the beginning of a small range, or `None` if no byte is known.
 ///
 /// # Safety
 /// `from` is device memory, or host memory good for `size` bytes.

@@ -255,7 +255,7 @@ fn device_count(out: Out<c_int>) -> Status {
     if devices == 0 { fail(NO_DEVICE) } else { OK }
 }
 
-/// Computes a value for the device with this index, or fails when there is none.
+/// Computes a value for the device with this index, or fails if no such device exists.
 fn on_device<T>(index: c_int, value: impl FnOnce(usize) -> T) -> Result<T, Status> {
     match device(index) {
         Some(device) => Ok(value(device.index)),

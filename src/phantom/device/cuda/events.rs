@@ -210,7 +210,7 @@ fn wait(handle: StreamHandle, event: Handle<Event>, flags: u32) -> Status {
             stream.launch(0);
             OK
         }
-        // An event of a capture that is over stands for no work, as one that was never recorded.
+        // An event of a finished capture covers no work, like an event that was never recorded.
         (Some(capture), CaptureStatus::None) if recording.capture == 0 && recording.stream.is_some() => {
             capture::invalidate(capture);
             fail(cudaErrorStreamCaptureIsolation)

@@ -1,4 +1,4 @@
-//! The memory that the driver takes for an instantiated graph, beside that of its memory nodes. An estimate:
+//! The memory that the driver takes for an instantiated graph, in addition to its memory nodes. An estimate:
 //! NVIDIA documents no size.
 //!
 //! - A kernel node takes about 10 KB: NVIDIA's own figure in [cccl#3768](https://github.com/NVIDIA/cccl/pull/3768),

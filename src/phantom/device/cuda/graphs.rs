@@ -54,7 +54,7 @@ impl Graph {
         lock(&self.effects).push(NodeEffect { position: self.work.nodes(), run: Arc::from(effect) });
     }
 
-    /// Runs the effects of the nodes. The nodes between them are of unknown effect: those of child graphs.
+    /// Runs the effects of the nodes. The nodes between them have an unknown effect: they belong to child graphs.
     fn run(&self, stream: &'static Stream) {
         let effects = lock(&self.effects).clone();
         let mut next = 0;

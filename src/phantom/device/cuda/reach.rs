@@ -22,7 +22,7 @@ use crate::cuda::{memory, vmm};
 /// The bytes of host memory that are searched for addresses when a kernel is given an address there.
 const HOST_TABLE: usize = 64 << 10;
 
-/// Memory that an address stands for.
+/// The memory at an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Extent {
     /// The block around a device address: PyTorch's, or else the driver's.
@@ -33,7 +33,7 @@ pub(crate) enum Extent {
 }
 
 impl Extent {
-    /// The memory around an address; `None` when there is none.
+    /// Returns the allocation that contains an address, if any.
     pub(crate) fn of(address: usize) -> Option<Self> {
         if let Some((start, end)) = torch_blocks::find(address) {
             return Some(Self::Device { start, end });
@@ -232,7 +232,7 @@ impl Launch {
         if self.is_library {
             targets.add_all(&held(Holder::Libraries));
         }
-        // Most launches: no address but those of the arguments.
+        // Most launches: no address except the arguments'.
         if targets.is_empty() && !self.stores_addresses {
             return;
         }
@@ -240,7 +240,7 @@ impl Launch {
         if !forget_targets(&mut targets, &self.written) {
             return forget_everything();
         }
-        // A range over plain numbers has one address, that of its output.
+        // A range over plain numbers has one address: its output.
         let stores_addresses = self.stores_addresses && self.written.len() + self.read.len() > 1;
         if stores_addresses {
             for extent in self.written.iter().chain(&self.read) {

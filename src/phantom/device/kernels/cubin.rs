@@ -162,7 +162,7 @@ fn ptx_parameter(text: &str) -> Option<(usize, usize)> {
             _ if word.starts_with('.') => {
                 let bits: usize =
                     word.trim_start_matches(|byte: char| !byte.is_ascii_digit()).parse().ok()?;
-                // Of a pointer, the alignment that follows is that of its target.
+                // After a pointer follows the alignment of its target.
                 width = Some(bits / 8).filter(|width| width.is_power_of_two());
                 align = align.or(width);
             }
@@ -230,7 +230,7 @@ mod tests {
         let total = [3, CBANK_PARAM_SIZE, 8, 0];
         let whole = cubin("k", &[attribute(0, 0, 8), total.to_vec()].concat());
         assert_eq!(of_cubin(&whole).len(), 1);
-        // The last 24 bytes are those of a section header that nobody reads.
+        // The last 24 bytes belong to a section header that nobody reads.
         for length in 0..whole.len() - 24 {
             assert!(of_cubin(&whole[..length]).is_empty(), "{length}");
         }

@@ -15,7 +15,7 @@ use crate::cuda::reach;
 use crate::kernels::kernel_effects::KernelEffect;
 use crate::kernels::reduce::{self, Comparison, DataType, ncclUint8};
 
-/// The most values of which each is known to be ordinary: finite, and not NaN.
+/// The most values that are known to be ordinary: finite, and not NaN.
 const MOST_ORDINARY: usize = 1 << 20;
 
 /// An address that is not known.
@@ -167,7 +167,7 @@ fn of_one(input: &Known, result: impl FnOnce(&[u8]) -> Vec<u8>) -> Known {
     Known { bytes: result(&input.bytes), is_answer: input.is_answer }
 }
 
-/// Each byte of one input with that of another.
+/// Each byte of one input with the same byte of another.
 fn bytewise(left: &[u8], right: &[u8], operation: impl Fn(u8, u8) -> u8) -> Vec<u8> {
     left.iter().zip(right).map(|(&left, &right)| operation(left, right)).collect()
 }

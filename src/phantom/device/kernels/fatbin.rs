@@ -149,7 +149,7 @@ fn parameters_in(kind: u16, code: &[u8]) -> KernelParameters {
 
 impl FatBinary {
     /// The parameters of a kernel. The code of one architecture is decompressed at the first question: the
-    /// smallest that has the kernel, because the parameters are those of the source.
+    /// smallest that has the kernel, because the parameters are the source's.
     ///
     /// # Safety
     /// The binary is still loaded.

@@ -428,7 +428,7 @@ pub(crate) unsafe fn launch_of(kernel: usize, arguments: In<usize>, blocks: u32)
     signature::of(kernel).and_then(|signature| unsafe { signature.launch_with(arguments, blocks) })
 }
 
-/// Applies the effect of a launch of which only the arguments are known.
+/// Applies the effect of a launch whose arguments alone are known.
 ///
 /// # Safety
 /// As for [`launch_of`].

@@ -28,11 +28,11 @@ pub(crate) struct Signature {
 /// The addresses of a parameter block to which a kernel writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Outputs {
-    /// All but those of constants.
+    /// All parameters except constants.
     All,
     /// Those of the first parameter.
     FirstParameter,
-    /// All but those of this many first parameters.
+    /// All parameters except this many first ones.
     AllButParameters(usize),
     /// In the last parameter, after offset calculators of this size: the first of this many operands, and
     /// those that follow the operands.

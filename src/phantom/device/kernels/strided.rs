@@ -1,4 +1,4 @@
-//! PyTorch's elementwise kernels over strides, such as those of broadcast tensors.
+//! PyTorch's elementwise kernels over strides, for example of broadcast tensors.
 //!
 //! Their one functor holds all that they work on (ATen's CUDALoops.cuh, `gpu_kernel_impl` and its form without
 //! conversions): an offset calculator (its dimensions, 25 sizes of 12 bytes, 25 strides in bytes for each
@@ -21,7 +21,7 @@ pub(crate) struct Output {
     address: usize,
     /// The number of elements.
     count: usize,
-    /// The bytes from the beginning of the first element to that of the last.
+    /// The distance in bytes from the start of the first element to the start of the last.
     distance: usize,
 }
 

@@ -1,4 +1,4 @@
-//! PyTorch's lists of tensors as parameters of kernels: those of its `_foreach` functions and fused optimizers.
+//! PyTorch's lists of tensors as parameters of kernels, in its `_foreach` functions and fused optimizers.
 //!
 //! A list has room for more tensors than a launch has. What stands after the last one is left from the launch
 //! before, or from the stack: addresses of blocks that have other owners by now. Each block of threads works on
@@ -52,7 +52,7 @@ pub(crate) struct TensorList {
 }
 
 impl TensorList {
-    /// The layout of a parameter with this demangled type and this size. `None` when it is none of these lists.
+    /// The layout of a parameter with this demangled type and this size. `None` if it is not such a list.
     pub(crate) fn of(parameter: &str, size: usize) -> Option<Self> {
         let name = parameter.split('<').next()?.rsplit(':').next()?;
         let arguments = parameter.split_once('<')?.1;

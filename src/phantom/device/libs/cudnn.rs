@@ -309,7 +309,7 @@ unsafe fn stand_in(name: c_int, count: Out<i64>, values: usize) -> Status {
     OK
 }
 
-/// The device addresses that descriptors hold: those of variant packs.
+/// The device addresses that descriptors of variant packs hold.
 static ADDRESSES: LazyLock<Mutex<HashMap<usize, Vec<usize>>>> = LazyLock::new(Mutex::default);
 
 /// Keeps the addresses that a descriptor gets.

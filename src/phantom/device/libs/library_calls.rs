@@ -27,7 +27,7 @@ const STACK_WORDS: usize = 26;
 pub(crate) struct RawArguments {
     registers: [usize; 6],
     return_address: usize,
-    /// As many of these as the call has; then those of its callers, which every thread has.
+    /// As many of these as the call has; then its callers' arguments, which every thread has.
     stack: [usize; STACK_WORDS],
 }
 

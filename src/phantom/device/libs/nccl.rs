@@ -158,7 +158,7 @@ impl Communicator {
         self.mailbox.get_or_init(attach).as_ref()
     }
 
-    /// The contributions of all ranks to an operation. Its own replaces those of ranks that cannot be
+    /// The contributions of all ranks to an operation. Its own replaces the contributions of ranks that cannot be
     /// reached.
     fn exchange(&self, mine: Contribution) -> Vec<Contribution> {
         let all = self.mailbox().and_then(|mailbox| mailbox.exchange(mine.as_deref()));

@@ -58,7 +58,7 @@ const SHARED_STEPS: usize = 16;
 pub(crate) const HOPPER_CODE: u64 = 172 << 20;
 pub(crate) const HOPPER_FIRST_KERNEL: u64 = 206 << 20;
 
-/// What the kernel of messages (`ncclDevKernel_SendRecv`) needs beyond that of a collective, in bytes of stack for each
+/// What the kernel of messages (`ncclDevKernel_SendRecv`) needs beyond a collective's kernel, in bytes of stack for each
 /// thread that the card can hold: 1904 against 1672 in NCCL 2.26.2, 1976 against 1736 in 2.28.9
 /// (`ncclDevKernel_AllReduce_Sum_f32_RING_LL`). `cuobjdump -arch sm_90 -res-usage` shows them in the library of
 /// NVIDIA's wheels. The driver then makes the local memory of all threads larger, and keeps it so
@@ -211,7 +211,7 @@ impl NcclMemory<'_> {
                 .flat_map(|_| [self.receiver(), self.sender()])
                 .collect();
         }
-        // The connections of this rank to and from other machines; the others are those of the ring in this machine.
+        // The connections of this rank to and from other machines; the others belong to the ring in this machine.
         let between = channels.div_ceil(self.ranks);
         let inside = channels - between.min(channels);
         let mut sizes: Vec<usize> = (0..inside).flat_map(|_| [self.receiver(), self.sender()]).collect();
@@ -233,7 +233,7 @@ impl NcclMemory<'_> {
         self.p2p_channels() * SHARED_STEPS * self.p2p_chunk()
     }
 
-    /// The connections of the tree, a chain inside a machine, that are not those of the ring.
+    /// The connections of the tree, a chain inside a machine, that the ring does not have.
     fn tree(&self) -> Vec<usize> {
         let mut each = Vec::new();
         if self.ranks > 2 && self.rank + 1 < self.ranks {
@@ -365,7 +365,7 @@ mod tests {
     #[test]
     fn nccl_between_machines_has_the_buffers_of_its_source() {
         let of = |ranks| NcclMemory { has_others: true, ..rank_of(22809, ranks, 0, (9, 0)) };
-        // Eight cards: 16 channels, two of which enter and two leave the machine here. The receiver has 10 MiB in
+        // Eight cards: 16 channels. Two of them enter and two leave the machine here. The receiver has 10 MiB in
         // either case; the sender 2 MiB to a card and 10 to a machine.
         assert_eq!(mib(&of(8).at_first_operation()), 16 * 10 + 14 * 2 + 2 * 10);
         // A card of each machine, such as the group of data parallel ranks beside tensor parallel ones.

@@ -34,7 +34,7 @@ const GPU_IS_LOST: Status = 15;
 /// `NVML_ERROR_ARGUMENT_VERSION_MISMATCH`.
 const VERSION_MISMATCH: Status = 25;
 
-/// The number of `nvmlInit` less that of `nvmlShutdown`.
+/// The number of calls of `nvmlInit` minus calls of `nvmlShutdown`.
 static INITIALIZED: AtomicU32 = AtomicU32::new(0);
 
 fn initialize() -> Status {
@@ -174,7 +174,7 @@ fn memory_info_2(handle: usize, place: InOut<MemoryInfo2>) -> Status {
     })
 }
 
-/// The process id that stands for all processes outside the machine: the first of a host, which uses no device.
+/// The process id of all processes outside the machine: the first of a host, which uses no device.
 pub(crate) const OTHER_PID: u32 = 1;
 
 /// Lists the processes with a context on a card.

@@ -29,7 +29,7 @@ struct Utilization {
 const SHORTEST: Duration = Duration::from_millis(160);
 
 /// The share of the last moment in which the card worked. Kernels do not run: their time is the simulated one,
-/// which passes faster or slower than that of the clock on the wall.
+/// which passes faster or slower than wall-clock time.
 fn utilization(card: usize) -> Utilization {
     /// The time that each card had worked at a moment, and the answer of that moment.
     type Last = Vec<Option<(Instant, u64, Utilization)>>;

@@ -176,7 +176,7 @@ impl RankMailbox {
         true
     }
 
-    /// Publishes this rank's contribution to the next operation and returns those of all ranks, in order.
+    /// Publishes this rank's contribution to the next operation and returns all ranks' contributions, in order.
     /// `None` when the other ranks are given up.
     pub(crate) fn exchange(&self, mine: Option<&[u8]>) -> Option<Vec<Contribution>> {
         if self.given_up.load(Ordering::Relaxed) {

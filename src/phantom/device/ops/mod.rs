@@ -7,7 +7,7 @@
 //!
 //! - [`record`] sees each op at its start and at its end, by `at::RecordFunction`.
 //! - [`torch`] has the functions of PyTorch that are called, [`cxx`] what C++ asks of their caller.
-//! - [`values`] reads arguments (`c10::IValue`) and makes those of the second run.
+//! - [`values`] reads arguments (`c10::IValue`) and makes the second run's arguments.
 //! - [`ordinary`] is the rule for the other values, those that nothing computed.
 //! - [`tensor`] is the memory of a tensor, and what of it is known.
 //!

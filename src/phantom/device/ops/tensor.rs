@@ -186,7 +186,7 @@ impl TensorMemory {
     /// The elements in host memory, in the order of their indices.
     ///
     /// # Safety
-    /// The memory is that of a live tensor of the host.
+    /// The memory belongs to a live tensor on the host.
     pub(super) unsafe fn host_elements(&self) -> Vec<u8> {
         if self.count() == 0 {
             return Vec::new();

@@ -161,7 +161,7 @@ pub(crate) fn remember(state: &ThreadState, number: u64, module: TextId, python:
 /// The forward thread of a backward function.
 ///
 /// # Safety
-/// `record` is the live `RecordFunction` of a backward function, and `place` that of its number.
+/// `record` is the live `RecordFunction` of a backward function, and `place` the place of its number.
 unsafe fn forward_thread(record: *const c_void, place: usize) -> u64 {
     let mut distance = DISTANCE.load(Ordering::Relaxed);
     if distance == 0 {

@@ -150,7 +150,7 @@ fn recompute(ranges: &OpenRanges, version: u64, stream: i64) {
 
 /// The context that a stack of ranges gives.
 ///
-/// A module's path replaces that of the module around it. The user's own levels stay, before and after it,
+/// A module's path replaces the path of the module around it. The user's own levels stay, before and after it,
 /// and a whole path that the user gave stands alone.
 fn base_of(open: &[OpenRange], inherited: TextId, thread: &OpenRanges) -> Context {
     let on_autograd_thread = thread.is_autograd();

@@ -14,7 +14,7 @@ const DEVICES: usize = 64;
 const EARLY: std::ops::RangeInclusive<u64> = 3..=5;
 /// The number of latest steps.
 const RECENT: usize = 4;
-/// Growth of less is none.
+/// Smaller growth is ignored.
 const LEAST: u64 = 64 << 10;
 /// Growth is looked for when so many steps have begun, and four times as many, and so on.
 const FIRST_LOOK: u64 = 10;

@@ -53,7 +53,7 @@ pub(crate) fn depth() -> usize {
     on_thread(depth).unwrap_or(0)
 }
 
-/// Opens the outermost module's forward on this thread, of which only the phase is recorded.
+/// Opens the outermost module's forward on this thread. Only its phase is recorded.
 pub(crate) fn enter_unseen() {
     on_thread(|thread| {
         updates::forward_begins();

@@ -38,7 +38,7 @@ pub(crate) fn outside_ops(base: Context) -> Option<ContextId> {
 }
 
 impl RunningOps {
-    /// The Python stack of this thread; inside a backward function, that of the op that made it.
+    /// The Python stack of this thread. Inside a backward function, the stack of the op that made it.
     pub(crate) fn python_stack(&mut self, is_autograd_thread: bool, origin: StackId) -> StackId {
         if origin != 0 && !is_autograd_thread {
             // Below the op there is only the call of `backward()`.

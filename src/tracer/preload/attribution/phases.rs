@@ -27,7 +27,7 @@ static TOP: AtomicU32 = AtomicU32::new(0);
 /// The words of `MEMTRACE_PHASES`.
 static MORE_WORDS: OnceLock<Vec<String>> = OnceLock::new();
 
-/// Sets the names that are phases in addition to those of [`memtrace_trace::ranges`]; once, at load.
+/// Sets the names that are phases in addition to [`memtrace_trace::ranges`]; once, at load.
 pub(crate) fn set_more_words(words: Vec<String>) {
     let _ = MORE_WORDS.set(words);
 }

@@ -24,7 +24,7 @@ pub(crate) fn add(range: OpenRange) {
     STARTED.with(|started| started.push(range));
 }
 
-/// Removes the range `id`, which ends; `None` when there is none.
+/// Removes the range `id`, which ends. Returns `None` if it is not open.
 pub(crate) fn take(id: u64) -> Option<OpenRange> {
     STARTED.with(|started| {
         let index = started.iter().rposition(|range| range.id == id)?;

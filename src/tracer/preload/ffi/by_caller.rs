@@ -5,9 +5,9 @@
 //! So each library that calls a hook gets a function of its own. The caller is the library of the return address. Of the
 //! places below, the first that has the function gives it:
 //!
-//! 1. The library that other calls of the caller are bound to: those of functions of the same family without a hook. It
+//! 1. The library that other calls of the caller are bound to: calls of functions of the same family without a hook. It
 //!    is the one that the loader chose, whatever its scopes were.
-//! 2. What the loader would choose, as far as it can be told later: the global scope if that library was loaded before
+//! 2. What the loader would choose, as far as it is known later: the global scope if that library was loaded before
 //!    the caller, then the caller and the libraries that it needs, then the rest of the global scope. It may be another
 //!    copy where the caller calls nothing but hooks: the scope of a library that needs the caller is not known, nor when
 //!    a library became global.
@@ -190,7 +190,7 @@ impl<F: Copy> ByCaller<F> {
             }
             if let Some(section) = library.dynamic_section() {
                 section.references(family, |address, own| {
-                    // Until the first call an address may be that of a stub in the caller.
+                    // Until the first call an address may point to a stub in the caller.
                     if address == own || !library.has_code(address) {
                         addresses.push(address);
                     }

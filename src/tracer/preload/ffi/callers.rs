@@ -24,7 +24,7 @@ pub(crate) struct Library {
 }
 
 impl Library {
-    /// This library, or the one that it stands for in the thread's current call.
+    /// This library, or the library for which it answers in the thread's current call.
     fn named(self) -> Library {
         if !self.is_phantom {
             return self;

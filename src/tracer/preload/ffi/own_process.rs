@@ -24,7 +24,7 @@ fn index_of(processes: &[ProcessMemory], pids: &[u32], in_namespace: bool) -> Op
     }
 }
 
-/// The ids of this process, that of the outermost namespace first, as far as /proc shows them.
+/// The ids of this process, the outermost namespace's first, as far as /proc shows them.
 fn own_pids() -> Vec<u32> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"));

@@ -69,7 +69,7 @@ pub(crate) fn is_present() -> bool {
     !find_anywhere(LIBRARY, c"memtrace_phantom_describe").is_null()
 }
 
-/// The library that the phantom device stands for in the thread's current call; `None` for itself.
+/// The library for which the phantom device answers in the thread's current call; `None` for itself.
 pub(crate) fn library_of_call() -> Option<&'static CStr> {
     // SAFETY: it takes nothing.
     let name = unsafe { STANDS_FOR.get()?() };

@@ -122,7 +122,7 @@ pub(crate) fn find_anywhere(library: &str, name: &CStr) -> *mut c_void {
 /// Looks `name` up in the program's own scope, which begins with the program and the preloaded libraries.
 /// `RTLD_DEFAULT` would begin with the scope that this library was loaded into.
 pub(crate) fn find_in_program(name: &CStr) -> *mut c_void {
-    // SAFETY: null stands for the program; nothing is loaded, and the handle needs no closing.
+    // SAFETY: null means the program; nothing is loaded, and the handle needs no closing.
     let program = unsafe { libc::dlopen(std::ptr::null(), libc::RTLD_LAZY) };
     // SAFETY: an open handle.
     unsafe { find_in(program, name) }

@@ -1,4 +1,4 @@
-//! The op callbacks of one thread: those of a profiler that the program runs.
+//! The op callbacks of one thread, of a profiler that the program runs.
 
 use std::ffi::c_void;
 
@@ -29,7 +29,7 @@ pub(crate) static GET: RealFn<unsafe extern "C-unwind" fn() -> *const CallbackSt
     unsafe { RealFn::new(c"_ZN2at24get_record_function_tls_Ev", "libtorch") };
 
 /// Removes the thread's own callbacks while `work` runs, so that torch reports its ops to the callbacks of
-/// the whole process alone. Those are ours and, rarely, those of a profiler of all threads.
+/// the whole process alone. These are ours and, rarely, a profiler's of all threads.
 pub(crate) fn without_callbacks_of_thread<R>(work: impl FnOnce() -> R) -> R {
     let (Some(get), Some(set)) = (GET.get(), SET.get()) else { return work() };
     // SAFETY: the thread's own state, which only this thread changes.

@@ -71,7 +71,7 @@ pub(crate) fn functions_of_table(table: *const *mut c_void, most: usize) -> Vec<
     (HEADER..words).map(|index| unsafe { *table.add(index) }).collect()
 }
 
-/// The functions from the first one of a vtable on; at most `most`, some of which may lie behind the vtable.
+/// The functions of a vtable from the first one on: at most `most`. Some may lie past the end of the vtable.
 pub(crate) fn functions_from(first: *const *mut c_void, most: usize) -> Vec<*mut c_void> {
     let words = readable_words(first).min(most);
     // SAFETY: `readable_words` found this many in the mapping, which stays.

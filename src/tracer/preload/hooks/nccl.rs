@@ -73,14 +73,14 @@ macro_rules! hooks {
     ($($hooks:tt)*) => { hooks_by_caller! { "libnccl.so", INTERNAL_ERROR; $($hooks)* } };
 }
 
-/// Defines hooks of operations: the memory that one takes is that of its communicator.
+/// Defines hooks of operations. The memory that an operation takes belongs to its communicator.
 macro_rules! operations {
     ($($name:ident($($arg:ident: $type:ty),*) of $comm:ident;)*) => {
         hooks! { $($name($($arg: $type),*) |real| operate($comm, real);)* }
     };
 }
 
-/// Same as [`operations`], of the ranks' sums: a bucket of gradients is told by them.
+/// Like [`operations`], for sums over the ranks, which identify a bucket of gradients.
 macro_rules! reductions {
     ($($name:ident($from:ident: $first:ty, $($arg:ident: $type:ty),*) of $comm:ident;)*) => {
         hooks! { $($name($from: $first, $($arg: $type),*) |real| {

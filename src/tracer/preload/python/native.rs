@@ -173,7 +173,7 @@ fn name_communicator(arguments: Arguments<'_>) {
     }
 }
 
-/// The step of a live block; -2 for an address that is none.
+/// The step of a live block; -2 for an address without a block.
 fn block_step(arguments: Arguments<'_>) -> i64 {
     block_ages::of(arguments.size(0) as u64).map_or(-2, |birth| birth.step.into())
 }

@@ -22,7 +22,7 @@ pub(crate) struct Tag {
 pub(crate) fn record(tag: Tag) {
     // Without a trace there is no block to tag.
     let Some(recorder) = Recorder::active() else { return };
-    // The context and the step are those of the block's allocation.
+    // The context and the step come from the block's allocation.
     let payload = Payload::Tag {
         address: tag.pointer as u64,
         category: tag.category,

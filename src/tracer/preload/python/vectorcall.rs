@@ -47,7 +47,7 @@ impl TracerFunction {
     /// watches this thread, the frames of the tracer are hidden from it, or it would compile them.
     ///
     /// # Safety
-    /// The GIL is held, the function is set, and the arguments are those of a [`Vectorcall`].
+    /// The GIL is held, the function is set, and the arguments have the form of a [`Vectorcall`].
     pub(super) unsafe fn call(&self, args: *const RawObject, count: usize, names: RawObject) -> bool {
         // SAFETY: by the contract.
         let Some(gil) = (unsafe { Gil::held() }) else { return true };

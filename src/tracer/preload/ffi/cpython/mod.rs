@@ -7,7 +7,7 @@
 //! A function that may run Python code unwinds where Python ends a daemon thread that waits for the
 //! interpreter.
 //!
-//! A [`Gil`] stands for the right to call them. [`Object`] is a borrowed reference and [`Owned`] one of ours.
+//! A [`Gil`] is the right to call them. [`Object`] is a borrowed reference and [`Owned`] one of ours.
 //! Where a function returns `None`, Python has raised an exception, which the caller clears, fetches or
 //! leaves to its own caller.
 
@@ -346,7 +346,7 @@ impl Gil {
     /// Takes the exception that was raised: the caller deals with it, or puts it back.
     pub(crate) fn fetch_error(self) -> Error {
         let [mut kind, mut value, mut trace] = [null_mut(); 3];
-        // SAFETY: three places for new references, each of which may stay null.
+        // SAFETY: three places for new references; each may stay null.
         unsafe {
             (self.functions.error_fetch)(&raw mut kind, &raw mut value, &raw mut trace);
             Error { kind: self.owned(kind), value: self.owned(value), trace: self.owned(trace) }

@@ -18,7 +18,7 @@ pub(crate) struct Method {
     doc: *const c_char,
 }
 
-// SAFETY: the pointers are those of literals, which never change.
+// SAFETY: the pointers come from literals, which never change.
 unsafe impl Sync for Method {}
 
 impl Method {

@@ -184,7 +184,7 @@ impl<'a> Object<'a> {
         unsafe { (self.gil.functions.dict_set)(self.raw(), key.as_ptr(), value.raw()) == 0 }
     }
 
-    /// An item of a dict. `None`, without an exception, when there is none.
+    /// An item of a dict. `None`, without an exception, if the dict lacks it.
     pub(crate) fn item(self, key: &CStr) -> Option<Owned> {
         // SAFETY: the object is alive, and the key ends in 0; a borrowed reference, which becomes one of ours
         // at once.

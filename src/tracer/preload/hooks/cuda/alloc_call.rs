@@ -50,7 +50,7 @@ pub(super) struct Call {
 /// The result of a successful allocation.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Allocated {
-    /// The address, or the handle that stands for it.
+    /// The address, or the handle in place of one.
     pub(super) address: u64,
     /// The size in bytes.
     pub(super) bytes: usize,
@@ -148,7 +148,7 @@ fn record_past_oom(recorder: &'static Recorder, header: Header, bytes: usize, po
     record_out_of_memory(recorder, oom, Header { api: Some(Api::PastOom), ..header });
 }
 
-/// Makes a freeing call and records it. It frees `bytes` at `address`; 0 bytes stand for the whole
+/// Makes a freeing call and records it. It frees `bytes` at `address`; 0 bytes mean the whole
 /// allocation.
 pub(super) fn record_free(call: Call, address: u64, bytes: usize, run: impl FnOnce() -> c_int) -> c_int {
     // Programs initialize the runtime with `cudaFree(0)`.
@@ -183,7 +183,7 @@ pub(super) fn record_free(call: Call, address: u64, bytes: usize, run: impl FnOn
     status
 }
 
-/// The part of a call's event that does not depend on its outcome. `device` is that of an allocation; a free
+/// The part of a call's event that does not depend on its outcome. `device` is an allocation's device; a free
 /// repeats the stream of its allocation.
 fn before_outcome(call: Call, device: Option<i8>) -> (Header, event::Call) {
     let Library { name, is_torch_allocator, is_nccl, .. } = library_at(call.caller);
@@ -245,7 +245,7 @@ pub(super) unsafe fn written<T: Copy>(out: *const T) -> Option<T> {
     (!out.is_null()).then(|| unsafe { *out })
 }
 
-/// The elements of `levels` levels of a mipmapped array; each side of a level is half of that of the level
+/// The elements of `levels` levels of a mipmapped array; each side of a level is half as long as in the level
 /// before.
 pub(super) fn mipmapped_elements(extent: [usize; 3], levels: c_uint) -> usize {
     let sides = |level: c_uint| extent.map(|side| side.checked_shr(level).unwrap_or(0).max(1));

@@ -84,7 +84,7 @@ pub(super) fn of_driver(name: &[u8]) -> Option<StandIn> {
     }
 }
 
-/// Replaces the address that the driver wrote by a stand-in, if it is that of a hooked function.
+/// Replaces the address that the driver wrote by a stand-in, if it belongs to a hooked function.
 ///
 /// # Safety
 /// The call that was given both succeeded, so `name` is a C string, and `place` null or written.

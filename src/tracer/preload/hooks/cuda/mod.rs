@@ -1,4 +1,4 @@
-//! CUDA's functions that allocate and free memory: those of the runtime and of the driver.
+//! CUDA's functions that allocate and free memory, of the runtime and of the driver.
 
 mod alloc_call;
 mod driver;

@@ -5,7 +5,7 @@ use std::ffi::c_void;
 /// Returns our function for the address that the program found under a name; null to leave the address alone.
 ///
 /// # Safety
-/// The address is that of the function of that name, from its library.
+/// The address belongs to the function of this name, from its library.
 pub(crate) type StandIn = unsafe fn(*mut c_void) -> *mut c_void;
 
 /// Defines the exported hook of each function of the runtime.

@@ -116,7 +116,7 @@ impl FoundPath {
         Self([0; MOST_BYTES])
     }
 
-    /// Returns the path of the program that `execvp` would run for `name`, or null if there is none.
+    /// Returns the path of the program that `execvp` would run for `name`, or null if no such program exists.
     ///
     /// # Safety
     /// `name` is null or a C string.

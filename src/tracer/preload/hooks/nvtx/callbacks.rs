@@ -17,7 +17,7 @@ pub(super) type Slot = *mut c_void;
 /// More slots than the modules that we fill have: 15 and 16 in NVTX 3.
 pub(super) const SLOTS: usize = 16;
 
-/// A module of NVTX: our functions by slot, and those of the earlier tool.
+/// A module of NVTX: our functions by slot, and the earlier tool's functions.
 pub(super) struct Module {
     pub(super) id: c_uint,
     pub(super) ours: [Option<Slot>; SLOTS],
@@ -56,7 +56,7 @@ pub(super) fn modules() -> [Module; 2] {
     [Module { id: 1, ours: core, next: &NEXT_CORE }, Module { id: 5, ours: core2, next: &NEXT_CORE2 }]
 }
 
-/// Calls the earlier tool's function of a slot; `None` when there is none.
+/// Calls the earlier tool's function of a slot. Returns `None` without such a function.
 macro_rules! next {
     ($next:ident[$slot:literal]($($arg:expr),*) as $type:ty) => {{
         let next = $next[$slot].load(Ordering::Acquire);

@@ -106,7 +106,7 @@ unsafe fn inject(get: GetExportTable) -> c_int {
 unsafe fn initialize_tool(tool: &CStr, get: GetExportTable) {
     // SAFETY: the path ends in 0; NVTX itself would have loaded the tool.
     let handle = unsafe { libc::dlopen(tool.as_ptr(), libc::RTLD_LAZY) };
-    // A null handle would stand for the global scope, where our own function is.
+    // A null handle would mean the global scope, where our own function is.
     if handle.is_null() {
         return;
     }

@@ -119,7 +119,7 @@ fn switch(on: bool) {
     }
 }
 
-/// An op begins. torch wants a state of ours for it at `context`: there is none.
+/// An op begins. torch asks for a state of ours at `context`; we keep no state.
 ///
 /// # Safety
 /// The arguments are torch's own, of a start callback.

@@ -62,7 +62,7 @@ unsafe fn at<T: Copy>(address: usize, offset: usize) -> T {
     unsafe { ((address + offset) as *const T).read_unaligned() }
 }
 
-/// Returns true if an address can be that of an object.
+/// Returns true if an address can belong to an object.
 fn is_object(address: usize) -> bool {
     address > 0xFFFF && address.is_multiple_of(8)
 }

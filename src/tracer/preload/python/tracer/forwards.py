@@ -40,7 +40,7 @@ def module_is_called(module) -> None:
 
 
 def root_was_called(root) -> None:
-    """The outermost module has a path now: it is the counted model if there is none."""
+    """The outermost module has a path now: it is the counted model if no model is counted yet."""
     global _counted
     if not _trains and (_counted is None or _counted() is None):
         _counted = weakref.ref(root)

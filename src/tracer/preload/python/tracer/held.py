@@ -61,7 +61,7 @@ WEIGHT_NAMES = frozenset(
 )
 # Attributes of every module.
 OWN_TABLES = frozenset(vars(Module()))
-# The most common classes of attributes, none of which holds a tensor.
+# The most common classes of attributes that hold no tensor.
 PLAIN = frozenset((int, float, bool, str, bytes, complex, type(None), type, type(tag), type(len)))
 
 

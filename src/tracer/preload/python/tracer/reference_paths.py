@@ -172,7 +172,7 @@ class Names:
         path, container, frame, error = "", "", None, ""
         attribute = ""
         if root.kind == "closure":
-            # A tuple of cells, one of which is next.
+            # A tuple of cells; one of them is next.
             cells, chain = chain[0], chain[1:]
             place_of = {id(cell): index for index, cell in enumerate(cells)}.get(id(chain[0]), -1)
             names = root.names

@@ -251,7 +251,7 @@ class Search:
 
 
 def walk(why: str) -> list[dict]:
-    """Searches, and records the answer in the trace: the holders, those of the most bytes first. `why` is
+    """Searches, and records the answer in the trace: the holders, the largest first. `why` is
     what asked for it."""
     if _state["is_busy"]:
         return []
@@ -337,7 +337,7 @@ def _holders(why: str, begin: float, seconds: float) -> tuple[list[dict], bool, 
     named = {pointer for n, pointer in direct.items() if n in search.reached}
     groups: dict[str, dict] = {}
     placed: set[int] = set()
-    # Variables and containers before graphs: a storage is told once.
+    # Variables and containers before graphs: a storage is reported once.
     described = 0
     for number in sorted(targets, key=lambda number: number in saved):
         if described % LOOK == 0 and time.monotonic() > end:

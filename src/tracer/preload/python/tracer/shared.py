@@ -1,4 +1,4 @@
-"""Tags of parameters and of gradients, several of which may lie in one storage: flat buffers of DeepSpeed,
+"""Tags of parameters and gradients that may share one storage: flat buffers of DeepSpeed,
 the buckets of DDP. Such a storage belongs to the innermost module that contains all of them."""
 
 from __future__ import annotations

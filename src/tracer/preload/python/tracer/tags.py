@@ -42,7 +42,7 @@ class Owner(NamedTuple):
     root_id: int
 
 
-# By id(parameter). The id may be that of another parameter later: see `owner_of`.
+# By id(parameter). Another parameter may have this id later: see `owner_of`.
 _owners: dict[int, Owner] = {}
 # The number of parameters in `_owners` that no longer exist.
 _gone = 0

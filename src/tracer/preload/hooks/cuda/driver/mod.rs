@@ -1,4 +1,4 @@
-//! The CUDA driver's calls that allocate and free memory: those of libraries with a runtime of their own
+//! The CUDA driver's calls that allocate and free memory, made by libraries with a runtime of their own
 //! (cuBLAS, cuDNN, NCCL), of programs without one (Triton, CuPy), and of expandable segments.
 //!
 //! The calls that the runtime makes for one of its own are not recorded: the runtime's hook records the outer
