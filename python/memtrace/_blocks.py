@@ -141,7 +141,7 @@ def use_between(start: Position, end: Position, others: list[tuple[Position, Pos
             # Allocated before the test, or by a fixture of others.
             continue
         if delta > 0 or row["event"] in _ALLOCATIONS:
-            # A tag moves a block in two rows, the second of which has the new owner.
+            # A tag moves a block in two rows. The second row has the new owner.
             owners[block] = Owner(row["module"], row["op"], row["phase"], row["category"])
         if row["event"] == "tag":
             continue
@@ -190,7 +190,7 @@ def rows(path: Path, start: int, end: int) -> Iterator[tuple[int, dict[str, str]
             if fields[6:7] == [b"lost"]:
                 raise NotMeasured("the trace lost events: set a larger MEMTRACE_BUFFER")
             if fields[6:7] == [b"repeat"]:
-                raise NotMeasured("rows of the trace stand for others: set MEMTRACE_REPEATS=0")
+                raise NotMeasured("the trace has repeat rows: set MEMTRACE_REPEATS=0")
             if len(fields) < 8 or fields[6].decode(errors="replace") not in _EVENTS:
                 continue
             try:
@@ -204,7 +204,7 @@ def rows(path: Path, start: int, end: int) -> Iterator[tuple[int, dict[str, str]
 
 
 def row_of(header: bytes, line: bytes) -> dict[str, str]:
-    """A row as a dict. Raises csv.Error for a line that is none."""
+    """A row as a dict. Raises csv.Error for a line that is not a row."""
     columns, fields = csv.reader(text.decode(errors="replace").rstrip("\n") for text in (header, line))
     return dict(zip(columns, fields))
 

@@ -1,7 +1,7 @@
 """The digests of a job as tables of DuckDB. A digest that cannot be read is left out and named.
 
-`digests` has the rows of processes, devices and leaks. `steps` has those of steps, with neighbouring steps as
-one when there are many: ten thousand ranks of ten thousand steps would be a hundred million rows."""
+`digests` has the rows of processes, devices and leaks. `steps` has the rows of steps, with neighbouring steps
+joined if there are many: ten thousand ranks of ten thousand steps would be a hundred million rows."""
 
 from __future__ import annotations
 

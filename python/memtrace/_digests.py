@@ -31,7 +31,7 @@ class Collected:
 
 def collect(paths: Iterable[str], folder: Path, engine: str, every_node: bool = False) -> Collected:
     """Makes the digests of the traces at `paths`, which are folders, files and patterns, and puts them into
-    `folder`. A digest stands for itself.
+    `folder`. The path of a digest is used as it is.
 
     With `engine="ray"` the tasks run on the cluster that Ray finds, each on a node that sees its trace: with
     `every_node`, each node looks for `paths` on its own disk, and otherwise all nodes share them.
@@ -59,14 +59,14 @@ def collect(paths: Iterable[str], folder: Path, engine: str, every_node: bool = 
     return collected
 
 
-# The digests of a place, as names and contents, and why there is none.
+# The digests of a place, as names and contents, or why it has no digest.
 _Digests = tuple[list[tuple[str, bytes]], "str | None"]
 
 
 def places(paths: Iterable[str]) -> list[str]:
     """The folders and files at `paths` on this machine, each once.
 
-    A folder without a trace stands for the folders in it: the folder of all runs of a job can be named."""
+    A folder without a trace means the folders in it: the folder of all runs of a job can be named."""
     found: dict[str, None] = {}
     for path in paths:
         # A folder may be called `run[1]`.

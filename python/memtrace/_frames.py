@@ -12,7 +12,7 @@ BACKENDS = ("polars", "pandas", "pyarrow")
 def backend(wanted: str | None) -> str:
     """The name of the library to use: the one that is `wanted`, or else the first that is installed.
 
-    Raises ImportError when there is none, and ValueError for an unknown name."""
+    Raises ImportError if neither is installed, and ValueError for an unknown name."""
     if wanted is not None:
         if wanted not in BACKENDS:
             raise ValueError(f"backend={wanted!r}: choose one of {', '.join(BACKENDS)}")

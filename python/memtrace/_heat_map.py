@@ -1,7 +1,8 @@
 """How far each rank is from its peers, step by step, as a grid of bounded size.
 
 A line of the grid is a device of a rank, a column a group of neighbouring steps, as in the table `steps`.
-A cell is the level of a difference: of the highest peak of these steps to the median of those of all devices.
+A cell is the level of a difference: between the highest peak of these steps and the median of all devices'
+peaks.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ def _shade(level: int) -> int:
 def text(grid: Grid, first: list[int], width: int, bands: int, plain: bool) -> list[str]:
     """The grid as lines of at most `width` characters.
 
-    First those of the devices `first`, by their places in `grid.devices`, then one for each of at most
+    First the rows of the devices `first`, by their places in `grid.devices`, then one for each of at most
     `bands` bands of ranks."""
     count = min(bands, grid.lines)
     edges = [grid.lines * n // count for n in range(count + 1)]

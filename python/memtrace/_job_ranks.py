@@ -95,20 +95,20 @@ def ranks(
     `engine` makes the digests: "local" in this process, "ray" on a Ray cluster, one task a trace.
     With `every_node` each node of the cluster looks for `paths` on its own disk. `keep` is a folder
     for the digests, `page` the file of a page of all ranks by step."""
-    told, grid = compared(paths, engine, every_node, top, keep)
+    result, grid = compared(paths, engine, every_node, top, keep)
     if page is not None:
-        write_page(Path(page), told, grid)
-    return _short(told, top)
+        write_page(Path(page), result, grid)
+    return _short(result, top)
 
 
-def write_page(path: Path, told: dict[str, Any], grid: _heat_map.Grid) -> None:
+def write_page(path: Path, result: dict[str, Any], grid: _heat_map.Grid) -> None:
     """Writes the page of an answer of `compared`."""
-    facts = [printable(line.strip()) for line in _facts(told)]
-    _ranks_page.write(path, grid, told["parted"], f"{told['peaks']['ranks']} ranks", facts)
+    facts = [printable(line.strip()) for line in _facts(result)]
+    _ranks_page.write(path, grid, result["parted"], f"{result['peaks']['ranks']} ranks", facts)
 
 
-def _short(told: dict[str, Any], top: int) -> dict[str, Any]:
-    return {**told, "parted": {**told["parted"], "list": told["parted"]["list"][:top]}}
+def _short(result: dict[str, Any], top: int) -> dict[str, Any]:
+    return {**result, "parted": {**result["parted"], "list": result["parted"]["list"][:top]}}
 
 
 def compared(
@@ -135,9 +135,9 @@ def compared(
                 raise _command.TraceError(f"no trace could be read; the first: {whys[0]}")
             try:
                 _heat_map.compare(database)
-                told = {**answer(database, top), "failed": failed}
-                told["parted"]["steps_compared_at_once"] = loaded.steps_per_group
-                return told, _heat_map.grid(database, loaded.steps_per_group)
+                result = {**answer(database, top), "failed": failed}
+                result["parted"]["steps_compared_at_once"] = loaded.steps_per_group
+                return result, _heat_map.grid(database, loaded.steps_per_group)
             except duckdb.Error as error:
                 raise _command.TraceError(f"DuckDB cannot answer: {error}") from error
 
@@ -165,17 +165,17 @@ def answer(database: Any, top: int) -> dict[str, Any]:
 
 
 def show(
-    told: dict[str, Any],
+    result: dict[str, Any],
     grid: _heat_map.Grid,
     top: int | None = None,
     width: int | None = None,
     plain: bool = False,
 ) -> str:
     """The answer as text: at most `LINES` lines of `width` characters; with `top`, lists of that many."""
-    parted, missing = told["parted"], told["missing_ranks"]
-    short = [f"  {printable(place)}: {printable(why)}" for place, why in told["failed"].items()]
+    parted, missing = result["parted"], result["missing_ranks"]
+    short = [f"  {printable(place)}: {printable(why)}" for place, why in result["failed"].items()]
     at_once = parted["steps_compared_at_once"]
-    lines = _facts(told)
+    lines = _facts(result)
     if grid.lines:
         place_of = {(rank, device): n for n, (rank, device, _) in enumerate(grid.devices)}
         first = [place_of[row["rank"], row["device"]] for row in parted["list"][:FURTHEST]]
@@ -196,21 +196,21 @@ def show(
     else:
         lines += ["", "no rank parts from the others"]
     lines += ["", "highest peaks"]
-    for row in told["highest"][: 3 if top is None else top]:
+    for row in result["highest"][: 3 if top is None else top]:
         host = printable(row["host"], "no host")
         lines.append(
             f"  rank {row['rank']:>5}  {_size(row['peak_allocated_bytes']):>12}  {_where(row)}  {host}"
         )
-    if told["leaks"]:
+    if result["leaks"]:
         lines += ["", "growth by step"]
-    for row in told["leaks"][: 2 if top is None else top]:
+    for row in result["leaks"][: 2 if top is None else top]:
         owner = " ".join(printable(row[key]) for key in ("module", "category", "line") if row[key])
         grown = f"{_size(row['bytes_per_step']):>12} a step on {row['ranks']} ranks"
         lines.append(f"  {grown}: {owner or 'no owner'}")
     if missing["ranks"]:
         named = missing["list"][: 10 if top is None else top]
         shown = ", ".join(map(str, named)) + (", ..." if missing["ranks"] > len(named) else "")
-        lines.append(f"no trace of {missing['ranks']} of {told['processes']['world_size']} ranks: {shown}")
+        lines.append(f"no trace of {missing['ranks']} of {result['processes']['world_size']} ranks: {shown}")
     if short:
         lines += [f"not read: {len(short)}", *short[: 2 if top is None else 10]]
     cut = len(max(lines, key=len)) if width is None else width
@@ -219,9 +219,9 @@ def show(
     )
 
 
-def _facts(told: dict[str, Any]) -> list[str]:
+def _facts(result: dict[str, Any]) -> list[str]:
     """What all ranks have in common."""
-    peaks, processes = told["peaks"], told["processes"]
+    peaks, processes = result["peaks"], result["processes"]
     lines = [
         f"{_counted(peaks['ranks'], 'rank')} on {_counted(peaks['hosts'], 'host')}, "
         f"{_counted(peaks['devices'], 'device')}",
@@ -304,18 +304,18 @@ def main(arguments: list[str]) -> int:
         # Ray prints to stdout when a node dies.
         with contextlib.redirect_stdout(sys.stderr):
             top = 10 if options.top is None else options.top
-            told, grid = compared(options.paths, options.engine, options.every_node, top, options.keep)
+            result, grid = compared(options.paths, options.engine, options.every_node, top, options.keep)
             if options.page:
-                write_page(Path(options.page), told, grid)
+                write_page(Path(options.page), result, grid)
     except (ImportError, ValueError, OSError, _command.TraceError) as error:
         print(f"memtrace: {printable(error, longest=4096)}", file=sys.stderr)
         return 2
     if options.json:
-        print(json.dumps(_short(told, top), indent=2))
+        print(json.dumps(_short(result, top), indent=2))
     else:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        print(show(told, grid, options.top, width, plain=not _has_shades(sys.stdout)))
-    return 1 if told["failed"] else 0
+        print(show(result, grid, options.top, width, plain=not _has_shades(sys.stdout)))
+    return 1 if result["failed"] else 0
 
 
 def _has_shades(stream: Any) -> bool:

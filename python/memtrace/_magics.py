@@ -56,7 +56,7 @@ def cell_magic(ipython: Any, line: str, cell: str) -> Any:
         )
         return None
     start = _position()
-    # An error of the cell is shown as that of any other, and its memory is still measured.
+    # An error of the cell is shown as in any other cell, and its memory is still measured.
     ipython.run_cell(cell, store_history=False)
     if start is None:
         return None
@@ -83,7 +83,7 @@ def _position() -> _blocks.Position | None:
 def own_trace() -> str:
     """The trace of this kernel, up to now.
 
-    Raises NotMeasured when there is none."""
+    Raises NotMeasured without one."""
     if not _marks.is_traced():
         raise _blocks.NotMeasured(UNTRACED)
     path = _blocks.here().path

@@ -62,7 +62,7 @@ _LIBRARY = _find_library()
 
 
 def _find_tracker():
-    """The function behind `track_external`, which is called with the GIL; None without the library."""
+    """The function of the library behind `track_external`, called with the GIL; None without the library."""
     try:
         function = ctypes.PyDLL(None).memtrace_python_track
     except (AttributeError, OSError):
@@ -168,9 +168,9 @@ def track_external(*external: object) -> None:
     """Registers tensors, modules and optimizers, also inside tuples, lists and dicts, before anything uses
     them.
 
-    The memory of a tensor that requires a gradient gets the category `parameter`, that of another one
-    `buffer`. The parameters, buffers and gradients of a module and the state of an optimizer get their own
-    categories. The objects are those that `MemTracker.track_external` in torch takes.
+    The memory of a tensor that requires a gradient gets the category `parameter`, the memory of any other
+    tensor `buffer`. The parameters, buffers and gradients of a module and the state of an optimizer get
+    their own categories. `MemTracker.track_external` in torch takes the same objects.
 
     Raises TypeError for any other object, whether the script is traced or not."""
     # Imported here: the rest of this file needs no torch.

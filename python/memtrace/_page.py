@@ -25,7 +25,7 @@ class Page:
         return path
 
     def _repr_html_(self) -> str:
-        # A frame of its own: the page's styles and scripts do not meet those of the notebook.
+        # A frame of its own separates the page's styles and scripts from the notebook's.
         return (
             f'<iframe srcdoc="{html.escape(self.html)}" title="memtrace" '
             f'style="width: 100%; height: {self._height}px; border: 0"></iframe>'
@@ -40,7 +40,7 @@ def report(
 ) -> Page:
     """Returns the page of a run, or of two that are compared, which a notebook shows.
 
-    `options` are those of `memtrace report`: `rank`, `device`, `window`, `step`, `units`, `lenient`.
+    `options` are the options of `memtrace report`: `rank`, `device`, `window`, `step`, `units`, `lenient`.
 
     Raises TraceError when a trace cannot be read."""
     arguments = []

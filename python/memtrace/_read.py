@@ -39,7 +39,7 @@ def read(
     backend  `polars`, `pandas` or `pyarrow`; by default polars if it is installed, else pandas. The data lie
              in Arrow's memory in each case.
 
-    The columns are those of the trace format: integers are 64-bit and text is text. Rows are in the order of
+    The columns follow the trace format: integers are 64-bit and text is text. Rows are in the order of
     rank, process and file. A later part of a rotated trace begins with rows that repeat what is live; they
     are left out, so the sum of `delta_bytes` over the `alloc`, `free`, `tag` and `live` rows is the live
     memory. The trace of a killed process is completed first, as every command does it.
@@ -74,8 +74,8 @@ def read(
 def _source(file: dict[str, Any], written_out: str) -> Source:
     """A file as `memtrace check --files --json` lists it.
 
-    If rows stand for others (MEMTRACE_DETAIL), the command writes all of them to `written_out`, which may be
-    far larger. The row that a cut copy, or a program that is writing, ends with is left out, as in every
+    If the trace has `repeat` rows (MEMTRACE_DETAIL), the command writes all of them to `written_out`, which
+    may be far larger. The row that a cut copy, or a program that is writing, ends with is left out, as in every
     report."""
     path, lines = file["file"], None
     if file["repeats"]:

@@ -101,7 +101,7 @@ def _answer(report: str, traces: list[Trace], options: dict[str, Any]) -> Answer
 def summary(trace: Trace = DEFAULT, **options: Any) -> Answer:
     """The peaks of each process, their time and owner, and counts of events, steps and ranks.
 
-    `options` are those of `memtrace summary`, with `_` for `-`."""
+    `options` are the options of `memtrace summary`, with `_` for `-`."""
     return _answer("summary", [trace], options)
 
 
@@ -109,35 +109,35 @@ def peak(trace: Trace = DEFAULT, **options: Any) -> Answer:
     """The live blocks at the peak, by owner: `by` is module, op, category, phase, step, size, line or stack.
 
     `at="end"` lists those at another moment, and `mem_tracker=True` the sums by type of torch's MemTracker.
-    `options` are those of `memtrace peak`, with `_` for `-`."""
+    `options` are the options of `memtrace peak`, with `_` for `-`."""
     return _answer("peak", [trace], options)
 
 
 def oom(trace: Trace = DEFAULT, **options: Any) -> Answer:
     """Why the run ran out of memory: the request, the free memory, the cause, what to try.
 
-    `options` are those of `memtrace oom`, with `_` for `-`."""
+    `options` are the options of `memtrace oom`, with `_` for `-`."""
     return _answer("oom", [trace], options)
 
 
 def ledger(trace: Trace = DEFAULT, **options: Any) -> Answer:
     """The memory that nvidia-smi shows: torch, its cache, libraries, context, others.
 
-    `options` are those of `memtrace ledger`, with `_` for `-`."""
+    `options` are the options of `memtrace ledger`, with `_` for `-`."""
     return _answer("ledger", [trace], options)
 
 
 def serving(trace: Trace = DEFAULT, **options: Any) -> Answer:
     """What a model server holds on each device: weights, KV cache, activations, graphs, NCCL, context, free.
 
-    `options` are those of `memtrace serving`, with `_` for `-`."""
+    `options` are the options of `memtrace serving`, with `_` for `-`."""
     return _answer("serving", [trace], options)
 
 
 def modules(trace: Trace = DEFAULT, **options: Any) -> Answer:
     """Memory before, at the peak of and after each module call, as torch's MemTracker counts it.
 
-    `options` are those of `memtrace modules`, with `_` for `-`."""
+    `options` are the options of `memtrace modules`, with `_` for `-`."""
     return _answer("modules", [trace], options)
 
 
@@ -145,14 +145,14 @@ def ops(trace: Trace = DEFAULT, **options: Any) -> Answer:
     """The ops that allocated the most memory, by op and module and by call, and the retries.
 
     With `actions=True` the blocks created, changed in place and destroyed, by torch.profiler's categories.
-    `options` are those of `memtrace ops`, with `_` for `-`."""
+    `options` are the options of `memtrace ops`, with `_` for `-`."""
     return _answer("ops", [trace], options)
 
 
 def frag(trace: Trace = DEFAULT, **options: Any) -> Answer:
     """Reserved memory that is not in use: rounding, holes, empty segments, the blocks that pin segments.
 
-    `options` are those of `memtrace frag`, with `_` for `-`."""
+    `options` are the options of `memtrace frag`, with `_` for `-`."""
     return _answer("frag", [trace], options)
 
 
@@ -161,7 +161,7 @@ def leaks(trace: Trace = DEFAULT, **options: Any) -> Answer:
 
     With `holders=True` the Python objects that keep memory of earlier steps; `memtrace.retained()` searches
     this process.
-    `options` are those of `memtrace leaks`, with `_` for `-`."""
+    `options` are the options of `memtrace leaks`, with `_` for `-`."""
     return _answer("leaks", [trace], options)
 
 
@@ -170,8 +170,8 @@ def ranks(
 ) -> Answer | dict[str, Any]:
     """All ranks: their peaks, the skew, and the first module where they differ.
 
-    `options` are those of `memtrace ranks`, with `_` for `-`. With an `engine` the ranks are compared from
-    digests of their traces, which "local" makes in this process and "ray" on a Ray cluster, one task a trace.
+    `options` are the options of `memtrace ranks`, with `_` for `-`. With an `engine` the ranks are compared
+    from digests of their traces, which "local" makes in this process and "ray" on a Ray cluster, one task a trace.
     `trace` may then be a list of folders and patterns. The options are `every_node` (each node looks on its
     own disk), `top` (lines of each list) and `keep` (a folder for the digests)."""
     if engine is None:
@@ -184,21 +184,21 @@ def ranks(
 def timeline(trace: Trace = DEFAULT, **options: Any) -> Answer:
     """Memory over time: pieces with their lowest and highest value, phases, steps and the peak.
 
-    `options` are those of `memtrace timeline`, with `_` for `-`."""
+    `options` are the options of `memtrace timeline`, with `_` for `-`."""
     return _answer("timeline", [trace], options)
 
 
 def check(trace: Trace = DEFAULT, **options: Any) -> Answer:
     """The problems of the trace: each row is compared with a replay. `status` is 1 when there is one.
 
-    `options` are those of `memtrace check`, with `_` for `-`."""
+    `options` are the options of `memtrace check`, with `_` for `-`."""
     return _answer("check", [trace], options)
 
 
 def diff(before: Trace, after: Trace, **options: Any) -> Answer:
     """The peaks of two runs, compared by owner. `status` is 3 when `fail_over` is exceeded.
 
-    `options` are those of `memtrace diff`, with `_` for `-`."""
+    `options` are the options of `memtrace diff`, with `_` for `-`."""
     return _answer("diff", [before, after], options)
 
 
@@ -206,12 +206,12 @@ def advise(trace: Trace = DEFAULT, **options: Any) -> Answer:
     """The changes that lower the peak most. `status` is 3 when none that were tried reach the size `fit`.
 
     With a change (`checkpoint`, `optimizer`, `dtype`, `batch`, ...) the peak that the run would have with it.
-    `options` are those of `memtrace advise`, with `_` for `-`."""
+    `options` are the options of `memtrace advise`, with `_` for `-`."""
     return _answer("advise", [trace], options)
 
 
 def budget(trace: Trace = DEFAULT, **options: Any) -> Answer:
     """The limits of the file `limits`, each with its highest value. `status` is 3 when one is exceeded.
 
-    `options` are those of `memtrace budget`, with `_` for `-`."""
+    `options` are the options of `memtrace budget`, with `_` for `-`."""
     return _answer("budget", [trace], options)

@@ -14,7 +14,7 @@ def first_line(error: BaseException) -> str:
 def printable(text: object, none: str = "none", longest: int = LONGEST) -> str:
     """A text that cannot move the cursor, change a colour or hide what follows it.
 
-    `none` stands for null and for an empty text."""
+    `none` replaces null and an empty text."""
     shown = "" if text is None else str(text)
     cut = shown[:longest] + ("…" if len(shown) > longest else "")
     # Not printable are controls, marks of direction, and the parts of a file name that are not UTF-8.

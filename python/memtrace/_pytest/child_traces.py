@@ -82,7 +82,7 @@ def is_of_test(meta: dict) -> bool:
 def meta_of_repaired(path: Path) -> dict:
     """The JSON of the first row of a trace whose process has just begun, or was killed before it wrote it.
 
-    Raises NotMeasured when there is none: nobody knows whose memory it is."""
+    Raises NotMeasured without such a trace: nobody knows whose memory it is."""
     meta, late = {}, time.monotonic() + BEGINNING_S
     while not meta and time.monotonic() < late:
         time.sleep(0.05)

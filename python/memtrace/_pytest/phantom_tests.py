@@ -148,7 +148,7 @@ class PhantomTests:
 
 
 def is_complete(reports: list[pytest.TestReport]) -> bool:
-    """Returns true if the reports are those of a test that ran to its end."""
+    """Returns true if the reports belong to a test that ran to its end."""
     return any(report.when == "teardown" for report in reports)
 
 
