@@ -75,7 +75,7 @@ def _source(file: dict[str, Any], written_out: str) -> Source:
     """A file as `memtrace check --files --json` lists it.
 
     If the trace has `repeat` rows (MEMTRACE_DETAIL), the command writes all of them to `written_out`, which
-    may be far larger. The row that a cut copy, or a program that is writing, ends with is left out, as in every
+    may be far larger. The last row of a cut copy, or of a program that is writing, is left out, as in every
     report."""
     path, lines = file["file"], None
     if file["repeats"]:

@@ -171,7 +171,8 @@ def ranks(
     """All ranks: their peaks, the skew, and the first module where they differ.
 
     `options` are the options of `memtrace ranks`, with `_` for `-`. With an `engine` the ranks are compared
-    from digests of their traces, which "local" makes in this process and "ray" on a Ray cluster, one task a trace.
+    from digests of their traces: "local" makes them in this process, "ray" on a Ray cluster, one task a
+    trace.
     `trace` may then be a list of folders and patterns. The options are `every_node` (each node looks on its
     own disk), `top` (lines of each list) and `keep` (a folder for the digests)."""
     if engine is None:

@@ -1,7 +1,7 @@
 """Trains a small model for three steps under DeepSpeed, the Trainer, Accelerate, Lightning or Megatron-core.
 
-Started by a launcher: every rank runs this script. The first argument is the kind. docs/phantom-clusters.md says
-what was installed.
+Started by a launcher: every rank runs this script. The first argument is the kind.
+docs/phantom-clusters.md says what was installed.
 """
 
 import gc
