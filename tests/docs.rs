@@ -228,6 +228,22 @@ fn every_test_and_script_that_the_promises_name_exists() {
 }
 
 #[test]
+fn the_recording_of_the_tutorial_shows_its_blocks() {
+    let script = root().join("scripts/parts/recording.py");
+    let drawn = Command::new("python3").arg(script).arg(root().join("docs/tutorial.md")).output().unwrap();
+    assert!(drawn.status.success(), "{}", String::from_utf8_lossy(&drawn.stderr));
+    let picture = root().join("docs/gallery/tutorial.svg");
+    if std::env::var_os("MEMTRACE_BLESS").is_some() {
+        std::fs::write(&picture, &drawn.stdout).unwrap();
+    }
+    let same = std::fs::read(&picture).unwrap() == drawn.stdout;
+    assert!(
+        same,
+        "docs/gallery/tutorial.svg is older than the page: MEMTRACE_BLESS=1 cargo test --test docs draws it"
+    );
+}
+
+#[test]
 fn the_causes_of_the_ooms_follow_from_their_reruns() {
     let checked =
         Command::new("python3").arg(root().join("scripts/oom-corpus")).arg("--check").output().unwrap();

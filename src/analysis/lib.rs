@@ -15,6 +15,21 @@
 //!
 //! No other module imports from the answers.
 //!
+//! From a trace to an answer:
+//!
+//! ```no_run
+//! use memtrace_analysis::options::Options;
+//! use memtrace_analysis::read::input::Input;
+//! use memtrace_analysis::reports;
+//!
+//! let run = Input::open("out".as_ref())?;
+//! let peak = reports::find("peak").expect("a report of this name");
+//! let answer = reports::answer(peak, &[run], &Options::default())?;
+//! println!("{}", answer.text());
+//! println!("{}", answer.to_json("peak"));
+//! # Ok::<(), memtrace_analysis::Error>(())
+//! ```
+//!
 //! Nothing here prints or parses arguments. The only unsafe code is in `read/scan/cpu.rs`, for instructions
 //! that safe Rust has no names for, and in [`allocator`], whose trait is unsafe.
 #![deny(unsafe_code)]

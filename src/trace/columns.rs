@@ -91,8 +91,8 @@ macro_rules! columns {
                 /// the library that made the call: `libc10_cuda.so`, `libnccl.so.2`; for the `range_begin` of a
                 /// module's call the class of the module: `Linear`
                 source: text = NONE, any, rare, plain;
-                /// the `seq` of the allocation that this row belongs to; 0 for none; a reused address gets
-                /// a new one
+                /// the `seq` of the row that allocated the block, the same on its `alloc`, `tag` and `free` rows; 0 without
+                /// a block; a reused address gets a new id
                 alloc_id: i64 = 0, natural, common, same_as(seq);
                 /// the address, decimal
                 addr: i64 = 0, natural, rare, shared_prefix;

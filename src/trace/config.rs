@@ -290,8 +290,8 @@ const TABLE: &[Entry] = &[
     entry!(
         "MEMTRACE_KEEP",
         "0",
-        "the finished parts that stay, as a size such as 2g or a time such as 48h or 7d: older ones are removed, but \
-            for those with the highest peak and with OOMs; 0: all stay",
+        "the finished parts that stay, as a size such as 2g or a time such as 48h or 7d: older ones are removed, except \
+         the first part, parts with the highest peak, and parts with an OOM up to half of the size; 0: all stay",
         |s, v| {
             s.keep = Keep::parse(v)?;
             Ok(())
@@ -395,9 +395,9 @@ const TABLE: &[Entry] = &[
     entry!(
         "MEMTRACE_DETAIL",
         "full",
-        "the steps with ops, modules, tags and stacks: full (every step), steps:A-B, every:N, peak (none but the \
-         step after a new peak or an OOM, which every list has too), several joined by commas, or off; the other \
-         steps have memory and phases alone",
+        "the steps with ops, modules, tags and stacks: full (every step), steps:A-B, every:N, peak (only the \
+         step after a new peak or an OOM; steps and every include it too), several joined by commas, or off; the \
+         other steps have memory and phases only",
         |s, v| {
             s.detail = Detail::parse(v)?;
             Ok(())
@@ -423,8 +423,8 @@ const TABLE: &[Entry] = &[
     entry!(
         "MEMTRACE_REPEATS",
         "1",
-        "0 writes every row of the steps without detail (MEMTRACE_DETAIL); else one row `repeat` stands for rows \
-         that equal those of an earlier step, and the commands read it as those rows",
+        "0 writes every row of the steps without detail (MEMTRACE_DETAIL); 1 writes one row `repeat` in place of rows \
+         that equal an earlier step's, and the commands expand it",
         |s, v| flag(v).map(|on| s.repeats = on)
     ),
     entry!(
@@ -698,6 +698,11 @@ fn check_name(pattern: &str) -> Result<(), String> {
 }
 
 /// Replaces the placeholders of `pattern`.
+///
+/// ```
+/// let name = memtrace_trace::config::fill("{host}.r{rank}.{pid}", "node7", 3, 4711, "");
+/// assert_eq!(name, "node7.r3.4711");
+/// ```
 #[must_use]
 pub fn fill(pattern: &str, host: &str, rank: i32, pid: u32, run: &str) -> String {
     let values = [host, &rank.to_string(), &pid.to_string(), run];

@@ -6,6 +6,16 @@ use std::fmt;
 const FORMS: &str = "expected full, off, peak, or steps:A-B, steps:A and every:N joined by commas";
 
 /// A schedule of detailed steps.
+///
+/// ```
+/// use memtrace_trace::detail::Detail;
+///
+/// let detail = Detail::parse("steps:0-4,every:500")?;
+/// assert!(detail.names(3) && detail.names(1000));
+/// assert!(!detail.names(5));
+/// assert!(Detail::parse("sometimes").is_err());
+/// # Ok::<(), String>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Detail {
     /// Every step.

@@ -46,6 +46,14 @@ pub fn compression(name: &str) -> Compression {
 }
 
 /// The name of a trace without the endings that every trace has.
+///
+/// ```
+/// use memtrace_trace::files::{is_trace, stem};
+///
+/// assert!(is_trace("node7.r0.4711.part2.csv.zst"));
+/// assert_eq!(stem("node7.r0.4711.part2.csv.zst"), "node7.r0.4711.part2");
+/// assert!(!is_trace("node7.r0.4711.stacks"));
+/// ```
 #[must_use]
 pub fn stem(name: &str) -> &str {
     let plain = without_compression(name).0;

@@ -47,6 +47,13 @@ pub const PHASE_WORDS: &[&str] = &[
 
 /// The meaning of a range's name. `category` is the name of the NVTX category when the range belongs to the domain
 /// `memtrace`, else `None`; `more_phases` are the words of `MEMTRACE_PHASES`.
+///
+/// ```
+/// use memtrace_trace::ranges::{Meaning, meaning};
+///
+/// assert!(matches!(meaning("phase: warmup", None, &[]), Meaning::Phase("warmup")));
+/// assert!(matches!(meaning("step: 7", None, &[]), Meaning::Step(7)));
+/// ```
 #[must_use]
 pub fn meaning<'a>(name: &'a str, category: Option<&str>, more_phases: &[String]) -> Meaning<'a> {
     match category {

@@ -23,6 +23,16 @@ pub fn caching_enabled(no_caching: Option<&str>) -> bool {
 }
 
 /// The caching allocator's rounding of a request.
+///
+/// ```
+/// use memtrace_trace::rounding::{Rounding, segment_size};
+///
+/// // torch.empty(1000, dtype=torch.uint8, device="cuda") takes a block of 1024 bytes ...
+/// let block = Rounding::default().round(1000);
+/// assert_eq!(block, 1024);
+/// // ... out of a segment of 2 MiB, if no earlier segment has room.
+/// assert_eq!(segment_size(block), 2 << 20);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rounding {
     /// False turns rounding off: under `PYTORCH_NO_CUDA_MEMORY_CACHING`, and for memory that is not on a CUDA device.

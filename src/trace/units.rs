@@ -89,6 +89,13 @@ impl fmt::Display for Shown {
 ///
 /// # Errors
 /// A message with the expected form.
+///
+/// ```
+/// use memtrace_trace::units::{Unit, parse_bytes};
+/// assert_eq!(parse_bytes("1.5g")?, 1_610_612_736);
+/// assert_eq!(Unit::Auto.show(1_610_612_736).to_string(), "1.50 GiB");
+/// # Ok::<(), String>(())
+/// ```
 pub fn parse_bytes(text: &str) -> Result<i64, String> {
     memtrace_util::size::parse(text).map(u64::cast_signed).ok_or_else(|| expected(text.trim()))
 }

@@ -3,6 +3,11 @@
 /// Parses a size in bytes: `512`, `10k`, `2m`, `1.5g`, `80 GB`, `80GiB`. Every spelling is a power of 1024.
 ///
 /// Returns `None` for another form, a negative number, and 2⁶³ bytes or more.
+///
+/// ```
+/// assert_eq!(memtrace_util::size::parse("80 GB"), Some(80 << 30));
+/// assert_eq!(memtrace_util::size::parse("80 apples"), None);
+/// ```
 #[must_use]
 pub fn parse(text: &str) -> Option<u64> {
     let text = text.trim();

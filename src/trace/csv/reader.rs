@@ -12,6 +12,25 @@ use crate::meta::Meta;
 use crate::repeats::{Expansion, NO_REPEATS, Repeat, StoredRow, Window};
 
 /// Reads a trace row by row in bounded memory.
+///
+/// ```
+/// use memtrace_trace::csv::{RowReader, RowWriter};
+/// use memtrace_trace::{EventName, Meta, Row, SCHEMA_VERSION};
+///
+/// let meta = Meta { schema: SCHEMA_VERSION.to_owned(), ..Meta::default() }.to_json()?;
+/// let mut writer = RowWriter::new(Vec::new());
+/// writer.write(&Row { event: EventName::Meta, api: "memtrace", name: &meta, ..Row::default() })?;
+/// writer.write(&Row { seq: 1, event: EventName::Alloc, delta_bytes: 512, op: "aten::mm", ..Row::default() })?;
+/// let file = writer.into_inner()?;
+///
+/// let mut reader = RowReader::new("example.csv".as_ref(), &file[..])?;
+/// let mut live = 0;
+/// while let Some(row) = reader.next_row()? {
+///     live += row.delta_bytes;
+/// }
+/// assert_eq!(live, 512);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct RowReader<R> {
     path: PathBuf,
     csv: csv::Reader<Bounded<R>>,
