@@ -477,11 +477,11 @@ fn ranks_that_meet_no_stand_in_say_so_and_one_per_stage_needs_a_pipeline() {
     let stderr = text(&run.stderr);
     assert!(run.status.success(), "{stderr}");
     assert!(stderr.contains("rank 0 met no stand-in, so it counts as a rank alone"), "{stderr}");
-    assert!(stderr.contains("rank 0 told of no pipeline, so it ran alone"), "{stderr}");
+    assert!(stderr.contains("rank 0 reported no pipeline, so it ran alone"), "{stderr}");
     let run = shell_ranks("one-per-stage", "exit 3").output().unwrap();
     let stderr = text(&run.stderr);
     assert_eq!(run.status.code(), Some(3), "{stderr}");
-    assert!(!stderr.contains("met no stand-in") && !stderr.contains("told of no pipeline"), "{stderr}");
+    assert!(!stderr.contains("met no stand-in") && !stderr.contains("reported no pipeline"), "{stderr}");
 }
 
 #[test]

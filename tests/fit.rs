@@ -329,7 +329,7 @@ fn fit_refuses_numbers_of_gpus_that_cannot_be() {
         ),
         ("8xh100-80g", &[], "torchrun --nproc-per-node 8 t.py", "write {} in its place"),
         ("8xh100-80g", &["--gpus", "2,4"], "python t.py {}", "for which --phantom has no place"),
-        ("h100-{}g", &[], "python t.py {}", "stands before the card"),
+        ("h100-{}g", &[], "python t.py {}", "goes before the card"),
         ("{}xh100-80g,l4", &[], "python t.py {}", "each card needs the same place"),
         ("{}xh100-81g", &[], "python t.py {}", "h100-81g"),
         ("{}xh100-80g", &["--gpus", "0"], "python t.py {}", "`0` is no number of GPUs"),

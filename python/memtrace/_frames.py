@@ -26,7 +26,7 @@ def backend(wanted: str | None) -> str:
         return name
     raise ImportError(
         "a DataFrame needs polars, or pandas with pyarrow: pip install polars; "
-        "the reports' answers are dicts without them"
+        "without them, use the reports' dicts"
     )
 
 

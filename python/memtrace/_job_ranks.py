@@ -20,7 +20,7 @@ LINES = 40
 # Of these, the bands of ranks of the map, and the ranks that part furthest.
 BANDS = 6
 FURTHEST = 5
-# The ranks that part whose place the page names.
+# The maximum number of differing ranks whose place the page names.
 ON_PAGE = 500
 
 # A digest may have any numbers: sums, medians and differences are of wider types than its columns.

@@ -58,8 +58,8 @@ fn without_journal(meta: &Meta) -> String {
             .to_owned();
     }
     format!(
-        "no end row: it was copied from {} before its end, or its process was killed there; memtrace check \
-         --repair on that host finishes it from its journal",
+        "no end row: the trace was copied from {} before its process ended, or the process was killed there; on that \
+         host, memtrace check --repair completes it from its journal",
         meta.host
     )
 }
@@ -127,7 +127,7 @@ fn finished(path: &Path, rest: Rest) -> String {
     let Rest { rows, lost, ending, .. } = rest;
     let lost = match (lost, ending) {
         (0, _) => String::new(),
-        (lost, Ending::Stopped) => format!("; {} lost, which came later", counted(lost, "event")),
+        (lost, Ending::Stopped) => format!("; {} lost after that", counted(lost, "event")),
         (lost, _) => format!("; {} lost, because the buffer was full", counted(lost, "event")),
     };
     let end = end_of(ending);

@@ -24,9 +24,9 @@ const TERMINATING: &[i32] = &[sig::SIGINT, sig::SIGTERM, sig::SIGHUP, sig::SIGQU
 
 /// Catches signals and forwards them to one child at a time, or to several that run together.
 pub(crate) struct Forwarder {
-    /// Its process id; 0 while it is being started, -1 without a process.
+    /// The process id of the child; 0 while it is being started, -1 without a process.
     child: Arc<AtomicI32>,
-    /// The process ids of the children that run beside it.
+    /// The process ids of the children that run at the same time as `child`.
     others: Arc<Mutex<Vec<u32>>>,
     /// The last signal that asked us to end; 0 for none.
     asked_to_end: Arc<AtomicI32>,

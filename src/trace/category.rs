@@ -42,7 +42,7 @@ text_enum! {
 }
 
 impl Category {
-    /// Returns true if nothing says what the memory is for, at most who allocated it.
+    /// Returns true if the use of the memory is unknown, even if the code that allocated it is known.
     #[must_use]
     pub fn is_unclaimed(self) -> bool {
         matches!(self, Category::None | Category::Script)

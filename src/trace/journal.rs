@@ -68,8 +68,8 @@ const _: () = assert!(size_of::<Chunk>() == CHUNK_BYTES);
 pub struct Losses {
     /// Events that were dropped. No event is dropped before it is counted here.
     pub dropped: AtomicU64,
-    /// Events that were put on the overflow list, which is on the heap: a kill loses those of them that the trace
-    /// does not have.
+    /// Events that were put on the overflow list. The list is on the heap, so a kill loses the events on it
+    /// that are not yet in the trace.
     pub overflowed: AtomicU64,
 }
 
@@ -235,7 +235,7 @@ impl DetailRequest {
         u64::from(self.number) << 32 | u64::from(self.steps)
     }
 
-    /// The request of a word.
+    /// Unpacks a request from a word.
     #[must_use]
     pub fn unpack(word: u64) -> DetailRequest {
         DetailRequest { number: (word >> 32) as u32, steps: word as u32 }
@@ -252,13 +252,13 @@ pub struct DetailAnswer {
 }
 
 impl DetailAnswer {
-    /// The answer in one word.
+    /// Packs the answer into one word.
     #[must_use]
     pub fn pack(self) -> u64 {
         u64::from(self.is_full) << 32 | u64::from(self.step.cast_unsigned())
     }
 
-    /// The answer of a word.
+    /// Unpacks an answer from a word.
     #[must_use]
     pub fn unpack(word: u64) -> DetailAnswer {
         DetailAnswer { step: (word as u32).cast_signed(), is_full: word >> 32 & 1 == 1 }

@@ -176,8 +176,8 @@ impl Totals {
         self.active = self.active.wrapping_sub(bytes);
     }
 
-    /// Takes the totals of a row, which come from the allocator itself. Rows have no total of the memory outside
-    /// it: that is the sum of their deltas, and samples tell the rest.
+    /// Takes the totals of a row, which come from the allocator itself. Rows have no total of the memory
+    /// outside it: that total is the sum of their deltas, and samples show the rest.
     #[inline]
     pub const fn adopt(&mut self, allocated: i64, active: i64, reserved: i64) {
         *self = Totals { allocated, active, reserved, ..*self };

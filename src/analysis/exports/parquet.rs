@@ -113,7 +113,7 @@ fn clear(folder: &Path) -> Result<()> {
     let mut old = Vec::new();
     for child in children(folder)? {
         let name = child.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        // Behind a link are the files of somebody else.
+        // A linked folder may hold somebody else's files.
         let is_own = child.is_dir() && !child.is_symlink();
         let files =
             if name.starts_with(&format!("{PARTITION}=")) && is_own { children(&child)? } else { Vec::new() };

@@ -17,7 +17,7 @@ use super::source::{self, Source};
 /// The bytes of one block. A block and its records fit a core's cache, and are large enough that passing them
 /// between threads costs little.
 pub(super) const BLOCK: usize = 256 << 10;
-/// The bytes that are read behind a block at first, for the end of its last line.
+/// The bytes that are first read past the end of a block, for the end of its last line.
 const TAIL: usize = 4 << 10;
 
 /// A block of a trace, from reading to scanned records. Jobs are reused.

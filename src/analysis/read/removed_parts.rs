@@ -59,7 +59,8 @@ impl OpeningRows {
         self.left == 0
     }
 
-    /// Takes the next of them. Returns all at the last one, if they are needed.
+    /// Takes the next row: the meta row or an opening row. At the last one, returns all of them if they are
+    /// needed.
     pub(super) fn add(&mut self, row: &Record) -> Option<Vec<Record>> {
         self.left -= 1;
         let rows = self.rows.as_mut()?;
@@ -71,7 +72,7 @@ impl OpeningRows {
         if self.left == 0 { self.rows.take() } else { None }
     }
 
-    /// What is wrong with them at the end of the part at `path`.
+    /// What is wrong with the opening rows, at the end of the part at `path`.
     pub(super) fn problem(&self, path: &Path) -> Option<String> {
         let name = path.file_name().unwrap_or(path.as_os_str()).display();
         if self.left > 0 {
@@ -80,7 +81,7 @@ impl OpeningRows {
         }
         let rows = counted(self.beyond, "opening row");
         (self.beyond > 0).then(|| {
-            format!("{name}: {rows} behind the first {MOST_OPENING} were not read: what is live is not known in full")
+            format!("{name}: {rows} after the first {MOST_OPENING} were not read, so the live memory is incomplete")
         })
     }
 }
@@ -282,7 +283,7 @@ mod tests {
         assert_eq!(summary.removed, [(2, 4)]);
         let (events, summary) = read("many", 20, 20);
         assert_eq!(allocs(&events), 1 + 7 + 1);
-        let told = "h.r0.1.part5.csv: 12 opening rows behind the first 8 were not read: what is live is not known in full";
+        let told = "h.r0.1.part5.csv: 12 opening rows after the first 8 were not read, so the live memory is incomplete";
         assert_eq!(summary.unwrap().wrong_openings, [told]);
     }
 

@@ -54,8 +54,8 @@ pub struct ReadSummary {
     pub skipped_lines: Vec<String>,
     /// True if the last line is unterminated: the writer was killed inside it.
     pub cut: bool,
-    /// The numbers of the first and the last of each sequence of parts that are missing between two others. A file
-    /// may be read alone, so nothing is said of the parts before the first and after the last.
+    /// Each gap in the sequence of parts: the numbers of the first and the last missing part. A file may be
+    /// read alone, so parts missing at the start or at the end are not reported.
     pub removed: Vec<(u32, u32)>,
     /// The parts whose opening rows are not what their meta rows say, one line each.
     pub wrong_openings: Vec<String>,
@@ -353,7 +353,7 @@ pub(crate) fn same_process(a: &Meta, b: &Meta) -> bool {
     process_key(a) == process_key(b)
 }
 
-/// What tells processes apart: the start, the rank, the host and the journal.
+/// The values that identify a process: the start, the rank, the host and the journal.
 pub(crate) type ProcessKey = (i64, i32, String, String);
 
 /// The key of the process that wrote a meta row.

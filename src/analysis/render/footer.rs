@@ -18,7 +18,7 @@ pub struct Footer {
     pub lost: u64,
     /// Bytes with neither op nor module nor category at the peaks, and all bytes at the peaks.
     pub unattributed: (i64, i64),
-    /// The same, and all bytes, of every block allocated in the window.
+    /// The same two sums over every block allocated in the window.
     pub unattributed_ever: (i64, i64),
     /// The key by which the report groups the peak, and the share without it, from 0 to 1.
     pub without_key: Option<(&'static str, f64)>,

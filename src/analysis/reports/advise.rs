@@ -145,7 +145,7 @@ pub(super) struct Advised {
     /// Of the fullest device.
     prediction: Option<Prediction>,
     changes: Vec<Change>,
-    /// The tried sets of changes: those of one change first, in the order of `changes`.
+    /// The sets of changes that were tried: first the sets of one change, in the order of `changes`.
     sets: Vec<Vec<usize>>,
     /// True if the trace has tags.
     tags: bool,

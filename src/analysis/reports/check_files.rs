@@ -20,8 +20,8 @@ pub(super) struct CheckFiles;
 /// The option that asks for this answer.
 pub(super) const FILES: Flag = Flag::switch(
     "files",
-    "List the files by rank and part instead, for programs that read the rows themselves; first complete those of killed \
-     processes",
+    "List the files by rank and part, for programs that read the rows themselves; completes the files of killed \
+     processes first",
 );
 
 impl Report for CheckFiles {

@@ -1,4 +1,4 @@
-//! The processes that have memory on each GPU, and those among them that work on another one.
+//! The processes that have memory on each GPU, including processes that mainly work on another GPU.
 
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
@@ -17,7 +17,7 @@ use crate::state::stacks::Stacks;
 
 /// The rows that are shown without `--top`.
 const MOST_ROWS: usize = 32;
-/// Less memory of other processes is not told: half of a small context.
+/// Smaller memory of other processes is not reported: half of a small context.
 const LEAST_UNNAMED: i64 = 128 << 20;
 
 /// Follows the memory of a process on each GPU.
@@ -80,7 +80,7 @@ pub(super) struct DeviceUser {
     level: Level,
     /// The op of its first memory there.
     op: String,
-    /// The line of Python of that.
+    /// The line of Python that allocated it.
     line: Option<String>,
 }
 
@@ -110,8 +110,8 @@ pub(super) struct Unnamed {
     bytes: i64,
 }
 
-/// What other processes have on each GPU beyond the run's own, as the process that works there sees it. In a run of several
-/// processes it may be theirs: a context without memory has no row in a trace.
+/// The memory on each GPU that no trace of the run explains, as seen by the process that works there. In a
+/// run of several processes, it may still belong to them: a context without memory has no row in a trace.
 pub(super) fn unnamed(users: &[DeviceUser]) -> Vec<Unnamed> {
     let mut all: Vec<Unnamed> = Vec::new();
     for user in users.iter().filter(|user| user.is_home && user.level.others >= LEAST_UNNAMED) {
@@ -131,8 +131,8 @@ pub(super) fn unnamed(users: &[DeviceUser]) -> Vec<Unnamed> {
 pub(super) fn print_unnamed(all: &[Unnamed], printer: &mut Printer, options: &Options) {
     for Unnamed { host, device, bytes } in all.iter().take(options.top.unwrap_or(MOST_ROWS)) {
         printer.plain(format!(
-            "GPU {device} of {host}: {} of other processes without a trace here, or contexts that other ranks made there \
-             (mem_get_info(0) or empty_cache() before set_device); nvidia-smi lists them by pid",
+            "GPU {device} of {host}: {} belong to processes without a trace in this run, or to contexts that other \
+             ranks created there (mem_get_info(0) or empty_cache() before set_device); nvidia-smi lists their pids",
             options.units.show(*bytes)
         ));
     }

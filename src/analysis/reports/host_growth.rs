@@ -12,9 +12,9 @@ use crate::state::replay::Metric;
 
 /// Growth needs this many samples, after the first part of the run, which fills caches.
 const FEWEST: usize = 4;
-/// The part of the samples that is left out: one in so many.
+/// The share of the samples that is left out at the start: one in `WARM_UP`.
 const WARM_UP: usize = 4;
-/// Less growth than this, or than one part in so many of the process, is ignored.
+/// Growth of less than this many bytes, or of less than one part in this many of the process, is ignored.
 const LEAST: (i64, i64) = (16 << 20, 50);
 /// The least coefficient of determination: a level that rises once and stays is no growth.
 const LEAST_R2: f64 = 0.8;

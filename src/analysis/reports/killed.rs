@@ -11,9 +11,9 @@ use crate::render::printer::{Cell, Printer, Style};
 use crate::state::host_memory::{Child, HostMemory, QuickSample, When};
 use crate::state::moment::NamedMoment;
 
-/// Growth is looked for in so many ns before the end.
+/// The time before the end in which growth is looked for, in ns.
 const LAST_NS: i64 = 5_000_000_000;
-/// Memory is nearly full when less than one part in so many is left.
+/// Memory is nearly full when less than one part in `NEARLY_FULL` is left.
 const NEARLY_FULL: i64 = 20;
 /// Advice about children that grow.
 const WORKERS: &str = "fewer DataLoader workers; give them arrays instead of Python objects, which each copies when it reads them";
@@ -33,7 +33,7 @@ pub(super) enum Killer {
     Sent,
     /// Another signal.
     Signal(i32),
-    /// Nothing tells.
+    /// The cause is unknown.
     Unknown,
 }
 

@@ -160,7 +160,7 @@ impl Unnamed {
     }
 }
 
-/// Prints the search that tells most; with `--all` every one.
+/// Prints the most informative search; with `--all`, every search.
 fn print(
     printer: &mut Printer,
     searches: &RetainedSearches,
@@ -178,7 +178,7 @@ fn print(
         );
     }
     for search in shown {
-        // It is compared with the search that tells most.
+        // The memory without a holder is compared only with the most informative search.
         let unnamed = Some(unnamed).filter(|_| telling == Some(search));
         print_search(printer, search, unnamed, options, all);
     }

@@ -25,7 +25,7 @@ use crate::state::replay_trace::{Replayed, replay_trace};
 /// `memtrace peak`.
 pub(super) struct Peak;
 
-/// The option that leaves out what later rows tell of an owner.
+/// The option that ignores what later rows add to an owner.
 pub(super) const AS_OF: Flag =
     Flag::switch("as-of", "Use the owners as known at that moment, without what later rows add");
 

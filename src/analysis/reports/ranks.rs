@@ -66,7 +66,7 @@ impl Report for Ranks {
             let mut rank = Rank::new(trace, &replayed, &work, options);
             if let Some(first) = ranks.first() {
                 part = part.or_else(|| first_difference(first, &rank));
-                // Only that of the first rank is compared with others.
+                // Every rank is compared with the first one, so only the work of the first is kept.
                 rank.work = Vec::new();
             }
             ranks.push(rank);

@@ -113,7 +113,7 @@ impl Report for Serving {
         let at: NamedMoment = options.text(moment::FLAG.name).parse()?;
         let tokens = options.count(TOKENS.name)?.map(|tokens| tokens as i64);
         let mut footer = Footer::new(input);
-        // By host and ordinal. A process that sees its cards under other numbers than the rest is not told apart.
+        // By host and ordinal. A process that numbers its cards differently from the others is not detected.
         let mut devices: BTreeMap<(String, i32), Device> = BTreeMap::new();
         for trace in &input.traces {
             let (later, profile) = read_whole(trace, options)?;
@@ -182,7 +182,7 @@ struct Device {
     total: i64,
     used: i64,
     bytes: [i64; HELD_BY.len()],
-    /// The same of memory that is unmapped while the server sleeps: no part of `used`.
+    /// The same split of the memory that is unmapped while the server sleeps, which is not part of `used`.
     asleep: [i64; HELD_BY.len()],
     /// Blocks of the allocator that hold keys and values.
     kv_tensors: u64,

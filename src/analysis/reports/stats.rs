@@ -123,7 +123,7 @@ impl Distribution {
         }
     }
 
-    /// The smallest values that are at or above so large a share of all values.
+    /// The p50, p90 and p99: for each, the smallest value that is at or above this share of all values.
     fn quantiles(&self) -> Quantiles {
         if let Some(histogram) = &self.histogram {
             let at = |quantile| {

@@ -58,7 +58,7 @@ pub enum Kind {
     Pool = 6,
     /// A step begins: its number.
     Step = 7,
-    /// The trace says that so many bytes are reserved here.
+    /// The number of bytes that are reserved at this point, according to the trace.
     Reserved = 8,
     /// A private pool is released: its number. Its memory goes with the next [`Kind::EmptyCache`].
     Release = 9,

@@ -64,7 +64,7 @@ pub struct Device {
     pub(super) managed: i64,
     /// The difference between the totals and the sums of the deltas: allocated, reserved.
     pub(super) drift: (i64, i64),
-    /// True if the last row had more allocated than reserved.
+    /// True if the allocated bytes exceeded the reserved bytes in the last row.
     pub(super) is_above: bool,
 }
 

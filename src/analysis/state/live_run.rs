@@ -26,7 +26,7 @@ pub struct LiveRun {
     pub processes: Vec<LiveProcess>,
     /// Files that are already open or done.
     known: FxHashSet<PathBuf>,
-    /// What tells the processes apart.
+    /// The keys of the known processes.
     keys: FxHashSet<ProcessKey>,
 }
 
@@ -191,12 +191,14 @@ impl LiveProcess {
             if !follows && !over_gaps {
                 return rows;
             }
-            // The opening rows of the first part that is read hold what was live before it, so they are not skipped.
+            // The opening rows repeat what earlier parts showed, so they are skipped. In the first part that
+            // is read, and after a gap, they are the only record of earlier memory and are kept.
             let again =
                 if follows && self.reading.is_some() { next.meta.opening_rows.saturating_add(1) } else { 0 };
             let reading = match PartTail::open(next, wanted(), &self.symbols, again) {
                 Ok(reading) => reading,
-                // It was removed (`MEMTRACE_KEEP`): the next one is behind a gap. Compressed, it is listed again.
+                // The part was removed (`MEMTRACE_KEEP`), so the next one follows a gap. If it was
+                // compressed, it is listed again.
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                     self.later.remove(0);
                     continue;

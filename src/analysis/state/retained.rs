@@ -122,7 +122,7 @@ pub struct RetainedSearch {
     pub why: String,
     /// The step in which it ran.
     pub step: i64,
-    /// False if it has not looked at everything: what it tells is the least that there is.
+    /// False if it has not looked at everything: its results are lower bounds.
     pub is_whole: bool,
     /// Why it has not, unless its time ran out; empty otherwise.
     pub reason: String,

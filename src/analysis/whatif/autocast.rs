@@ -70,7 +70,7 @@ const OF_SEVERAL: [&str; 9] =
 
 /// Smaller blocks may be indices, which are cast to twice their size too.
 const LEAST_CAST: i64 = 64 << 10;
-/// So many modules with a cast are no chance.
+/// This many modules with a cast are not a coincidence.
 const FEWEST_CASTS: usize = 2;
 
 /// The loss of tokens. Autocast does not see the softmax inside.

@@ -11,7 +11,7 @@ const MOST_RANKS: i64 = 1 << 20;
 /// An optimizer in place of the run's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NewOptimizer {
-    /// The same with state of 8 bits, as bitsandbytes has it.
+    /// The same optimizer with 8-bit state, as in bitsandbytes.
     EightBit,
     /// `torch.optim.Adafactor`.
     Adafactor,
@@ -34,18 +34,18 @@ pub enum Change {
     Bfloat16,
     /// The forward runs under `torch.autocast` to 16 bits: parameters, gradients and state stay float32.
     Autocast,
-    /// The head and the loss run on one of so many parts of the tokens at a time.
+    /// The tokens are split into this many parts, and the head and the loss run on one part at a time.
     ChunkLoss(i64),
     /// The batch is multiplied by a numerator over a denominator.
     Batch(i64, i64),
-    /// Parameters, gradients and optimizer state are divided over so many ranks, as FSDP2 does it.
+    /// Parameters, gradients and optimizer state are sharded over several ranks, as FSDP2 does it.
     Shard {
         /// The number of ranks.
         ranks: i64,
         /// The patterns of the modules that are one unit each, separated by commas; see [`super::with_units`].
         units: String,
     },
-    /// The optimizer's state and step are divided over so many ranks.
+    /// The optimizer's state and step are sharded over this many ranks.
     ShardOptimizer(i64),
     /// Blocks that match all of these are not there.
     Without(Vec<Condition>),

@@ -82,7 +82,8 @@ impl<'a> Recomputed<'a> {
         self.backward_of(life).is_some_and(|op| self.above.of(op.module).contains(&call.name))
     }
 
-    /// Out of memory before the backward of the call: what its forward left is there for it.
+    /// Returns true if the step ran out of memory between the forward and the backward of `call`, and no op
+    /// freed the block: the forward left it for the backward.
     fn is_left_at_oom(&self, life: &Life, call: &Call) -> bool {
         self.oom
             .is_some_and(|oom| call.to <= oom && life.death > oom && self.step.op(life.freed_by).is_none())
@@ -143,7 +144,8 @@ impl<'a> Recomputed<'a> {
         life.death.min(op.to - sums)
     }
 
-    /// The inputs of a call of which it saves none, and which its caller drops, stay to the end of its backward.
+    /// Extends the lifetime of the inputs that the call does not save and its caller drops: a checkpoint
+    /// keeps them until `end`, the end of the backward of the call.
     fn keep_inputs(&self, curve: &mut Curve<'_>, call: &Call, end: u32) {
         // The frees are in order, so the call's frees are adjacent.
         let frees = &self.step.frees;

@@ -11,7 +11,7 @@ use crate::state::device::Moment;
 struct Spike {
     /// The allocation before which they come.
     at: u32,
-    /// What they add to the total before that allocation.
+    /// The bytes that they add to the total before that allocation.
     bytes: i64,
     owner: Owner,
 }
@@ -24,7 +24,8 @@ pub(super) struct Curve<'a> {
     /// By block that has another life: the one or two spans in which it lives, each from its birth to its death.
     moved: FxHashMap<u32, [(u32, u32); 2]>,
     spikes: Vec<Spike>,
-    /// By request that ran out of memory, as the number of allocations before it: what the change adds to its size.
+    /// The bytes that the change adds to each request that ran out of memory. The key is the number of
+    /// allocations before the request.
     failed: FxHashMap<u32, i64>,
     /// Blocks that the run did not have: birth, death, bytes.
     more: Vec<(u32, u32, i64)>,
@@ -43,7 +44,8 @@ impl<'a> Curve<'a> {
         }
     }
 
-    /// The block `life` lives at these times, in place of its own: at most two. A span that ends before it begins is empty.
+    /// Replaces the lifetime of block `life` by at most two spans. A span that ends before it begins is
+    /// empty.
     pub(super) fn set_lives(&mut self, life: u32, spans: &[(u32, u32)]) {
         let mut both = [(0, 0); 2];
         for (place, span) in both.iter_mut().zip(spans.iter().filter(|span| span.0 < span.1)) {

@@ -82,7 +82,8 @@ pub struct Prediction {
     requests: Option<ChangedRequests>,
     /// True if the run computes in 16 bits already, so that a change to them saves nothing.
     pub is_half: bool,
-    /// A step with a part in the window of which rows outside the window were not kept: what they say of its blocks is unknown.
+    /// A step that is partly in the window and whose rows outside the window were not kept, so that their
+    /// effect on its blocks is unknown.
     pub cut_step: Option<i64>,
 }
 
@@ -134,7 +135,7 @@ struct DevicePrediction {
     cut_step: Option<i64>,
 }
 
-/// What a step is judged by, beside its rows.
+/// What the prediction for a step depends on, apart from its rows.
 struct Judge<'a> {
     lists: &'a [Vec<Change>],
     rounding: Rounding,
@@ -205,13 +206,13 @@ impl<'a> Predictor<'a> {
         }
     }
 
-    /// The same with [`Prediction::curves`] of a device on `grid`.
+    /// Also computes [`Prediction::curves`] of a device, on `grid`.
     pub(crate) fn with_curves(mut self, device: i32, grid: TimeGrid) -> Predictor<'a> {
         self.grids.push((device, grid));
         self
     }
 
-    /// The same with the requests of the first list, for [`Prediction::requests`].
+    /// Also collects the requests under the first list, for [`Prediction::requests`].
     fn with_requests(mut self) -> Predictor<'a> {
         self.makes_requests = true;
         self
@@ -340,7 +341,8 @@ pub fn changed_requests(
     Ok(made.unwrap_or_default().finish(base))
 }
 
-/// Returns true for a row that has the role of a block as tags tell it: a tag, or the opening row of a block that has it.
+/// Returns true for a row that shows the role that tags gave a block: a tag itself, or the opening row of
+/// such a block.
 fn tells_roles(row: &Record) -> bool {
     use Category::{Gradient, OptimizerState, Parameter};
     match row.event {

@@ -1,7 +1,7 @@
 //! The requests that a changed program makes of the allocator, so that it can be asked what it would reserve.
 //!
-//! A block that no change touches is requested and freed where the run did so. One with other times is so at the allocation that its
-//! time stands for.
+//! A block that no change touches is requested and freed where the run did so. A block with changed times is
+//! requested and freed at the allocations that these times are indices of.
 
 use rustc_hash::FxHashMap;
 

@@ -32,7 +32,7 @@ struct Unit {
     gradients: Vec<u32>,
 }
 
-/// What the gathered blocks of a step follow from.
+/// What determines the gathered blocks of a step.
 pub(super) struct Sharding<'a> {
     pub(super) ranks: i64,
     /// All changes of the list.

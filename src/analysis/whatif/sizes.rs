@@ -56,7 +56,7 @@ pub(super) struct SizeRules<'a> {
 /// By name: the traits of ops. They are found once for all steps.
 pub(super) type Traits = FxHashMap<Symbol, OpTraits>;
 
-/// What the name of an op tells of the sizes of its blocks.
+/// What the name of an op reveals about the sizes of its blocks.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct OpTraits {
     has_statistics: bool,

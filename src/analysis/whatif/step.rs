@@ -43,7 +43,7 @@ pub(super) struct Life {
     pub(super) id: i64,
     /// The allocation that made it, or the opening row of a part; 0 also for a block from an earlier step.
     pub(super) birth: u32,
-    /// The first allocation at which it is gone.
+    /// The index of the first allocation after the block was freed.
     pub(super) death: u32,
     /// True if an earlier step allocated it, or an earlier part of the trace.
     pub(super) is_older: bool,

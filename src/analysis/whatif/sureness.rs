@@ -8,7 +8,7 @@ pub const ENDED_IN_OOM: &str = "the run ended out of memory, and what it would h
 /// How sure the prediction of a change is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sureness {
-    /// What the change is taken to be.
+    /// What the prediction assumes about the change.
     pub assumes: &'static str,
     /// `high`, `medium` or `low`.
     pub word: &'static str,

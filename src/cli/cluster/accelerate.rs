@@ -27,7 +27,7 @@ pub(super) fn ask(python: &[OsString], arguments: &[&OsString], cards: u32) -> R
         .with_context(|| format!("cannot start {}", program.to_string_lossy()))?;
     if !output.status.success() {
         bail!(
-            "--ranks: accelerate launch does not tell the ranks that it would start; its messages stand above"
+            "--ranks: accelerate launch did not list the ranks that it would start; see its messages above"
         );
     }
     let answer: Value = serde_json::from_slice(&output.stdout).context("accelerate launch: no answer")?;

@@ -79,7 +79,7 @@ impl Job {
                 bail!("--ranks: the options of `{name}` are not understood; {}", way_of(&name))
             }
             Launcher::Behind(program) => bail!(
-                "--ranks: torchrun behind `{program}` would start ranks of its own; give the command of torchrun itself: \
+                "--ranks: `{program}` runs torchrun, which would start ranks of its own; give the command of torchrun itself: \
                  memtrace run --phantom 512xh100-80g --ranks 0 -- torchrun train.py"
             ),
             Launcher::None => None,
@@ -394,7 +394,7 @@ mod tests {
             ("8xh100-80g,count=2", "7", "python train.py", &[], "leave out count="),
             ("99999999999999999999xh100-80g", "0", "python train.py", &[], "at most 1048576 ranks"),
             ("99999999xh100-80g", "0", "python train.py", &[], "at most 1048576 ranks"),
-            ("8xh100-80g", "0", "env A=1 torchrun x.py", &[], "torchrun behind `env` would start ranks"),
+            ("8xh100-80g", "0", "env A=1 torchrun x.py", &[], "`env` runs torchrun, which would start ranks"),
             ("0xh100-80g", "0", cards.as_str(), &[], "asks for 0 cards"),
             ("4xh100-80g", "0", "python train.py", &[("WORLD_SIZE", "8")], "WORLD_SIZE is 8 and"),
             ("4xh100-80g", "0", "python train.py", &[("WORLD_SIZE", "x")], "WORLD_SIZE=x: expected"),

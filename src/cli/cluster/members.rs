@@ -246,7 +246,7 @@ fn further_stages(stores: &RankStores, is_whole: bool) -> Vec<u32> {
     if !has_first || stages.is_empty() {
         if is_whole {
             terminal::say(
-                "--ranks one-per-stage: rank 0 told of no pipeline, so it ran alone: its program made no device mesh \
+                "--ranks one-per-stage: rank 0 reported no pipeline, so it ran alone: its program made no device mesh \
                  with a dimension `pp` beside another one, and no pipeline of Megatron-core. Name the ranks instead, \
                  such as --ranks 0,8",
             );

@@ -4,11 +4,11 @@
 //! such a key itself: at once if it is the id of a NCCL communicator; else after [`GRACE`], with what this rank has set
 //! under its own number, or empty.
 //!
-//! The protocol follows `TCPStoreBackend.hpp` and `TCPStoreLibUvBackend.cpp` in PyTorch 2.6 and 2.11. Four lines
-//! are none of its queries. `store NAME` asks for the port of a further store: a program may create several, and
-//! they must not share keys. `waited PLACE<tab>KEY` tells the line of the script that waited for a key, and
-//! `pipeline RANK,RANK,...` the ranks of this rank's pipeline, one of each stage. `key HEX` asks for the key of the id of
-//! a NCCL communicator.
+//! The protocol follows `TCPStoreBackend.hpp` and `TCPStoreLibUvBackend.cpp` in PyTorch 2.6 and 2.11. Four
+//! further lines extend it. `store NAME` asks for the port of a further store: a program may create several,
+//! and they must not share keys. `waited PLACE<tab>KEY` reports the line of the script that waited for a key,
+//! and `pipeline RANK,RANK,...` the ranks of this rank's pipeline, one of each stage. `key HEX` asks for the
+//! key of the id of a NCCL communicator.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io::{self, BufRead, BufReader, Read, Write};

@@ -37,8 +37,8 @@ pub(crate) struct Values {
 /// A key that a stand-in set.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Answered {
-    /// It got the value of this rank's own key of the same form (`part/3` that of `part/0` for rank 0); else it is
-    /// empty.
+    /// True if the key got the value of this rank's own key of the same form (on rank 0, `part/3` gets the
+    /// value of `part/0`). Otherwise its value is empty.
     pub(crate) is_own: bool,
     /// The line of the script that waited for it, if it is known.
     pub(crate) place: Option<String>,
@@ -176,7 +176,7 @@ impl Values {
     fn own_key(&self, key: &[u8]) -> Option<String> {
         let key = std::str::from_utf8(key).ok()?;
         let mut end = key.len();
-        // The last number first: names of groups stand before it.
+        // Tries the last number first, because the names of groups come before it.
         while let Some(last) = key[..end].rfind(|c: char| c.is_ascii_digit()) {
             let start = key[..last].rfind(|c: char| !c.is_ascii_digit()).map_or(0, |before| before + 1);
             // A character before it may be longer than a byte.
@@ -198,8 +198,9 @@ impl Values {
         self.answered.iter().map(|(key, answered)| (key.as_str(), answered))
     }
 
-    /// Remembers the line of the script that waited for a key, which a store with a prefix had made longer. Returns
-    /// the stand-ins' answer to that key, if there is one and no line was told before: a later call found it set.
+    /// Records the line of the script that waited for a key. A store with a prefix stores the key under a
+    /// longer name. Returns the stand-ins' answer to the key, if there is one and no line was recorded
+    /// before: a later call found the key already set.
     pub(crate) fn note_place(&mut self, key: &str, place: &str) -> Option<Answered> {
         let is_it =
             |full: &str| full.strip_suffix(key).is_some_and(|rest| rest.is_empty() || rest.ends_with('/'));

@@ -160,7 +160,7 @@ impl Torchrun {
     }
 }
 
-/// The number of nodes: `64`, or a range of which both ends are the same.
+/// Parses the number of nodes: `64`, or a range with equal ends.
 fn nodes(text: &str) -> Result<u32> {
     let number = |text: &str| text.parse::<u32>().ok().filter(|nodes| *nodes > 0);
     let (least, most) = text.split_once(':').unwrap_or((text, text));

@@ -300,7 +300,7 @@ fn list_cards() -> Result<ExitCode> {
     page.plain("Several devices: 8xh100-80g");
     page.plain("Another size: h100-80g,mem=40g");
     page.plain("Another card: mem=48g,cc=8.9");
-    page.plain("The CUDA context takes what is not free at the start; to set it: context=600m");
+    page.plain("Another context: h100-80g,context=600m (the memory that is not free at the start)");
     stdout.write_all(page.text().as_bytes())?;
     Ok(ExitCode::SUCCESS)
 }

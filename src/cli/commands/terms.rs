@@ -241,9 +241,9 @@ pub(super) const TERMS: &[Term] = &[
     term(
         &["p50", "p90", "p99", "quantile"],
         "The value that this share of all is below. It is exact up to 65,536 different values; beyond \
-         that `quantile_error` in --json tells the error.",
+         that `quantile_error` in --json gives the error.",
     ),
-    term(&["per step"], "The growth from step to step: a leak has the same in each."),
+    term(&["per step"], "The growth per step. A leak grows by the same amount in each step."),
     term(
         &["leak", "leaks"],
         "Memory that is allocated in each step and never freed. `memtrace leaks` lists it by owner.",
@@ -282,7 +282,7 @@ pub(super) const TERMS: &[Term] = &[
         &["sample"],
         "A row with the device's own figures; see sampled. Of device -1: what the kernel counts of the host.",
     ),
-    term(&["figure"], "What a program printed: the groups of the expression of `memtrace fit --ask`."),
+    term(&["figure"], "A text from the output of a program: the group that `memtrace fit --ask` matches."),
     term(&["advice"], "A change that lowers the figure on the same line."),
     term(&["limit", "budget"], "The most memory that a file for `memtrace budget` allows."),
     term(
@@ -333,6 +333,6 @@ pub(super) const TERMS: &[Term] = &[
     term(&["collective"], "A call in which all ranks of a group take part, such as all_reduce."),
     term(
         &["overflow list"],
-        "Events that found no room in the shared buffer and wait in memory of the process.",
+        "Events that did not fit into the shared buffer and wait in the process's memory.",
     ),
 ];

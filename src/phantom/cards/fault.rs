@@ -113,7 +113,7 @@ impl Fault {
             Some(_) if kind != FaultKind::OutOfMemory => {
                 return Err(error("only an oom can happen several times: the others last".to_owned()));
             }
-            Some(None) => return Err(error("after `*` comes how often, from 1 on".to_owned())),
+            Some(None) => return Err(error("expected a repeat count of at least 1 after `*`".to_owned())),
             Some(times) => times,
         };
         let moment = parts.next().ok_or_else(|| error("it does not say when: `@step:3`".to_owned()))?;
@@ -198,8 +198,8 @@ mod tests {
             ("ecc@call::5", "name of a function"),
             ("ecc@call:rm -rf:5", "name of a function"),
             ("ecc*2@step:3", "the others last"),
-            ("oom*0@step:3", "how often"),
-            ("oom*@step:3", "how often"),
+            ("oom*0@step:3", "repeat count"),
+            ("oom*@step:3", "repeat count"),
             ("lost@step:3@card:99", "@card:0"),
             ("lost@step:3@rank:1", "@card:0"),
             ("oom@soon", "is no moment"),

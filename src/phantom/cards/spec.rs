@@ -185,8 +185,8 @@ impl Spec {
         self
     }
 
-    /// The bytes that are free at the start: those of this simulation, the least and the most that a real card
-    /// is expected to have.
+    /// The bytes that are free at the start: in this simulation, and the least and the most expected on a
+    /// real card.
     #[must_use]
     pub fn free_at_start(&self) -> [u64; 3] {
         let free = |context: u64| self.memory.saturating_sub(self.others).saturating_sub(context);

@@ -75,7 +75,7 @@ cards! {
         from "our estimate: nvidia-smi has 8192 MiB, of which CUDA shows about 1 % less on Pascal",
         cc 6 1, 15 SMs, context {~130}, L2 2048, bus 256, MHz 1683 4004;
     "gtx1080" "NVIDIA GeForce GTX 1080", 8110 MiB
-        from "as the GTX 1070: nvidia-smi has 8192 MiB on both",
+        from "same as the GTX 1070: nvidia-smi shows 8192 MiB for both",
         cc 6 1, 20 SMs, context {~150}, L2 2048, bus 256, MHz 1733 5005;
     "gtx1080ti" "NVIDIA GeForce GTX 1080 Ti", 11172 MiB
         from "Ultralytics, torch 2.5",
@@ -96,38 +96,38 @@ cards! {
         from "Ultralytics, torch 1.13",
         cc 7 5, 14 SMs, context {~100}, L2 1024, bus 128, MHz 1665 4001;
     "gtx1660" "NVIDIA GeForce GTX 1660", 5914 MiB
-        from "as the GTX 1660 Ti: nvidia-smi has 6144 MiB on both",
+        from "same as the GTX 1660 Ti: nvidia-smi shows 6144 MiB for both",
         cc 7 5, 22 SMs, context {~100}, L2 1536, bus 192, MHz 1785 4001;
     "gtx1660ti" "NVIDIA GeForce GTX 1660 Ti", 5914 MiB
         from "Ultralytics, torch 1.8",
         cc 7 5, 24 SMs, context {~110}, L2 1536, bus 192, MHz 1770 6001;
     "t1000" "NVIDIA T1000", 3904 MiB
-        from "as the GTX 1650: nvidia-smi has 4096 MiB on both",
+        from "same as the GTX 1650: nvidia-smi shows 4096 MiB for both",
         cc 7 5, 14 SMs, context {~100}, L2 1024, bus 128, MHz 1395 5001;
     "t1000-8g" "NVIDIA T1000 8GB", 7833 MiB
-        from "as the RTX 3060 Ti: nvidia-smi has 8192 MiB on both",
+        from "same as the RTX 3060 Ti: nvidia-smi shows 8192 MiB for both",
         cc 7 5, 14 SMs, context {~100}, L2 1024, bus 128, MHz 1395 5001;
     "rtx2060" "NVIDIA GeForce RTX 2060", 5918 MiB
         from "Ultralytics, torch 2.2; OOM: 5.79 GiB, https://github.com/facebookresearch/meshrcnn/issues/92",
         cc 7 5, 30 SMs, context {~110}, L2 3072, bus 192, MHz 1680 7001;
     "rtx2070" "NVIDIA GeForce RTX 2070", 7833 MiB
-        from "as the RTX 3060 Ti: nvidia-smi has 8192 MiB on both",
+        from "same as the RTX 3060 Ti: nvidia-smi shows 8192 MiB for both",
         cc 7 5, 36 SMs, context {~120}, L2 4096, bus 256, MHz 1620 7001;
     "rtx2080" "NVIDIA GeForce RTX 2080", 7833 MiB
-        from "as the RTX 3060 Ti: nvidia-smi has 8192 MiB on both",
+        from "same as the RTX 3060 Ti: nvidia-smi shows 8192 MiB for both",
         cc 7 5, 46 SMs, context {~130}, L2 4096, bus 256, MHz 1710 7001;
     "rtx2080ti" "NVIDIA GeForce RTX 2080 Ti", 10825 MiB
         from "Ultralytics, torch 2.6; 11012 with torch 2.1",
         cc 7 5, 68 SMs, context {~150}, L2 5632, bus 352, MHz 1545 7001;
     // Ampere.
     "rtx3050" "NVIDIA GeForce RTX 3050", 7833 MiB
-        from "as the RTX 3060 Ti: nvidia-smi has 8192 MiB on both",
+        from "same as the RTX 3060 Ti: nvidia-smi shows 8192 MiB for both",
         cc 8 6, 20 SMs, context {~140}, L2 2048, bus 128, MHz 1777 7001;
     "rtx3050-laptop" "NVIDIA GeForce RTX 3050 Laptop GPU", 3762 MiB
         from "Ultralytics; 3902 with torch 2.0",
         cc 8 6, 16 SMs, context {~130}, L2 2048, bus 128, MHz 1740 6001;
     "rtx3050ti-laptop" "NVIDIA GeForce RTX 3050 Ti Laptop GPU", 3762 MiB
-        from "as the RTX 3050 Laptop: nvidia-smi has 4096 MiB on both",
+        from "same as the RTX 3050 Laptop: nvidia-smi shows 4096 MiB for both",
         cc 8 6, 20 SMs, context {~140}, L2 2048, bus 128, MHz 1695 6001;
     "rtx3060" "NVIDIA GeForce RTX 3060", 11931 MiB
         from "properties, torch 2.4",
@@ -142,10 +142,10 @@ cards! {
         from "Ultralytics, torch 2.10; 7973 with torch 1.8",
         cc 8 6, 46 SMs, context {~190}, L2 4096, bus 256, MHz 1725 7001;
     "rtx3070-laptop" "NVIDIA GeForce RTX 3070 Laptop GPU", 7842 MiB
-        from "as the RTX 3070: nvidia-smi has 8192 MiB on both",
+        from "same as the RTX 3070: nvidia-smi shows 8192 MiB for both",
         cc 8 6, 40 SMs, context {~180}, L2 4096, bus 256, MHz 1620 7001;
     "rtx3070ti" "NVIDIA GeForce RTX 3070 Ti", 7842 MiB
-        from "as the RTX 3070: nvidia-smi has 8192 MiB on both",
+        from "same as the RTX 3070: nvidia-smi shows 8192 MiB for both",
         cc 8 6, 48 SMs, context {~200}, L2 4096, bus 256, MHz 1770 9501;
     "rtx3080" "NVIDIA GeForce RTX 3080", 10015 MiB
         from "OOM: 9.78 GiB, https://github.com/zai-org/CogVideo/issues/34",
@@ -206,7 +206,7 @@ cards! {
         from "Ultralytics, torch 2.9 and 2.14; 7940 with torch 2.5",
         cc 8 9, 24 SMs, context {~140}, L2 32768, bus 128, MHz 2370 8001;
     "rtx4060ti" "NVIDIA GeForce RTX 4060 Ti 8GB", 7807 MiB
-        from "as the RTX 4060: nvidia-smi has 8188 MiB on both",
+        from "same as the RTX 4060: nvidia-smi shows 8188 MiB for both",
         cc 8 9, 34 SMs, context {~160}, L2 32768, bus 128, MHz 2535 9001;
     "rtx4060ti-16g" "NVIDIA GeForce RTX 4060 Ti", 15946 MiB
         from "Unsloth, torch 2.7",
@@ -218,16 +218,16 @@ cards! {
         from "Ultralytics, torch 2.7",
         cc 8 9, 36 SMs, context {~170}, L2 32768, bus 128, MHz 2175 8001;
     "rtx4070-super" "NVIDIA GeForce RTX 4070 SUPER", 11994 MiB
-        from "as the RTX 4070: nvidia-smi has 12282 MiB on both",
+        from "same as the RTX 4070: nvidia-smi shows 12282 MiB for both",
         cc 8 9, 56 SMs, context {~210}, L2 49152, bus 192, MHz 2475 10501;
     "rtx4070ti" "NVIDIA GeForce RTX 4070 Ti", 11994 MiB
-        from "as the RTX 4070: nvidia-smi has 12282 MiB on both",
+        from "same as the RTX 4070: nvidia-smi shows 12282 MiB for both",
         cc 8 9, 60 SMs, context {~220}, L2 49152, bus 192, MHz 2610 10501;
     "rtx4070ti-super" "NVIDIA GeForce RTX 4070 Ti SUPER", 15934 MiB
         from "properties",
         cc 8 9, 66 SMs, context {~240}, L2 49152, bus 256, MHz 2610 10501;
     "rtx4080-laptop" "NVIDIA GeForce RTX 4080 Laptop GPU", 11994 MiB
-        from "as the RTX 4070: nvidia-smi has 12282 MiB on both",
+        from "same as the RTX 4070: nvidia-smi shows 12282 MiB for both",
         cc 8 9, 58 SMs, context {~220}, L2 49152, bus 192, MHz 2280 9001;
     "rtx4080" "NVIDIA GeForce RTX 4080", 16049 MiB
         from "properties",
@@ -236,13 +236,13 @@ cards! {
         from "OOM: 23.64 GiB",
         cc 8 9, 128 SMs, context {390 in 369..514}, L2 73728, bus 384, MHz 2520 10501;
     "rtx4090-laptop" "NVIDIA GeForce RTX 4090 Laptop GPU", 15934 MiB
-        from "as the RTX 4070 Ti SUPER: nvidia-smi has 16376 MiB on both",
+        from "same as the RTX 4070 Ti SUPER: nvidia-smi shows 16376 MiB for both",
         cc 8 9, 76 SMs, context {~270}, L2 65536, bus 256, MHz 2040 9001;
     "l4" "NVIDIA L4", 22478 MiB
         from "OOM: 21.95 GiB",
         cc 8 9, 58 SMs, context {210 in 201..333}, L2 49152, bus 192, MHz 2040 6251;
     "l40" "NVIDIA L40", 45466 MiB
-        from "as the L40S: nvidia-smi has 46068 MiB on both",
+        from "same as the L40S: nvidia-smi shows 46068 MiB for both",
         cc 8 9, 142 SMs, context {~400}, L2 98304, bus 384, MHz 2490 9001;
     "l40s" "NVIDIA L40S", 45466 MiB
         from "OOM: 44.40 GiB",
@@ -255,7 +255,7 @@ cards! {
         from "OOM: 79.11 GiB",
         cc 9 0, 132 SMs, context {612 in 518..614}, L2 51200, bus 5120, MHz 1980 2619;
     "h100-96g" "NVIDIA H100", 97285 MiB
-        from "as the H20: nvidia-smi has 97871 MiB on both",
+        from "same as the H20: nvidia-smi shows 97871 MiB for both",
         cc 9 0, 132 SMs, context {612 in 518..614}, L2 51200, bus 6144, MHz 1980 2619;
     "h100-pcie" "NVIDIA H100 PCIe", 81008 MiB
         from "properties",
@@ -264,7 +264,7 @@ cards! {
         from "Unsloth, torch 2.6: 93.016 GiB",
         cc 9 0, 132 SMs, context {612 in 518..614}, L2 61440, bus 6144, MHz 1785 2619;
     "h800" "NVIDIA H800", 81008 MiB
-        from "as the H100: nvidia-smi has 81559 MiB on both",
+        from "same as the H100: nvidia-smi shows 81559 MiB for both",
         cc 9 0, 132 SMs, context {612 in 518..614}, L2 51200, bus 5120, MHz 1980 2619;
     "h20" "NVIDIA H20", 97285 MiB
         from "properties",
@@ -304,7 +304,7 @@ cards! {
         from "our estimate: nvidia-smi has 8151 MiB, and the RTX 5060 Ti shows 463 MiB less than 16311",
         cc 12 0, 36 SMs, context {~170}, L2 32768, bus 128, MHz 2347 12001;
     "rtx5070ti" "NVIDIA GeForce RTX 5070 Ti", 15840 MiB
-        from "as the RTX 5080: nvidia-smi has 16303 MiB on both",
+        from "same as the RTX 5080: nvidia-smi shows 16303 MiB for both",
         cc 12 0, 70 SMs, context {~260}, L2 49152, bus 256, MHz 2452 14001;
     "rtx5070ti-laptop" "NVIDIA GeForce RTX 5070 Ti Laptop GPU", 11780 MiB
         from "our estimate: nvidia-smi has 12227 MiB, and the RTX 5060 Ti shows 463 MiB less than 16311",

@@ -212,14 +212,15 @@ const WEAK: u8 = 8;
 /// The bit of [`Claim::Reduced`].
 const REDUCED: u8 = 16;
 
-/// The uses of a block that a tag replaces.
+/// Which known uses of a block a tag may replace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claim {
-    /// Any.
+    /// Every use.
     Strong,
-    /// None that is more specific.
+    /// Only an unknown or less specific use.
     Weak,
-    /// None, and that of a block that no backward allocated: ranks reduce its content in a backward.
+    /// Only an unknown use, an activation, or a gradient without a module, of a block that no backward
+    /// allocated: ranks reduce its content in a backward.
     Reduced,
 }
 

@@ -44,8 +44,8 @@ pub const fn keys(source: Api) -> &'static [&'static str] {
         Api::Cgroup => &["current", "limit", "file", "swap", "kills"],
         // The machine's memory, the part that programs can still get, the unused part, free swap, and the kills.
         Api::Meminfo => &["total", "available", "free", "swap_free", "kills"],
-        // A part of the process's memory: its share (PSS), its resident bytes, the bytes of them that differ from a file or
-        // have none, and what is in swap.
+        // A part of the process's memory: its share (PSS), its resident bytes, the resident bytes that differ
+        // from a file or have no file, and its bytes in swap.
         Api::Smaps => &["pss", "rss", "dirty", "swap"],
         // A child process, or all of them.
         Api::Child => &["pss", "rss", "pid", "processes"],

@@ -132,7 +132,8 @@ impl HostFiles {
     fn children(&self, pid: &str) -> Option<Vec<u32>> {
         let mut found = Vec::new();
         for thread in fs::read_dir(self.path(pid, "task")).ok()?.flatten() {
-            // A thread may end meanwhile. Without this file of the first one, the kernel has none.
+            // A thread may end meanwhile. If even the main thread lacks this file, the kernel does not
+            // provide it.
             match fs::read_to_string(thread.path().join("children")) {
                 Ok(text) => found.extend(text.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok())),
                 Err(_) if thread.file_name().to_str() == Some(pid) => return None,

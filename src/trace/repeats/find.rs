@@ -19,8 +19,8 @@ const LEAST_ROWS: i64 = 4;
 /// The most earlier rows that are compared with a row that begins a run, and the most places that a run follows.
 const MOST_COMPARED: usize = 24;
 const MOST_PLACES: usize = 3;
-/// Of so many rows one in `LEAST_SHARE` must repeat another. Else none is looked for in the next `PAUSE` rows: to keep and
-/// to compare rows costs as much as to write them.
+/// Of this many rows, at least one in `LEAST_SHARE` must repeat another row. Otherwise the search pauses for
+/// `PAUSE` rows, because keeping and comparing rows costs as much as writing them.
 const TRIAL: i64 = 1 << 14;
 const LEAST_SHARE: i64 = 8;
 const PAUSE: i64 = 1 << 16;
@@ -242,7 +242,7 @@ impl RepeatFinder {
         false
     }
 
-    /// The run with one more row; `None` when no place goes on with it.
+    /// Extends the run by one row. Returns `None` if the row continues the run at none of its places.
     fn with_row(
         &self,
         mut run: Run,
@@ -276,7 +276,7 @@ impl RepeatFinder {
         Some(run)
     }
 
-    /// Writes the row of the run that goes on now, if one does. Behind it everything taken so far is written.
+    /// Ends the current run, if any, and writes its row. Afterwards, every row taken so far has been written.
     ///
     /// # Errors
     /// Those of `write`.

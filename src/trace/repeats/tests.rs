@@ -100,7 +100,7 @@ fn meta(repeats: bool) -> String {
     Meta { schema: SCHEMA_VERSION.to_owned(), repeats, ..Meta::default() }.to_json().unwrap()
 }
 
-/// The file of these rows. A run ends with every so many rows, as a flush ends it; 0 for never.
+/// The file of these rows. A run ends after every `flush_each` rows, as a flush would end it; 0 means never.
 fn written(rows: &[StoredRow], flush_each: usize) -> String {
     let mut writer = RowWriter::new(Vec::new());
     let mut finder = RepeatFinder::new(false);
@@ -151,7 +151,8 @@ fn repeats_of_a_loop_are_one_row_for_each_step_and_come_back_as_its_rows() {
     (0..200).for_each(|_| program.step(40));
     let text = written(&program.rows, 0);
     assert_same(&text, &program.rows);
-    // Of the two patterns the first steps are written; the first step frees no block of the one before.
+    // The first step of each of the two patterns is written in full. The very first step has no earlier block
+    // to free.
     let plain = text.lines().count() - 2 - repeats_in(&text);
     assert!(plain < 3 * 90 && repeats_in(&text) < 210, "{plain} rows, {} repeats", repeats_in(&text));
     for flush_each in [1, 2, 3, 7, 50, 1000] {

@@ -34,7 +34,7 @@ impl Asleep {
         self.0.insert(address, live);
     }
 
-    /// The segment that a mapping of so many bytes at an address wakes.
+    /// Removes and returns the sleeping segment of `bytes` bytes at `address`, which a mapping there wakes.
     pub(crate) fn wake(&mut self, address: u64, bytes: i64) -> Option<Live> {
         self.0.get(&address).filter(|live| live.bytes == bytes)?;
         self.0.remove(&address)

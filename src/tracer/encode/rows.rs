@@ -168,7 +168,7 @@ impl Encoder {
         }
     }
 
-    /// The same, of a call.
+    /// The fields of a row about live memory that a call allocated or freed.
     #[inline(always)]
     fn of_call<'a>(&'a self, event: &CallEvent, live: &Live) -> Row<'a> {
         let CallEvent { tid, header, call, .. } = event;

@@ -58,8 +58,9 @@ impl Use {
                 !known.is_unclaimed() && !matches!(known, Input | Activation | Temporary | Buffer)
             }
             (_, Claim::Weak) => !known.is_unclaimed(),
-            // DDP allocates its buckets when it is made, and anew in the second forward. What a backward allocates is a
-            // part of the gradient's computation there; without detail it has no category that would tell.
+            // DDP allocates its buckets when it is made, and anew in the second forward. What a backward
+            // allocates is a part of the gradient's computation there; without detail its category does not
+            // show this.
             (_, Claim::Reduced) if owner.phase == "backward" => true,
             // A bucket that has no module yet gets it in the first step with detail.
             (_, Claim::Reduced) if known == Gradient => {

@@ -32,7 +32,7 @@ const NEEDED: &[(&str, &CStr, &str)] = &[
 const NEEDED_FOR_OPS: &[&CStr] =
     &[c"_ZN2at17addGlobalCallbackENS_22RecordFunctionCallbackE", c"_ZNK2at14RecordFunction4nameEv"];
 
-/// Adds the losses of this process's Python.
+/// Adds what cannot be captured with this process's Python.
 fn describe_python(meta: &mut Meta) {
     let Some(python) = Version::get() else { return };
     let (name, (oldest, newest)) = (format!("Python {}.{}", python.major, python.minor), version::TRIED);
@@ -46,7 +46,7 @@ fn describe_python(meta: &mut Meta) {
     }
 }
 
-/// Adds torch's version and every loss.
+/// Adds to the meta row torch's version and everything that cannot be captured with this torch and Python.
 pub(crate) fn describe(meta: &mut Meta, settings: &Settings) {
     if loaded_libraries("libc10.so").is_empty() {
         return;

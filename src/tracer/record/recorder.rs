@@ -86,7 +86,8 @@ impl Recorder {
             for (id, context) in tables.contexts() {
                 recorder.queue.define(&[Payload::DefineContext { id, context }.define()]);
             }
-            // While the tables are locked: whoever interns a new text, stack or context from here on defines it.
+            // The tables are still locked, so every text, stack or context interned later is defined by the
+            // thread that interns it.
             OWN.recorder.store(std::ptr::from_ref(recorder).cast_mut().cast(), Ordering::Release);
         });
         match writer::spawn(session, &recorder.queue, recorder.control, start_ns) {

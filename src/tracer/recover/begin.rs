@@ -100,7 +100,8 @@ fn at_its_place(path: &Path) -> Option<PathBuf> {
     Some(fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned()).join(name))
 }
 
-/// Opens a journal of this user and reads its header; `None` when it is none, or none of this version.
+/// Opens a journal of this user and reads its header. Returns `None` if the file is not a journal of this
+/// version.
 fn read_header(journal: &Path) -> Option<(File, Vec<u8>)> {
     let (file, _) = open_own(journal).ok()??;
     let mut header = Vec::new();

@@ -81,8 +81,8 @@ columns! {
     PeakAllocated "peak_allocated_bytes" Int;
     /// the highest reserved bytes
     PeakReserved "peak_reserved_bytes" Int;
-    /// the highest bytes in use on the device; without samples those of torch and libraries; in a step, as the rows have
-    /// them
+    /// the highest bytes in use on the device; without samples, the bytes of torch and libraries; for a step,
+    /// as in the rows
     PeakUsed "peak_used_bytes" Int;
     /// the time of the highest allocated bytes
     PeakNs "peak_ns" Int;
@@ -114,7 +114,7 @@ columns! {
     Bytes "bytes" Int;
     /// the blocks of these bytes
     Blocks "blocks" Int;
-    /// the growth of a leak; of a process, that of all memory at the ends of its steps
+    /// the growth of a leak; for a process, the growth of its total memory from step end to step end
     BytesPerStep "bytes_per_step" Float;
     /// how well a line fits that growth: 1 for points on a line
     R2 "r2" Float;

@@ -88,7 +88,7 @@ impl Delimiters {
         (self.count, self.ended) = (count, ended);
     }
 
-    /// Adds the end of a last line without line end.
+    /// Adds the end of an unterminated last line.
     pub(super) fn end(&mut self, at: usize) {
         self.ends.truncate(self.ended);
         self.ends.push(self.count as u32);

@@ -328,8 +328,8 @@ impl<W: Write> Rows<'_, W> {
         }
     }
 
-    /// Frees and allocates what the end of the history has too much and too little of, so that the totals are those of
-    /// the file's segments. A history with a gap, or one that contradicts itself, needs it.
+    /// Corrects the state at the end of the history: frees and allocates blocks until the totals match the
+    /// file's segments. This is needed if the history has a gap or contradicts itself.
     fn agree(&mut self, at: &mut Device<'_>) -> io::Result<()> {
         let wanted = Memory::at_end(&self.snapshot.model, at.ordinal);
         let same = |held: &Held, other: Option<&Held>| {

@@ -440,7 +440,7 @@ struct LimitResult {
     highest: i64,
     /// Of the names that the limit is for, the one with the highest peak.
     highest_name: String,
-    /// The number of names with memory that the limit is for.
+    /// The number of names that the limit applies to and that have memory.
     matched: usize,
     at: String,
 }

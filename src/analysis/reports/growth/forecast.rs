@@ -14,7 +14,7 @@ const SLOWING: f64 = 0.15;
 /// What the growth comes to if it goes on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Forecast {
-    /// Nearly all of it came at once, at the level of this index.
+    /// Nearly all of the growth came in one jump, at the level with this index.
     Jumped { at: usize },
     /// The last quarter of the steps hardly grew.
     Settled,
@@ -22,7 +22,7 @@ pub(super) enum Forecast {
     Slowing,
     /// What is kept grows by so many bytes a step inside memory that is cached so far; nvidia-smi shows it from that step on.
     WithinCache { rate: f64, until: i64 },
-    /// It grows by so many bytes a step (or a second), and the card is full at that step.
+    /// Memory grows by `rate` bytes per step (or second), and the card is full at step `full_at`.
     Grows { rate: f64, full_at: Option<i64> },
 }
 

@@ -34,7 +34,8 @@ use crate::state::replay_trace::{Replayed, replay_trace};
 /// Growth needs this many finished steps, or slices of time.
 pub(super) const FEWEST_STEPS: usize = 3;
 const FEWEST_SLICES: usize = 8;
-/// A part is flat below this many bytes, or below one part in so many of the memory in use.
+/// Growth of less than this many bytes, or of less than one part in this many of the memory in use, counts as
+/// flat.
 const FLAT: (i64, i64) = (2 << 20, 100);
 /// `summary` names a part that grew by more than this part of the memory in use, one in 20.
 const WORTH_A_LINE: i64 = 20;
@@ -149,7 +150,7 @@ pub(super) struct Growth {
     capacity: i64,
     forecast: Forecast,
     is_expandable: bool,
-    /// The different large sizes, and those of a single step.
+    /// The number of different large sizes, and the number of those that occur in a single step.
     sizes: (usize, usize),
     /// What explains each part, where it was looked for; in the order of [`Part::ALL`].
     changes: [Vec<Change>; 4],
@@ -292,7 +293,8 @@ impl Growth {
         Ok(())
     }
 
-    /// What is live at the largest peak, by owner, compared with the largest up to the first level that counts.
+    /// What is live at the largest peak, by owner, compared with the largest peak up to the first level that
+    /// counts.
     fn between_peaks(
         &self,
         trace: &TraceFile,
@@ -319,7 +321,7 @@ impl Growth {
         Ok(after.into_iter().map(change).collect())
     }
 
-    /// The window of the largest level up to the first that counts, and that of the largest of all.
+    /// Two windows: of the highest peak up to the first level that counts, and of the highest peak after it.
     fn two_peaks(&self) -> (Window, Window) {
         let highest =
             |levels: &[Level]| levels.iter().copied().max_by_key(|level| level.peak).unwrap_or_default();

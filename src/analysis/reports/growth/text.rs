@@ -174,7 +174,7 @@ impl Growth {
         printer.plain(self.outlook(units));
     }
 
-    /// What comes of it.
+    /// A sentence about where the growth leads.
     fn outlook(&self, units: Unit) -> String {
         let unit = if self.by_time { "second" } else { "step" };
         let used = units.show(self.last().used());

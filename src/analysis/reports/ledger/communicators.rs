@@ -1,4 +1,4 @@
-//! NCCL's communicators: their numbers, and what the trace tells of each.
+//! NCCL's communicators: their numbers, and what the trace records about each.
 
 use rustc_hash::FxHashMap;
 

@@ -139,7 +139,7 @@ impl<'a> HostState<'a> {
             state.line(group, part.name.clone(), part.pss, part.rss, advice);
         }
         if full.when != when {
-            // The quick samples of both moments tell what has changed since.
+            // The quick samples of both moments show what has changed since.
             let then = memory.quick_with(full)?;
             let now = quick?;
             let names = ["anonymous", "files", "shared memory"];

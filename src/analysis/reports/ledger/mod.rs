@@ -120,7 +120,7 @@ impl Report for Ledger {
 fn name_neighbours(held: &mut [(&TraceFile, Vec<LedgerState>)]) {
     let mut users: FxHashMap<(String, i32), Vec<(i32, String)>> = FxHashMap::default();
     for (trace, states) in held.iter() {
-        // With one visible GPU each, the ordinals of two processes say nothing.
+        // If each process sees one GPU, equal ordinals do not mean the same GPU.
         for state in states.iter().filter(|_| trace.meta.devices.len() > 1 || trace.meta.world_size <= 1) {
             let user = (trace.meta.rank, trace.pid());
             users.entry((trace.meta.host.clone(), state.ordinal)).or_default().push(user);
@@ -143,7 +143,7 @@ fn name_neighbours(held: &mut [(&TraceFile, Vec<LedgerState>)]) {
     }
 }
 
-/// What is known of memory only later.
+/// Facts about memory that only later rows show.
 #[derive(Default)]
 pub(super) struct Later {
     /// By `alloc_id`: the last category that a tag gave a block.
@@ -177,7 +177,7 @@ impl Later {
 }
 
 /// The ledgers of a process at a moment, one for each device in use, and the state that they are from; `None`
-/// when the trace does not reach the moment. The categories of `later` replace those of then.
+/// when the trace does not reach the moment. The categories in `later` replace the categories at that moment.
 pub(super) fn states_at(
     trace: &TraceFile,
     at: &NamedMoment,

@@ -1,5 +1,5 @@
-//! Snapshots of memory that later rows correct: a block has its eventual category from its birth on, as in
-//! `MemTracker`, although a `tag` row tells it later.
+//! Snapshots of memory that later rows correct: as in `MemTracker`, a block has its final category from its
+//! allocation on, even if a `tag` row assigns it later.
 
 use std::collections::BTreeMap;
 

@@ -148,7 +148,7 @@ pub(super) struct ContextRange {
 }
 
 impl ContextRange {
-    /// The range that the simulated GPU of a trace told; `None` when it told none or one of no width.
+    /// The range that the simulated GPU recorded in a trace; `None` if it recorded no range or an empty one.
     fn of(trace: &TraceFile) -> Option<ContextRange> {
         let bytes = |name: &str| trace.meta.phantom[name].as_i64();
         let range = ContextRange {
@@ -171,7 +171,7 @@ struct LayersLeft {
 }
 
 impl LayersLeft {
-    /// The layers after that of `module`, by the live blocks of those before it.
+    /// The layers after the layer of `module`, estimated from the live blocks of the layers before it.
     fn find(module: &str, layers: &Layers, live: &[(String, Category, i64)]) -> Option<LayersLeft> {
         let joined = layers.joined(module);
         let mut end = 0;
@@ -304,7 +304,8 @@ impl<'a> OomCase<'a> {
         let untraced = foreign.map_or(0, |(_, bytes, _)| *bytes.min(&left));
         let device_free = foreign.map(|_| left - untraced);
         let context = ContextRange::of(trace);
-        // Without a word of the driver about others: what is more than a context can be.
+        // If the driver reports nothing about other processes, whatever exceeds the largest possible context
+        // is theirs.
         let context_bytes = trace.meta.phantom["context_bytes"].as_i64().unwrap_or(0);
         let most_of_context = if context_bytes > 0 { context_bytes } else { CONTEXT };
         let others = foreign

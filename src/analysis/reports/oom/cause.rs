@@ -18,9 +18,9 @@ const MATERIAL: f64 = 0.1;
 const LARGE: f64 = 0.15;
 /// The most, in bytes, that a CUDA context with the code and workspaces of libraries commonly takes: 300 to 600 MiB on one GPU.
 const USUAL_CONTEXT: i64 = 600 << 20;
-/// Growth needs at least so many finished steps after the first, which allocates optimizer state.
+/// The least number of finished steps that show growth, without the first, which allocates optimizer state.
 const FEWEST_STEPS: usize = 3;
-/// So many steps of growth are no chance.
+/// This many steps of growth are not a coincidence.
 const MANY_STEPS: usize = 6;
 /// Forwards of the root module without a backward: two are common (an adversarial or contrastive loss), three are a loop.
 const MOST_FORWARDS: u64 = 2;
@@ -274,7 +274,7 @@ impl Facts {
         if self.others >= self.lacking() && self.is_material(self.others) {
             return (Cause::OtherProcess, None);
         }
-        // What a list gathers may be what the program is about, and large holes are for sure of no use.
+        // A list may gather what the program exists to produce, but large holes certainly have no use.
         let is_doubtful = matches!(kept, Some((_, Kept::Gathered | Kept::EarlierResult)));
         if kept.is_some()
             && !(is_doubtful && is_fragmented && self.cached() as f64 >= LARGE * self.capacity as f64)
@@ -457,7 +457,8 @@ pub(super) fn is_of_forward(holder: &Holder) -> bool {
     is_variable || holder.text("file").contains("/torch/")
 }
 
-/// The growth of what steps leave behind: most steps after the first leave some.
+/// The growth of the memory left at the ends of steps, without the first step. Returns `None` if too few
+/// steps add to it, or if later steps free much of it again.
 fn growth(steps: &[StepTotals]) -> Option<Growth> {
     let steps = steps.get(1..)?;
     if steps.len() < FEWEST_STEPS {

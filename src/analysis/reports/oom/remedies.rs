@@ -85,8 +85,8 @@ impl OomCase<'_> {
             ]
         } else {
             &[
-                "free the blocks that pin segments (memtrace frag names them), or allocate them before the others: one tensor for all of them",
-                "expandable_segments:True may not help, for a live block is in nearly each 20 MiB: memtrace tune replays it",
+                "free the blocks that pin segments (memtrace frag names them), or allocate them first, as one tensor",
+                "expandable_segments:True may not help, because nearly every 20 MiB holds a live block: memtrace tune replays it",
             ]
         }
     }

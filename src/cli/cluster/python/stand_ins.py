@@ -45,8 +45,8 @@ count_answer = phantom_function("memtrace_phantom_stand_in_answer")
 launches = phantom_function("memtrace_phantom_launches", result=ctypes.c_uint64)
 waiting = sibling("waits")
 HOST = "127.0.0.1"
-# The groups that are being made, the innermost last: their ranks, and those of them on this machine (0: not
-# known).
+# The groups that are being made, innermost last: the number of ranks, and the number of ranks on this machine
+# (0: unknown).
 sizes = []
 
 
@@ -71,7 +71,7 @@ def ask(line):
 
 
 def tell(line):
-    """The answer of this rank's store to a line that only tells; empty where no store answers."""
+    """Sends a line of information to this rank's store. Returns its answer, empty if no store answers."""
     try:
         return ask(line)
     except (OSError, KeyError, ValueError):
@@ -84,7 +84,7 @@ def store_port(name):
 
 
 def tell_place(place, key):
-    """Tells the line that waited for a key."""
+    """Reports the line that waited for a key."""
     line = "\t".join(text.replace("\n", " ").replace("\t", " ") for text in (place, key))
     return tell(f"waited {line}") or "set"
 
@@ -209,7 +209,7 @@ PIPELINES = ("mesh_pp", "mesh_pipe", "mesh_pipeline", "PIPELINE_MODEL_PARALLEL_G
 
 
 def note_pipeline(c10d, arguments, options):
-    """Tells the ranks of this rank's pipeline, if a group that is made with these arguments is one."""
+    """Reports the ranks of this rank's pipeline, if a group that is made with these arguments is one."""
     values = (*arguments, *options.values())
     if not any(isinstance(value, str) and value in PIPELINES for value in values):
         return
@@ -227,8 +227,8 @@ def near_of(ranks):
 
 
 def install_groups(c10d, native):
-    """Tells the simulated GPU how the ranks of groups lie on machines, and the sizes of those that NCCL
-    splits off."""
+    """Tells the simulated GPU how the ranks of groups are spread over machines, and the sizes of the groups
+    that NCCL splits off."""
     make = c10d._new_process_group_helper
     signature = inspect.signature(make)
 

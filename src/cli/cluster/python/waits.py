@@ -92,9 +92,9 @@ class Waits:
         return place_of(sys._getframe(1), self.inner)
 
     def answered(self, key):
-        """Tells the line that waited for a key. Returns where its value is from.
+        """Reports the line that waited for a key. Returns where its value is from.
 
-        `own` or `empty`: a stand-in set it in this call, as no line was told before. Else `set`.
+        `own` or `empty`: a stand-in set it in this call, and no line was reported before; else `set`.
         """
         return self.tell_place(self.place(), key)
 

@@ -26,7 +26,7 @@ pub(super) struct Answer<'a> {
     pub(super) trials: Vec<&'a Trial>,
     /// True if there are values between the two at the limit.
     pub(super) has_gap: bool,
-    /// What the runs say against the order of the values.
+    /// Why the runs contradict the assumed order of the values, if they do.
     pub(super) disorder: Option<String>,
     /// True if the user set the last value, with `--max`, `--values` or `--gpus`.
     pub(super) last_is_given: bool,

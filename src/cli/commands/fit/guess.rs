@@ -21,8 +21,8 @@ fn full_at([(a, less), (b, more)]: [(f64, i64); 2], room: i64) -> Option<f64> {
     (slope > 0.0 && slope.is_finite() && room >= 0.0).then(|| b + room / slope)
 }
 
-/// The same by the last of several points, in ascending order, and the nearest that is not too near: memory comes in
-/// pieces, so that neighbours may have one peak.
+/// Like [`full_at`], from several points in ascending order: uses the last point and the nearest one that is
+/// far enough from it. Memory is reserved in pieces, so close points may have the same peak.
 pub(super) fn full_by_line(points: &[(f64, i64)], room: i64) -> Option<f64> {
     let (last, before) = points.split_last()?;
     let far = before.iter().rev().filter(|point| point.0 <= last.0 * FAR);
@@ -37,7 +37,8 @@ fn bytes(peak: &PeakUse, was_full: bool) -> i64 {
     if was_full && peak.allocated > 0 { peak.used - peak.reserved + peak.allocated } else { peak.used }
 }
 
-/// What [`bytes`] needs to know of several runs, so that it counts the same of each.
+/// Whether any of the runs filled the device. [`bytes`] needs this, so that it measures all runs in the same
+/// way.
 fn were_full(points: &[Point<'_>]) -> bool {
     points.iter().any(|(_, peak)| peak.retries > 0)
 }
@@ -70,8 +71,8 @@ pub(super) fn full_by(points: &[Point<'_>], are_gpus: bool) -> Option<f64> {
     }
 }
 
-/// The same on another card, of `capacity` bytes, and on `shrunk` times as many GPUs, where each holds that much less of
-/// what ranks share.
+/// Like [`full_by`], for another card of `capacity` bytes and for `shrunk` times as many GPUs, each of which
+/// holds a correspondingly smaller share of what the ranks share.
 pub(super) fn full_elsewhere(
     points: &[Point<'_>],
     are_gpus: bool,
@@ -82,7 +83,7 @@ pub(super) fn full_elsewhere(
         .iter()
         .map(|(at, peak)| {
             let less = (static_bytes(peak) as f64 * (1.0 - 1.0 / shrunk)) as i64;
-            // Zero tells of a program without torch: see `bytes`.
+            // Zero means a program without torch: see `bytes`.
             let allocated = if peak.allocated > 0 { (peak.allocated - less).max(1) } else { 0 };
             let (reserved, used) = (peak.reserved - less, peak.used - less);
             let moved = PeakUse { allocated, reserved, used, capacity, ..(*peak).clone() };

@@ -145,7 +145,7 @@ pub(crate) fn command() -> Command {
         .arg(args::program_arg().help("The program and its arguments, with {} in the place of the value; {gpus}, {nodes} and {per-node} are the number of GPUs and their nodes"))
 }
 
-/// The share that a text such as `2%` or `0.5` tells in percent.
+/// Parses a percentage such as `2%` or `0.5` into a share.
 fn percent(text: &str) -> Result<f64, String> {
     let number: Option<f64> = text.trim().trim_end_matches('%').trim_end().parse().ok();
     let number = number.filter(|number| (0.0..=50.0).contains(number));

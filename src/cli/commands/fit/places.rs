@@ -14,7 +14,7 @@ pub(super) const PER_NODE: &str = "{per-node}";
 /// Stands for the length of a sequence in the command of a recipe.
 pub(super) const LENGTH: &str = "{seq}";
 
-/// What stands in the places of one run.
+/// What one run puts in place of each placeholder.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Filling {
     /// In the place of [`VALUE`]; `None` leaves it as it is.

@@ -65,7 +65,8 @@ pub(super) struct Plan {
     pub(super) is_grid: bool,
     /// The lengths of a recipe, or none.
     lengths: Vec<u64>,
-    /// A line for each card of which numbers of GPUs between the smallest and the largest are not tried.
+    /// One line for each card for which some numbers of GPUs between the smallest and the largest are not
+    /// tried.
     pub(super) left_out: Vec<String>,
 }
 
@@ -330,7 +331,7 @@ fn gpus_place(cards: &[String]) -> Result<Option<&'static str>> {
     };
     if let Some(card) = cards.iter().find(|card| wrong(card)) {
         bail!(
-            "--phantom {card}: {VALUE} or {GPUS} is the number of GPUs and stands before the card: {VALUE}xh100-80g"
+            "--phantom {card}: {VALUE} or {GPUS}, the number of GPUs, goes before the card: {VALUE}xh100-80g"
         );
     }
     let place = cards.first().and_then(|card| gpus_place_of(card));

@@ -16,7 +16,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The least interval between two looks at the processes of a program.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
-/// A look takes at most one part in so many of the time: a machine may have thousands of processes.
+/// Looking at processes takes at most one part in `LOOK_SHARE` of the time: a machine may have thousands of
+/// processes.
 const LOOK_SHARE: u32 = 50;
 
 /// A process that began at this tick of the machine's clock: another one may have its number later.
@@ -121,14 +122,14 @@ impl ProcessTree {
         self.seen.len()
     }
 
-    /// The bytes of memory that only these processes hold, those of the last look; 0 before the first.
+    /// The bytes of memory that only the processes of the last look hold; 0 before the first look.
     pub(super) fn resident(&self) -> u64 {
         self.seen.iter().map(|(pid, _)| anonymous_bytes(*pid)).sum()
     }
 }
 
 impl Drop for ProcessTree {
-    /// After an error of this command nothing of the program stays behind.
+    /// If this command fails, no process of the program is left running.
     fn drop(&mut self) {
         while let Ok(None) = self.ended() {
             self.end(Signal::TERM);

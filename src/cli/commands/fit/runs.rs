@@ -61,7 +61,7 @@ impl<T> Drop for InProgress<T> {
     }
 }
 
-/// Makes runs, tells of each, and knows the signal that ended them.
+/// Starts the runs, reports each one, and records the signal that ended them.
 pub(super) struct Runs<'a, T> {
     matches: &'a ArgMatches,
     out: OutFolder,
@@ -77,7 +77,7 @@ pub(super) struct Runs<'a, T> {
     is_alone: bool,
     /// The most GPUs of a run, where each has a process.
     most_gpus: u64,
-    /// The most memory that one run had so far, in bytes: of a run on the most GPUs.
+    /// The most memory that one run has needed so far, in bytes, scaled to a run on the most GPUs.
     resident: u64,
     looked: Instant,
     /// The runs begun so far.
@@ -263,8 +263,9 @@ impl<'a, T: Copy> Runs<'a, T> {
         }
     }
 
-    /// As many runs at once as this machine has cores for, by the processes of `first` on so many GPUs. A run that was
-    /// too short for a look at its memory is followed by another one alone.
+    /// Sets the number of concurrent runs to what the cores of this machine allow, given the processes of
+    /// `first`, a run on `gpus` GPUs. If a run was too short to measure its memory, the next one runs alone,
+    /// too.
     fn set_jobs(&mut self, first: &Trial, gpus: u64) {
         if self.jobs == Jobs::AfterTheFirst && (self.resident > 0 || self.begun >= UNSEEN) {
             let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -312,7 +313,8 @@ impl Ended {
     }
 }
 
-/// What a run on `most` GPUs takes of what one on `gpus` takes, if that has a process for each.
+/// Scales `amount` from a run on `gpus` GPUs to a run on `most` GPUs, if the run has a process for each GPU;
+/// otherwise returns it unchanged.
 fn scaled(amount: u64, processes: usize, gpus: u64, most: u64) -> u64 {
     if processes as u64 >= gpus { amount.saturating_mul(most) / gpus.max(1) } else { amount }
 }

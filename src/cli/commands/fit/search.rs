@@ -3,11 +3,11 @@
 /// How far a step goes beyond the largest value that fits, while no value was too large: a program that reads its
 /// data into host memory would run out of that with a larger one.
 const GROWTH: usize = 16;
-/// The same where runs of this search show where memory would be full, and lie at least [`GROWTH`] values apart:
-/// memory comes in pieces, so that neighbours show little.
+/// The limit that applies once runs of this search, at least [`GROWTH`] values apart, show where memory would
+/// be full. Memory is reserved in large pieces, so runs with close values show little.
 const GROWTH_BY_RUNS: usize = 64;
 
-/// What is known of the last candidate that fits, before it is found.
+/// An estimate of the last candidate that fits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Guess {
     /// The last candidate that fits, by this guess.
@@ -28,7 +28,7 @@ pub(super) struct Search {
     last: usize,
     /// The candidate that is tried first.
     start: usize,
-    /// What the value of candidate 0 is in steps between two candidates.
+    /// The value of candidate 0, in units of the step between two candidates.
     first: f64,
     /// The search ends when the bounds are this share of the value apart; 0 for neighbours.
     within: f64,
@@ -51,7 +51,8 @@ impl Search {
     /// and the parts bound the number of steps.
     pub(super) fn next(&mut self, guess: Option<Guess>, room: usize) -> Vec<usize> {
         let room = room.max(1);
-        // One before the first that is not known to fit, and the first that is known not to, or lies behind the last.
+        // The last candidate known to fit, or -1; and the first known not to fit, or one past the last
+        // candidate.
         let low = self.fits.map_or(-1, |fits| fits as i64);
         let high = self.too_big.map_or(self.last as i64 + 1, |too_big| too_big as i64);
         let gap = self.gap(self.fits.unwrap_or(0)) as i64;
@@ -82,9 +83,11 @@ impl Search {
                 match guess.filter(|_| !self.narrowed.is_multiple_of(2)) {
                     Some(guess) if room == 1 => vec![one(guess.index as i64, low, high, gap)],
                     Some(guess) if (guess.index as i64) < high => around(guess, gap, room),
-                    // It was a little too large: what did not fit lies beside it.
+                    // The guess is slightly too large: the limit is just below the first candidate that does
+                    // not fit.
                     Some(guess) if (guess.index as i64) < high + 2 * gap => vec![high - gap, high - 4 * gap],
-                    // One far beyond the bounds is wrong, and says nothing of what lies between them.
+                    // A guess far beyond the bounds is wrong, and tells nothing about the candidates between
+                    // them.
                     _ => parts(low, high, room),
                 }
             }
@@ -158,7 +161,8 @@ mod tests {
     use super::super::trial::PeakUse;
     use super::*;
 
-    /// The candidates that a search tries, each with the memory that it needs, of `capacity`; `room` side by side.
+    /// Runs a search on a card of `capacity` bytes, where candidate `index` needs `need(index)` bytes and at
+    /// most `room` candidates run at once. Returns the search and the number of candidates tried.
     fn search(
         last: usize,
         within: f64,

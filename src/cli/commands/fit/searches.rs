@@ -12,9 +12,9 @@ use super::search::{Guess, Search};
 use super::trial::{Trial, TrialOutcome};
 use super::values::Values;
 
-/// After so many values with the same peak, the value is taken to have no effect on memory.
+/// After this many values with the same peak, the value is assumed to have no effect on memory.
 const UNCHANGED: usize = 5;
-/// After so many numbers of GPUs that failed, before one worked, the program is taken to fail with all.
+/// If this many numbers of GPUs fail before any works, the program is assumed to fail with every number.
 const HOPELESS: usize = 2;
 /// The most runs of one search at once: more would ask what the first two answer.
 const BATCH: usize = 2;
@@ -237,7 +237,8 @@ impl<'a> Searches<'a> {
         too_big.into_iter().for_each(|index| search.record(index, false));
     }
 
-    /// Where memory would be full, by this search's own runs, or else by those of another one.
+    /// Estimates where memory would be full, from this search's own runs or, if it has none, from the runs of
+    /// another search.
     fn guess(&self, number: usize) -> Option<Guess> {
         let lane = &self.lanes[number];
         let are_gpus = lane.values.are_gpus();

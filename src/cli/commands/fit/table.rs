@@ -97,7 +97,7 @@ fn limits(page: &mut Printer, plan: &Plan, lanes: &[&Lane<'_>]) {
             row.push(Cell::new(text(lane.fits()), Style::Strong));
             row.push(text(lane.too_big()).into());
         }
-        // The peak of a run that did not fit says nothing of what it needs.
+        // The peak of a run that did not fit does not show how much the run needs.
         let peak = shown.filter(|trial| trial.outcome == TrialOutcome::Fits).map(|trial| &trial.peak);
         row.push(peak.map_or("-".to_owned(), |peak| show(peak.allocated)).into());
         row.push(peak.map_or("-".to_owned(), |peak| show(peak.reserved)).into());

@@ -2,7 +2,8 @@
 
 use memtrace_analysis::requests::Requests;
 
-/// Sizes for `max_split_size_mb` to try: those below which so many hundredths of the bytes of large requests lie.
+/// The percentiles to try as `max_split_size_mb`: the sizes below which this percentage of the bytes of large
+/// requests falls.
 const QUANTILES: [i64; 3] = [25, 50, 90];
 /// The bytes in the unit of `max_split_size_mb`.
 const MIB: i64 = 1 << 20;

@@ -58,7 +58,7 @@ class Pools:
 
     def __init__(self, torch):
         own = torch._C
-        # torch 2.1 and 2.2 direct the requests of a stream, later ones those of all streams.
+        # torch 2.1 and 2.2 direct the requests of one stream, later versions the requests of all streams.
         self.begin = (
             getattr(own, "_cuda_beginAllocateToPool", None) or own._cuda_beginAllocateCurrentStreamToPool
         )

@@ -79,14 +79,14 @@ fn text(base: &Requests, found: &Value, options: &Options) -> String {
         size(&found["peak_bytes"]),
         options.units.show(base.peak_reserved)
     );
-    let by = format!("by the allocator of torch {}", found["torch"].as_str().unwrap_or_default());
+    let by = format!("replayed with the allocator of torch {}", found["torch"].as_str().unwrap_or_default());
     match found["out_of_memory_bytes"].as_i64() {
         Some(bytes) => {
-            format!("{peak}, then out of memory with a request of {}, {by}", options.units.show(bytes))
+            format!("{peak}, then out of memory at a request of {}, {by}", options.units.show(bytes))
         }
         None if found["is_lower_bound"] == true => {
             format!(
-                "{peak}, {by}: at least so much, for blocks of a second forward or of a gathered unit come and go in turn"
+                "{peak}, {by}: a lower bound, because blocks of a second forward or of a gathered unit come and go in turn"
             )
         }
         None => format!("{peak}, {by}; it fits"),

@@ -74,7 +74,7 @@ impl RecordedWork {
 /// The part of a stream in captures.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CaptureStatus {
-    /// It takes part in none.
+    /// The stream takes part in no capture.
     None,
     /// It takes part in the capture with this number.
     Active(u64),
@@ -300,8 +300,8 @@ pub(crate) fn refuse_unsafe() -> Option<Status> {
     prohibited.then_some(cudaErrorStreamCaptureUnsupported)
 }
 
-/// Refuses to wait for a device of which a stream is captured, in every mode: "It is also invalid to query
-/// the execution status of or synchronize a broader handle which encompasses an active stream capture".
+/// Refuses, in every mode, to wait for a device while one of its streams is captured: "It is also invalid to
+/// query the execution status of or synchronize a broader handle which encompasses an active stream capture".
 pub(crate) fn refuse_device(device: usize) -> Option<Status> {
     let has_member = |capture: &Capture| capture.members.iter().any(|member| member.stream.device == device);
     invalidate_where(has_member).then_some(cudaErrorStreamCaptureUnsupported)
@@ -311,8 +311,8 @@ fn has_blocking_stream(capture: &Capture, device: usize) -> bool {
     capture.members.iter().any(|member| member.stream.blocking && member.stream.device == device)
 }
 
-/// Refuses the legacy default stream of a device of which a blocking stream is captured: "any attempted
-/// use of the legacy stream is invalid", because it would wait for that stream.
+/// Refuses the legacy default stream of a device while one of its blocking streams is captured: "any
+/// attempted use of the legacy stream is invalid", because it would wait for that stream.
 pub(crate) fn refuse_legacy(device: usize) -> Option<Status> {
     invalidate_where(|capture| has_blocking_stream(capture, device)).then_some(cudaErrorStreamCaptureImplicit)
 }

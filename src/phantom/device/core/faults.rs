@@ -56,7 +56,7 @@ static FAULTS: OnceLock<Vec<Armed>> = OnceLock::new();
 static LAST: Mutex<Option<&'static str>> = Mutex::new(None);
 
 thread_local! {
-    /// The fault that fails this thread's request, and how often it may still do so.
+    /// The fault that fails this thread's request, and how many more times it may fail it.
     static REQUEST: Cell<Option<(usize, u32)>> = const { Cell::new(None) };
 }
 
@@ -86,7 +86,7 @@ pub(crate) fn are_armed() -> bool {
     ARMED.load(Ordering::Relaxed)
 }
 
-/// The tracer tells the number of the current training step.
+/// Sets the number of the current training step, as the tracer reports it.
 pub(crate) fn set_step(step: i64) {
     STEP.store(step, Ordering::Relaxed);
 }

@@ -314,7 +314,7 @@ impl<T> Destroyed<T> {
         Self(Mutex::new(Vec::new()))
     }
 
-    /// Adds an object, whose `flag` tells whether it is here already. Returns false if it is.
+    /// Adds an object, unless its `flag` shows that it was added before. Returns false in that case.
     pub(crate) fn add(&self, handle: Handle<T>, flag: &AtomicBool) -> bool {
         let is_new = !flag.swap(true, Relaxed);
         if is_new {

@@ -14,9 +14,9 @@ use memtrace_cards::PAST_OOM_VARIABLE;
 /// What the caller of a request does after a refusal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Caller {
-    /// It frees what it can and repeats the request.
+    /// The caller frees what it can and repeats the request.
     AsksAgain,
-    /// The same, with a call for each page, up to the call that makes the pages accessible
+    /// Like `AsksAgain`, with one call per page, up to the call that makes the pages accessible
     /// ([`request_ends`]).
     AsksAgainByPage,
     /// It fails.

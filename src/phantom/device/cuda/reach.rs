@@ -199,7 +199,7 @@ impl Launch {
         add_extent(&mut self.written, address);
     }
 
-    /// Adds an address that it only reads. It may find other addresses there.
+    /// Adds an address that the launch only reads. The memory there may hold further addresses.
     pub(crate) fn reads(&mut self, address: usize) {
         if self.stores_addresses || address_tables::exist() || !vram::is_device(address) {
             add_extent(&mut self.read, address);

@@ -1,7 +1,7 @@
 //! The number of operands of PyTorch's elementwise kernels, from the mangled name of the functor.
 
-/// The number of arguments of the functor that `gpu_kernel_impl` or `gpu_kernel_impl_nocast` got. `None` when
-/// the name does not tell.
+/// The number of arguments of the functor that `gpu_kernel_impl` or `gpu_kernel_impl_nocast` got. Returns
+/// `None` if the name does not show it.
 pub(crate) fn arity(name: &[u8]) -> Option<usize> {
     // The functor is the first template argument. The parameters of the function follow it, then the lambda that
     // the kernel runs.

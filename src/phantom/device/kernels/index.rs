@@ -39,7 +39,7 @@ enum IndexLayout {
     /// the size of the dimension, the functor, the address of the output, the stride in elements, the number
     /// of elements, and the address of the input.
     Gather,
-    /// The same; the index chooses a place of the output.
+    /// The layout of `Gather`, but the index selects a place in the output.
     Scatter,
 }
 
@@ -66,7 +66,7 @@ impl IndexKernel {
     }
 }
 
-/// The part of a launch that the struct of its kernel tells.
+/// The part of a launch that the struct of its kernel describes.
 struct Choice {
     /// The size of each dimension, and the distance of its elements in each operand, in bytes.
     dimensions: Vec<(usize, [usize; OPERANDS])>,

@@ -99,7 +99,7 @@ pub(crate) enum KernelEffect {
 pub(crate) struct NonzeroInput {
     /// The type of the elements, if known.
     element: Option<DataType>,
-    /// True if the test is before the address, as in CUB; in Thrust it is behind it.
+    /// True if the test comes before the address, as in CUB; in Thrust it comes after it.
     test_is_first: bool,
 }
 
@@ -381,8 +381,8 @@ impl<'call> KernelArguments<'call> {
         self.address(index).and_then(|address| unsafe { read::<u32>(address) }).map(u64::from)
     }
 
-    /// The number of elements that the op finds when its input is known, else the assumed number out of those
-    /// of an argument.
+    /// The number of elements that the op finds if its input is known; otherwise the number assumed out of
+    /// the total that argument `index` holds.
     fn assumed(self, index: usize) -> Option<u64> {
         let known = COUNT.try_with(Cell::get).ok().flatten();
         known.or_else(|| self.count(index).map(|all| host_state().dynamic.count_of(all)))

@@ -1,5 +1,5 @@
-//! The facts that the types of a kernel's parameters tell: which of them only lead to constants, and where their
-//! addresses are.
+//! The facts that the types of a kernel's parameters reveal: which of them only lead to constants, and where
+//! their addresses are.
 //!
 //! Structs with room for more than a launch needs hold leftovers after it: what was on the stack before, or the
 //! addresses of an earlier launch. These are no addresses of the launch.
@@ -7,7 +7,7 @@
 use crate::kernels::cubin::Parameter;
 use crate::kernels::tensor_list::TensorList;
 
-/// The facts that the type of a parameter tells.
+/// The facts that the type of a parameter reveals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Type {
     /// The kernel only reads what the parameter points to.
@@ -32,7 +32,7 @@ impl Type {
     /// Nothing is known.
     const UNKNOWN: Self = Self { is_constant: false, addresses: Addresses::Everywhere };
 
-    /// The facts that a demangled type of this size tells.
+    /// The facts that a demangled type of this size reveals.
     fn of(parameter: &str, size: usize) -> Self {
         let addresses = if parameter.starts_with(TENSOR_INFO) {
             Addresses::First

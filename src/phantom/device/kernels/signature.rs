@@ -1,4 +1,5 @@
-//! The facts about a kernel that its name and its code tell: the parameters, and which of them it writes to.
+//! The facts about a kernel that its name and its code reveal: the parameters, and which of them it writes
+//! to.
 
 use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex, RwLock};
@@ -18,7 +19,7 @@ const MOST_BYTES: usize = 32764;
 /// One kernel.
 #[derive(Debug)]
 pub(crate) struct Signature {
-    /// Its parameters, and what their types tell.
+    /// Its parameters, and what their types reveal.
     parameters: Box<[(Parameter, Type)]>,
     outputs: Outputs,
     stores_addresses: bool,
@@ -40,8 +41,8 @@ enum Outputs {
     /// In the last parameter, after offset calculators of this size: all but the first one, and but the
     /// second output of an operation that has one.
     AllButFirst { offset: usize, has_one_output: bool },
-    /// In the last parameter, after offset calculators of this size: all but that of the indices, which is
-    /// first, and that of the source.
+    /// In the last parameter, after offset calculators of this size: all operands except the indices, which
+    /// are first, and the source.
     AllButSource { offset: usize },
 }
 

@@ -1,8 +1,8 @@
-//! How the ranks of a communicator lie on machines.
+//! How the ranks of a communicator are spread over machines.
 //!
-//! NCCL learns it from the other ranks. Among stand-ins PyTorch's groups tell it: each is announced with its name and
-//! the number of its ranks on this machine, and the store of this rank knows by which group's key the id of a
-//! communicator was shared.
+//! NCCL learns this from the other ranks. Among stand-ins, PyTorch's groups provide it: each is announced
+//! with its name and the number of its ranks on this machine, and the store of this rank knows by which
+//! group's key the id of a communicator was shared.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char};
@@ -32,7 +32,8 @@ impl RankPlace {
         rank / self.near.max(1) == self.rank / self.near.max(1)
     }
 
-    /// The place in a communicator of which only the number of ranks is known, and perhaps how many are `near`.
+    /// A place in a communicator if only its number of ranks is known, and perhaps how many of them are on
+    /// this machine (`near`).
     pub(crate) fn new(ranks: usize, rank: usize, near: Option<usize>) -> RankPlace {
         let number = |name: &str| std::env::var(name).ok()?.trim().parse().ok().filter(|number| *number > 0);
         let of_machine = match stand_ins::exist() {
@@ -84,7 +85,7 @@ fn key_of_id(id: &[u8]) -> Option<String> {
     Some(line.trim().to_owned()).filter(|line| !line.is_empty())
 }
 
-/// The group whose key this is: its name stands before the device.
+/// The group that a key belongs to: the group's name precedes the device.
 fn group_of_key(key: &str) -> Option<&str> {
     key.split("/cuda/").next()?.split('/').rev().find(|part| !part.is_empty())
 }

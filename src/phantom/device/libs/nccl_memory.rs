@@ -51,10 +51,10 @@ const STEPS: usize = 8;
 const SHARED_STEPS: usize = 16;
 
 /// The code of NCCL's kernels on a card of capability 9.0, in bytes: loaded with the first communicator, and
-/// what the first kernel needs beside (its stack, for each thread that the card can hold). No source tells
-/// them: they are what the buffers leave of a public figure. `nvidia-smi` in the logs of
-/// <https://github.com/KellerJordan/modded-nanogpt> shows, with NCCL 2.26 to 2.28 after a barrier and less the
-/// 614 MiB of a process without NCCL, 560 MiB for one rank and 896 for each of eight.
+/// what the first kernel needs in addition (its stack, for each thread that the card can hold). No source
+/// documents these sizes: they are a public figure minus the buffers. `nvidia-smi` in the logs of
+/// <https://github.com/KellerJordan/modded-nanogpt> shows, with NCCL 2.26 to 2.28 after a barrier and less
+/// the 614 MiB of a process without NCCL, 560 MiB for one rank and 896 for each of eight.
 pub(crate) const HOPPER_CODE: u64 = 172 << 20;
 pub(crate) const HOPPER_FIRST_KERNEL: u64 = 206 << 20;
 
@@ -82,7 +82,7 @@ pub(crate) struct NcclMemory<'a> {
     pub(crate) version: u32,
     /// The ranks of the communicator on this machine.
     pub(crate) ranks: usize,
-    /// The place of the rank among them.
+    /// The position of the rank among the ranks on this machine.
     pub(crate) rank: usize,
     /// True if the communicator has ranks on other machines.
     pub(crate) has_others: bool,

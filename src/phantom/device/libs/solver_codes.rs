@@ -52,7 +52,7 @@ const CUBLAS: [(&str, SolverCodes); 6] = [
     ("getriBatched", many(7, 8)),
     ("matinvBatched", many(6, 7)),
     ("gelsBatched", many(10, 11)),
-    // Their code is one for the host: it tells wrong arguments.
+    // Their own code is a single value in host memory, for invalid arguments.
     ("getrsBatched", many(9, 10)),
     ("geqrfBatched", many(6, 7)),
 ];

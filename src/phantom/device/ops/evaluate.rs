@@ -20,7 +20,7 @@ struct Op {
     second: Option<Operator>,
     /// Whether it writes each of its arguments.
     writes: Vec<bool>,
-    /// It reads nothing of its first argument.
+    /// True if it does not read its first argument.
     overwrites: bool,
     /// The size of its output depends on values, and is asked inside.
     has_count: bool,
@@ -437,7 +437,7 @@ fn outside_sight<R>(torch: &Torch, work: impl FnOnce() -> R) -> Option<R> {
     }
 }
 
-/// A `c10::WarningHandler` that says nothing: the address of a table of two destructors and `process`.
+/// A `c10::WarningHandler` that discards warnings: the address of a table of two destructors and `process`.
 struct Silent(
     #[expect(dead_code, reason = "read by C++")]
     &'static [unsafe extern "C" fn(*const c_void, *const c_void); 3],

@@ -12,8 +12,8 @@
 //! - [`tensor`] is the memory of a tensor, and what of it is known.
 //!
 //! The second run is outside the program's sight: no callback, no mode, no gradient, no warning and no random
-//! number, one thread, and no memory of the device. Where a function of PyTorch is missing nothing is known
-//! but what the kernels' names tell ([`kernel_effects`](crate::kernels::kernel_effects)).
+//! number, one thread, and no memory of the device. Where a function of PyTorch is missing, only what the
+//! kernels' names reveal is known ([`kernel_effects`](crate::kernels::kernel_effects)).
 
 mod cxx;
 mod evaluate;

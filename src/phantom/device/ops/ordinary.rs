@@ -146,7 +146,8 @@ pub(super) fn answer(question: Question, inputs: &[Flags], output: &TensorMemory
         }
         return;
     }
-    // A comparison of two tensors, or a reduction that a kernel's name tells, has left an answer.
+    // A comparison of two tensors, or a reduction that is recognized by its kernel's name, has left an
+    // answer.
     let is_reduction = matches!(question, Question::All | Question::Any);
     let is_answered = device.values().result(output.data).is_some();
     if is_reduction && is_answered && first.expected.is_none() && first.has == [false; 2] {

@@ -1,4 +1,4 @@
-//! The functions of PyTorch that are called, and the layouts that no function tells.
+//! The functions of PyTorch that are called, and the layouts that no function reveals.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::OnceLock;
@@ -61,7 +61,7 @@ pub(super) struct Torch {
     pub(super) cpu_key: u16,
     /// The offset of `TensorImpl::key_set_`.
     pub(super) keys: usize,
-    /// The dispatch keys that a plain tensor has on the host, and on a GPU, with those of their backend.
+    /// The dispatch keys of a plain tensor on the host and on a GPU, including the key of the backend.
     pub(super) host_keys: u64,
     pub(super) device_keys: u64,
 }
@@ -179,7 +179,7 @@ unsafe fn look_up(cpu: usize, c10: usize) -> Option<Torch> {
         };
         torch.cpu_key = key(b"CPU");
         (torch.keys, torch.host_keys) = torch.find_keys()?;
-        // The bits of the functionalities are in the order of their keys, those of tensors on a device the first.
+        // The functionality bits are in the order of their keys, and the lowest one that is set is `Dense`.
         let dense = (torch.host_keys & !CPU_BIT).trailing_zeros();
         let bit = |name: &[u8]| 1u64 << (dense + u32::from(key(name)) - u32::from(key(b"Dense")));
         let without = torch.host_keys & !(CPU_BIT | bit(b"AutocastCPU"));
@@ -191,8 +191,8 @@ unsafe fn look_up(cpu: usize, c10: usize) -> Option<Torch> {
 type Parse = unsafe extern "C-unwind" fn(*const c_void) -> u16;
 
 impl Torch {
-    /// Finds the set of dispatch keys in a `TensorImpl`: the word of a plain tensor on the CPU whose lowest bits,
-    /// those of the backends, are the CPU's alone, with the bits of some functionalities above.
+    /// Finds the set of dispatch keys in a `TensorImpl`. In a plain CPU tensor, it is the word whose lowest
+    /// bits, the backends, have only the CPU's bit, with some functionality bits above them.
     fn find_keys(&self) -> Option<(usize, u64)> {
         let (sizes, strides, mut data) = ([2i64, 3], [3i64, 1], [0f32; 6]);
         let mut place: *mut usize = std::ptr::null_mut();
@@ -250,7 +250,7 @@ static SHIFT: AtomicU32 = AtomicU32::new(u32::MAX);
 pub(super) enum Tag {
     None,
     Tensor,
-    /// A number, a flag, or what else lies in the payload.
+    /// A number, a flag, or anything else that is stored in the payload.
     Number,
     /// An object on the heap that is only read: a complex number, a text.
     Object,

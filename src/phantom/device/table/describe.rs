@@ -165,7 +165,7 @@ unsafe extern "C" fn memtrace_phantom_answers(out: Out<c_char>, capacity: usize)
     unsafe { write(&answers(), out, capacity) }
 }
 
-/// The tracer tells the number of a training step that begins.
+/// Called by the tracer with the number of a training step that begins.
 // SAFETY: no other definition of this name is linked into the library; here and below.
 #[unsafe(no_mangle)]
 extern "C" fn memtrace_phantom_step(step: i64) {

@@ -119,8 +119,8 @@ fn thread_id(state: &ThreadState) -> u64 {
 /// A word of a `RecordFunction`.
 ///
 /// # Safety
-/// `record` is a live `RecordFunction`. `index` is below [`WORDS`], or within [`TO_THREAD_WITH_NAMES`] behind
-/// the word that was found to be the number.
+/// `record` is a live `RecordFunction`. `index` is below [`WORDS`], or at most [`TO_THREAD_WITH_NAMES`] words
+/// after the word that was found to be the number.
 unsafe fn word(record: *const c_void, index: usize) -> u64 {
     // SAFETY: by the contract, the word is inside the record.
     unsafe { record.cast::<u64>().add(index).read() }

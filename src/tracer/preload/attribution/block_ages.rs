@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Entries that an address may lie in.
 const WAYS: usize = 4;
 const SETS: usize = 1 << 15;
-/// Torch's allocator rounds every address to so many bits.
+/// Torch's allocator aligns every address to 2 to the power of this many bytes.
 const ALIGNED_BITS: u32 = 9;
 /// Bits of an entry that hold the step, plus two: 0 is an empty entry, and step -1 comes before training.
 const STEP_BITS: u32 = 24;

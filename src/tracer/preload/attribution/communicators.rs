@@ -237,7 +237,7 @@ mod tests {
         assert_eq!((name(0x1000), name(0x1000), name(0x9000)), (Some(one.number), None, None));
         destroyed(0x1000);
         assert_eq!((text_of(0x1000), number_of(0x1000)), (0, 0));
-        // Its handle comes back. That of the other one too, whose end nobody saw.
+        // Its handle is reused. So is the other communicator's handle, whose end was not seen.
         for handle in [0x1000, 0x2000] {
             let again = create(|number| format!("communicator {number}: rank 0 of 4"));
             created(again, handle);
@@ -253,7 +253,8 @@ mod tests {
         // One that does not block: PyTorch would wait for it.
         is_in_progress();
         assert_eq!(nameable(), 0);
-        // A fork in a call, while another thread is in one: the child has that of the thread that forked.
+        // A fork during a call, while another thread is in a call, too: the child keeps the call of the
+        // thread that forked.
         let call = OpenCall::of(one.text);
         let (began, may_end) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
         std::thread::scope(|scope| {

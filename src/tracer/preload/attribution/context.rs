@@ -214,7 +214,8 @@ fn base_of(open: &[OpenRange], inherited: TextId, thread: &OpenRanges) -> Contex
     context
 }
 
-/// Outside the detailed steps memory has the owner that the program's own ranges give it.
+/// Outside the detailed steps, only the program's own ranges name an owner: marks the op and the module as
+/// not recorded.
 fn hide_owner(context: &mut Context) {
     static WITHOUT_DETAIL: FixedText = FixedText::new(text::WITHOUT_DETAIL);
     context.flags |= Context::WITHOUT_DETAIL;

@@ -1,5 +1,5 @@
-//! The parameters that FSDP2 gathers: whole before a module's forward and before its backward, freed behind
-//! it. Their memory is parameters of the module that FSDP gathers them for, in every phase.
+//! The parameters that FSDP2 gathers before a module's forward and before its backward, and frees afterwards.
+//! Their memory is parameters of the module that FSDP gathers them for, in every phase.
 
 use memtrace_record::intern::{TextId, with_tables};
 use rustc_hash::FxHashMap;

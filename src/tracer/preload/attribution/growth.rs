@@ -16,7 +16,7 @@ const EARLY: std::ops::RangeInclusive<u64> = 3..=5;
 const RECENT: usize = 4;
 /// Smaller growth is ignored.
 const LEAST: u64 = 64 << 10;
-/// Growth is looked for when so many steps have begun, and four times as many, and so on.
+/// Growth is checked after this many steps, then at each fourfold multiple.
 const FIRST_LOOK: u64 = 10;
 
 /// The bytes allocated on each device now.

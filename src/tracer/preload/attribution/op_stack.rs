@@ -78,7 +78,7 @@ fn backward_begins(ops: &mut RunningOps, op: &mut RunningOp) {
         Some(origin) => (op.origin, ops.near) = (origin, origin.module),
         // SAFETY: as above.
         None if unsafe { autograd_seq::has_number(op.record()) } => ops.near = 0,
-        // It adds to a gradient, of the model of the functions around it.
+        // The op adds to a gradient; it belongs to the same model as the functions around it.
         None => {}
     }
     op.phase = if op.phase == 0 { phases::BACKWARD.id() } else { op.phase };

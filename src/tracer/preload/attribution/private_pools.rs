@@ -6,7 +6,7 @@
 //! the allocator's vtable), wrap the filter, and remember the last one that said yes.
 //!
 //! Up to torch 2.1 there is no filter. A stream belongs to a pool from `beginAllocateStreamToPool` to
-//! `endAllocateStreamToPool`, and so does a thread's allocation while that is its current stream.
+//! `endAllocateStreamToPool`, and so does every allocation by a thread whose current stream it is.
 //!
 //! The slot differs between versions, and torch itself shows it: its pluggable allocator is of the same
 //! class, and exports both its vtable and these functions. Without them `pool` stays 0, and the meta row says

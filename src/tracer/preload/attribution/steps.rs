@@ -104,8 +104,8 @@ pub(crate) fn forget_optimizer(optimizer: usize) {
     let _ = COUNTED.compare_exchange(optimizer, 0, Ordering::Relaxed, Ordering::Relaxed);
 }
 
-/// The word of the end row for the steps that the program has ended, of which `pending` is true for one more;
-/// empty where the program numbers its steps or has not trained.
+/// The end row's entry for the number of steps that the program has ended, plus one if `pending`. Empty if
+/// the program numbers its steps itself or has not trained.
 pub(crate) fn end_words(pending: bool) -> String {
     let ended = current().max(0) + i32::from(pending);
     let is_known = (have_optimizer() || HAVE_UPDATES.load(Ordering::Relaxed)) && !are_set_by_program();

@@ -37,7 +37,7 @@ const BATCHES: [&[u8]; 9] = [
     b"aten::lift_fresh",
     b"aten::pin_memory",
 ];
-/// The ops with the name of an op in place that change no element of a parameter.
+/// Ops that are named like in-place ops but do not change the elements of a parameter.
 const HARMLESS: [&[u8]; 4] = [b"aten::detach_", b"aten::requires_grad_", b"aten::resize_", b"aten::set_"];
 
 /// A backward function begins, on any thread.

@@ -79,13 +79,15 @@ struct KnownCaller {
 type Version = (u64, u64);
 
 impl KnownCaller {
-    /// What a function was found in stays until a library is unloaded, and then another one may have its place, or that
-    /// of the caller, in memory. What was missing may come with a library that is loaded.
+    /// Whether this entry still holds. A function that was found is valid until a library is unloaded: then
+    /// another library may occupy its memory, or the caller's. A function that was missing may come with a
+    /// library that is loaded later.
     fn is_valid(&self, version: Version) -> bool {
         self.checked.load(Ordering::Relaxed) == self.state(version)
     }
 
-    /// What `checked` is while the libraries are as at `version`. Both counts only grow, so their sum tells them.
+    /// The value of `checked` as long as the loaded libraries are those of `version`. Both counts only grow,
+    /// so their sum changes with either of them.
     fn state(&self, (loaded, unloaded): Version) -> u64 {
         if self.function.is_null() { loaded + unloaded } else { unloaded }
     }

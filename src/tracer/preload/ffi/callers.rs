@@ -24,7 +24,8 @@ pub(crate) struct Library {
 }
 
 impl Library {
-    /// This library, or the library for which it answers in the thread's current call.
+    /// The library that an event names: this one or, if this is the phantom device, the library on whose
+    /// behalf it handles the thread's current call.
     fn named(self) -> Library {
         if !self.is_phantom {
             return self;

@@ -30,7 +30,8 @@ use cudarc::runtime::sys::{cudaError, cudaMemAllocNodeParams};
 
 /// `CUDA_SUCCESS` and `cudaSuccess`.
 pub(crate) const SUCCESS: c_int = CUresult::CUDA_SUCCESS as c_int;
-/// `cudaErrorInitializationError` and `CUDA_ERROR_NOT_INITIALIZED`: the answer when nothing is behind a hook.
+/// `cudaErrorInitializationError` and `CUDA_ERROR_NOT_INITIALIZED`: the result of a hook without a real
+/// function.
 pub(crate) const NOT_INITIALIZED: c_int = cudaError::cudaErrorInitializationError as c_int;
 
 const _: () = {

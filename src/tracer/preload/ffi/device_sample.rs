@@ -27,7 +27,8 @@ static IS_ENDING: AtomicBool = AtomicBool::new(false);
 
 /// A sample of each of `devices`, CUDA ordinals, and its source. A device without an answer has none.
 pub(crate) fn sample(devices: &[i8]) -> Vec<(i8, Api, Sample)> {
-    // The lock is held by a thread that a fork left behind, or at the end of the process.
+    // The lock stays held after a fork if its thread does not exist in the child, and at the end of the
+    // process.
     let Ok(mut loaded) = LOADED.try_lock() else { return Vec::new() };
     let pid = std::process::id();
     if loaded.as_ref().is_none_or(|loaded| loaded.pid != pid) {

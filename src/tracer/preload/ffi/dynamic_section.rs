@@ -188,7 +188,7 @@ impl DynamicSection {
         all.filter(move |index| chain(*index) | 1 == hash | 1)
     }
 
-    /// The same by the older table (DT_HASH): those of the bucket of `name`.
+    /// The symbols in the bucket of `name` in the older hash table (DT_HASH).
     fn candidates(&self, name: &CStr) -> impl Iterator<Item = u32> {
         let hash = name.to_bytes().iter().fold(0u32, |hash, byte| {
             let hash = (hash << 4).wrapping_add((*byte).into());

@@ -22,7 +22,7 @@ impl GuardedMemory {
 
     /// The words at an address; `None` where not all of them can be read, and where no object can be.
     pub(crate) fn words<const WORDS: usize>(&self, address: usize) -> Option<[usize; WORDS]> {
-        const { assert!(WORDS * 8 <= 4096, "a pipe takes so many bytes at once") };
+        const { assert!(WORDS * 8 <= 4096, "a pipe accepts at most 4,096 bytes at once") };
         let mut words = [0; WORDS];
         if address < LOWEST || !address.is_multiple_of(8) {
             return None;

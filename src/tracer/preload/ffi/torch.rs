@@ -65,8 +65,8 @@ static ARE_OPS_OBSERVED: Symbol<unsafe extern "C" fn() -> bool> =
 static OBSERVE_OPS: Symbol<unsafe extern "C" fn(bool)> =
     unsafe { Symbol::new(c"_ZN2at20enableRecordFunctionEb", Home::Loaded("libtorch_cpu.so")) };
 
-/// Turns the reports of this thread's ops to callbacks on or off, to those of profilers and ours. Returns the
-/// previous value; `None`, and nothing is changed, when torch lacks the functions.
+/// Turns on or off whether this thread's ops call any callbacks: the callbacks of profilers and ours. Returns
+/// the previous setting, or `None` without any change if torch lacks the functions.
 pub(crate) fn observe_ops(observe: bool) -> Option<bool> {
     let (get, set) = (ARE_OPS_OBSERVED.get()?, OBSERVE_OPS.get()?);
     // SAFETY: both read or write a flag of the thread.

@@ -81,7 +81,7 @@ impl Tensor<'_> {
 
 /// The gradient of a parameter.
 enum Gradient {
-    /// There is none on a GPU.
+    /// The parameter has no gradient on a GPU.
     None,
     /// The storage of the gradient begins at this address.
     At(usize),

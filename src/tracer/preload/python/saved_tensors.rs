@@ -10,8 +10,8 @@ use std::sync::OnceLock;
 use crate::ffi::cpython::{Arguments, Owned};
 use crate::ffi::guarded_memory::GuardedMemory;
 
-/// Words of 8 bytes: of a `SavedTensor` to torch's `SavedVariable`, of that to its tensor, of a tensor to its
-/// storage, and of a storage to its data.
+/// The offsets, in words of 8 bytes, of three pointers: from torch's `SavedVariable` to its tensor, from the
+/// tensor to its storage, and from the storage to its data.
 #[derive(Clone, Copy, Debug)]
 struct VariableLayout {
     tensor: usize,

@@ -135,7 +135,7 @@ impl Merge {
         let mut sources: Vec<&mut Source> = sources.values_mut().collect();
         sources.retain_mut(|source| source.peek().is_some());
         loop {
-            // The two oldest heads: events come from the first lane until its clock passes that of the
+            // The two oldest heads: events come from the first lane until its clock passes the clock of the
             // second.
             let mut first: Option<(u64, usize)> = None;
             let mut second = u64::MAX;
@@ -304,8 +304,8 @@ impl Source {
         self.head_is_overflow = overflow.is_some();
         self.head = overflow.or(placed);
         if let Some(head) = &mut self.head {
-            // An announced event has the clock of its beginning, and the thread recorded other events
-            // meanwhile, which stand before it in the lane.
+            // An announced event has the time at which its call began. Events that the thread recorded during
+            // the call precede it in the lane.
             head.clock_ns = head.clock_ns.max(self.last_ns);
             self.last_ns = head.clock_ns;
         }

@@ -145,8 +145,8 @@ pub(super) fn compress(part: &Path, how: Compression, copy: Option<PartCopy>) ->
     copy.finish()
 }
 
-/// The compressed copy of a part, until it is complete. No file stays open between two pieces: a program may close
-/// descriptors that it does not know, and the number would soon be that of a file of its own.
+/// The compressed copy of a part, until it is complete. No file stays open between two pieces: a program may
+/// close descriptors that it does not know, and the number would soon belong to a file of its own.
 pub(super) struct PartCopy {
     part: PathBuf,
     unfinished: PathBuf,

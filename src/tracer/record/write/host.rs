@@ -22,22 +22,23 @@ use crate::intern;
 use crate::queue::event_queue::EventQueue;
 use crate::step::STEP;
 
-/// The processor time of quick samples and of the children's: at most one part in so many.
+/// The share of processor time for quick samples, and for samples of children: at most one part in `SHARE`.
 const SHARE: u32 = 2000;
-/// The same for full samples, and where little memory is left and more is taken: a kill may come, and this is the last look.
+/// The corresponding shares for full samples: normally, and while little memory is left and use grows. A kill
+/// may follow, so that sample may be the last.
 const FULL_SHARE: u32 = 1000;
 const TIGHT_SHARE: u32 = 20;
 /// The processor time that the full samples at the start of a program may take beyond it.
 const CREDIT: Duration = Duration::from_millis(100);
-/// Memory is short when less than one part in so many is left.
+/// Memory is short when less than one part in `TIGHT` is left.
 const TIGHT: i64 = 4;
 /// The interval at which resident memory is read.
 const POLL: Duration = Duration::from_millis(100);
-/// Less of a change is not worth a sample of its own: this many bytes, and one part in so many.
+/// The least change that triggers a sample: this many bytes, and one part in this many of resident memory.
 const LEAST_CHANGE: (i64, i64) = (8 << 20, 32);
-/// The same for a full sample.
+/// The least change that triggers a full sample.
 const LEAST_FULL_CHANGE: (i64, i64) = (32 << 20, 6);
-/// The same where little memory is left.
+/// The least change that triggers a full sample when little memory is left.
 const LEAST_TIGHT_CHANGE: (i64, i64) = (32 << 20, 12);
 /// The longest time between two full samples of a process that changes little.
 const LONGEST_FULL: Duration = Duration::from_secs(10);
@@ -158,7 +159,7 @@ impl HostSampler {
         };
         let full = self.full.elapsed() >= LONGEST_FULL || has_changed(rss, self.full_rss, change);
         if full && self.full.is_affordable(share) {
-            // Together they tell later what has changed since.
+            // A quick sample at the same moment shows later what has changed since.
             if !due {
                 self.quick(queue, rss);
             }

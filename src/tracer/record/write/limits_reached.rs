@@ -8,7 +8,7 @@ use crate::intern;
 use crate::queue::chunk_pool::ChunkPool;
 use crate::session::Session;
 
-/// Says once that a limit is reached, when it happens: a program that is killed later says nothing.
+/// Reports each limit once, at the moment it is reached: a program that is killed later could not report it.
 pub(crate) struct LimitsReached {
     session: &'static Session,
     said_lost: bool,

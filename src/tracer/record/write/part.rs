@@ -95,7 +95,7 @@ impl Part {
         (is_long || is_old) && rows > self.opening_rows
     }
 
-    /// The bytes after the opening rows after which the part ends; 0 if they do not end it.
+    /// The size, in bytes after the opening rows, at which the part ends; 0 if the part has no size limit.
     fn own_bytes(&self, settings: &Settings) -> u64 {
         settings.keep.part_bytes(settings.rotate_bytes, self.opening_len)
     }

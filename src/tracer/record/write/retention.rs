@@ -203,7 +203,7 @@ mod tests {
             // The compressor takes about as long as this.
             std::thread::sleep(Duration::from_micros(round * 5));
             part.remove();
-            // It fails where its part is gone.
+            // The compressor fails if its part is gone.
             let _ = compressor.join().unwrap();
             let left: Vec<_> =
                 fs::read_dir(folder.path()).unwrap().map(|file| file.unwrap().path()).collect();

@@ -37,7 +37,7 @@ pub(crate) fn start_thread<T: Send + 'static>(
 /// alive.
 pub(crate) fn is_alone() -> bool {
     let Ok(stat) = std::fs::read_to_string("/proc/self/stat") else { return false };
-    // The state of the main thread is the field behind the name, which may hold any character.
+    // The state of the main thread is the field after the name, and the name may contain any character.
     let main_has_ended = stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('Z'));
     main_has_ended && std::fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() == 2)
 }

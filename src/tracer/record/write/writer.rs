@@ -50,7 +50,7 @@ const INTERVAL: Duration = Duration::from_millis(20);
 const BATCH: usize = 16 << 10;
 /// The least of them, when parts are small: a part ends at a flush.
 const SMALL_BATCH: usize = 256;
-/// More bytes than the rows of an event mostly have.
+/// Larger than the rows of a typical event.
 const EVENT_BYTES: u64 = 512;
 
 /// Starts the writer thread.

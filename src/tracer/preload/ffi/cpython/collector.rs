@@ -24,7 +24,7 @@ static ACTIVE: AtomicU32 = AtomicU32::new(0);
 static BEFORE: AtomicI32 = AtomicI32::new(0);
 /// True if more than one has been there since then: the program may have run meanwhile.
 static ARE_MORE: AtomicBool = AtomicBool::new(false);
-/// No program has so many new containers between two collections.
+/// No program creates this many containers between two collections.
 const FAR: c_int = 1 << 28;
 /// The words of a generation: the two ends of its list, and the threshold with the count.
 const GENERATION: usize = 3;

@@ -136,8 +136,8 @@ pub(crate) type Visitor = unsafe extern "C" fn(RawObject, *mut c_void) -> c_int;
 /// `traverseproc`: calls a visitor for each object that an object refers to.
 pub(crate) type Traverse = unsafe extern "C" fn(RawObject, Visitor, *mut c_void) -> c_int;
 
-/// `vectorcallfunc`: the function, its arguments, their number, the names of the keyword arguments behind
-/// them.
+/// `vectorcallfunc`: the function, its arguments, their number, the names of the keyword arguments that
+/// follow them.
 ///
 /// It unwinds where Python ends a daemon thread: a caller keeps nothing that must be dropped across the call.
 pub(crate) type Vectorcall =
@@ -214,10 +214,10 @@ pub(crate) struct Gil {
 }
 
 impl Gil {
-    /// The GIL, when this process has Python.
+    /// Returns the GIL, or `None` if this process has no Python.
     ///
     /// # Safety
-    /// The calling thread holds the GIL for as long as the value, and all that was made with it, are used.
+    /// The calling thread holds the GIL as long as this value, or anything made with it, is in use.
     #[inline]
     pub(crate) unsafe fn held() -> Option<Gil> {
         Functions::get().map(|functions| Gil { functions, of_thread: PhantomData })

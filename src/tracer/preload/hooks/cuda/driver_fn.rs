@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::ffi::symbols::{RealFn, function};
 
-/// The number of addresses of one function that get a stand-in: that of `dlsym`, those of `cuGetProcAddress`
-/// for both kinds of default stream, and one more.
+/// The number of addresses of one function that get a stand-in: the address from `dlsym`, the two from
+/// `cuGetProcAddress` for both kinds of default stream, and one more.
 const WAYS: usize = 4;
 
 /// A function of the driver, for each way in which a program gets it. `F` is its type.

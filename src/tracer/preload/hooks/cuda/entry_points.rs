@@ -40,7 +40,8 @@ static BY_VERSION_PTSZ: RealFn<ByVersion> =
 
 /// The CUDA version since which `cuGetProcAddress` has a fifth argument.
 const V2_SINCE: c_int = 12000;
-/// The CUDA version of a runtime's request without a version: no runtime that can request is older.
+/// The CUDA version assumed for a runtime's request that names none: the oldest runtime that can make such a
+/// request.
 const RUNTIME_SINCE: c_int = 11030;
 
 /// The stand-in for `cuGetProcAddress` of CUDA 11.

@@ -63,7 +63,7 @@ enum Found {
     Ours(*mut c_void),
     /// No library has it.
     Nothing,
-    /// What glibc finds.
+    /// The answer of glibc.
     Other,
 }
 

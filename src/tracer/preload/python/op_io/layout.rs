@@ -22,7 +22,7 @@ pub(super) const IS_OUT: usize = 73;
 pub(super) const ARGUMENT: usize = 80;
 /// `AliasInfo::isWrite_`, after two sets and a vector.
 pub(super) const IS_WRITE: usize = 136;
-/// The device of a `DataPtr`, behind a pointer, its context and its deleter.
+/// The offset of the device in a `DataPtr`: after a pointer, its context and its deleter.
 pub(super) const DEVICE: usize = 24;
 /// The most inputs of an op, or members of a list: more are a misread.
 pub(super) const MOST: usize = 1 << 16;

@@ -58,11 +58,11 @@ struct Findings {
     string: Option<usize>,
     tensor_tag: Option<u32>,
     list_tag: Option<u32>,
-    /// The schema of `add_` was found to write its first argument,
+    /// True if the schema of `add_` was found to write its first argument.
     add: bool,
-    /// that of `view` to write none,
+    /// True if the schema of `view` was found to write no argument.
     view: bool,
-    /// and that of `add(out=)` its last one.
+    /// True if the schema of `add(out=)` was found to write its last argument.
     out: bool,
 }
 
@@ -224,8 +224,9 @@ impl Findings {
             .collect()
     }
 
-    /// The length of torch's strings, and the schema of an op: the one of two places whose schema has the
-    /// op's own name. Once the length is known, the place is.
+    /// Returns the size of torch's string type and the address of an op's schema. Until the size is known,
+    /// two places are tried: the right one holds a schema with the op's own name. The size determines the
+    /// place.
     fn schema(&self, number: usize, name: usize) -> Option<(usize, usize)> {
         if let Some(string) = self.string {
             return Some((string, self.memory.word(number - 8 - string)?));

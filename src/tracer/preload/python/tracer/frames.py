@@ -60,7 +60,7 @@ def variables_of(frame) -> list[tuple[int, Variable]]:
 
 
 def left_frames() -> list[types.FrameType]:
-    """The frames that the newest exception has left, innermost first. At an OOM: the frames of the request."""
+    """The frames that the newest exception has left, innermost first. At an OOM, the request's."""
     error = sys.exc_info()[1] or getattr(sys, "last_value", None)
     trace, found = traceback_of(error) if error is not None else None, []
     while trace is not None and len(found) < MAX_FRAMES:

@@ -102,7 +102,7 @@ def tensors_in(items, packages: frozenset, visited: set[int]):
             continue
         visited.add(id(value))
         left -= len(inside) + 1
-        # The text of another key may run code of the program: that of a tensor launches kernels.
+        # Converting any other key to text may run the program's code; for a tensor, it launches kernels.
         new = [
             (f"{name}.{key if type(key) in (str, int) else place}", item, depth - 1)
             for place, (key, item) in enumerate(inside)

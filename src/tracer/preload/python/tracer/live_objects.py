@@ -12,7 +12,8 @@ import sys
 from .native import find_objects, host_memory_left
 from .torch_api import Module
 
-# Objects: a search of so many takes about half a second. A limit in time would depend on the load.
+# The maximum number of objects to search, which takes about half a second. A time limit would depend on the
+# load.
 OBJECT_LIMIT = 20_000_000
 # What a search takes of host memory: before Python 3.12, `gc.get_objects` makes a list with a pointer to each
 # object. A search that takes the last of it would get the program killed.

@@ -22,7 +22,8 @@ simple_free! {
     mipmapped_array_destroy = MIPMAPPED_ARRAY_DESTROY, DeviceFree, CuMipmappedArrayDestroy() 0;
 }
 
-/// The bytes of so many elements, without the padding of the driver's layout; 0 for a format of another kind.
+/// The size in bytes of `elements` elements, without the padding of the driver's layout; 0 for an unsupported
+/// format.
 fn element_bytes(elements: usize, format: c_uint, channels: c_uint) -> usize {
     use ArrayFormat as F;
     const FORMATS: [(usize, &[ArrayFormat]); 3] = [
