@@ -91,7 +91,7 @@ pub struct Extent {
     pub device: i32,
     /// The kind of memory.
     pub kind: MemoryKind,
-    /// Of a block: it lies in a segment that is counted by itself. A block of an allocator that does not cache is the
+    /// For a block: it is part of a segment, which is counted by itself. A block of an allocator that does not cache is the
     /// memory of a runtime call and its own segment.
     pub in_segment: bool,
     /// The bytes.

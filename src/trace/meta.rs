@@ -18,7 +18,7 @@ pub struct Meta {
     pub start_unix_ns: i64,
     /// The host's name.
     pub host: String,
-    /// The same for every process of one launch.
+    /// The id of the launch, equal for all of its processes.
     pub run_id: String,
     /// The distributed rank; 0 when not distributed.
     pub rank: i32,

@@ -143,7 +143,7 @@ impl PhantomRun {
         text
     }
 
-    /// The same for `--json`; null when no trace is of a simulated GPU.
+    /// The facts of the note for `--json`; null if no trace is of a simulated GPU.
     #[must_use]
     pub fn json(&self) -> Value {
         if !self.is_any() {

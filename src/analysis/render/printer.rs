@@ -123,7 +123,7 @@ impl Printer {
         Printer { paint, width, ..Printer::default() }
     }
 
-    /// The same in another form.
+    /// This printer, but with another form of output.
     #[must_use]
     pub fn in_form(self, form: Form) -> Printer {
         Printer { form, ..self }

@@ -23,7 +23,7 @@ const LEAST_UNNAMED: i64 = 128 << 20;
 /// Follows the memory of a process on each GPU.
 pub(super) struct DeviceUse {
     levels: Levels,
-    /// By device: the owner of its first memory, and the `stack_id` of the first that has one.
+    /// For each device: the owner of its first memory, and the `stack_id` of the first that has one.
     first: FxHashMap<i32, (Owner, i64)>,
 }
 

@@ -327,7 +327,7 @@ impl Device {
 /// The forwards that a server runs before it allocates its KV cache, to learn what activations take.
 #[derive(Default)]
 struct ProfileRun {
-    /// By device: the highest total so far.
+    /// For each device: the highest total so far.
     highest: FxHashMap<i32, i64>,
     /// Large blocks without a category: `alloc_id`, and what the forwards took beyond what stayed.
     candidates: FxHashMap<i64, i64>,

@@ -171,7 +171,7 @@ impl DetailedSteps {
         ))
     }
 
-    /// The same for `--json`: the first and the last step of each stretch; null when every step is detailed.
+    /// The detailed steps for `--json`: the first and the last step of each stretch; null if every step is detailed.
     #[must_use]
     pub fn json(&self, meta: &Meta) -> Value {
         if self.is_every(meta) {

@@ -19,7 +19,7 @@ pub struct Moment {
     pub ts_ns: i64,
     /// The owner in that row.
     pub owner: Owner,
-    /// Of device memory in use: the part that no traced call explains.
+    /// For device memory in use: the part that no traced call explains.
     pub untraced: i64,
 }
 

@@ -65,11 +65,11 @@ pub struct Group {
     pub bytes: i64,
     /// The number of blocks.
     pub blocks: u64,
-    /// By module: the sum with all modules below, in bytes.
+    /// For each module: the sum with all modules below, in bytes.
     pub total: i64,
-    /// By module: the number of modules with blocks that are one group.
+    /// For each module: the number of modules with blocks that are one group.
     pub modules: u64,
-    /// By module: the bytes of the largest of these modules.
+    /// For each module: the bytes of the largest of these modules.
     pub largest: i64,
 }
 

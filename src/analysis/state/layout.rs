@@ -23,7 +23,7 @@ pub struct Layout {
     segments: BTreeMap<(i32, i64), SegmentRange>,
     /// Reserved bytes whose address is not known.
     pub unplaced: i64,
-    /// By device and address: the bytes of pieces that were unmapped, until memory is mapped there again.
+    /// For each device and address: the bytes of pieces that were unmapped, until memory is mapped there again.
     unmapped: BTreeMap<(i32, i64), i64>,
 }
 

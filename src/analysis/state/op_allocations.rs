@@ -109,7 +109,7 @@ pub struct OpAllocations {
     nested: bool,
     /// The number of calls that are kept.
     pub top: usize,
-    /// By thread: calls whose outermost op has not ended, and blocks without a row of an op so far. In order of time.
+    /// For each thread: calls whose outermost op has not ended, and blocks without a row of an op so far. In order of time.
     open: FxHashMap<i32, Vec<CallAllocations>>,
     /// The calls that allocated most, the largest first.
     pub largest: Vec<CallAllocations>,

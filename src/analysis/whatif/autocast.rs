@@ -30,7 +30,7 @@ const HALF: [&str; 13] = [
     "prelu",
     "Linear",
 ];
-/// The same of backward functions of matrix products, which save their inputs.
+/// Parts of the names of backward functions of matrix products, which save their inputs.
 const PRODUCTS: [&str; 5] =
     ["AddmmBackward", "MmBackward", "BmmBackward", "ConvolutionBackward", "LinearBackward"];
 const HALF_BACKWARD: [&str; 4] = ["Attention", "AttentionBackward", "Rnn", "Addmv"];
@@ -123,13 +123,13 @@ struct Types<'a> {
     symbols: &'a SymbolTable,
     phases: &'a Phases,
     kinds: FxHashMap<Symbol, Kind>,
-    /// By request: the blocks of the step so far, in order of birth.
+    /// For each request: the blocks of the step so far, in order of birth.
     by_size: FxHashMap<i64, Vec<u32>>,
     /// The types of blocks: true for 16 bits.
     is_half: FxHashMap<u32, bool>,
-    /// By module and request: the type of the latest block of the forward.
+    /// For each module and request: the type of the latest block of the forward.
     of_module: FxHashMap<(Symbol, i64), bool>,
-    /// By module: the request of the gradient of its input, and the end of its last backward op.
+    /// For each module: the request of the gradient of its input, and the end of its last backward op.
     input_of: FxHashMap<Symbol, i64>,
     backward_end: FxHashMap<Symbol, u32>,
     /// Modules with parameters or buffers of their own: their bytes.

@@ -53,7 +53,7 @@ struct Recomputed<'a> {
     /// By op: the number of these sums at its end.
     sums: FxHashMap<u32, u32>,
     above: ModulesAbove<'a>,
-    /// By module: the birth of the first block of the step that its backward frees.
+    /// For each module: the birth of the first block of the step that its backward frees.
     first_saved: FxHashMap<Symbol, u32>,
 }
 

@@ -19,9 +19,9 @@ struct Spike {
 /// The changed blocks of a step.
 pub(super) struct Curve<'a> {
     step: &'a Step,
-    /// By block: the new size in bytes.
+    /// For each block: the new size in bytes.
     pub(super) sizes: Vec<i64>,
-    /// By block that has another life: the one or two spans in which it lives, each from its birth to its death.
+    /// For each block that has another life: the one or two spans in which it lives, each from its birth to its death.
     moved: FxHashMap<u32, [(u32, u32); 2]>,
     spikes: Vec<Spike>,
     /// The bytes that the change adds to each request that ran out of memory. The key is the number of
@@ -91,7 +91,7 @@ impl<'a> Curve<'a> {
         self.spikes.push(Spike { at, bytes, owner });
     }
 
-    /// By allocation, and after the last one: what the change adds to the total of the run.
+    /// For each allocation, and after the last one: what the change adds to the total of the run.
     pub(super) fn differences(&self) -> Vec<i64> {
         let end = self.step.end();
         let mut changes = vec![0i64; end as usize + 2];

@@ -76,7 +76,7 @@ pub struct Prediction {
     pub before: Moment,
     /// By list of changes.
     pub outcomes: Vec<Outcome>,
-    /// By list of changes: the total over time. Empty unless the caller asked for it.
+    /// For each list of changes: the total over time. Empty unless the caller asked for it.
     pub curves: Vec<Series>,
     /// The requests under the first list, when they were asked for.
     requests: Option<ChangedRequests>,
@@ -121,7 +121,7 @@ impl Prediction {
 struct DevicePrediction {
     recorder: StepRecorder,
     traits: Traits,
-    /// By list of changes: the modules that are in checkpointed ones, and those that are not.
+    /// For each list of changes: the modules that are in checkpointed ones, and those that are not.
     inside: Vec<FxHashMap<Symbol, bool>>,
     before: Moment,
     outcomes: Vec<Outcome>,
@@ -172,13 +172,13 @@ pub(crate) struct Predictor<'a> {
     /// The device of the options.
     only: Option<i32>,
     most_rows: usize,
-    /// By device: the time grid on which the curve under each list is wanted.
+    /// For each device: the time grid on which the curve under each list is wanted.
     grids: Vec<(i32, TimeGrid)>,
     /// True if the requests of the first list are wanted.
     makes_requests: bool,
     devices: Vec<DevicePrediction>,
     contents: Contents,
-    /// By list: the modules that its changes take.
+    /// For each list: the modules that its changes take.
     modules: Vec<ChosenModules>,
     /// The step in the window with more rows than are kept. Nothing is predicted then.
     too_long: Option<i64>,
@@ -359,13 +359,13 @@ pub(crate) struct Contents {
     names: FxHashSet<Symbol>,
     /// True if the trace has tags.
     pub(crate) tags: bool,
-    /// By device: the allocated bytes.
+    /// For each device: the allocated bytes.
     now: FxHashMap<i32, i64>,
     /// The highest sum of these.
     highest: i64,
     /// The open calls of modules, and the allocated bytes when each began.
     open: Vec<(Symbol, i64)>,
-    /// By module: the most that a call left allocated, in bytes.
+    /// For each module: the most that a call left allocated, in bytes.
     left: FxHashMap<Symbol, i64>,
     classes: ModuleClasses,
 }

@@ -103,7 +103,7 @@ fn rest(step: &Step, phases: &Phases) -> Option<Unit> {
 /// The units of a step, in the order of their calls.
 struct Units {
     all: Vec<Unit>,
-    /// By module: its calls, as indices of `all`.
+    /// For each module: its calls, as indices of `all`.
     by_module: FxHashMap<Symbol, Vec<usize>>,
 }
 

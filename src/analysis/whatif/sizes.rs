@@ -44,7 +44,7 @@ pub(super) struct SizeRules<'a> {
     rounding: Rounding,
     /// The sizes of the parameters of each module.
     parameters: FxHashSet<(Symbol, i64)>,
-    /// By op call: the largest request.
+    /// For each op call: the largest request.
     largest: FxHashMap<u32, i64>,
     /// The ids of the blocks that autocast halves.
     pub(super) halved: FxHashSet<i64>,
@@ -53,7 +53,7 @@ pub(super) struct SizeRules<'a> {
     traits: &'a Traits,
 }
 
-/// By name: the traits of ops. They are found once for all steps.
+/// For each name: the traits of ops. They are found once for all steps.
 pub(super) type Traits = FxHashMap<Symbol, OpTraits>;
 
 /// What the name of an op reveals about the sizes of its blocks.

@@ -22,7 +22,7 @@ pub struct Block {
     pub requested: i64,
     /// The private pool of the allocator; 0 for the default.
     pub pool: u16,
-    /// Of a free: streams still use the block; [`Payload::FreeCompleted`] follows.
+    /// For a free: streams still use the block; [`Payload::FreeCompleted`] follows.
     pub deferred: bool,
 }
 
@@ -56,7 +56,7 @@ pub struct AllocCall {
     pub call: Call,
     /// The bytes that the program requested: fewer than `call.bytes` where rows of a picture are padded.
     pub requested: i64,
-    /// Of a mapping (`cuMemMap`): the handle of the physical memory. 0 for other calls.
+    /// For a mapping (`cuMemMap`): the handle of the physical memory. 0 for other calls.
     pub handle: u64,
 }
 
@@ -141,7 +141,7 @@ pub enum Payload {
         address: u64,
         /// The bytes of the storage, or of the memory of the module.
         bytes: i64,
-        /// Of the memory of a module: the bytes, rounded by the allocator. 0 for a storage.
+        /// For the memory of a module: the bytes, rounded by the allocator. 0 for a storage.
         rounded: i64,
     },
     /// A sample of a device, in bytes.

@@ -13,7 +13,7 @@ use crate::live::Live;
 #[derive(Default)]
 pub(crate) struct Physical {
     pub(crate) held: FxHashMap<u64, Held>,
-    /// By address: the bytes, and the handle.
+    /// For each address: the bytes, and the handle.
     pub(crate) mapped: BTreeMap<u64, (u64, u64)>,
     asleep: Asleep,
 }

@@ -15,7 +15,7 @@ pub(super) const UNKNOWN_PROCESS: &str =
     "run outside the container or with --pid=host to separate the processes";
 pub(super) const UNEXPLAINED: &str = "driver, ECC or a display; above 1 GiB, look for a leftover process";
 
-/// By prefix of a library's file: its common name, and the advice.
+/// For each prefix of a library's file: its common name, and the advice.
 const LIBRARIES: &[(&str, &str, &str)] = &[
     ("libcublas", "cuBLAS", "CUBLAS_WORKSPACE_CONFIG=:4096:2 makes its workspaces smaller"),
     ("libcudnn", "cuDNN", "torch.backends.cudnn.benchmark = False; fewer shapes"),

@@ -12,7 +12,7 @@ fn parse(text: &str) -> Option<(u32, &str)> {
     Some((number.parse().ok()?, rest))
 }
 
-/// By number: the group of a communicator.
+/// For each number: the group of a communicator.
 #[derive(Default)]
 pub(super) struct Communicators(FxHashMap<u32, String>);
 

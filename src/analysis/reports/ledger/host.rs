@@ -16,7 +16,7 @@ use crate::reports::report::{Answer, next};
 use crate::state::host_memory::{ChildrenSample, FullSample, HostMemory, QuickSample, When};
 use crate::state::moment::NamedMoment;
 
-/// By the beginning of the name of a part: its group, and the advice.
+/// For each the beginning of the name of a part: its group, and the advice.
 const PARTS: &[(&str, &str, &str)] = &[
     ("CPU tensors", "tensors", "memtrace peak --device -1 --by module names them"),
     ("pinned", "pinned", PINNED),

@@ -28,7 +28,7 @@ pub(super) struct Memory {
     has_calls: bool,
     /// Bytes of tagged blocks, now and at the peak: parameters, buffers.
     tagged: [(i64, i64); 2],
-    /// The same for the parameters of this module without its submodules.
+    /// Like `tagged`, for the parameters of this module without its submodules.
     tagged_here: (i64, i64),
 }
 

@@ -58,7 +58,7 @@ pub(super) struct Trial {
     pub(super) took: Duration,
     /// The folder of its traces, as the user would type it.
     pub(super) folder: PathBuf,
-    /// The same, absolute.
+    /// `folder` as an absolute path.
     pub(super) files: PathBuf,
     /// Zeros when there is no trace.
     pub(super) peak: PeakUse,
@@ -205,7 +205,7 @@ pub(super) struct Running {
     pub(super) attempt: Attempt,
     /// The folder of its traces.
     folder: PathBuf,
-    /// The same, as the user would type it.
+    /// `folder` as the user would type it.
     shown: PathBuf,
     /// The limit of host memory in bytes (`--host-mem`).
     host_limit: Option<i64>,

@@ -23,9 +23,9 @@ use crate::core::vram::{BlockPurpose, PAGE};
 pub(crate) struct GraphMemory {
     /// In the order of their creation.
     steps: Mutex<Vec<MemoryStep>>,
-    /// Of an executable graph: a launch frees the memory that earlier launches left allocated.
+    /// For an executable graph: a launch frees the memory that earlier launches left allocated.
     auto_free: bool,
-    /// Of an executable graph: the graph that it was instantiated from, which owns the addresses.
+    /// For an executable graph: the graph that it was instantiated from, which owns the addresses.
     origin: Option<Arc<GraphMemory>>,
 }
 

@@ -103,7 +103,7 @@ pub(crate) fn launch_library(stream: StreamHandle, launch: Option<Launch>) -> St
     OK
 }
 
-/// The same on the default stream, for calls with an unknown stream.
+/// Launches on the default stream, for calls with an unknown stream.
 pub(crate) fn launch_library_on_default_stream(launch: Option<Launch>) -> Status {
     let stream = StreamHandle::DEFAULT.stream();
     LAUNCHES.fetch_add(1, Ordering::Relaxed);

@@ -46,7 +46,7 @@ impl RankPlace {
     }
 }
 
-/// By name: the ranks of a group on this machine.
+/// For each name: the ranks of a group on this machine.
 static GROUPS: Mutex<Option<HashMap<String, usize>>> = Mutex::new(None);
 
 /// PyTorch makes a group of this name, with `near` ranks on this machine.

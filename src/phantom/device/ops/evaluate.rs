@@ -160,7 +160,7 @@ impl Op {
         }
     }
 
-    /// The same, kept for the next time.
+    /// Like [`of`](Self::of), but keeps the result for the next call.
     ///
     /// # Safety
     /// As for [`of`](Self::of).

@@ -61,7 +61,7 @@ static LAST: AtomicU64 = AtomicU64::new(0);
 /// The modules of the latest numbers of all threads; 0 is empty. One table for all: a program may start a
 /// thread for every forward (`DataParallel` does), and torch never reuses the id of a thread.
 static MODULE_OF: [AtomicU64; PLACES] = [const { AtomicU64::new(0) }; PLACES];
-/// The same for Python stacks, which exist only when they are asked for.
+/// The Python stacks of the latest numbers, which exist only if they were asked for.
 static PYTHON_OF: [AtomicU64; PLACES] = [const { AtomicU64::new(0) }; PLACES];
 /// The nodes of all graphs that can be alive at once; older ones are overwritten. The numbers of a thread are
 /// consecutive, so two of one thread meet only this far apart.

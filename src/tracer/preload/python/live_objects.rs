@@ -10,7 +10,7 @@ use crate::ffi::cpython::{Arguments, Gil, Object, Owned, RawObject};
 struct Search<'a> {
     gil: Gil,
     kinds: &'a [Object<'a>],
-    /// By the address of a type: whether it is one of `kinds` or below.
+    /// For each the address of a type: whether it is one of `kinds` or below.
     is_wanted: FxHashMap<usize, bool>,
     found: Vec<Owned>,
 }

@@ -17,7 +17,7 @@ const MAX_REFERRERS: u32 = 64;
 
 struct Search {
     gil: Gil,
-    /// By the address of a type: the function that visits what its objects refer to.
+    /// For each the address of a type: the function that visits what its objects refer to.
     visits: FxHashMap<usize, Option<Traverse>>,
     /// By the address of a target, the referrers that were found.
     targets: FxHashMap<usize, u32>,

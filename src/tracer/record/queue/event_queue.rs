@@ -21,7 +21,7 @@ pub(crate) struct LaneShared {
     /// A lower bound for the clock of the event that is being recorded, or [`IDLE`]: the writer emits no later
     /// event.
     pub(crate) pending: AtomicU64,
-    /// The same for an announced event, whose call may take long.
+    /// Like `pending`, for an announced event, whose call may take long.
     pub(crate) announced: AtomicU64,
     /// The chunk that the thread fills.
     pub(crate) chunk: AtomicU32,

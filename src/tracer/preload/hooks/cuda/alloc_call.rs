@@ -56,7 +56,7 @@ pub(super) struct Allocated {
     pub(super) bytes: usize,
     /// The device, when the call names it.
     pub(super) device: Option<i8>,
-    /// Of a mapping: the handle of the physical memory behind it.
+    /// For a mapping: the handle of the physical memory behind it.
     pub(super) handle: u64,
 }
 

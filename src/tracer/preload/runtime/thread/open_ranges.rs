@@ -48,11 +48,11 @@ pub(crate) struct OpenRange {
     pub(crate) phase: u64,
     /// The NVTX domain. A pop closes the last range of its own domain.
     pub(crate) domain: usize,
-    /// Of a start/end range: whether the thread that started it has ended.
+    /// For a start/end range: whether the thread that started it has ended.
     pub(crate) is_orphan: bool,
     /// True if its `range_begin` row is written. A range that opened before the trace gets it later.
     pub(crate) has_row: bool,
-    /// Of a module: the state around it, which its end restores.
+    /// For a module: the state around it, which its end restores.
     pub(crate) around: Around,
 }
 
