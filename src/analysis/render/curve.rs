@@ -33,9 +33,9 @@ pub struct Curve<'a> {
 
 /// A total that is drawn as a line.
 pub struct CurveLine<'a> {
-    /// Its name, for the legend.
+    /// The name, for the legend.
     pub name: &'a str,
-    /// Its highest value in each bucket, in bytes.
+    /// The highest value in each bucket, in bytes.
     pub high: &'a [i64],
 }
 

@@ -75,12 +75,12 @@ impl Cell {
 }
 
 impl Cell {
-    /// Its text.
+    /// The text.
     pub(super) fn text(&self) -> &str {
         &self.text
     }
 
-    /// Its style.
+    /// The style.
     pub(super) fn style(&self) -> Style {
         self.style
     }

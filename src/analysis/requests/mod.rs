@@ -52,7 +52,7 @@ pub enum Kind {
     EmptyCache = 3,
     /// Device memory outside of the allocator: slot, bytes.
     OutsideAlloc = 4,
-    /// Its end: slot.
+    /// The end: slot.
     OutsideFree = 5,
     /// The requests after it go to this private pool; 0 is the default pool.
     Pool = 6,

@@ -88,7 +88,7 @@ impl Machine {
 /// A part of a process's memory, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// Its name.
+    /// The name.
     pub name: String,
     /// The share of the process.
     pub pss: i64,
@@ -121,13 +121,13 @@ impl FullSample {
 /// A child process, in bytes; -1 is unknown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Child {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its id.
+    /// The id.
     pub pid: i64,
-    /// Its share of memory.
+    /// The share of memory.
     pub pss: i64,
-    /// Its resident bytes.
+    /// The resident bytes.
     pub rss: i64,
 }
 

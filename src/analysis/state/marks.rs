@@ -80,7 +80,7 @@ impl<'a> MarkFinder<'a> {
 pub struct MarkRow {
     /// The number of the row.
     pub seq: i64,
-    /// Its time after the start of the trace, in ns.
+    /// The time after the start of the trace, in ns.
     pub ts_ns: i64,
 }
 

@@ -24,7 +24,7 @@ const MOST_HOLDERS: usize = 64;
 /// Something that holds memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// Its name in the words of the program: ``list `losses` (train.py:41)``.
+    /// The name in the words of the program: ``list `losses` (train.py:41)``.
     pub holder: String,
     /// `grows`, `traceback`, `old` or `recent`.
     pub verdict: String,
@@ -116,7 +116,7 @@ impl Holder {
 /// One search of the traced process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RetainedSearch {
-    /// Its number in the process, from 1.
+    /// The number in the process, from 1.
     pub number: i64,
     /// What asked for it: `call`, `oom`, `growth`, `exit` or `command`.
     pub why: String,

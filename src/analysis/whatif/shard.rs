@@ -28,7 +28,7 @@ struct Unit {
     /// The bytes of its whole parameters, in their blocks, and in one buffer.
     whole: i64,
     buffer: i64,
-    /// Its gradients: indices of [`Step::lives`].
+    /// The gradients: indices of [`Step::lives`].
     gradients: Vec<u32>,
 }
 

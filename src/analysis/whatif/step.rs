@@ -39,7 +39,7 @@ const BLOCKS_PER_ROW: usize = 16;
 /// A block in the step.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Life {
-    /// Its `alloc_id`.
+    /// The `alloc_id`.
     pub(super) id: i64,
     /// The allocation that made it, or the opening row of a part; 0 also for a block from an earlier step.
     pub(super) birth: u32,
@@ -51,7 +51,7 @@ pub(super) struct Life {
     pub(super) bytes: i64,
     /// The requested size in bytes.
     pub(super) requested: i64,
-    /// Its owner, by the rows so far.
+    /// The owner, by the rows so far.
     pub(super) owner: Owner,
     /// The module at its allocation, which a tag does not change.
     pub(super) born_in: Symbol,
@@ -110,7 +110,7 @@ pub(super) struct Call {
     /// The module around it.
     pub(super) module: Symbol,
     pub(super) phase: Symbol,
-    /// Its allocations: from the first to the one after the last.
+    /// The allocations: from the first to the one after the last.
     pub(super) from: u32,
     pub(super) to: u32,
 }

@@ -62,7 +62,7 @@ struct Member {
     scratch: Scratch,
     stores: Arc<RankStores>,
     status: Option<ExitStatus>,
-    /// It was asked to end.
+    /// Was asked to end.
     asked: bool,
 }
 

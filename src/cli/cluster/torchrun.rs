@@ -55,7 +55,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// Its name, and its options for the number of nodes and of ranks.
+    /// The name, and its options for the number of nodes and of ranks.
     pub(crate) fn words(self) -> (&'static str, &'static str) {
         match self {
             Kind::Torchrun => ("torchrun", "--nnodes and --nproc-per-node"),

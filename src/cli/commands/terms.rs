@@ -4,7 +4,7 @@
 pub(super) struct Term {
     /// The word, and others for the same; in small letters.
     pub(super) names: &'static [&'static str],
-    /// Its meaning. The first sentence stands alone in the list.
+    /// The meaning. The first sentence stands alone in the list.
     pub(super) meaning: &'static str,
 }
 

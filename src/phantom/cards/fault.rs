@@ -58,11 +58,11 @@ pub enum Moment {
 pub struct Fault {
     /// As the user typed it.
     pub text: String,
-    /// Its kind.
+    /// The kind.
     pub kind: FaultKind,
     /// The number of allocation calls that fail; `None` for one request of an allocator with its retries.
     pub times: Option<u32>,
-    /// Its moment.
+    /// The moment.
     pub moment: Moment,
     /// The card on which it happens; `None` for any.
     pub card: Option<u32>,

@@ -27,11 +27,11 @@ const MAX_ID: usize = 80;
 /// The state of a machine at one moment.
 #[derive(Debug, Clone)]
 pub struct Machine {
-    /// Its identifier.
+    /// The identifier.
     pub id: String,
-    /// Its cards.
+    /// The cards.
     pub spec: Spec,
-    /// Its processes that have not ended.
+    /// The processes that have not ended.
     pub processes: Vec<ProcessUse>,
     /// The state of each card.
     pub cards: Vec<CardState>,
@@ -40,9 +40,9 @@ pub struct Machine {
 /// The state of one card.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CardState {
-    /// It has fallen off the bus.
+    /// True if it has fallen off the bus.
     pub lost: bool,
-    /// Its uncorrectable ECC errors.
+    /// The uncorrectable ECC errors.
     pub ecc_errors: u64,
 }
 

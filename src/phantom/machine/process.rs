@@ -7,7 +7,7 @@ use memtrace_util::process::start_of;
 /// A process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Process {
-    /// Its id.
+    /// The id.
     pub pid: u32,
     /// The time at which it started, in clock ticks since the host started.
     pub start: u64,

@@ -85,7 +85,7 @@ pub struct ProcessUse {
     pub process: Process,
     /// The CUDA version of its runtime; 0 when it is not known yet.
     pub cuda_version: u32,
-    /// Its memory on each card of the machine.
+    /// The memory on each card of the machine.
     pub cards: Vec<CardUse>,
 }
 

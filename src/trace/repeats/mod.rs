@@ -60,7 +60,7 @@ pub struct Numbers {
 
 /// A row as one of the readers keeps it.
 pub trait Repeatable: Clone {
-    /// Its numbers.
+    /// The numbers.
     fn numbers(&self) -> Numbers;
 
     /// Replaces the numbers that a repeat changes.

@@ -57,7 +57,7 @@ enum JournalState {
     InUse,
     /// Nobody can use it any more.
     Orphan,
-    /// It belongs to this trace, which is in sight or not.
+    /// Belongs to this trace, which is in sight or not.
     Needed(PathBuf, bool),
 }
 

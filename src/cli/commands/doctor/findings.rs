@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 /// The state of one subject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// It works.
+    /// Works.
     Ok,
     /// The trace will lack something.
     Degraded,

@@ -33,7 +33,7 @@ struct Recipe {
     script: &'static str,
     /// The packages that it imports.
     packages: &'static [&'static str],
-    /// Its steps in a run of the search: with two of them the states of the optimizer are in the peak.
+    /// The steps in a run of the search: with two of them the states of the optimizer are in the peak.
     steps: &'static str,
 }
 

@@ -31,9 +31,9 @@ const TAIL_LINES: usize = 12;
 pub(super) enum TrialOutcome {
     /// Status 0, and no request ran out of memory.
     Fits,
-    /// It ran out of memory. The text names the request that failed, or is empty when it is unknown.
+    /// Ran out of memory. The text names the request that failed, or is empty when it is unknown.
     TooBig(String),
-    /// It failed for another reason: its status or signal, and the last lines of its stderr.
+    /// Failed for another reason: its status or signal, and the last lines of its stderr.
     Failed(String, Vec<String>),
 }
 

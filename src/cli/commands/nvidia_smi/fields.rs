@@ -7,9 +7,9 @@ use super::refusal::{INVALID, Refusal};
 /// A value that a query can ask for.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Field {
-    /// Its names; the header of the CSV has the first.
+    /// The names; the header of the CSV has the first.
     pub(super) names: &'static [&'static str],
-    /// Its unit in the header; empty without one.
+    /// The unit in the header; empty without one.
     pub(super) unit: &'static str,
     /// False if the simulated card has no such value: it prints as `[N/A]`.
     pub(super) has_value: bool,

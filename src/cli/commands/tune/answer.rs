@@ -32,9 +32,9 @@ struct Trial {
 #[derive(PartialEq)]
 enum ReplayOutcome {
     Fits,
-    /// It fits, and so do this many requests that ran out of memory in the trace.
+    /// Fits, and so do this many requests that ran out of memory in the trace.
     Survives(i64),
-    /// It ran out of memory at this step, if the trace has steps, with a request of so many bytes.
+    /// Ran out of memory at this step, if the trace has steps, with a request of this many bytes.
     OutOfMemory(Option<i64>, i64),
     /// The replay failed.
     Failed(String),

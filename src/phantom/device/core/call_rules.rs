@@ -124,9 +124,9 @@ enum CaptureRule {
     Free,
     /// It is potentially unsafe: the modes of the thread and of the captures decide.
     Unsafe,
-    /// It waits for the device.
+    /// Waits for the device.
     Device,
-    /// It queues work in the legacy default stream and waits for it: "It is therefore also invalid to call
+    /// Queues work in the legacy default stream and waits for it: "It is therefore also invalid to call
     /// synchronous APIs in this case" (CUDA C++ Programming Guide, Prohibited and Unhandled Operations).
     Synchronous,
 }
@@ -195,9 +195,9 @@ impl CaptureRule {
 /// The relation of a call to the initialization of the driver.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Initialization {
-    /// It fails before the driver is initialized.
+    /// Fails before the driver is initialized.
     Needed,
-    /// It initializes the driver.
+    /// Initializes the driver.
     Implied,
     /// Neither.
     Unrelated,

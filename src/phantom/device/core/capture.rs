@@ -76,9 +76,9 @@ impl RecordedWork {
 pub(crate) enum CaptureStatus {
     /// The stream takes part in no capture.
     None,
-    /// It takes part in the capture with this number.
+    /// Takes part in the capture with this number.
     Active(u64),
-    /// It takes part in this capture, which an invalid operation has ended.
+    /// Takes part in this capture, which an invalid operation has ended.
     Invalidated(u64),
 }
 
@@ -194,7 +194,7 @@ pub(crate) fn begin(work: &'static RecordedWork, mode: c_int, stream: CapturedSt
 /// The end of a capture.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum End {
-    /// It goes on: the call came from the wrong stream or thread.
+    /// Goes on: the call came from the wrong stream or thread.
     Refused(Status),
     /// It is over, and its graph is lost.
     Failed(Status),

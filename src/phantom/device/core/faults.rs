@@ -107,11 +107,11 @@ pub(crate) enum Part {
     None,
     /// `cudaGetLastError`: it returns the code of an unusable context and never fails.
     LastError,
-    /// It takes memory from the card.
+    /// Takes memory from the card.
     Allocation,
-    /// It ends a request for memory: it asks for the free memory, or queues work.
+    /// Ends a request for memory: it asks for the free memory, or queues work.
     Other,
-    /// It needs the context.
+    /// Needs the context.
     Context,
 }
 

@@ -19,7 +19,7 @@ pub(crate) enum Caller {
     /// Like `AsksAgain`, with one call per page, up to the call that makes the pages accessible
     /// ([`request_ends`]).
     AsksAgainByPage,
-    /// It fails.
+    /// Fails.
     GivesUp,
 }
 

@@ -167,11 +167,11 @@ pub(crate) struct Launch {
     written: Vec<Extent>,
     /// The memory to which its arguments point and which it only reads.
     read: Vec<Extent>,
-    /// It may store the addresses of its arguments in memory, for a later kernel.
+    /// May store the addresses of its arguments in memory, for a later kernel.
     pub(crate) stores_addresses: bool,
-    /// It loads addresses to write through them and copies none.
+    /// Loads addresses to write through them and copies none.
     pub(crate) only_dereferences: bool,
-    /// It belongs to a math library.
+    /// Belongs to a math library.
     is_library: bool,
 }
 

@@ -27,7 +27,7 @@ const ENTRY_HEADER: usize = 64;
 
 /// A registered binary.
 pub(crate) struct FatBinary {
-    /// Its code by architecture, as `86` for 8.6.
+    /// The code by architecture, as `86` for 8.6.
     entries: Vec<Entry>,
     /// The parameters of the kernels of the first entries.
     read: Mutex<Vec<KernelParameters>>,
@@ -68,7 +68,7 @@ const ZSTD: u64 = 0x8000;
 const MOST_CODE: usize = 512 << 20;
 
 impl Entry {
-    /// Its code, decompressed.
+    /// The code, decompressed.
     ///
     /// # Safety
     /// The binary of the entry is still loaded.

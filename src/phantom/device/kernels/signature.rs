@@ -19,7 +19,7 @@ const MOST_BYTES: usize = 32764;
 /// One kernel.
 #[derive(Debug)]
 pub(crate) struct Signature {
-    /// Its parameters, and what their types reveal.
+    /// The parameters, and what their types reveal.
     parameters: Box<[(Parameter, Type)]>,
     outputs: Outputs,
     stores_addresses: bool,

@@ -136,7 +136,7 @@ enum KernelMemory {
 }
 
 impl KernelMemory {
-    /// Its bytes on a card of capability 9.0.
+    /// The bytes on a card of capability 9.0.
     fn bytes(self) -> u64 {
         match self {
             Self::Code => HOPPER_CODE,

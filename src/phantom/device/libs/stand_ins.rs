@@ -22,7 +22,7 @@ const MOST_GATHERED: usize = 16 << 20;
 static ANSWERS: AtomicU64 = AtomicU64::new(0);
 /// The size of the group that PyTorch is making, or 0.
 static ANNOUNCED: AtomicUsize = AtomicUsize::new(0);
-/// Its ranks on this machine; 0 where that is not known.
+/// The ranks on this machine; 0 where that is not known.
 static ANNOUNCED_NEAR: AtomicUsize = AtomicUsize::new(0);
 
 /// The ranks that run, and the number of all; `None` when all of them run.

@@ -185,7 +185,7 @@ impl Op {
 #[derive(Default)]
 pub(super) struct Started {
     op: Option<&'static Op>,
-    /// Its arguments, when all are known.
+    /// The arguments, when all are known.
     values: Option<Values>,
     /// The memory that it writes, of its arguments.
     pub(super) written: Vec<TensorMemory>,

@@ -273,7 +273,7 @@ impl TensorMemory {
 pub(super) struct Part {
     start: usize,
     end: usize,
-    /// It holds an answer, which no kernel computed.
+    /// Holds an answer, which no kernel computed.
     is_answer: bool,
 }
 

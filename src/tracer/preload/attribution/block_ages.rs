@@ -58,7 +58,7 @@ pub(crate) fn freed(address: u64) {
 pub(crate) struct Birth {
     /// The step in which it was allocated; -1 before training.
     pub(crate) step: i32,
-    /// Its size.
+    /// The size.
     pub(crate) bytes: u64,
 }
 

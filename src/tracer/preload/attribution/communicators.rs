@@ -18,7 +18,7 @@ const SEVERAL: TextId = TextId::MAX;
 
 /// A live communicator.
 struct KnownCommunicator {
-    /// Its handle; 0 for a free place.
+    /// The handle; 0 for a free place.
     handle: AtomicUsize,
     number: AtomicU32,
     text: AtomicU32,

@@ -19,7 +19,7 @@ pub(crate) struct Visited<'a> {
     version: (u64, u64),
     base: usize,
     headers: &'a [libc::Elf64_Phdr],
-    /// Its variables of the calling thread; null for a library that has none, or none yet.
+    /// The variables of the calling thread; null for a library that has none, or none yet.
     thread_variables: *mut u64,
 }
 
@@ -135,7 +135,7 @@ pub(crate) struct Loaded {
     pub(crate) path: CString,
     /// The segment of code that was asked for.
     pub(crate) code: Range<usize>,
-    /// Its number in the order of loading.
+    /// The number in the order of loading.
     pub(crate) place: usize,
 }
 

@@ -26,13 +26,13 @@ pub(super) type Out = *mut *mut c_void;
 /// The kind of a call.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum CallKind {
-    /// It allocates device memory.
+    /// Allocates device memory.
     DeviceAlloc,
-    /// It frees device memory.
+    /// Frees device memory.
     DeviceFree,
-    /// It allocates pinned host memory.
+    /// Allocates pinned host memory.
     HostAlloc,
-    /// It frees pinned host memory.
+    /// Frees pinned host memory.
     HostFree,
 }
 
