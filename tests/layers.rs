@@ -1,8 +1,6 @@
 //! Repeated layers: `GPT.h.*` in the tables of modules, and the classes of modules.
 
 use std::fs;
-use std::path::Path;
-use std::process::Output;
 
 use memtrace_analysis::testing::TraceBuilder;
 use memtrace_trace::{EventName, Row};
@@ -12,19 +10,7 @@ use tempfile::TempDir;
 #[path = "common/torch.rs"]
 #[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
 mod harness;
-use harness::{Torch, scripts, succeeded, text};
-
-fn memtrace(arguments: &[&str], trace: &Path) -> Output {
-    harness::memtrace().args(arguments).arg(trace).output().unwrap()
-}
-
-fn printed(arguments: &[&str], trace: &Path) -> String {
-    succeeded(&arguments.join(" "), &memtrace(arguments, trace))
-}
-
-fn json(arguments: &[&str], trace: &Path) -> Value {
-    serde_json::from_str(&printed(&[arguments, &["--json"]].concat(), trace)).unwrap()
-}
+use harness::{Torch, json, output, printed, scripts, succeeded, text};
 
 /// A model with `layers` blocks, each of a class and with 2 MiB of its own and 1 MiB in its `fc`; `head` has 4 MiB.
 fn model(layers: usize, class: &str) -> Vec<u8> {
@@ -125,7 +111,7 @@ fn peak_each_layer_phase_and_step_has_its_own() {
     assert!(modules.contains(&("N.h.0".to_owned(), 4)) && modules.contains(&("N.h.1".to_owned(), 7)));
     let said = printed(&["peak", "--each", "phase", "--format", "csv"], &path);
     assert!(said.starts_with("phase,peak,at,step,op,module\nbackward,7340032,"), "{said}");
-    let wrong = memtrace(&["peak", "--each", "step", "--of", "used"], &path);
+    let wrong = output(&["peak", "--each", "step", "--of", "used"], &path);
     assert_eq!(wrong.status.code(), Some(2));
 }
 

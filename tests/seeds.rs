@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Output;
 
 use memtrace_analysis::testing::TraceBuilder;
 use memtrace_trace::{EventName, Row};
@@ -12,23 +11,11 @@ use tempfile::TempDir;
 #[path = "common/torch.rs"]
 #[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
 mod harness;
-use harness::{Torch, succeeded, text};
-
-fn memtrace(arguments: &[&str], trace: &Path) -> Output {
-    harness::memtrace().args(arguments).arg(trace).output().unwrap()
-}
-
-fn printed(arguments: &[&str], trace: &Path) -> String {
-    succeeded(&arguments.join(" "), &memtrace(arguments, trace))
-}
-
-fn json(arguments: &[&str], trace: &Path) -> Value {
-    serde_json::from_str(&printed(&[arguments, &["--json"]].concat(), trace)).unwrap()
-}
+use harness::{Torch, json, output, printed, text};
 
 /// The error of arguments that the command refuses.
 fn refused(arguments: &[&str], trace: &Path) -> String {
-    let output = memtrace(arguments, trace);
+    let output = output(arguments, trace);
     assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
     text(&output.stderr)
 }
@@ -306,6 +293,33 @@ fn workspaces_are_workspaces_with_every_setting() {
                 assert_eq!(highest("Unknown"), freed, "{categories:#}");
                 assert!(highest("ACTIVATION").max(highest("AUTOGRAD_DETAIL")) < 4 << 20, "{categories:#}");
             }
+        }
+    });
+}
+
+#[test]
+fn what_is_loaded_without_an_op_has_its_line_and_a_category() {
+    Torch::run("2.11.0", |torch| {
+        let run = torch.trace("seeds/load.py", &[]).expect_success();
+        let printed = run.stdout();
+        let printed: Vec<i64> = printed.split_whitespace().map(|number| number.parse().unwrap()).collect();
+        let end = run.json("peak", &["--at", "step:1", "--by", "category"]);
+        let of = |name: &str| {
+            let groups = end["groups"].as_array().unwrap();
+            let found = groups.iter().find(|group| group["key"] == name);
+            found.map_or(0, |group| group["bytes"].as_i64().unwrap())
+        };
+        assert_eq!([of("parameter"), of("optimizer_state"), of("loaded")], printed[..], "{end:#}");
+        assert_eq!(of("(none)"), 0, "{end:#}");
+
+        let rows = run.rows();
+        let loaded: Vec<_> = rows.iter().filter(|row| row.event == "alloc" && row.phase == "load").collect();
+        assert!(loaded.iter().all(|row| row.category == "loaded" && row.module == "(script)"));
+        // Four parameters, three states of each, and two storages.
+        assert_eq!(loaded.len(), 18);
+        let lines = run.report("peak", &["--at", "step:1", "--by", "line"]);
+        for line in ["load.py:25 resume", "load.py:29 copy_storage", "load.py:46 main"] {
+            assert!(lines.contains(line), "{line}: {lines}");
         }
     });
 }

@@ -38,6 +38,9 @@ text_enum! {
         /// Allocated by the script or by a library that it called, outside every module, forward, backward and
         /// optimizer's step.
         Script = "script",
+        /// Reached the GPU outside every op, module, forward, backward and optimizer's step: read from a file, or
+        /// copied as a storage.
+        Loaded = "loaded",
     }
 }
 
@@ -45,6 +48,6 @@ impl Category {
     /// Returns true if the use of the memory is unknown, even if the code that allocated it is known.
     #[must_use]
     pub fn is_unclaimed(self) -> bool {
-        matches!(self, Category::None | Category::Script)
+        matches!(self, Category::None | Category::Script | Category::Loaded)
     }
 }

@@ -122,12 +122,12 @@ macro_rules! columns {
                 /// the path from the root class: `GPT.h.0.mlp.fc1`; `(script)` when an op ran outside all
                 /// modules
                 module: text = NONE, any, owner, plain;
-                /// `forward`, `backward`, `optimizer`, or the user's own
+                /// `forward`, `backward`, `optimizer`, `init`, `load`, or the user's own
                 phase: text = NONE, any, owner, plain;
             }
             each() {
                 /// `parameter buffer gradient activation temporary optimizer_state input autograd_detail kv_cache
-                /// cuda_graph workspace script other`
+                /// cuda_graph workspace script loaded other`
                 category: Category = Category::None, any, owner, plain;
             }
             group(position) {

@@ -23,6 +23,9 @@ pub const NO_OWNER: &str = "(no owner)";
 /// The module of an op that runs outside every module.
 pub const SCRIPT: &str = "(script)";
 
+/// The phase of memory that Python allocates outside every op and every other phase but `init`.
+pub const LOAD: &str = "load";
+
 /// The op and the module of memory that was allocated outside the detailed steps.
 pub const WITHOUT_DETAIL: &str = "(without detail)";
 

@@ -338,6 +338,21 @@ pub(crate) fn memtrace() -> Command {
     clean(Path::new(env!("CARGO_BIN_EXE_memtrace")))
 }
 
+/// The output of `memtrace ARGUMENTS TRACE`.
+pub(crate) fn output(arguments: &[&str], trace: &Path) -> Output {
+    memtrace().args(arguments).arg(trace).output().unwrap()
+}
+
+/// What `memtrace ARGUMENTS TRACE` prints; it must succeed.
+pub(crate) fn printed(arguments: &[&str], trace: &Path) -> String {
+    succeeded(&arguments.join(" "), &output(arguments, trace))
+}
+
+/// The answer of `memtrace ARGUMENTS --json TRACE`.
+pub(crate) fn json(arguments: &[&str], trace: &Path) -> serde_json::Value {
+    serde_json::from_str(&printed(&[arguments, &["--json"]].concat(), trace)).unwrap()
+}
+
 /// A program without variables from outside.
 pub(crate) fn clean(program: &Path) -> Command {
     let mut command = Command::new(program);

@@ -99,6 +99,7 @@ impl FlowReader {
                         recorded,
                         TraceCategory::None
                             | TraceCategory::Script
+                            | TraceCategory::Loaded
                             | TraceCategory::Activation
                             | TraceCategory::Temporary
                     );

@@ -83,6 +83,7 @@ impl Category {
             TraceCategory::Other
             | TraceCategory::None
             | TraceCategory::Script
+            | TraceCategory::Loaded
             | TraceCategory::KvCache
             | TraceCategory::Workspace => Category::Unknown,
         }

@@ -23,6 +23,7 @@ pub(super) const TYPES: &[(&str, &[Category])] = &[
             Category::AutogradDetail,
             Category::None,
             Category::Script,
+            Category::Loaded,
             Category::KvCache,
             Category::CudaGraph,
             Category::Workspace,

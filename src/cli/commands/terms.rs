@@ -137,8 +137,8 @@ pub(super) const TERMS: &[Term] = &[
     term(
         &["category"],
         "The use of a block: parameter, gradient, activation, optimizer_state, buffer, input, \
-         temporary, autograd_detail, kv_cache, cuda_graph, workspace, script, other. Torch's profiler has \
-         the same names, but for the last five and buffer.",
+         temporary, autograd_detail, kv_cache, cuda_graph, workspace, script, loaded, other. Torch's \
+         profiler has the same names, but for the last six and buffer.",
     ),
     term(&["parameter", "parameters"], "The weights of a module."),
     term(
@@ -273,6 +273,11 @@ pub(super) const TERMS: &[Term] = &[
         &["script"],
         "Memory that the script or a library allocated outside every module, forward, backward and \
          optimizer's step, and for which no other use was found.",
+    ),
+    term(
+        &["loaded"],
+        "Memory that reached the GPU without an op, in the phase load: a checkpoint that was read, a storage \
+         that was copied. Memory that a parameter or an optimizer's state takes over has that category.",
     ),
     term(
         &["other"],

@@ -2,7 +2,7 @@
 //! made it.
 
 use memtrace_trace::memory::LiveMemory;
-use memtrace_trace::text::{NONE, SCRIPT, WITHOUT_DETAIL};
+use memtrace_trace::text::{LOAD, NONE, SCRIPT, WITHOUT_DETAIL};
 use memtrace_trace::{Category, Claim, EventName, Header, Row};
 
 use crate::encoder::{Encoder, LIBRARY, RowSink};
@@ -90,6 +90,7 @@ impl Encoder {
             "backward" if context.flags & Context::WITHOUT_DETAIL != 0 => Category::None,
             "backward" if context.flags & Context::RECOMPUTED == 0 => Category::Temporary,
             "forward" | "backward" => Category::Activation,
+            LOAD if self.tags && context.flags & Context::INFERRED_PHASE != 0 => Category::Loaded,
             _ if self.tags && self.text(context.module) == SCRIPT => Category::Script,
             _ => Category::None,
         }

@@ -167,6 +167,17 @@ impl Tables {
         id.checked_sub(1).and_then(|index| self.text_list.get(index as usize)).map_or("", |text| text)
     }
 
+    /// Returns true if the text of a frame of this stack passes the test.
+    pub fn has_frame(&self, mut stack: StackId, test: impl Fn(&str) -> bool) -> bool {
+        while let Some(frame) = stack.checked_sub(1).and_then(|index| self.stack_list.get(index as usize)) {
+            if test(self.text_of(frame.text)) {
+                return true;
+            }
+            stack = frame.parent;
+        }
+        false
+    }
+
     /// Every text with its number.
     pub fn texts(&self) -> impl Iterator<Item = (TextId, &str)> {
         self.text_list.iter().enumerate().map(|(index, text)| (index as TextId + 1, &**text))

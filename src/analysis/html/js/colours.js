@@ -15,6 +15,7 @@ const CATEGORY = {
   workspace: "#C8B400",
   other: "#8F8B66",
   script: "#B5A28C",
+  loaded: "#9C755F",
   "(no category)": "#9AA0A6",
 };
 

@@ -140,7 +140,7 @@ pub(crate) unsafe fn number_of(state: &ThreadState, record: *const c_void) -> Op
             unsafe { watch(state, record) };
             None
         }
-        _ if !MODULES.load(Ordering::Relaxed) && !python_frames::are_known() => None,
+        _ if !MODULES.load(Ordering::Relaxed) && !python_frames::are_recorded() => None,
         // SAFETY: by the contract; the place is below `WORDS`.
         place => Some(unsafe { word(record, place) }).filter(|number| (*number as i64) >= 0),
     }
@@ -153,7 +153,7 @@ pub(crate) fn remember(state: &ThreadState, number: u64, module: TextId, python:
     let module = if module == 0 { script_module() } else { module };
     let (place, key) = place_of(thread_id(state), number);
     MODULE_OF[place].store(key << 32 | u64::from(module), Ordering::Relaxed);
-    if python_frames::are_known() {
+    if python_frames::are_recorded() {
         PYTHON_OF[place].store(key << 32 | u64::from(python()), Ordering::Relaxed);
     }
 }
@@ -193,7 +193,7 @@ pub(crate) unsafe fn origin_of(record: *const c_void) -> Option<Origin> {
     if (number as i64) < 0 {
         return None;
     }
-    let python = if python_frames::are_known() { of(&PYTHON_OF) } else { None };
+    let python = if python_frames::are_recorded() { of(&PYTHON_OF) } else { None };
     of(&MODULE_OF).map(|module| Origin { module, python: python.unwrap_or(0) })
 }
 

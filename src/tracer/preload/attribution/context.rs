@@ -12,8 +12,8 @@ use memtrace_record::recorder::{context_id, text_id};
 use memtrace_trace::{Payload, text};
 
 use crate::attribution::{
-    autograd_seq, backward_passes, detail, graph_captures, op_context, phases, python_frames, range_rows,
-    shared_ranges, steps, updates,
+    autograd_seq, backward_passes, detail, graph_captures, op_context, phases, range_rows, shared_ranges,
+    steps, updates,
 };
 use crate::runtime::fixed_text::FixedText;
 use crate::runtime::thread::open_ranges::{OpenRange, OpenRanges, Role};
@@ -60,8 +60,8 @@ pub(crate) fn of_report(state: &ThreadState, stream: i64, bytes: i64, device: i8
     if phase == 0 || phase == phases::INIT.id() {
         OUTSIDE_PHASES.fetch_add(bytes.cast_unsigned(), Ordering::Relaxed);
     }
-    if python_frames::are_known() && bytes > 0 && context == ranges.context.get() {
-        context = op_context::outside_ops(ranges.base.get()).unwrap_or(context);
+    if context == ranges.context.get() {
+        context = op_context::outside_ops(state, &ranges.base.get()).unwrap_or(context);
     }
     with_step(Some(context))
 }

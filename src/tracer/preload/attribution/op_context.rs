@@ -10,10 +10,10 @@ use memtrace_record::intern::{Context, ContextId, Frame, StackId, TextId};
 use memtrace_record::recorder::{context_id, stack_id, text_id};
 use memtrace_trace::stacks::FrameKind;
 
-use crate::attribution::{autograd_seq, phases, python_frames};
+use crate::attribution::{autograd_seq, detail, phases, python_frames};
 use crate::runtime::cache::Cache;
-use crate::runtime::thread;
 use crate::runtime::thread::running_ops::{RunningOp, RunningOps};
+use crate::runtime::thread::{self, ThreadState};
 
 /// The context of the innermost op over `base`, which belongs to `epoch` of this thread; `None` outside every
 /// op.
@@ -21,20 +21,44 @@ use crate::runtime::thread::running_ops::{RunningOp, RunningOps};
 pub(crate) fn innermost(ops: &RefCell<RunningOps>, base: &Cell<Context>, epoch: u64) -> Option<ContextId> {
     let mut ops = ops.try_borrow_mut().ok()?;
     let top = ops.running.last()?;
-    if top.epoch == epoch && top.context != 0 && top.python == 0 && !python_frames::are_known() {
+    if top.epoch == epoch && top.context != 0 && top.python == 0 && !python_frames::are_recorded() {
         return Some(top.context);
     }
     Some(ops.looked_up(base.get(), epoch))
 }
 
-/// The context of an allocation outside every op: `base` and the Python stack.
-pub(crate) fn outside_ops(base: Context) -> Option<ContextId> {
-    thread::with(|state| {
-        let mut ops = state.ops.try_borrow_mut().ok()?;
-        let python = python_frames::current(0);
-        Some(context_id(Context { stack: ops.module_on(python, base.module), ..base }))
-    })
-    .flatten()
+/// The context of an allocation outside every op: `base`, and the Python stack if that is recorded or the memory is
+/// loaded. `None` for `base` alone.
+pub(crate) fn outside_ops(state: &ThreadState, base: &Context) -> Option<ContextId> {
+    let loading = may_load(state, base).then(python_frames::outside_compiled_code).flatten();
+    let python = match loading {
+        Some(python) => python,
+        None if python_frames::are_recorded() => python_frames::current(0),
+        None => return None,
+    };
+    let mut context = *base;
+    if loading.is_some() {
+        context.phase = phases::LOAD.id();
+        context.flags |= Context::INFERRED_PHASE;
+        context.module = if base.module == 0 { autograd_seq::script_module() } else { base.module };
+    }
+    let mut ops = state.ops.try_borrow_mut().ok()?;
+    context.stack = ops.module_on(python, context.module);
+    Some(context_id(context))
+}
+
+/// Returns true if memory without an op is loaded: a checkpoint that is read, a storage that is copied. Ops are
+/// recorded, and the thread is in no phase but that before the first forward.
+fn may_load(state: &ThreadState, base: &Context) -> bool {
+    const NOT: u8 = Context::IN_MODULE | Context::CAPTURED | Context::WITHOUT_DETAIL;
+    let is_before_forward = base.phase == phases::INIT.id() && base.flags & Context::INFERRED_PHASE != 0;
+    (base.phase == 0 || is_before_forward)
+        && base.op == 0
+        && base.flags & NOT == 0
+        && detail::has_ops()
+        && autograd_seq::script_module() != 0
+        && !state.ranges.is_autograd()
+        && !state.is_own_python.get()
 }
 
 impl RunningOps {
@@ -60,7 +84,7 @@ impl RunningOps {
     fn looked_up(&mut self, base: Context, epoch: u64) -> ContextId {
         let origin = self.running.last().map_or(0, |top| top.origin.python);
         let python =
-            if python_frames::are_known() { self.python_stack(thread::is_autograd(), origin) } else { 0 };
+            if python_frames::are_recorded() { self.python_stack(thread::is_autograd(), origin) } else { 0 };
         let is_valid = |top: &&RunningOp| top.epoch == epoch && top.context != 0 && top.python == python;
         match self.running.last().filter(is_valid) {
             Some(top) => top.context,

@@ -4,6 +4,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use memtrace_record::intern::{TextId, with_tables};
+use memtrace_trace::text;
 
 use crate::ffi::torch;
 use crate::runtime::fixed_text::FixedText;
@@ -18,6 +19,8 @@ pub(crate) static BACKWARD: FixedText = FixedText::new("backward");
 pub(crate) static OPTIMIZER: FixedText = FixedText::new("optimizer");
 /// The phase before the first forward: the model is built and its weights are loaded.
 pub(crate) static INIT: FixedText = FixedText::new("init");
+/// The phase of memory that Python allocates outside every op and every other phase but [`INIT`].
+pub(crate) static LOAD: FixedText = FixedText::new(text::LOAD);
 
 /// The open phases of the process with their ids, the last on top.
 static OPEN: ForkSafe<Vec<(u64, TextId)>> = ForkSafe::new(Vec::new());

@@ -1,4 +1,5 @@
-//! The Python lines that made a call, for `MEMTRACE_STACKS=python`.
+//! The Python lines that made a call: of each with `MEMTRACE_STACKS=python`, and of the few that reach the GPU without
+//! an op.
 //!
 //! torch's bindings release the GIL before they run an op, and a hook must not wait for it, so no function of
 //! Python that counts references or makes objects can be called. But only a thread itself changes its frames,
@@ -12,7 +13,7 @@ use std::ffi::c_int;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use memtrace_record::intern::{Frame, StackId, TextId};
+use memtrace_record::intern::{Frame, StackId, TextId, with_tables};
 use memtrace_record::per_thread::PerThread;
 use memtrace_record::recorder::{stack_id, text_id};
 use memtrace_trace::stacks::FrameKind;
@@ -77,8 +78,8 @@ impl Functions {
 
 /// Set by [`learn`] after it has checked the layout.
 static LAYOUT: OnceLock<(FrameLayout, Functions)> = OnceLock::new();
-/// True if [`LAYOUT`] is set: one atomic, for hooks.
-static IS_KNOWN: AtomicBool = AtomicBool::new(false);
+/// True if [`LAYOUT`] is set and the run records lines: one atomic, for hooks.
+static IS_RECORDED: AtomicBool = AtomicBool::new(false);
 
 /// A frame as Python describes it: the address of its code, the byte of its instruction, its line.
 #[derive(Clone, Copy, Debug)]
@@ -126,10 +127,10 @@ struct Cache {
 
 static CACHE: PerThread<RefCell<Cache>> = PerThread::new(RefCell::default);
 
-/// Returns true if Python lines can be read, and are recorded now.
+/// Returns true if Python lines are recorded now.
 #[inline]
-pub(crate) fn are_known() -> bool {
-    IS_KNOWN.load(Ordering::Relaxed) && detail::is_on()
+pub(crate) fn are_recorded() -> bool {
+    IS_RECORDED.load(Ordering::Relaxed) && detail::is_on()
 }
 
 /// The innermost frame of this thread and its place, for comparison: within one op, equal ones are of the
@@ -210,6 +211,15 @@ pub(crate) fn current(base: StackId) -> StackId {
         Some(stack)
     });
     stack.flatten().unwrap_or(base)
+}
+
+/// The stack of this thread's Python lines; `None` when it runs no Python, or code that `torch.compile` wrote, which
+/// allocates without ops.
+pub(crate) fn outside_compiled_code() -> Option<StackId> {
+    const COMPILED: &str = "/torch/_inductor/";
+    let stack = current(0);
+    let is_compiled = || with_tables(|tables| tables.has_frame(stack, |text| text.contains(COMPILED)));
+    (stack != 0 && !is_compiled()).then_some(stack)
 }
 
 /// Folds a word into a hash (as `wyhash` does: the halves of a wide product).
@@ -297,12 +307,13 @@ unsafe fn text(layout: &FrameLayout, functions: &Functions, object: *const usize
     (!copied.is_null()).then(|| characters.collect())
 }
 
-/// Learns the layout of this interpreter's frames. Returns whether Python lines can be read from now on.
+/// Learns the layout of this interpreter's frames. Returns whether Python lines can be read from now on; with
+/// `is_recorded`, each allocation has them.
 ///
 /// # Safety
 /// The GIL is held. `known` describes frames that run on this thread during the call, by addresses of live
 /// objects.
-pub(crate) unsafe fn learn(known: &KnownCode) -> bool {
+pub(crate) unsafe fn learn(known: &KnownCode, is_recorded: bool) -> bool {
     // SAFETY: by the contract.
     let found =
         Functions::find().and_then(|functions| Some((unsafe { find(known, &functions) }?, functions)));
@@ -319,7 +330,7 @@ pub(crate) unsafe fn learn(known: &KnownCode) -> bool {
     };
     let agrees = read.clone().count() >= known.callers.len() && read.zip(&known.callers).all(is_right);
     if agrees && LAYOUT.set((layout, functions)).is_ok() {
-        IS_KNOWN.store(true, Ordering::Release);
+        IS_RECORDED.store(is_recorded, Ordering::Release);
     }
     agrees
 }

@@ -109,13 +109,12 @@ fn ids<'a>(gil: Gil, items: impl Iterator<Item = (&'a str, i64)>) -> Option<Owne
 }
 
 /// The settings that the tracer reads, as integers.
-fn settings() -> [(&'static CStr, i64); 6] {
+fn settings() -> [(&'static CStr, i64); 5] {
     let session = session::session();
     let is = |wanted: fn(&memtrace_record::Session) -> bool| i64::from(session.is_some_and(wanted));
     [
         (c"KEEP_WRAPPERS", is(|session| session.settings.wrappers)),
         (c"MODULE_PATHS", is(|session| session.settings.modules)),
-        (c"PYTHON_STACKS", is(|session| session.settings.stacks == Stacks::Python)),
         (c"MEMORY_UNIT", session.map_or(0, memory_unit)),
         (c"FREE_THREADED", i64::from(is_free_threaded())),
         (c"RETAINED_MS", session.map_or(0, |session| session.settings.retained_ms as i64)),
@@ -240,7 +239,11 @@ fn finish_op_layout(_: Arguments<'_>) -> bool {
 /// each caller its code, the byte of its instruction and its line.
 fn learn_frame_layout(arguments: Arguments<'_>) {
     const LOST: &str = "stacks hold ops and modules alone";
+    let is_recorded = session::session().is_some_and(|session| session.settings.stacks == Stacks::Python);
     if is_free_threaded() {
+        if !is_recorded {
+            return;
+        }
         let line = format!("MEMTRACE_STACKS=python: this Python is a free-threaded build; {LOST}");
         return log::line_at(Level::Warn, &line);
     }
@@ -257,11 +260,11 @@ fn learn_frame_layout(arguments: Arguments<'_>) {
             callers: callers.collect(),
         };
         // SAFETY: `known_frames.py` passes the ids of live objects, and its frames run during the call.
-        unsafe { python_frames::learn(&known) }
+        unsafe { python_frames::learn(&known, is_recorded) }
     } else {
         false
     };
-    if !is_known {
+    if !is_known && is_recorded {
         let (oldest, newest) = TRIED;
         log::line_at(
             Level::Warn,

@@ -1,6 +1,7 @@
 """Shows the library frames that are known, so that it learns where this interpreter keeps its frames.
 
-../../attribution/python_frames.rs reads them later without the GIL, for `MEMTRACE_STACKS=python`.
+../../attribution/python_frames.rs reads them later without the GIL: of each allocation with
+`MEMTRACE_STACKS=python`, otherwise of those without an op.
 """
 
 from __future__ import annotations

@@ -11,8 +11,6 @@ MODULE_PATHS: bool
 """MEMTRACE_MODULES: modules get paths and tensors get tags."""
 MEMORY_UNIT: int
 """The multiple, in bytes, that the allocator rounds a tensor's memory up to; 0 unless MEMTRACE_OPS=io."""
-PYTHON_STACKS: bool
-"""MEMTRACE_STACKS=python."""
 FREE_THREADED: bool
 """This interpreter is a free-threaded build. Another thread may change any object at any time."""
 

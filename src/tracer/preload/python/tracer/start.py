@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from .native import PYTHON_STACKS
-
 
 def is_torch_imported() -> bool:
     """Returns True once `import torch` has finished. Its modules are not read before."""
@@ -25,7 +23,6 @@ def start() -> dict | None:
     from .known_frames import show_frames
     from .known_objects import make_graph_nodes
 
-    if PYTHON_STACKS:
-        show_frames()
+    show_frames()
     make_graph_nodes()
     return install()
