@@ -323,3 +323,37 @@ fn what_is_loaded_without_an_op_has_its_line_and_a_category() {
         }
     });
 }
+
+#[test]
+fn modules_have_a_backward_for_each_call_of_a_block_in_a_row() {
+    Torch::run("2.11.0", |torch| {
+        for mode in ["plain", "reentrant", "kept"] {
+            let run = torch.trace("seeds/shared.py", &[mode]).expect_success();
+            let found = run.json("modules", &["--depth", "3"]);
+            let modules = found["processes"][0]["modules"].as_array().unwrap();
+            let states = |name: &str| {
+                &modules.iter().find(|module| module["module"] == name).unwrap_or_else(|| panic!("{found:#}"))
+                    ["states"]
+            };
+            for (name, calls) in
+                [("Shared", 2), ("Shared.block", 6), ("Shared.block.0", 6), ("Shared.line", 4)]
+            {
+                for state in ["Pre-Forward", "Pre-Backward", "Peak-Backward", "Post-Backward"] {
+                    let count = states(name)[state].as_array().map_or(0, Vec::len);
+                    assert_eq!(count, calls, "{mode}: {name}, {state}");
+                }
+            }
+            // Each call frees its activations: the calls of a step begin with less and less.
+            let activations: Vec<i64> = states("Shared.block")["Pre-Backward"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|call| call["cuda:0"]["Activation"].as_i64().unwrap())
+                .collect();
+            assert!(
+                activations[0] > activations[1] && activations[1] > activations[2],
+                "{mode}: {activations:?}"
+            );
+        }
+    });
+}

@@ -118,6 +118,8 @@ text_enum! {
         Child = "child",
         /// The mark at the end of the script.
         Script = "script",
+        /// A mark where a backward goes on with another call of a module.
+        Backward = "backward",
     }
 }
 

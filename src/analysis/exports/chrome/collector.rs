@@ -110,6 +110,7 @@ impl SliceCollector {
                     SliceKind::Op,
                 );
             }
+            EventName::Mark if *replay.symbols.get(row.api) == *Api::Backward.as_str() => {}
             EventName::Mark | EventName::Oom | EventName::Lost => {
                 self.instants.add(i64::MAX, row.seq, Instant { row: *row });
             }

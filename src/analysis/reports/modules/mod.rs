@@ -4,7 +4,8 @@
 //! recomputation (activation checkpointing). Backward has no ranges: the backward of a module begins with the
 //! first row in the backward phase that belongs to it or to a submodule, and ends with the next row that does
 //! not. An op outside all modules that allocated nothing (the accumulation of a gradient) does not end it, nor does
-//! a row of another thread (a sample, pinned memory of a data loader). A module has at most as many backwards as
+//! a row of another thread (a sample, pinned memory of a data loader). A mark with the api `backward` ends it, too:
+//! another call of the module follows. A module has at most as many backwards as
 //! forwards: more of one, after rows of another owner, goes on with its last entry. Each block has its eventual
 //! category from its birth on.
 //! Peaks follow `MemTracker`'s strict rule. Where the trace has `op` rows, `--op-boundary` looks for peaks

@@ -194,6 +194,9 @@ impl Tracker {
             match row.event {
                 EventName::RangeBegin => self.begin(row, replay),
                 EventName::RangeEnd => self.end(row),
+                EventName::Mark if *replay.symbols.get(row.api) == *Api::Backward.as_str() => {
+                    self.end_backward_of(&replay.symbols.get(row.name), row.seq);
+                }
                 // The state before a call excludes its first row.
                 EventName::Free | EventName::Tag => {}
                 EventName::Io => {
@@ -349,6 +352,14 @@ impl Tracker {
         };
         if let (_, Some(call)) = open.remove(at) {
             self.leave(call, row.seq);
+        }
+    }
+
+    /// The backward of another call of the module at `path` begins: that of the last one, and those inside it, end.
+    fn end_backward_of(&mut self, path: &str, seq: i64) {
+        let Some(at) = self.backward.iter().position(|call| call.path == path) else { return };
+        for call in self.backward.split_off(at).into_iter().rev() {
+            self.leave(call, seq);
         }
     }
 

@@ -61,6 +61,8 @@ static LAST: AtomicU64 = AtomicU64::new(0);
 /// The modules of the latest numbers of all threads; 0 is empty. One table for all: a program may start a
 /// thread for every forward (`DataParallel` does), and torch never reuses the id of a thread.
 static MODULE_OF: [AtomicU64; PLACES] = [const { AtomicU64::new(0) }; PLACES];
+/// The numbers of the module calls of the latest numbers.
+static CALL_OF: [AtomicU64; PLACES] = [const { AtomicU64::new(0) }; PLACES];
 /// The Python stacks of the latest numbers, which exist only if they were asked for.
 static PYTHON_OF: [AtomicU64; PLACES] = [const { AtomicU64::new(0) }; PLACES];
 /// The nodes of all graphs that can be alive at once; older ones are overwritten. The numbers of a thread are
@@ -153,6 +155,7 @@ pub(crate) fn remember(state: &ThreadState, number: u64, module: TextId, python:
     let module = if module == 0 { script_module() } else { module };
     let (place, key) = place_of(thread_id(state), number);
     MODULE_OF[place].store(key << 32 | u64::from(module), Ordering::Relaxed);
+    CALL_OF[place].store(key << 32 | u64::from(state.ranges.call.get()), Ordering::Relaxed);
     if python_frames::are_recorded() {
         PYTHON_OF[place].store(key << 32 | u64::from(python()), Ordering::Relaxed);
     }
@@ -194,7 +197,11 @@ pub(crate) unsafe fn origin_of(record: *const c_void) -> Option<Origin> {
         return None;
     }
     let python = if python_frames::are_recorded() { of(&PYTHON_OF) } else { None };
-    of(&MODULE_OF).map(|module| Origin { module, python: python.unwrap_or(0) })
+    of(&MODULE_OF).map(|module| Origin {
+        module,
+        call: of(&CALL_OF).unwrap_or(0),
+        python: python.unwrap_or(0),
+    })
 }
 
 /// Returns true if this backward function has a number. One that adds to a gradient has none.

@@ -6,6 +6,7 @@
 //! the context of an event; [`ranges`], [`module_ranges`] and [`op_stack`] change it.
 
 pub(crate) mod autograd_seq;
+pub(crate) mod backward_calls;
 pub(crate) mod backward_passes;
 pub(crate) mod block_ages;
 pub(crate) mod communicators;

@@ -4,7 +4,7 @@ use memtrace_record::Recorder;
 use memtrace_record::intern::{Context, TextId};
 use memtrace_trace::{Api, Payload};
 
-use crate::attribution::{context, phases, range_rows, ranges, steps, updates};
+use crate::attribution::{backward_calls, context, phases, range_rows, ranges, steps, updates};
 use crate::runtime::thread::open_ranges::{Around, MODULE_DOMAIN, OpenRange, OpenRanges, Role};
 use crate::runtime::{pause, state_version, thread};
 
@@ -18,16 +18,25 @@ fn on_thread<R>(work: impl FnOnce(&OpenRanges) -> R) -> Option<R> {
 pub(crate) fn enter(path: TextId, class: TextId, key: usize) -> usize {
     on_thread(|thread| {
         if !thread.is_autograd() {
-            if updates::are_possible() && depth() == 0 {
-                updates::forward_begins();
+            if depth() == 0 {
+                backward_calls::outermost_begins();
+                if updates::are_possible() {
+                    updates::forward_begins();
+                }
             }
             steps::training_began();
         }
         let around = context::current().0;
         let mut range = OpenRange::new(Role::Module { path, key }, path, MODULE_DOMAIN);
         range.class = class;
-        range.around =
-            Around { base: thread.base.get(), context: thread.context.get(), version: thread.version.get() };
+        range.around = Around {
+            base: thread.base.get(),
+            context: thread.context.get(),
+            version: thread.version.get(),
+            call: thread.call.get(),
+        };
+        range.call = backward_calls::begins(path, thread.call.get());
+        thread.call.set(range.call);
         if let Some(recorder) = Recorder::active().filter(|_| !pause::is_paused()) {
             range.has_row = true;
             range_rows::record(Api::Module, recorder, || Payload::RangeBegin { name: path, class }, around);
@@ -89,6 +98,9 @@ pub(crate) fn leave(key: usize) {
                 phases::forward_returned();
             }
         }
+        if let Some(outermost) = closed.last() {
+            thread.call.set(outermost.around.call);
+        }
         thread.invalidate();
         for range in closed {
             ranges::close(range);
@@ -114,6 +126,7 @@ fn leave_innermost(thread: &OpenRanges, key: usize) -> Option<OpenRange> {
     thread.context.set(around.context);
     thread.epoch.set(thread.epoch.get() + 1);
     thread.version.set(around.version);
+    thread.call.set(around.call);
     Some(range)
 }
 

@@ -75,7 +75,10 @@ pub(crate) unsafe fn enter(scope: Scope, record: *const c_void, name_of: NameOf)
 fn backward_begins(ops: &mut RunningOps, op: &mut RunningOp) {
     // SAFETY: the record of a running op is alive, here and below.
     match unsafe { autograd_seq::origin_of(op.record()) } {
-        Some(origin) => (op.origin, ops.near) = (origin, origin.module),
+        Some(origin) => {
+            (op.origin, ops.near) = (origin, origin.module);
+            ops.calls.function_begins(origin.call);
+        }
         // SAFETY: as above.
         None if unsafe { autograd_seq::has_number(op.record()) } => ops.near = 0,
         // The op adds to a gradient; it belongs to the same model as the functions around it.

@@ -52,6 +52,8 @@ pub(crate) struct OpenRange {
     pub(crate) is_orphan: bool,
     /// True if its `range_begin` row is written. A range that opened before the trace gets it later.
     pub(crate) has_row: bool,
+    /// For a module: the number of this call.
+    pub(crate) call: u32,
     /// For a module: the state around it, which its end restores.
     pub(crate) around: Around,
 }
@@ -68,6 +70,7 @@ impl OpenRange {
             domain,
             is_orphan: false,
             has_row: false,
+            call: 0,
             around: Around::default(),
         }
     }
@@ -93,6 +96,7 @@ pub(crate) struct Around {
     pub(crate) base: Context,
     pub(crate) context: ContextId,
     pub(crate) version: u64,
+    pub(crate) call: u32,
 }
 
 /// A thread's ranges and the context that follows from them.
@@ -109,6 +113,8 @@ pub(crate) struct OpenRanges {
     autograd: Cell<u8>,
     /// True inside the outermost call of a module that began outside the detailed steps.
     pub(crate) in_unseen_forward: Cell<bool>,
+    /// The number of the innermost module call; 0 for none.
+    pub(crate) call: Cell<u32>,
     /// Bytes that the thread's block reports added.
     pub(crate) bytes: Cell<i64>,
     /// The device of the last block report.
@@ -129,6 +135,7 @@ impl OpenRanges {
             version: Cell::new(0),
             autograd: Cell::new(0),
             in_unseen_forward: Cell::new(false),
+            call: Cell::new(0),
             bytes: Cell::new(0),
             device: Cell::new(0),
             context_ids: RefCell::new(Cache::new()),

@@ -4,6 +4,7 @@ use std::ffi::{CStr, c_char, c_void};
 
 use memtrace_record::intern::{Context, ContextId, Frame, StackId, TextId};
 
+use crate::attribution::backward_calls::BackwardCalls;
 use crate::runtime::cache::Cache;
 
 /// The source of a callback: `at::RecordScope`.
@@ -25,6 +26,8 @@ pub(crate) type NameOf = unsafe extern "C" fn(*const c_void) -> *const c_char;
 pub(crate) struct Origin {
     /// The module whose forward made it; 0 for none.
     pub(crate) module: TextId,
+    /// The number of the module's call; 0 for none.
+    pub(crate) call: u32,
     /// The Python stack that called the op; 0 for none.
     pub(crate) python: StackId,
 }
@@ -117,6 +120,7 @@ pub(crate) struct RunningOps {
     pub(crate) running: Vec<RunningOp>,
     /// The module that made the last backward function of this thread; 0 for unknown.
     pub(crate) near: TextId,
+    pub(crate) calls: BackwardCalls,
     pub(crate) names: Cache<Vec<u8>, TextId>,
     pub(crate) stacks: Cache<Frame, StackId>,
     /// The Python stack around the running ops, and its key: the innermost Python frame, and the stack below
@@ -132,6 +136,7 @@ impl RunningOps {
         RunningOps {
             running: Vec::new(),
             near: 0,
+            calls: BackwardCalls::new(),
             names: Cache::new(),
             stacks: Cache::new(),
             python: 0,

@@ -1,0 +1,35 @@
+"""A block that is called three times in a row, and a layer that is called twice; with and without
+checkpoints."""
+
+import sys
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+
+class Shared(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(512, 512), nn.ReLU())
+        self.line = nn.Linear(512, 512)
+
+    def forward(self, x):
+        for _ in range(3):
+            if mode == "plain":
+                x = self.block(x)
+            else:
+                x = checkpoint(self.block, x, use_reentrant=mode == "reentrant")
+        for _ in range(2):
+            x = self.line(x)
+        return x
+
+
+mode = sys.argv[1]
+model = Shared().cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x = torch.ones(64, 512, device="cuda", requires_grad=True)
+for _ in range(2):
+    model(x).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
