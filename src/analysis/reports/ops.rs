@@ -94,6 +94,12 @@ impl Report for OpsReport {
             )?;
             footer.add(trace, &replayed, replayed.fullest(Metric::Allocated, options).map(|d| d.ordinal));
             ops.allocations.end();
+            if ops.calls.count == 0
+                && !ops.sums.is_empty()
+                && !footer.notes.iter().any(|note| note == WITHOUT_ROWS)
+            {
+                footer.notes.push(WITHOUT_ROWS.to_owned());
+            }
             process_heading(&mut printer, input, index);
             ops.print(&mut printer, &replayed, options);
             json.push(ops.json(trace, &replayed, options));
@@ -108,6 +114,9 @@ impl Report for OpsReport {
         })
     }
 }
+
+/// Printed for a trace with blocks and without rows of ops.
+const WITHOUT_ROWS: &str = "no rows of ops in this trace, so each block counts as a call of its op: MEMTRACE_OPS=top, the default, records them";
 
 /// The most ops of MemoryTracker's list without `--top`, as MemoryTracker prints them.
 const TOP: usize = 20;

@@ -53,11 +53,15 @@ impl OpCall {
     /// (`MEMTRACE_OPS=io`), else `aten::mm`, for all its overloads.
     #[must_use]
     pub fn name(&self, symbols: &SymbolTable) -> String {
-        let module =
-            if self.entered == Symbol::NONE { String::new() } else { symbols.get(self.entered).to_string() };
+        let (op, number) = (symbols.get(self.called), self.number);
+        // Before the first call of a module.
+        if self.entered == Symbol::NONE {
+            return format!(".{op}_{number}");
+        }
         // Paths begin with the class of the root module, which `MemoryTracker` calls "".
+        let module = symbols.get(self.entered);
         let module = module.split_once('.').map_or("", |(_, path)| path);
-        format!("{module}.forward.{}_{}", symbols.get(self.called), self.number)
+        format!("{module}.forward.{op}_{number}")
     }
 }
 
