@@ -353,6 +353,28 @@ fn timeline_timeline_raw_and_timeline_html_exports_have_the_profilers_rows_and_t
 }
 
 #[test]
+fn timeline_html_export_takes_a_title_and_a_size() {
+    let folder = TempDir::new().unwrap();
+    let page = |flags: &[(&'static str, &str)]| {
+        let files = export("timeline-html", "gpt", &folder.path().join("a.html"), flags);
+        std::fs::read_to_string(&files[0]).unwrap()
+    };
+    let titled = page(&[("title", "A <b> & c"), ("size", "800x400")]);
+    assert!(titled.contains("<title>A &lt;b&gt; &amp; c</title>"), "{}", &titled[..200]);
+    assert_eq!(titled.matches("A &lt;b&gt; &amp; c").count(), 2, "also in the picture");
+    assert!(titled.contains(r#"width="800" height="400""#));
+    assert!(page(&[]).contains(r#"width="1200" height="640""#));
+    for wrong in ["800", "0x400", "800x", "1e3x400", "99999x99999", "-1x5"] {
+        let trace = fixtures().join("gpt");
+        let size = format!("--size={wrong}");
+        let output = memtrace(folder.path(), &[&"export", &"--to", &"timeline-html", &size, &trace]);
+        assert_eq!(output.status.code(), Some(2), "{wrong}");
+        let why = String::from_utf8(output.stderr).unwrap();
+        assert!(why.contains(&format!("--size {wrong}: expected a width and a height")), "{why}");
+    }
+}
+
+#[test]
 fn plots_export_has_its_lines_markers_and_units() {
     let folder = TempDir::new().unwrap();
     let files = export("plots", "memory-tracker", folder.path(), &[]);

@@ -129,7 +129,12 @@ impl Figure {
 
     /// The figure as an SVG file.
     pub(super) fn svg(&self) -> String {
-        let size = format!(r#"width="{WIDTH}" height="{HEIGHT}""#);
+        self.sized_svg(WIDTH, HEIGHT)
+    }
+
+    /// The figure as an SVG file that is shown in this size, in pixels.
+    pub(super) fn sized_svg(&self, width: f64, height: f64) -> String {
+        let size = format!(r#"width="{width}" height="{height}""#);
         let font = r#"font-family="DejaVu Sans, Verdana, sans-serif" font-size="14""#;
         let mut svg = format!(
             r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" {size} {font}>
@@ -238,7 +243,7 @@ fn number(value: f64, range: (f64, f64)) -> String {
     shown
 }
 
-fn escaped(text: &str) -> String {
+pub(super) fn escaped(text: &str) -> String {
     // XML has no control characters.
     memtrace_trace::text::printable(text).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }

@@ -5,9 +5,10 @@ use std::io::Write;
 
 use super::export::{Export, Job, OutputKind};
 use super::out::Out;
+use super::picture::escaped;
 use super::plots::{categories, maxima};
 use crate::error::{Error, Result};
-use crate::options::Options;
+use crate::options::{Flag, Options};
 use crate::profile::{Profile, profile_and_flow};
 use crate::read::record::Columns;
 use crate::render::numbers::counted;
@@ -20,6 +21,39 @@ pub(super) struct Timeline;
 pub(super) struct Raw;
 /// `--to timeline-html`.
 pub(super) struct Html;
+
+const TITLE: Flag = Flag {
+    name: "title",
+    value: Some("TEXT"),
+    default: "GPU Memory Timeline HTML",
+    choices: &[],
+    help: "The title of the page and of its picture",
+};
+
+const SIZE: Flag = Flag {
+    name: "size",
+    value: Some("WIDTHxHEIGHT"),
+    default: "1200x640",
+    choices: &[],
+    help: "The size of the picture in pixels",
+};
+
+/// The largest width and height of a picture, in pixels.
+const LARGEST: u32 = 20_000;
+
+/// The width and the height of `--size`.
+fn size_of(options: &Options) -> Result<(f64, f64)> {
+    let text = options.text(SIZE.name);
+    let pixels = |text: &str| text.parse().ok().filter(|pixels| (1..=LARGEST).contains(pixels));
+    let size = text.split_once('x').and_then(|(width, height)| Some((pixels(width)?, pixels(height)?)));
+    match size {
+        Some((width, height)) => Ok((width.into(), height.into())),
+        None => Err(Error::usage(format!(
+            "--{} {text}: expected a width and a height up to {LARGEST}, such as {}",
+            SIZE.name, SIZE.default
+        ))),
+    }
+}
 
 impl Export for Timeline {
     fn name(&self) -> &'static str {
@@ -85,6 +119,10 @@ impl Export for Html {
         "torch.profiler's memory timeline as a page with its picture"
     }
 
+    fn flags(&self) -> &'static [Flag] {
+        &[TITLE, SIZE]
+    }
+
     fn output_kind(&self, _: &Options) -> OutputKind {
         OutputKind::FileEach(".timeline.html")
     }
@@ -95,13 +133,20 @@ impl Export for Html {
 
     fn write(&self, job: &mut Job<'_>) -> Result<()> {
         let DeviceProfile { profile, device, replayed } = DeviceProfile::of(job)?;
-        let picture = categories(&profile, device, &maxima(&replayed, device));
+        let (width, height) = size_of(job.options)?;
+        let title = job.options.text(TITLE.name);
+        let mut lines = maxima(&replayed, device);
+        if title != TITLE.default {
+            lines.insert(0, title.to_owned());
+        }
+        let picture = categories(&profile, device, &lines);
         let mut out = Out::create(job.place)?;
         write!(
             out,
-            "<!DOCTYPE html>\n<html lang=\"en\">\n<head><meta charset=\"utf-8\"><title>GPU Memory Timeline \
-             HTML</title></head>\n<body>\n{}</body>\n</html>\n",
-            picture.svg()
+            "<!DOCTYPE html>\n<html lang=\"en\">\n<head><meta charset=\"utf-8\"><title>{}</title></head>\n\
+             <body>\n{}</body>\n</html>\n",
+            escaped(title),
+            picture.sized_svg(width, height)
         )
         .ok();
         job.finish_file(out, format!("device {device}"))
