@@ -1,0 +1,235 @@
+"""Compares PyTorch's own tools with memtrace on the programs of ../seeds/programs.py, and holds
+docs/coming-from.md.
+
+    side_by_side.py MEMTRACE TRACES ANSWERS PAGE
+
+TRACES is the folder of a traced run of ../seeds/side_by_side.py with MEMTRACE_OPS=io, ANSWERS its output.
+With MEMTRACE_BLESS=1 the page is written anew.
+
+These differences are accepted, each only where it is named:
+
+- workspaces: MemTracker sees what an op returns, and no workspace of a library.
+- the eyes of a tool: MemoryTracker reads one device, at the ends of ops; memtrace sees each block.
+- gradients: MemTracker counts a gradient as `Temp` until its hook has run; memtrace from its birth.
+- nested: a copy that an op makes inside another one is in MemTracker's peak only once that op is over.
+- ends: the backward of a module ends, for memtrace, with the first row of another module; MemTracker's hook
+  runs earlier, while the loss and the first gradient are still there, or before a hook of the program.
+"""
+
+import collections
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+MEMTRACE, TRACES, ANSWERS, PAGE = map(pathlib.Path, sys.argv[1:])
+KINDS = ("Parameter", "Buffer", "Gradient", "Activation", "Temp", "Optstate")
+TOOLS = ("memtrace", "MemTracker", "MemoryTracker", "profiler")
+# MemTracker refuses a model that calls a module again, or after another model's backward.
+REFUSED = {"gan", "generation"}
+# The entries of MemoryTracker's list that differ: it knows that a module is a part of another one before that
+# is called.
+OTHER_NAMES = {"gan": 1}
+# MemoryTracker reads the current device: in a backward of two devices now one, now the other.
+CURRENT_DEVICES = {"two_gpus"}
+# By program: the boundaries at which the sums of MemTracker's kinds differ, by the reason.
+OTHER_SUMS = {
+    "cnn": {"ends": 3},
+    "amp": {"ends": 2},
+    "hooked": {"ends": 3},
+    "fsdp2": {"ends": 8, "hooks": 3},
+    "two_gpus": {},
+    "raw": {},
+    "shared": {"ends": 3, "nested": 4},
+}
+# Under MemTracker's dispatch mode memtrace takes the parameters that FSDP2 gathers for activations.
+OTHER_KINDS = {"fsdp2"}
+
+
+def run(*arguments):
+    done = subprocess.run([MEMTRACE, *map(str, arguments)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (arguments, done.stderr)
+    return done.stdout
+
+
+def answer(command, trace, *more):
+    return json.loads(run(*command.split(), *more, "--json", trace))["processes"][0]
+
+
+def trace_of(pid):
+    (found,) = [path for path in TRACES.iterdir() if path.name.endswith(f".{pid}.csv")]
+    return found
+
+
+def peaks(trace):
+    """The peak of allocated memory of each device."""
+    devices = answer("summary", trace)["devices"]
+    return {f"cuda:{device['device']}": device["peak_allocated"]["bytes"] for device in devices}
+
+
+def compare_list(program, trace, theirs):
+    """MemoryTracker's list: entry for entry, of the device that it reads."""
+    if program in CURRENT_DEVICES:
+        return
+    lines = [
+        line for line in run("ops", "--legacy", "--device", 0, trace).splitlines() if line.endswith("MB")
+    ]
+    wanted = [line for line in theirs["summary"] if line.endswith("MB")]
+    different = [pair for pair in zip(lines, wanted, strict=True) if pair[0] != pair[1]]
+    assert len(different) == OTHER_NAMES.get(program, 0), (program, different)
+    # A name apart, each entry has its bytes.
+    assert [line.split()[-1] for line in lines] == [line.split()[-1] for line in wanted], program
+    assert len(lines) == 20, (program, lines)
+
+
+def why(program, state, ours, theirs):
+    """The reason of a difference, which is `""` when the sums are equal and `?` when nothing explains it."""
+    sums = [sum(kinds.get(kind, 0) for kind in KINDS) for kinds in (ours, theirs)]
+    if sums[0] == sums[1]:
+        return ""
+    if state in ("Pre-Backward", "Post-Backward"):
+        return "ends"
+    # FSDP2's hooks gather and free parameters between the two tools' ends of a call.
+    if program == "fsdp2":
+        return "hooks"
+    # A block of an op inside another one, which MemTracker's dispatch mode does not see.
+    return "nested" if state == "Peak-Backward" and sums[0] > sums[1] else "?"
+
+
+def compare_modules(program, trace, theirs):
+    """MemTracker's memory at each boundary of each module, on the GPUs, and the size of each module."""
+    options = ("--rounded", "--op-boundary", "--depth", 9)
+    ours = {module["module"]: module for module in answer("modules", trace, *options)["modules"]}
+    reasons, boundaries = collections.Counter(), 0
+    for name, module in theirs["modules"].items():
+        # FSDP2 renames the class of the model.
+        mine = ours[name.removeprefix("FSDP")]
+        for state, calls in module["states"].items():
+            # MemTracker keeps the last iteration.
+            found = mine["states"][state]
+            assert len(found) >= len(calls), (program, name, state, len(found))
+            for my_call, call in zip(found[-len(calls) :], calls, strict=True):
+                for device, kinds in call.items():
+                    if device == "cpu":
+                        continue
+                    boundaries += 1
+                    reason = why(program, state, my_call[device], kinds)
+                    assert reason != "?", (program, name, state, my_call[device], kinds)
+                    reasons[reason] += 1
+                    if not reason and program not in OTHER_KINDS:
+                        compare_kinds((program, name, state), my_call[device], kinds)
+        if program not in OTHER_KINDS:
+            sizes = [mine["parameter_bytes"], mine["buffer_bytes"]]
+            on_gpu = not any("cpu" in call for calls in module["states"].values() for call in calls)
+            assert not on_gpu or sizes == [module["parameters"], module["buffers"]], (program, name, sizes)
+    equal = reasons.pop("", 0)
+    assert dict(reasons) == OTHER_SUMS[program], (program, dict(reasons), boundaries)
+    return equal, boundaries
+
+
+def compare_kinds(where, ours, theirs):
+    """Each kind is equal; a gradient may be a temporary to MemTracker."""
+    for kind in ("Parameter", "Buffer", "Activation", "Optstate"):
+        assert ours.get(kind, 0) == theirs[kind], (*where, kind, ours, theirs)
+    assert ours["Gradient"] >= theirs["Gradient"], (*where, ours, theirs)
+
+
+def compare():
+    """Compares all tools. Returns the rows of the table of peaks."""
+    programs = {}
+    for line in ANSWERS.read_text().splitlines():
+        if line.startswith("{"):
+            found = json.loads(line)
+            programs.setdefault(found["program"], {})[found["tool"]] = found
+    assert len(programs) >= 8, list(programs)
+    rows = []
+    for program, tools in programs.items():
+        alone, memory = tools["alone"], tools["memory_tracker"]
+        mine = peaks(trace_of(alone["pid"]))
+        truth = {f"cuda:{index}": size for index, size in enumerate(alone["max_allocated"]) if size}
+        assert mine == truth, (program, mine, truth)
+        refused = "error" in tools["mem_tracker"]
+        assert refused == (program in REFUSED), (program, tools["mem_tracker"])
+        tracked, states = {}, "refused"
+        if not refused:
+            tracked = {device: kinds["Total"] for device, kinds in tools["mem_tracker"]["peak"].items()}
+            trace = trace_of(tools["mem_tracker"]["pid"])
+            equal, boundaries = compare_modules(program, trace, tools["mem_tracker"])
+            states = f"{equal} of {boundaries}" if boundaries else "no module"
+        compare_list(program, trace_of(memory["pid"]), memory)
+        for device, size in truth.items():
+            assert tracked.get(device, 0) <= size, (program, device)
+            profiled = tools["profiler"]["peak"][device]
+            # The profiler counts requested sizes.
+            assert size - 64 * 1024 <= profiled <= size, (program, device, profiled, size)
+            legacy = round(memory["peak"] * 2**20) if device == "cuda:0" else None
+            assert legacy is None or legacy <= size
+            figures = [size, size, tracked.get(device), legacy, profiled]
+            where = program if len(truth) == 1 else f"{program}, {device}"
+            rows.append((where, figures, states))
+    return rows, programs
+
+
+def share(figure, truth):
+    if figure is None:
+        return "-"
+    return f"{figure:,}" + ("" if figure == truth else f" ({100 * figure / truth - 100:.1f} %)")
+
+
+def table_of(rows):
+    lines = ["| program | torch | memtrace | MemTracker | MemoryTracker | profiler | equal boundaries |"]
+    lines.append("| --- | ---: | ---: | ---: | ---: | ---: | --- |")
+    for name, figures, states in rows:
+        cells = [f"{figures[0]:,}"] + [share(figure, figures[0]) for figure in figures[1:]]
+        lines.append(f"| `{name}` | {' | '.join(cells)} | {states} |")
+    return "\n".join(lines)
+
+
+def masked(text):
+    """The lines of a text without what differs between two runs: times, and the widths of their columns."""
+    text = re.sub(r"\d+\.\d+ (ms|s|µs)\b", "T", text)
+    return [re.sub(r" +", " ", line).strip() for line in text.splitlines()]
+
+
+def outputs_of(block, trace):
+    """A console block, a command and its output, as it is now. A line `...` stands for lines left out."""
+    command, *kept = block.splitlines()
+    return "\n".join([command, *shown(kept, command, trace)]) + "\n"
+
+
+def shown(kept, command, trace):
+    """The output of a command, cut where the page cuts it: before `...` as many lines as the page has."""
+    words = command.removeprefix("$ memtrace ").split()
+    out = run(*[str(trace) if word == "out" else word.strip("'\"") for word in words]).splitlines()
+    body = [line for line in out if not line.startswith(("python ", "note: ", "next: "))]
+    while body and not body[0].strip():
+        body.pop(0)
+    body = [line for line in body if not line.endswith("of all bytes allocated")]
+    limit = kept.index("...") if "..." in kept else None
+    wanted = body if limit is None else [*body[: max(limit, 1)], "..."]
+    while wanted and not wanted[-1].strip():
+        wanted.pop()
+    # The page keeps its own times.
+    return kept if masked("\n".join(kept)) == masked("\n".join(wanted)) else wanted
+
+
+def hold(rows, programs):
+    page = PAGE.read_text()
+    trace = trace_of(programs["cnn"]["alone"]["pid"])
+    new = re.sub(
+        r"(<!-- peaks -->\n).*?(<!-- /peaks -->)",
+        lambda m: m[1] + table_of(rows) + "\n" + m[2],
+        page,
+        flags=re.S,
+    )
+    new = re.sub(
+        r"(```console\n)(.*?)(```)", lambda m: m[1] + outputs_of(m[2], trace) + m[3], new, flags=re.S
+    )
+    if os.environ.get("MEMTRACE_BLESS") == "1":
+        PAGE.write_text(new)
+    assert new == page or os.environ.get("MEMTRACE_BLESS") == "1", f"MEMTRACE_BLESS=1 writes {PAGE}:\n{new}"
+
+
+hold(*compare())

@@ -1,0 +1,32 @@
+//! PyTorch's own tools beside memtrace, on the programs of `tests/scripts/seeds/programs.py`.
+
+use std::fs;
+use std::path::Path;
+
+use tempfile::TempDir;
+
+#[path = "common/torch.rs"]
+#[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
+mod harness;
+use harness::{Torch, scripts, succeeded};
+
+#[test]
+fn peaks_modules_and_ops_are_those_of_torchs_own_tools_where_they_are_right() {
+    Torch::run("2.11.0", |torch| {
+        let folder = TempDir::new().unwrap();
+        let traces = folder.path().join("trace");
+        let mut run = torch.traced_command_on("2xh100-80g", &traces);
+        run.arg(scripts().join("seeds/side_by_side.py")).env("MEMTRACE_OPS", "io");
+        let answers = folder.path().join("answers");
+        fs::write(&answers, succeeded("side_by_side.py", &run.output().unwrap())).unwrap();
+
+        let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/coming-from.md");
+        let mut check = torch.command();
+        check.arg(scripts().join("checkers/side_by_side.py")).arg(env!("CARGO_BIN_EXE_memtrace"));
+        check.args([&traces, &answers, &page]);
+        if let Ok(bless) = std::env::var("MEMTRACE_BLESS") {
+            check.env("MEMTRACE_BLESS", bless);
+        }
+        torch.check(&mut check);
+    });
+}
