@@ -19,6 +19,7 @@ import multiprocessing
 import os
 import resource
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -297,6 +298,135 @@ def many_children() -> None:
             return
 
 
+def join(file: str, rank: int, ranks: int) -> None:
+    torch.cuda.set_device(rank)
+    torch.distributed.init_process_group(
+        "cpu:gloo,cuda:nccl", init_method=f"file://{file}", rank=rank, world_size=ranks
+    )
+
+
+def fsdp_offload() -> None:
+    """FSDP2 that keeps parameters, gradients and the optimizer's state on the host."""
+    from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+
+    with tempfile.TemporaryDirectory() as folder:
+        join(f"{folder}/ranks", 0, 1)
+        net = model(1024, 8)
+        for layer in net:
+            fully_shard(layer, offload_policy=CPUOffloadPolicy())
+        fully_shard(net, offload_policy=CPUOffloadPolicy())
+        optimizer = torch.optim.AdamW(net.parameters())
+        while True:
+            net(torch.randn(64, 1024, device="cuda")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if not point():
+                break
+        torch.distributed.destroy_process_group()
+
+
+def device_map_auto() -> None:
+    """accelerate places what `max_memory` of the GPU does not hold on the host."""
+    from accelerate import dispatch_model, infer_auto_device_map
+
+    net = model(1024, 16).eval()
+    placed = infer_auto_device_map(net, max_memory={0: 20 * MIB, "cpu": 1024 * MIB})
+    assert {0, "cpu"} <= set(placed.values()), placed
+    net = dispatch_model(net, placed)
+    while True:
+        with torch.no_grad():
+            net(torch.randn(64, 1024, device="cuda"))
+        if not point():
+            return
+
+
+def diffusers_offload() -> None:
+    """A pipeline of diffusers whose parts are on the GPU only while they run."""
+    from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel
+
+    pipeline = StableDiffusionPipeline(
+        vae=AutoencoderKL(
+            block_out_channels=(64, 128),
+            norm_num_groups=8,
+            latent_channels=4,
+            down_block_types=("DownEncoderBlock2D",) * 2,
+            up_block_types=("UpDecoderBlock2D",) * 2,
+        ),
+        unet=UNet2DConditionModel(
+            sample_size=16,
+            block_out_channels=(256, 512),
+            norm_num_groups=8,
+            cross_attention_dim=64,
+            down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+            up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
+        ),
+        scheduler=DDIMScheduler(),
+        text_encoder=None,
+        tokenizer=None,
+        safety_checker=None,
+        feature_extractor=None,
+        requires_safety_checker=False,
+    )
+    pipeline.set_progress_bar_config(disable=True)
+    pipeline.enable_model_cpu_offload()
+    while True:
+        text = torch.randn(1, 16, 64, device="cuda")
+        pipeline(prompt_embeds=text, negative_prompt_embeds=text, num_inference_steps=2, output_type="pt")
+        if not point():
+            return
+
+
+def gathers(file: str, rank: int, saves: int) -> None:
+    """A rank of four that share a model. The full state goes to the host of rank 0."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+    from torch.distributed.fsdp import fully_shard
+
+    join(file, rank, 4)
+    net = model(2048, 6).cuda()
+    for layer in net:
+        fully_shard(layer)
+    fully_shard(net)
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    for _ in range(saves):
+        state = get_model_state_dict(net, options=options)
+        kept[:] = [state] if not args.until_killed else [*kept, state]
+        if rank == 0:
+            point()
+    torch.distributed.destroy_process_group()
+
+
+def gathered_checkpoint() -> None:
+    saves = 1 << 20 if args.until_killed else POINTS
+    spawn = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        file = f"{folder}/ranks"
+        others = [spawn.Process(target=gathers, args=(file, rank, saves)) for rank in range(1, 4)]
+        for other in others:
+            other.start()
+        gathers(file, 0, saves)
+        for other in others:
+            other.join()
+
+
+def vllm_offload() -> None:
+    """vLLM with a part of the weights on the host."""
+    os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_NO_USAGE_STATS="1", HF_HUB_OFFLINE="1")
+    sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts/parts"))
+    from serving_engine import write_model
+    from vllm import LLM, SamplingParams
+
+    with tempfile.TemporaryDirectory() as folder:
+        write_model(Path(folder), "qwen2.5-0.5b")
+        engine = LLM(
+            model=folder, load_format="dummy", cpu_offload_gb=0.5, max_model_len=512, enforce_eager=True
+        )
+        sampling = SamplingParams(max_tokens=2, ignore_eos=True, detokenize=False)
+        while True:
+            engine.generate([{"prompt_token_ids": list(range(5, 37))}], sampling, use_tqdm=False)
+            if not point():
+                return
+
+
 # Programs that end, not for want of memory but for the last two.
 
 
@@ -351,7 +481,7 @@ def worker_grows() -> None:
 PROGRAMS = [
     cpu_training, loader_fork, loader_spawn, optimizer_offload, pipeline_offload, mapped_weights, checkpoint,
     leak_tensors, leak_lists, forked_list, arenas, shared_tensors, pinned_rounding, mapped_array, registered,
-    many_children,
+    many_children, fsdp_offload, device_map_auto, diffusers_offload, gathered_checkpoint, vllm_offload,
 ]  # fmt: skip
 ENDING = [wait, processor_time, watchdog, full_shm, worker_grows]
 
