@@ -4,6 +4,7 @@ use std::process::Output;
 
 use memtrace_trace::EventName;
 use memtrace_trace::csv::RowReader;
+use serde_json::Value;
 
 #[path = "common/torch.rs"]
 #[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
@@ -125,4 +126,49 @@ fn memtrace_phantom_machine_names_the_machine_and_nvidia_smi_shows_one_without_p
     };
     assert_eq!(used(Some(&id)), 1024 + 120 + 120);
     assert_eq!(used(None), 120);
+}
+
+#[test]
+fn a_card_without_memory_of_its_own_shares_that_of_the_machine() {
+    let Some(torch) = Torch::installed("2.11.0") else { return };
+    for (card, lists_processes) in [("gb10", true), ("orin", false)] {
+        let run = torch.trace_on(card, &[], "phantom/unified.py", &[], &[("MEMTRACE_SAMPLE_MS", "50")]);
+        let run = run.expect_success();
+        let told: Value = serde_json::from_str(run.stdout().lines().last().unwrap()).unwrap();
+        let mib = |name: &str| told[name].as_i64().unwrap_or_else(|| panic!("{told}")) >> 20;
+        assert_eq!(told["integrated"], 1);
+        // A file or a program elsewhere may change the page cache by some MiB meanwhile.
+        let near = |found: i64, expected: i64| (found - expected).abs() < 128;
+        assert!(
+            near(mib("device"), 4096) && near(mib("host"), 1024) && near(mib("file"), 512),
+            "{card}: {told}"
+        );
+        assert_eq!(told["memory"], "Not Supported");
+        assert_eq!(told["processes"] == "Not Supported", !lists_processes, "{told}");
+        // PyTorch asks for the processes to report an OOM.
+        let error = told["error"].as_str().unwrap();
+        assert_eq!(error.contains("INTERNAL ASSERT FAILED"), !lists_processes, "{error}");
+        assert_eq!(error.contains("CUDA out of memory"), lists_processes, "{error}");
+        // One ledger: its rows and what is free are the machine's memory, with the host's part as the kernel counts it.
+        let ledger = run.json("ledger", &["--at", "end"]);
+        let device = &ledger["devices"][0];
+        let rows = device["rows"].as_array().unwrap();
+        let of = |group: &str| -> i64 {
+            let rows = rows.iter().filter(|row| row["group"] == group);
+            rows.map(|row| row["bytes"].as_i64().unwrap()).sum()
+        };
+        let sum: i64 = rows.iter().map(|row| row["bytes"].as_i64().unwrap()).sum();
+        assert_eq!(sum + device["free_bytes"].as_i64().unwrap(), device["total_bytes"].as_i64().unwrap());
+        assert_eq!(device["total_bytes"], told["total"]);
+        assert!(of("page_cache") >= 0 && of("host") >> 20 >= 1024, "{ledger}");
+        assert!(of("torch") + of("cache") >> 20 >= 4096, "{ledger}");
+        let summary = run.json("summary", &[]);
+        assert!(summary["processes"][0]["devices"][0]["host_peak_bytes"].as_i64().unwrap() >> 20 >= 1024);
+    }
+    // nvidia-smi, without a process.
+    let machine = [("MEMTRACE_PHANTOM_MACHINE", "test-unified"), ("MEMTRACE_PHANTOM", "gb10")];
+    let screen = text(&nvidia_smi(&[], &machine).stdout);
+    assert!(screen.contains("NVIDIA GB10") && screen.contains("| Not Supported          |"), "{screen}");
+    let query = ["--query-gpu=memory.total,memory.used,memory.free", "--format=csv,noheader"];
+    assert_eq!(text(&nvidia_smi(&query, &machine).stdout), "[N/A], [N/A], [N/A]\n");
 }

@@ -3,6 +3,9 @@
 
 use crate::sample::Sample;
 
+/// The name of [`Rest::host`].
+pub const HOST: &str = "host memory of the process";
+
 /// The memory of a device that the traced calls of a process account for, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Accounted {
@@ -24,6 +27,8 @@ pub struct Rest {
     pub context: Option<i64>,
     /// The memory of other processes.
     pub others: Option<i64>,
+    /// On a device that shares the machine's memory: the memory of the process and its children on the host.
+    pub host: Option<i64>,
     /// Memory without a known holder. It includes `context` and `others` when these are unknown.
     pub unexplained: Option<i64>,
 }
@@ -40,16 +45,18 @@ impl Rest {
         let known = accounted.reserved + accounted.outside + pool + graphs;
         let context = sample.process.map(|process| (process - known).max(0));
         let others = sample.others;
-        let unexplained =
-            sample.used().map(|used| (used - known - context.unwrap_or(0) - others.unwrap_or(0)).max(0));
-        Rest { pool, graphs, context, others, unexplained }
+        let host = sample.host;
+        let named = context.unwrap_or(0) + others.unwrap_or(0) + host.unwrap_or(0);
+        let unexplained = sample.used().map(|used| (used - known - named).max(0));
+        Rest { pool, graphs, context, others, host, unexplained }
     }
 
     /// The sum of all parts.
     #[must_use]
     pub fn total(&self) -> i64 {
-        let Rest { pool, graphs, context, others, unexplained } = *self;
-        pool + graphs + context.unwrap_or(0) + others.unwrap_or(0) + unexplained.unwrap_or(0)
+        let Rest { pool, graphs, context, others, host, unexplained } = *self;
+        let parts = [context, others, host, unexplained];
+        pool + graphs + parts.into_iter().flatten().sum::<i64>()
     }
 
     /// The parts that are not 0, with their names.
@@ -60,6 +67,7 @@ impl Rest {
             ("held for CUDA graphs", Some(self.graphs)),
             ("context and modules", self.context),
             ("other processes", self.others),
+            (HOST, self.host),
             (self.unexplained_name(), self.unexplained),
         ];
         parts
@@ -72,6 +80,8 @@ impl Rest {
     #[must_use]
     pub fn unexplained_name(&self) -> &'static str {
         match (self.context, self.others) {
+            (Some(_), _) if self.host.is_some() => "the system and other programs",
+            (None, _) if self.host.is_some() => "context and modules, the system and other programs",
             (Some(_), Some(_)) => "unexplained",
             (Some(_), None) => "other processes, or unexplained",
             (None, Some(_)) => "context and modules, or unexplained",
@@ -105,5 +115,10 @@ mod tests {
         let container = Rest::of(&Sample { process: None, others: None, ..sample }, accounted);
         assert_eq!(container.parts().last(), Some(&("context, modules and other processes", 310)));
         assert_eq!(container.total(), rest.total());
+        let unified = Sample { others: None, bar1: None, cache: Some(100), host: Some(50), ..sample };
+        let rest = Rest::of(&unified, accounted);
+        // 1000 less 300 free, 100 of page cache, 500 of the process on the device and 50 on the host.
+        assert_eq!((rest.host, rest.unexplained), (Some(50), Some(50)));
+        assert_eq!(rest.parts().last(), Some(&("the system and other programs", 50)));
     }
 }

@@ -26,16 +26,22 @@ pub struct Sample {
     pub pool_used: Option<i64>,
     /// Memory for the memory nodes of CUDA graphs.
     pub graphs: Option<i64>,
+    /// On a device that shares the machine's memory: the page cache, which counts as used and is given up when memory
+    /// runs short.
+    pub cache: Option<i64>,
+    /// On such a device: the memory of this process and its children on the host, without pages of files.
+    pub host: Option<i64>,
 }
 
 /// The names, in the order of [`Sample::values`].
-const KEYS: [&str; 8] =
-    ["total", "free", "process", "others", "bar1", "pool_reserved", "pool_used", "graphs"];
+const KEYS: [&str; 10] =
+    ["total", "free", "process", "others", "bar1", "pool_reserved", "pool_used", "graphs", "cache", "host"];
 
 impl Sample {
-    fn values(&self) -> [Option<i64>; 8] {
-        let Sample { total, free, process, others, bar1, pool_reserved, pool_used, graphs } = *self;
-        [total, free, process, others, bar1, pool_reserved, pool_used, graphs]
+    fn values(&self) -> [Option<i64>; 10] {
+        let Sample { total, free, process, others, bar1, pool_reserved, pool_used, graphs, cache, host } =
+            *self;
+        [total, free, process, others, bar1, pool_reserved, pool_used, graphs, cache, host]
     }
 
     /// Parses the text of a `sample` row. Unknown names, and values that no device can have, are skipped.
@@ -47,14 +53,21 @@ impl Sample {
                 .find_map(|word| word.strip_prefix(key)?.strip_prefix('=')?.parse::<i64>().ok());
             parsed.filter(|bytes| u64::try_from(*bytes).is_ok_and(|bytes| bytes < MAX_BYTES))
         };
-        let [total, free, process, others, bar1, pool_reserved, pool_used, graphs] = KEYS.map(value);
-        Sample { total, free, process, others, bar1, pool_reserved, pool_used, graphs }
+        let [total, free, process, others, bar1, pool_reserved, pool_used, graphs, cache, host] =
+            KEYS.map(value);
+        Sample { total, free, process, others, bar1, pool_reserved, pool_used, graphs, cache, host }
     }
 
-    /// The used memory of the device.
+    /// The used memory of the device. Page cache is not: an allocation gets it.
     #[must_use]
     pub fn used(&self) -> Option<i64> {
-        Some(self.total? - self.free?)
+        Some(self.total? - self.free? - self.cache.unwrap_or(0))
+    }
+
+    /// Returns true if the device has no memory of its own: programs and page cache are in the same pool.
+    #[must_use]
+    pub fn is_unified(&self) -> bool {
+        self.cache.is_some()
     }
 
     /// This sample with the known values of a `later` one.
@@ -69,6 +82,8 @@ impl Sample {
             pool_reserved: later.pool_reserved.or(self.pool_reserved),
             pool_used: later.pool_used.or(self.pool_used),
             graphs: later.graphs.or(self.graphs),
+            cache: later.cache.or(self.cache),
+            host: later.host.or(self.host),
         }
     }
 }
@@ -96,6 +111,9 @@ mod tests {
         assert_eq!(sample.to_string(), "total=100 free=40 others=0");
         assert_eq!(Sample::parse(&sample.to_string()), sample);
         assert_eq!(Sample::parse("more=1 free=x total=7"), Sample { total: Some(7), ..Sample::default() });
-        assert_eq!(sample.used(), Some(60));
+        assert_eq!((sample.used(), sample.is_unified()), (Some(60), false));
+        let unified = Sample { cache: Some(30), host: Some(20), ..sample };
+        assert_eq!(unified.to_string(), "total=100 free=40 others=0 cache=30 host=20");
+        assert_eq!((unified.used(), unified.is_unified()), (Some(30), true));
     }
 }

@@ -61,6 +61,7 @@ impl Report for Summary {
         // Of many processes only the one with the highest peak is kept.
         let mut fullest: Option<(&TraceFile, Replayed, Option<Need>, Vec<String>)> = None;
         let mut highest_peak = (i64::MIN, 0, 0);
+        let traced: Vec<i64> = input.traces.iter().filter_map(|trace| trace.pid().parse().ok()).collect();
         for trace in &input.traces {
             let mut past_oom = None;
             let mut host: Option<HostMemory> = None;
@@ -86,7 +87,7 @@ impl Report for Summary {
             let grown = growth_lines(&levels, &trace.meta, options.units);
             let mut value = process(trace, &replayed, need.as_ref(), options);
             value["host_peak_rss_bytes"] = host.peak_rss().into();
-            value["host_peak_bytes"] = host.peak_with_children().into();
+            value["host_peak_bytes"] = host.peak_with_children(&traced).into();
             value["growth"] = grown.clone().into();
             value["killed"] = Killed::of(trace, &host).map(|killed| killed.json(options)).into();
             processes.push(value);
@@ -302,6 +303,12 @@ fn capacity(printer: &mut Printer, trace: &TraceFile, device: &Device, options: 
         let by = if device.is_sampled() { "" } else { " by torch and libraries" };
         let share = percent(share(used, capacity));
         printer.plain(format!("{share} of {} used{by}", options.units.show(capacity)));
+        if let Some(host) = device.host_peak() {
+            printer.plain(format!(
+                "device and host share this memory: this process had at most {} of it on the host",
+                options.units.show(host)
+            ));
+        }
     }
 }
 
@@ -359,6 +366,7 @@ fn process(trace: &TraceFile, replayed: &Replayed, need: Option<&Need>, options:
                 "categories_inferred": replayed.replay.infers(),
                 "at_end_allocated_bytes": device.totals.allocated,
                 "at_end_reserved_bytes": device.totals.reserved,
+                "host_peak_bytes": device.host_peak(),
             })
         })
         .collect();

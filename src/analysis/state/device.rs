@@ -60,6 +60,8 @@ pub struct Device {
     pub(super) gone: Vec<Block>,
     /// The last sample of the device; `None` before the first.
     pub(super) sampled: Option<Sampled>,
+    /// The most memory of the process and its children on the host in a sample, if the device shares it.
+    host_peak: Option<i64>,
     /// Bytes of live managed memory, which lies where it was touched last.
     pub(super) managed: i64,
     /// The difference between the totals and the sums of the deltas: allocated, reserved.
@@ -119,6 +121,18 @@ impl Device {
         self.sampled?.sample.others
     }
 
+    /// The memory of this process and its children on the host in the last sample, if the device shares it.
+    #[must_use]
+    pub fn host(&self) -> Option<i64> {
+        self.sampled?.sample.host
+    }
+
+    /// The most that [`host`](Self::host) was.
+    #[must_use]
+    pub fn host_peak(&self) -> Option<i64> {
+        self.host_peak
+    }
+
     /// The name of `metric` in reports: memory in use is known only with samples.
     #[must_use]
     pub fn name_of(&self, metric: Metric) -> &'static str {
@@ -133,6 +147,7 @@ impl Device {
         if sample.used().is_none() {
             return;
         }
+        self.host_peak = self.host_peak.max(sample.host);
         let Totals { reserved, outside, .. } = self.summed_with_row();
         let accounted = Accounted { reserved, outside: outside.wrapping_sub(self.managed) };
         let rest = Rest::of(&sample, accounted).total();

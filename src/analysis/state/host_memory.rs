@@ -323,12 +323,16 @@ impl HostMemory {
         self.children.iter().min_by_key(|sample| (sample.when.ts_ns - ts_ns).abs())
     }
 
-    /// The highest resident memory, with the share of the child processes at that time; -1 without a sample.
+    /// The highest resident memory, with the share of the child processes at that time; -1 without a sample. Children in
+    /// `traced` are left out: they have traces of their own.
     #[must_use]
-    pub fn peak_with_children(&self) -> i64 {
+    pub fn peak_with_children(&self, traced: &[i64]) -> i64 {
         let with_children = self.children.iter().filter_map(|children| {
             let bytes = if children.pss >= 0 { children.pss } else { children.rss };
-            Some(self.quick_near(children.when.ts_ns)?.rss + bytes.max(0))
+            let own = children.largest.iter().filter(|child| traced.contains(&child.pid));
+            let own: i64 =
+                own.map(|child| if children.pss >= 0 { child.pss } else { child.rss }.max(0)).sum();
+            Some(self.quick_near(children.when.ts_ns)?.rss + (bytes - own).max(0))
         });
         with_children.max().unwrap_or(-1).max(self.peak_rss())
     }
@@ -380,6 +384,10 @@ mod tests {
         assert_eq!(memory.full[0].parts[0].name, "heap");
         assert_eq!((memory.children[0].processes, memory.children[0].pss), (1, -1));
         assert_eq!(memory.children[0].largest[0].name, "pt_data_worker");
+        // The child's 7 bytes count, unless it has a trace of its own.
+        assert_eq!((memory.children[0].rss, memory.peak_with_children(&[])), (7, 300));
+        let early = HostMemory { quick: vec![*first], full: Vec::new(), ..memory.clone() };
+        assert_eq!((early.peak_with_children(&[]), early.peak_with_children(&[3])), (107, 100));
         assert_eq!(HostMemory::default().peak_rss(), -1);
     }
 

@@ -87,6 +87,16 @@ impl Card {
         self.id.contains(':')
     }
 
+    /// Returns the pool of a card that has no memory of its own; `None` for a card with its own memory.
+    #[must_use]
+    pub fn unified(&self) -> Option<Unified> {
+        match self.id {
+            "gb10" => Some(Unified { system_mib: 5980, lists_processes: true }),
+            "orin" => Some(Unified { system_mib: 2900, lists_processes: false }),
+            _ => None,
+        }
+    }
+
     /// The links between such cards in the machines that they are sold in.
     #[must_use]
     pub fn links(&self) -> Links {
@@ -118,6 +128,25 @@ impl Card {
     pub fn has_rdma(&self) -> bool {
         !self.name.contains("GeForce")
     }
+}
+
+/// A machine whose programs, page cache and GPU share one memory. The card's memory is `MemTotal`.
+///
+/// - Free memory is the kernel's `MemFree`: page cache counts as used, as a GB10 showed with a file of 60 GiB
+///   (<https://github.com/unslothai/unsloth/pull/10704>). Jetsons do the same
+///   (<https://github.com/ollama/ollama/issues/12283>, <https://github.com/sgl-project/sglang/pull/10075>), and the
+///   documentation of `cuMemGetInfo` says "free according to the OS".
+/// - NVML does not support the memory of the device: <https://docs.nvidia.com/dgx/dgx-spark/known-issues.html>. It
+///   lists the processes of a GB10 with their bytes (<https://github.com/vllm-project/vllm/pull/55828>). On a Jetson it
+///   lists no processes, so that PyTorch fails an assertion where it would report an OOM
+///   (<https://github.com/pytorch/pytorch/issues/185240>, <https://github.com/pytorch/pytorch/pull/128661>).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unified {
+    /// The memory that the system takes before any program, in MiB: `MemTotal` less `MemAvailable` of an idle
+    /// machine. 121.69 less 115.85 GiB on the GB10 of the first link; an estimate on the Jetson.
+    pub system_mib: u64,
+    /// Whether NVML lists the processes of the device.
+    pub lists_processes: bool,
 }
 
 /// The links between the cards of a machine.

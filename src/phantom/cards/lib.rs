@@ -9,7 +9,7 @@ mod fault;
 mod spec;
 mod table;
 
-pub use card::{Card, Context, DEFAULT_CARD, Links};
+pub use card::{Card, Context, DEFAULT_CARD, Links, Unified};
 pub use fault::{
     ALLOCATIONS, FAULT_VARIABLE, Fault, FaultError, FaultKind, Moment, PAST_OOM_VARIABLE, parse_faults,
 };

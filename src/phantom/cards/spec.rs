@@ -29,7 +29,8 @@ pub struct Spec {
     /// The least and the most bytes that the context of such a real card is expected to take. Both are
     /// [`context`](Self::context) when the request set it.
     pub context_range: (u64, u64),
-    /// Memory in bytes that other processes use on each device.
+    /// Memory in bytes that other processes use on each device. On a machine with one memory for all, the system and
+    /// other programs.
     pub others: u64,
     /// The number of devices.
     pub count: u32,
@@ -132,7 +133,7 @@ impl Spec {
             sms: card.sms,
             context: card.context.typical_mib * MIB,
             context_range: (card.context.low_mib * MIB, card.context.high_mib * MIB),
-            others: 0,
+            others: card.unified().map_or(0, |pool| pool.system_mib * MIB),
             count: 1,
             channels: card.nccl_channels(),
         }
@@ -220,6 +221,9 @@ impl Spec {
                 let most = self.memory / 8;
                 self.context = self.context.min(most);
                 self.context_range = (self.context_range.0.min(most), self.context_range.1.min(most));
+                if self.base.unified().is_some() {
+                    self.others = self.others.min(most);
+                }
             }
             "context" => {
                 self.context =
@@ -319,6 +323,13 @@ mod tests {
         assert!(eager.free_at_start()[1] < eager.free_at_start()[0]);
         let set = Spec::parse("h100-80g,context=600m").unwrap();
         assert_eq!(set.clone().with_eager_loading(), set);
+    }
+
+    #[test]
+    fn the_system_takes_a_part_of_a_memory_that_it_shares() {
+        let others = |text: &str| Spec::parse(text).unwrap().others >> 20;
+        assert_eq!((others("gb10"), others("gb10,mem=8g"), others("gb10,others=1g")), (5980, 1024, 1024));
+        assert_eq!((others("orin"), others("h100-80g")), (2900, 0));
     }
 
     #[test]

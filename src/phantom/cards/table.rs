@@ -171,6 +171,9 @@ cards! {
     "a16" "NVIDIA A16", 15000 MiB
         from "our estimate: nvidia-smi has 15356 MiB, of which CUDA shows about 2 % less",
         cc 8 6, 10 SMs, context {~120}, L2 2048, bus 128, MHz 1755 6251;
+    "orin" "Orin", 62464 MiB
+        from "device query: 61 GB, 16 SMs, L2 4 MB, https://github.com/tmcdonell/cuda/issues/77",
+        cc 8 7, 16 SMs, context {~150}, L2 4096, bus 256, MHz 1300 3199;
     "a30" "NVIDIA A30", 24064 MiB
         from "OOM: 23.50 GiB, https://github.com/LHRLAB/ChatKBQA/issues/2; 24164 with torch 2.8",
         cc 8 0, 56 SMs, context {~320}, L2 24576, bus 3072, MHz 1440 1215;
@@ -324,6 +327,9 @@ cards! {
     "gb200" "NVIDIA GB200", 188733 MiB
         from "OOM: 184.31 GiB",
         cc 10 0, 152 SMs, context {~700}, L2 129024, bus 8192, MHz 1965 3996;
+    "gb10" "NVIDIA GB10", 124610 MiB
+        from "MemTotal 127600748 kB, https://github.com/XuehaiPan/nvitop/pull/208",
+        cc 12 1, 48 SMs, context {~300}, L2 24576, bus 256, MHz 2418 8533;
     "b300" "NVIDIA B300 SXM6 AC", 274115 MiB
         from "OOM: 267.69 GiB",
         cc 10 3, 148 SMs, context {~700}, L2 129024, bus 8192, MHz 1920 3996;

@@ -39,6 +39,7 @@ enum Kind {
     Sample = 18,
     SamplePools = 19,
     HostSample = 20,
+    SampleUnified = 21,
 }
 
 const KINDS: &[Kind] = &[
@@ -63,6 +64,7 @@ const KINDS: &[Kind] = &[
     Kind::Sample,
     Kind::SamplePools,
     Kind::HostSample,
+    Kind::SampleUnified,
 ];
 
 /// The fields that events of every kind have.

@@ -157,6 +157,19 @@ pub enum Payload {
         /// See [`Sample::bar1`].
         bar1: Option<i64>,
     },
+    /// A sample of a device that shares the machine's memory, in bytes.
+    SampleUnified {
+        /// See [`Sample::total`].
+        total: Option<i64>,
+        /// See [`Sample::free`].
+        free: Option<i64>,
+        /// See [`Sample::process`].
+        process: Option<i64>,
+        /// See [`Sample::cache`].
+        cache: Option<i64>,
+        /// See [`Sample::host`].
+        host: Option<i64>,
+    },
     /// A sample of the memory pools of a device, in bytes.
     SamplePools {
         /// See [`Sample::pool_reserved`].
@@ -245,10 +258,16 @@ impl Claim {
 impl Payload {
     /// The events of a device sample: one, and one more when pools or graphs are known.
     pub fn of_sample(sample: &Sample) -> impl Iterator<Item = Payload> {
-        let Sample { total, free, process, others, bar1, pool_reserved, pool_used, graphs } = *sample;
+        let Sample { total, free, process, others, bar1, pool_reserved, pool_used, graphs, cache, host } =
+            *sample;
         let has_pools = pool_reserved.is_some() || pool_used.is_some() || graphs.is_some();
         let pools = Payload::SamplePools { reserved: pool_reserved, used: pool_used, graphs };
-        [Payload::Sample { total, free, process, others, bar1 }].into_iter().chain(has_pools.then_some(pools))
+        let device = match cache {
+            // NVML knows neither BAR1 nor the others' part of such a device.
+            Some(_) => Payload::SampleUnified { total, free, process, cache, host },
+            None => Payload::Sample { total, free, process, others, bar1 },
+        };
+        [device].into_iter().chain(has_pools.then_some(pools))
     }
 
     /// The sample that the event is a part of; `None` for other kinds.
@@ -257,6 +276,9 @@ impl Payload {
         match *self {
             Payload::Sample { total, free, process, others, bar1 } => {
                 Some(Sample { total, free, process, others, bar1, ..Sample::default() })
+            }
+            Payload::SampleUnified { total, free, process, cache, host } => {
+                Some(Sample { total, free, process, cache, host, ..Sample::default() })
             }
             Payload::SamplePools { reserved, used, graphs } => {
                 Some(Sample { pool_reserved: reserved, pool_used: used, graphs, ..Sample::default() })
@@ -290,6 +312,7 @@ impl Payload {
             Payload::Tag { .. } => Kind::Tag,
             Payload::Io { .. } => Kind::Io,
             Payload::Sample { .. } => Kind::Sample,
+            Payload::SampleUnified { .. } => Kind::SampleUnified,
             Payload::SamplePools { .. } => Kind::SamplePools,
             Payload::HostSample { .. } => Kind::HostSample,
             Payload::Lost { .. } => Kind::Lost,
@@ -362,6 +385,14 @@ impl Payload {
                 allocated: optional(process) as u64,
                 reserved: optional(others) as u64,
                 extra: optional(bar1),
+                ..event
+            },
+            Payload::SampleUnified { total, free, process, cache, host } => Event {
+                addr: optional(total) as u64,
+                size: optional(free),
+                allocated: optional(process) as u64,
+                reserved: optional(cache) as u64,
+                extra: optional(host),
                 ..event
             },
             Payload::SamplePools { reserved, used, graphs } => Event {
@@ -500,6 +531,13 @@ impl Event {
                 process: known(self.allocated as i64),
                 others: known(self.reserved as i64),
                 bar1: known(self.extra),
+            },
+            Kind::SampleUnified => Payload::SampleUnified {
+                total: known(self.addr as i64),
+                free: known(self.size),
+                process: known(self.allocated as i64),
+                cache: known(self.reserved as i64),
+                host: known(self.extra),
             },
             Kind::SamplePools => Payload::SamplePools {
                 reserved: known(self.size),
@@ -666,6 +704,13 @@ mod tests {
                 values: [Some(25), Some(0), None, Some(1 << 50), Some(26)],
                 what: 0xfedc_ba98,
             },
+            Payload::SampleUnified {
+                total: Some(27),
+                free: Some(0),
+                process: None,
+                cache: Some(28),
+                host: Some(29),
+            },
         ]
     }
 
@@ -708,6 +753,10 @@ mod tests {
             .collect();
         assert_eq!(unpacked.len(), 2);
         assert_eq!(unpacked.into_iter().fold(Sample::default(), Sample::updated), sample);
+        let unified =
+            Sample { total: Some(9), free: Some(1), cache: Some(3), host: Some(0), ..Sample::default() };
+        let [only] = Payload::of_sample(&unified).collect::<Vec<_>>()[..] else { panic!() };
+        assert_eq!(only.pack(HEADER).unpack().unwrap().1.sample(), Some(unified));
     }
 
     #[test]

@@ -9,7 +9,8 @@ mod proc_files;
 use std::fmt;
 
 pub use cgroup::Cgroup;
-pub use proc_files::{HostFiles, kib_of};
+pub use memtrace_util::host_memory::kib_of;
+pub use proc_files::HostFiles;
 
 use crate::Api;
 use crate::columns::MAX_BYTES;

@@ -3,17 +3,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use memtrace_util::host_memory::{self, kib_of};
+
 use super::{Cgroup, HostValues, left_in_group};
 
 /// The size of a page on x86-64.
 const PAGE: i64 = 4096;
-
-/// Reads a line of a file of `/proc` such as `VmRSS:     123 kB`: the bytes, if the line has this name.
-#[must_use]
-pub fn kib_of(line: &str, name: &str) -> Option<i64> {
-    let rest = line.strip_prefix(name)?.strip_prefix(':')?;
-    rest.trim().strip_suffix(" kB")?.trim().parse::<i64>().ok()?.checked_mul(1024)
-}
 
 /// The files about the memory of the host, of this process and of its children. What cannot be read is unknown.
 #[derive(Clone, Debug)]
@@ -114,33 +109,23 @@ impl HostFiles {
     /// meanwhile is left out.
     #[must_use]
     pub fn descendants(&self, pid: &str, most: usize) -> Option<Vec<u32>> {
-        let mut found = self.children(pid)?;
-        let mut next = 0;
-        while next < found.len() && found.len() < most {
-            // A new process may get the number of one that ended, and be listed twice.
-            for child in self.children(&found[next].to_string()).unwrap_or_default() {
-                if !found.contains(&child) {
-                    found.push(child);
-                }
-            }
-            next += 1;
-        }
-        found.truncate(most);
-        Some(found)
+        host_memory::descendants(&self.proc, pid, most)
     }
 
-    fn children(&self, pid: &str) -> Option<Vec<u32>> {
-        let mut found = Vec::new();
-        for thread in fs::read_dir(self.path(pid, "task")).ok()?.flatten() {
-            // A thread may end meanwhile. If even the main thread lacks this file, the kernel does not
-            // provide it.
-            match fs::read_to_string(thread.path().join("children")) {
-                Ok(text) => found.extend(text.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok())),
-                Err(_) if thread.file_name().to_str() == Some(pid) => return None,
-                Err(_) => {}
-            }
-        }
-        Some(found)
+    /// The bytes that a process and those that descend from it hold, without pages of files: see [`host_memory::held`].
+    /// At most `most` of these are read.
+    #[must_use]
+    pub fn held(&self, pid: &str, most: usize) -> Option<i64> {
+        let descendants = self.descendants(pid, most).unwrap_or_default();
+        let alone =
+            descendants.iter().filter_map(|pid| host_memory::held_alone(&self.proc, &pid.to_string()));
+        Some(alone.fold(host_memory::held(&self.proc, pid)?, i64::saturating_add))
+    }
+
+    /// The page cache of the machine: see [`host_memory::page_cache`].
+    #[must_use]
+    pub fn page_cache(&self) -> Option<i64> {
+        host_memory::page_cache(&self.proc)
     }
 }
 

@@ -152,10 +152,12 @@ impl Encoder {
                 self.tag(tid, header, address, Use { category, module, name, claim }, sink)
             }
             Payload::Io { address, bytes, rounded } => self.io(tid, header, address, bytes, rounded, sink),
-            Payload::Sample { .. } | Payload::SamplePools { .. } => match payload.sample() {
-                Some(sample) => self.sample(tid, header, sample, sink),
-                None => Ok(()),
-            },
+            Payload::Sample { .. } | Payload::SampleUnified { .. } | Payload::SamplePools { .. } => {
+                match payload.sample() {
+                    Some(sample) => self.sample(tid, header, sample, sink),
+                    None => Ok(()),
+                }
+            }
             Payload::HostSample { values, what } => self.host_sample(tid, header, values, what, sink),
             Payload::Lost { events } => self.lost(header.clock_ns, tid, events, sink),
             Payload::Pad

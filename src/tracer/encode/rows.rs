@@ -130,7 +130,8 @@ impl Encoder {
         let rest = Rest::of(&known, self.ledger(device).0);
         self.rests.insert(device, rest);
         let base = self.base(tid, &Header { context: 0, ..*header });
-        let device_free_bytes = sample.free.unwrap_or(-1);
+        // An allocation gets page cache, too.
+        let device_free_bytes = sample.free.map_or(-1, |free| free + sample.cache.unwrap_or(0));
         let name = sample.to_string();
         let row = Row { event: EventName::Sample, source: LIBRARY, device_free_bytes, name: &name, ..base };
         self.emit(&row, sink)

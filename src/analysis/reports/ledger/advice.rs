@@ -13,6 +13,11 @@ pub(super) const OTHERS: &str =
 pub(super) const OF_THIS_RUN: &str = "memtrace ranks has a row for each, with its first memory here";
 pub(super) const UNKNOWN_PROCESS: &str =
     "run outside the container or with --pid=host to separate the processes";
+pub(super) const HOST: &str =
+    "memtrace ledger --host names its parts; offloading frees nothing on this machine";
+pub(super) const OTHER_PROGRAMS: &str = "end other programs, or the desktop";
+pub(super) const PAGE_CACHE: &str =
+    "an allocation gets it; cudaMemGetInfo counts it as used, and so do programs that size a cache by that";
 pub(super) const UNEXPLAINED: &str = "driver, ECC or a display; above 1 GiB, look for a leftover process";
 
 /// For each prefix of a library's file: its common name, and the advice.

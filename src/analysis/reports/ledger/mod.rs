@@ -1,6 +1,6 @@
 //! `memtrace ledger`: the memory in use on a device, by owner, with advice for each.
 
-use memtrace_trace::{Category, EventName};
+use memtrace_trace::{Category, EventName, ledger};
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde_json::{Value, json};
 
@@ -35,6 +35,9 @@ pub(super) struct Ledger;
 /// The memory of the host instead of a device's.
 const HOST: Flag =
     Flag::switch("host", "The process's memory on the host, by owner; a peak is that of resident memory");
+
+/// A note about a device without memory of its own.
+const ONE_MEMORY: &str = "device and host share one memory: the rows and what is free are all of it";
 
 const COLUMNS: Columns = layout::COLUMNS.and(Columns::of(&["api", "source", "name"]));
 
@@ -439,6 +442,19 @@ impl LedgerState {
         self.line("library", "CUDA graphs' own memory", rest.graphs, 0, advice::GRAPHS);
         self.line("context", "context and modules", rest.context.unwrap_or(0), 0, advice::CONTEXT);
         self.line("others", "other processes", rest.others.unwrap_or(0), 0, advice::OTHERS);
+        if let Some(cache) = sample.sample.cache {
+            self.line("host", ledger::HOST, rest.host.unwrap_or(0), 0, advice::HOST);
+            self.line(
+                "others",
+                rest.unexplained_name(),
+                rest.unexplained.unwrap_or(0),
+                0,
+                advice::OTHER_PROGRAMS,
+            );
+            self.line("page_cache", "page cache", cache, 0, advice::PAGE_CACHE);
+            self.notes.push(ONE_MEMORY.to_owned());
+            return;
+        }
         let group = if rest.context.is_some() && rest.others.is_some() { "unexplained" } else { "others" };
         let advice = if group == "others" { advice::UNKNOWN_PROCESS } else { advice::UNEXPLAINED };
         self.line(group, rest.unexplained_name(), rest.unexplained.unwrap_or(0), 0, advice);
@@ -451,11 +467,20 @@ impl LedgerState {
         }
     }
 
+    /// What is free of a memory that device and host share; `None` for a device with memory of its own.
+    fn free(&self) -> Option<i64> {
+        let is_unified = self.sample.is_some_and(|sample| sample.sample.is_unified());
+        is_unified.then(|| (self.total - self.used).max(0))
+    }
+
     fn print(&self, printer: &mut Printer, trace: &TraceFile, options: &Options) {
         let units = options.units;
         let mut first = format!(" used on device {}", self.ordinal);
         if self.total > 0 {
             first += &format!(" of {} ({})", units.show(self.total), percent(share(self.used, self.total)));
+        }
+        if let Some(free) = self.free() {
+            first += &format!(", with page cache; {} free", units.show(free));
         }
         let rank = trace.meta.rank;
         printer.line([
@@ -507,6 +532,7 @@ impl LedgerState {
             "ts_ns": self.ts_ns,
             "total_bytes": self.total,
             "used_bytes": self.used,
+            "free_bytes": self.free(),
             "looked_ts_ns": self.sample.map_or(-1, |sample| sample.ts_ns),
             "looked_used_bytes": self.sample.and_then(|sample| sample.sample.used()).unwrap_or(-1),
             "looked_process_bytes": self.sample.and_then(|sample| sample.sample.process).unwrap_or(-1),

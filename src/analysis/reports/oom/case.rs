@@ -46,7 +46,7 @@ pub(super) struct RowsBefore {
     failed: u64,
     failed_of_oom: u64,
     /// By device, what a sample found in use and no row accounts for, and how much of it is known to be others'.
-    foreign: Vec<(i32, i64, Option<i64>)>,
+    foreign: Vec<(i32, i64, Option<i64>, Option<i64>)>,
     /// By device, the step that runs, its totals so far, and the finished steps.
     steps: Vec<(i32, i64, StepTotals, Vec<StepTotals>)>,
     /// By device, what each op and module held in the steps.
@@ -66,7 +66,8 @@ impl RowsBefore {
         if row.device_free_bytes >= 0 && capacity > 0 {
             let foreign = (capacity - totals.reserved - totals.outside - row.device_free_bytes).max(0);
             self.foreign.retain(|(device, ..)| *device != row.device);
-            self.foreign.push((row.device, foreign, device.and_then(Device::others)));
+            let (others, host) = (device.and_then(Device::others), device.and_then(Device::host));
+            self.foreign.push((row.device, foreign, others, host));
         }
         if replay.phase == replay.phases.backward {
             self.begun.clear();
@@ -301,16 +302,17 @@ impl<'a> OomCase<'a> {
         let left = (capacity - totals.reserved - totals.outside).max(0);
         // The sample is older than the request, so its free bytes are out of date; those of others are not.
         let foreign = seen.foreign.iter().find(|(device, ..)| *device == row.device);
-        let untraced = foreign.map_or(0, |(_, bytes, _)| *bytes.min(&left));
+        let untraced = foreign.map_or(0, |(_, bytes, ..)| *bytes.min(&left));
         let device_free = foreign.map(|_| left - untraced);
         let context = ContextRange::of(trace);
         // If the driver reports nothing about other processes, whatever exceeds the largest possible context
         // is theirs.
         let context_bytes = trace.meta.phantom["context_bytes"].as_i64().unwrap_or(0);
         let most_of_context = if context_bytes > 0 { context_bytes } else { CONTEXT };
+        let host = foreign.and_then(|(.., host)| *host).map(|host| host.min(untraced));
         let others = foreign
-            .and_then(|(.., others)| *others)
-            .unwrap_or_else(|| (untraced - most_of_context).max(0))
+            .and_then(|(_, _, others, _)| *others)
+            .unwrap_or_else(|| (untraced - host.unwrap_or(0) - most_of_context).max(0))
             .min(untraced);
         let live = replayed.replay.live_on(row.device, false);
         let sum = |category: Category| -> i64 {
@@ -339,8 +341,9 @@ impl<'a> OomCase<'a> {
             reserved: totals.reserved,
             outside: totals.outside,
             others,
+            host,
             // A simulated context is known without a sample.
-            unknown: (untraced - others).max(context_bytes.min(left)),
+            unknown: (untraced - others - host.unwrap_or(0)).max(context_bytes.min(left)),
             room: device_free.unwrap_or(left - context_bytes.min(left)),
             largest_hole: holes.first().copied().unwrap_or(0),
             failed_calls: seen.failed_of_oom,
@@ -489,6 +492,16 @@ impl<'a> OomCase<'a> {
                 [grown, held].into_iter().flatten().collect::<Vec<_>>().join(". ")
             }
             (Cause::Kept, Some((holder, why))) => format!("{}: {}", holder.line(units), remedy(*why).0),
+            (Cause::HostMemory, _) => format!(
+                "device and host share one memory, and this process holds {} of it on the host; without that, {request} \
+                 would fit",
+                show(facts.host.unwrap_or(0))
+            ),
+            (Cause::OtherProcess, _) if facts.host.is_some() => format!(
+                "the system and other programs hold {} of the memory that the device shares; without them, {request} would \
+                 fit",
+                show(facts.others)
+            ),
             (Cause::OtherProcess, _) => format!(
                 "other processes hold {} of this card's {card}; without them, {request} would fit",
                 show(facts.others)
@@ -608,8 +621,13 @@ impl<'a> OomCase<'a> {
             format!("free in its cache: {}, largest {largest}", counted(holes as u64, "usable piece")),
         );
         line(facts.outside, "outside torch's allocator, in traced calls".to_owned());
+        if let Some(host) = facts.host {
+            line(host, "of this process on the host, in the same memory".to_owned());
+        }
         if facts.others > 0 {
-            line(facts.others, "of other processes".to_owned());
+            let who =
+                if facts.host.is_some() { "of the system and other programs" } else { "of other processes" };
+            line(facts.others, who.to_owned());
         }
         if facts.unknown > 0 {
             line(facts.unknown, "not traced: the CUDA context, code of libraries".to_owned());
@@ -631,7 +649,7 @@ impl<'a> OomCase<'a> {
 
     pub(super) fn json(&self, replayed: &Replayed) -> Value {
         let facts = &self.facts;
-        json!({
+        let mut value = json!({
             "file": self.trace.path.display().to_string(),
             "rank": self.trace.meta.rank,
             "device": self.row.device,
@@ -669,6 +687,8 @@ impl<'a> OomCase<'a> {
             "estimated_bytes": (facts.to_come > 0).then(|| facts.needs_at_least() + facts.to_come),
             "growth_bytes_per_step": facts.growth().map(|growth| growth.per_step),
             "kept": self.kept.as_ref().map(|(holder, why)| json!({ "holder": holder.holder, "bytes": holder.bytes, "why": remedy(*why).0 })),
-        })
+        });
+        value["host_bytes"] = facts.host.into();
+        value
     }
 }

@@ -44,6 +44,8 @@ pub(super) enum Cause {
     Kept,
     /// Enough memory is free, but in pieces that are too small.
     Fragmentation,
+    /// It would fit without this process's memory on the host, which the device shares.
+    HostMemory,
     /// It would fit without this process's memory outside torch's allocator.
     OutsideTorch,
     /// The program needs more than the card has.
@@ -61,6 +63,7 @@ impl Cause {
             Cause::OtherProcess => "another process",
             Cause::Kept => "memory is kept",
             Cause::Fragmentation => "fragmentation",
+            Cause::HostMemory => "host memory",
             Cause::OutsideTorch => "outside torch",
             Cause::TooBig => "too big",
         }
@@ -89,7 +92,9 @@ pub(super) struct Facts {
     pub(super) outside: i64,
     /// Memory of other processes, as far as it is known.
     pub(super) others: i64,
-    /// Memory that no row accounts for, without `others`.
+    /// Memory of this process on the host; `None` on a device with memory of its own.
+    pub(super) host: Option<i64>,
+    /// Memory that no row accounts for, without `others` and `host`.
     pub(super) unknown: i64,
     /// Free memory on the device, an upper bound unless sampled.
     pub(super) room: i64,
@@ -218,13 +223,15 @@ impl Facts {
 
     /// The least that the program needs of a card like this one: what it held and asked for.
     pub(super) fn needs_at_least(&self) -> i64 {
-        self.allocated + self.request + self.outside + self.unknown
+        self.allocated + self.request + self.outside + self.unknown + self.host.unwrap_or(0)
     }
 
     /// The least that this step needs if it takes what the smallest step before took; 0 before the second step.
     pub(super) fn needs_by_earlier_steps(&self) -> i64 {
         let heights = self.steps.iter().map(|step| step.peak_before_update - step.began);
-        heights.min().map_or(0, |least| self.step_began + least + self.outside + self.unknown)
+        heights
+            .min()
+            .map_or(0, |least| self.step_began + least + self.outside + self.unknown + self.host.unwrap_or(0))
     }
 
     /// The least that this step needs, with what is sure to come.
@@ -283,6 +290,12 @@ impl Facts {
         }
         if is_fragmented {
             return (Cause::Fragmentation, None);
+        }
+        if let Some(host) = self.host.filter(|host| *host >= self.lacking() && self.is_material(*host)) {
+            // What the device holds is the rest of the same memory: the larger part is named.
+            if 2 * host >= self.allocated {
+                return (Cause::HostMemory, None);
+            }
         }
         let beside = self.outside + self.large_context();
         if beside >= self.lacking() && self.is_material(beside) {
@@ -392,7 +405,13 @@ impl Facts {
         let mut found = Vec::new();
         let shown = |bytes: i64| units.show(bytes).to_string();
         if cause != Cause::OtherProcess && 20 * self.others >= self.capacity.max(1) {
-            found.push(format!("other processes hold {} of this card", shown(self.others)));
+            let who = if self.host.is_some() { "the system and other programs" } else { "other processes" };
+            found.push(format!("{who} hold {} of this card", shown(self.others)));
+        }
+        if let Some(host) = self.host.filter(|host| 20 * host >= self.capacity.max(1))
+            && cause != Cause::HostMemory
+        {
+            found.push(format!("this process holds {} on the host, in the same memory", shown(host)));
         }
         if cause != Cause::OutsideTorch && 20 * self.outside >= self.capacity.max(1) {
             found.push(format!("this process holds {} outside torch's allocator", shown(self.outside)));
@@ -596,6 +615,11 @@ mod tests {
         assert_eq!(Facts { others: GIB, ..others }.judge().0, Cause::TooBig);
         let outside = Facts { outside: 4 * GIB, reserved: 19 * GIB, allocated: 19 * GIB, ..full() };
         assert_eq!(outside.judge().0, Cause::OutsideTorch);
+        // One memory for both: what the host holds is the larger part, and then the smaller.
+        let host = Facts { host: Some(10 * GIB), reserved: 13 * GIB, allocated: 13 * GIB, ..full() };
+        assert_eq!(host.judge().0, Cause::HostMemory);
+        let host = Facts { host: Some(4 * GIB), reserved: 19 * GIB, allocated: 19 * GIB, ..full() };
+        assert_eq!(host.judge().0, Cause::TooBig);
         // A context is no cause, unless it is far larger than others.
         let context = Facts { unknown: 4 * GIB, reserved: 19 * GIB, allocated: 19 * GIB, ..full() };
         assert_eq!(context.judge().0, Cause::OutsideTorch);

@@ -49,6 +49,12 @@ impl OomCase<'_> {
                     "memtrace leaks has the ops and lines that grow; memtrace leaks --holders has what keeps them",
                 ]);
             }
+            (Cause::HostMemory, _) => add(&[
+                "keep no second copy on the host: offloading frees nothing here; load weights straight to the device, use fewer workers; memtrace ledger --host names the holders",
+            ]),
+            (Cause::OtherProcess, _) if facts.host.is_some() => {
+                add(&["end other programs: each takes memory that the device shares"])
+            }
             (Cause::OtherProcess, _) => add(&[
                 "end the other process (nvidia-smi lists them), or choose another GPU: CUDA_VISIBLE_DEVICES",
             ]),

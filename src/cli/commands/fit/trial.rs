@@ -80,10 +80,17 @@ pub(super) struct PeakUse {
     pub(super) retries: i64,
     /// True if a real card may answer otherwise, because its context may take more or less.
     pub(super) inside_range: bool,
+    /// True if the device shares the machine's memory, and device and host had all of it.
+    pub(super) fills_machine: bool,
     /// Processes with a trace.
     pub(super) processes: usize,
-    /// The highest resident memory of its processes on the host, added up; 0 when unknown.
+    /// The highest resident memory of its processes on the host, added up; 0 when unknown. Each rank of a node that did
+    /// not run counts as the smallest that did.
     pub(super) host: i64,
+    /// True if that is more than `--host-mem`.
+    pub(super) exceeds_host: bool,
+    /// The ranks of a node that did not run.
+    pub(super) absent_ranks: i64,
     /// Bytes by category at the peak of allocated memory, largest first.
     pub(super) by_category: Vec<(String, i64)>,
 }
@@ -223,16 +230,21 @@ impl Running {
     /// When its trace cannot be read.
     pub(super) fn finish(self, status: ExitStatus) -> Result<Trial> {
         let took = self.started.elapsed();
-        let (peak, request, was_killed_for_memory) = measure(&self.folder)?;
+        let (mut peak, request, was_killed_for_memory) = measure(&self.folder)?;
         let text = fs::read(self.folder.join("stderr.txt")).unwrap_or_default();
         let text = String::from_utf8_lossy(&text).into_owned();
         let over_host = self.host_limit.filter(|limit| peak.host > *limit);
+        peak.exceeds_host = over_host.is_some() && request.is_none();
         let outcome = match (request, status.success()) {
             (Some(request), _) => TrialOutcome::TooBig(request),
             (None, true) if over_host.is_some() => TrialOutcome::TooBig(format!(
                 "had {} of host memory, more than --host-mem {}",
                 Unit::Auto.show(peak.host),
                 Unit::Auto.show(over_host.unwrap_or(0))
+            )),
+            (None, true) if peak.fills_machine => TrialOutcome::TooBig(format!(
+                "device and host together had all {} of the memory that they share",
+                Unit::Auto.show(peak.capacity)
             )),
             (None, true) => TrialOutcome::Fits,
             (None, false) if says_out_of_memory(&text) => TrialOutcome::TooBig(String::new()),
@@ -267,6 +279,8 @@ fn says_out_of_memory(text: &str) -> bool {
         "OutOfMemoryError",
         "CUBLAS_STATUS_ALLOC_FAILED",
         "CUDNN_STATUS_ALLOC_FAILED",
+        // PyTorch asks NVML for the text of an OOM, and Jetsons have no list of processes.
+        "NVML_SUCCESS == r INTERNAL ASSERT FAILED",
     ]
     .iter()
     .any(|phrase| text.contains(phrase))
@@ -290,11 +304,17 @@ fn measure(folder: &Path) -> Result<(PeakUse, Option<String>, bool)> {
     let number = |value: &Value| value.as_i64().unwrap_or(0);
     let mut peak = PeakUse::default();
     let (mut ran_out, mut was_killed) = (false, false);
+    let (mut smallest_host, mut ranks_of_node) = (i64::MAX, 0);
     for (process, trace) in summary["processes"].as_array().into_iter().flatten().zip(&inputs[0].traces) {
         peak.processes += 1;
         ran_out |= number(&process["events"]["oom"]) > 0;
         peak.retries += number(&process["failed_calls"]);
-        peak.host += number(&process["host_peak_bytes"]).max(0);
+        let host = number(&process["host_peak_bytes"]).max(0);
+        peak.host += host;
+        smallest_host = smallest_host.min(host);
+        // With `--ranks` some ranks of a job run; each card of a node has one.
+        let about = &trace.meta.phantom;
+        ranks_of_node = number(&about["ranks_of"]).min(number(&about["count"]).max(1));
         was_killed |= ["container_oom", "machine_oom"].iter().any(|by| process["killed"]["by"] == **by);
         peak.phantom |= process["phantom"] == true;
         for device in process["devices"].as_array().into_iter().flatten() {
@@ -305,6 +325,8 @@ fn measure(folder: &Path) -> Result<(PeakUse, Option<String>, bool)> {
                 peak.allocated = number(&device["peak_allocated"]["bytes"]);
                 peak.reserved = number(&device["peak_reserved"]["bytes"]);
                 peak.capacity = trace.meta.total_bytes(ordinal);
+                let is_shared = !device["host_peak_bytes"].is_null();
+                peak.fills_machine = is_shared && peak.capacity > 0 && used >= peak.capacity;
                 let context = |name: &str| trace.meta.phantom[name].as_i64();
                 let more = context("context_high_bytes").zip(context("context_bytes"));
                 peak.inside_range = more.is_some_and(|(most, here)| peak.capacity - used < most - here);
@@ -318,6 +340,10 @@ fn measure(folder: &Path) -> Result<(PeakUse, Option<String>, bool)> {
                 peak.by_category.sort_by_key(|(_, bytes)| -bytes);
             }
         }
+    }
+    peak.absent_ranks = (ranks_of_node - peak.processes as i64).max(0);
+    if peak.processes > 0 {
+        peak.host = peak.host.saturating_add(peak.absent_ranks.saturating_mul(smallest_host));
     }
     if !ran_out {
         return Ok((peak, None, was_killed));

@@ -58,7 +58,10 @@ fn card_rows(text: &mut String, measured: &Measured, card: usize) {
     let bus = identity::long_bus_id(card);
     let ecc = machine.cards[card].ecc_errors;
     let _ = writeln!(text, "| {card:>3}  {name:<26}      On  |   {bus:<16} Off | {ecc:>20} |");
-    let usage = format!("{}MiB / {:>6}MiB", used / MIB, spec.memory / MIB);
+    let usage = match spec.base.unified() {
+        Some(_) => format!("{:<22}", "Not Supported"),
+        None => format!("{}MiB / {:>6}MiB", used / MIB, spec.memory / MIB),
+    };
     let _ = writeln!(
         text,
         "| N/A   N/A    P0              N/A /  N/A | {usage:>22} | {:>6}%      Default |",

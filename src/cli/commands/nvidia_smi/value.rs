@@ -59,14 +59,18 @@ pub(super) struct App {
 /// The processes on some cards.
 pub(super) fn apps(measured: &Measured, cards: &[usize]) -> Vec<App> {
     let machine = &measured.machine;
+    let unified = machine.spec.base.unified();
     let mut apps = Vec::new();
+    if unified.is_some_and(|unified| !unified.lists_processes) {
+        return apps;
+    }
     for &card in cards {
         for (pid, bytes) in machine.processes_on(card) {
             let name = process::name_of(pid).unwrap_or_else(|| "[Not Found]".to_owned());
             let name = memtrace_trace::text::printable(&name).into_owned();
             apps.push(App { card, pid, name, bytes });
         }
-        if machine.spec.others > 0 {
+        if machine.spec.others > 0 && unified.is_none() {
             // nvidia-smi cannot name a process of another user either.
             let (pid, name) = (1, "[Not Found]".to_owned());
             apps.push(App { card, pid, name, bytes: machine.spec.others });
@@ -95,6 +99,11 @@ pub(super) fn of_card(measured: &Measured, card: usize, field: &str, now: &Zoned
         "compute_cap" => text(format!("{}.{}", spec.cc.0, spec.cc.1)),
         "compute_mode" => text("Default"),
         "pstate" => text("P0"),
+        "memory.total" | "memory.reserved" | "memory.used" | "memory.free"
+            if spec.base.unified().is_some() =>
+        {
+            Value::Missing
+        }
         "memory.total" => mib(spec.memory),
         "memory.reserved" => mib(0),
         // The two add up to the total, in whole MiB too.

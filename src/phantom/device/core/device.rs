@@ -31,7 +31,7 @@ impl Device {
     /// A device with empty memory.
     pub(crate) fn new(index: usize, card: usize, spec: &Spec) -> Self {
         let clock = Arc::new(DeviceClock::default());
-        let share = Arc::new(Share::new(card, spec.context, Arc::clone(&clock)));
+        let share = Arc::new(Share::new(card, spec, Arc::clone(&clock)));
         let limit = spec.memory - spec.context - spec.others;
         Self {
             index,

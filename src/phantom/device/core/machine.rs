@@ -5,13 +5,14 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use memtrace_cards::CARD_VARIABLE;
+use memtrace_cards::{CARD_VARIABLE, Spec};
 use memtrace_machine::process::Process;
 use memtrace_machine::table::{Slot, Table, WORDS};
 use memtrace_machine::{MACHINE_VARIABLE, files};
 
 use crate::core::clock::DeviceClock;
 use crate::core::driver_version::driver_version;
+use crate::core::unified;
 
 /// Makes this process and its children one machine, unless it belongs to one already.
 #[ctor::ctor(unsafe)]
@@ -88,14 +89,17 @@ pub(crate) struct Share {
     card: usize,
     /// The bytes of a context.
     context: u64,
+    /// Whether the card's memory is that of the machine.
+    is_unified: bool,
     clock: Arc<DeviceClock>,
     entered: AtomicBool,
 }
 
 impl Share {
     /// The share in the card at this position.
-    pub(crate) fn new(card: usize, context: u64, clock: Arc<DeviceClock>) -> Self {
-        Self { card, context, clock, entered: false.into() }
+    pub(crate) fn new(card: usize, spec: &Spec, clock: Arc<DeviceClock>) -> Self {
+        let is_unified = spec.base.unified().is_some();
+        Self { card, context: spec.context, is_unified, clock, entered: false.into() }
     }
 
     /// The position of the card in the machine.
@@ -125,7 +129,8 @@ impl Share {
     /// `limit`.
     pub(crate) fn try_set(&self, bytes: u64, before: u64, limit: u64) -> bool {
         self.enter();
-        let Some((table, slot)) = slot() else { return true };
+        let limit = if limit == u64::MAX { limit } else { limit.saturating_sub(self.host()) };
+        let Some((table, slot)) = slot() else { return bytes <= limit };
         // First stored, then compared: of two processes at once at most one gets the last bytes.
         table.set_allocated(slot, self.card, bytes);
         let fits = || bytes.saturating_add(table.bytes_of_others(Some(slot), self.card)) <= limit;
@@ -152,10 +157,16 @@ impl Share {
         }
     }
 
-    /// The bytes of the machine's other processes on the card.
+    /// The bytes of the machine's programs that are on the host and in the same memory.
+    fn host(&self) -> u64 {
+        if self.is_unified { unified::host_bytes(table()) } else { 0 }
+    }
+
+    /// The bytes of the card that this process has not allocated: of the machine's other processes, and where memory is
+    /// unified those that programs have on the host.
     pub(crate) fn others(&self) -> u64 {
-        let Some((table, slot)) = slot() else { return 0 };
+        let Some((table, slot)) = slot() else { return self.host() };
         table.clear_dead();
-        table.bytes_of_others(Some(slot), self.card)
+        table.bytes_of_others(Some(slot), self.card).saturating_add(self.host())
     }
 }

@@ -29,5 +29,6 @@ pub(crate) mod running_ops;
 pub(crate) mod stream;
 pub(crate) mod torch_blocks;
 pub(crate) mod triton;
+pub(crate) mod unified;
 pub(crate) mod values;
 pub(crate) mod vram;

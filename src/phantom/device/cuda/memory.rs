@@ -19,6 +19,7 @@ use crate::core::lock::lock;
 use crate::core::past_oom::Caller;
 use crate::core::range_allocator::RangeAllocator;
 use crate::core::torch_blocks;
+use crate::core::unified;
 use crate::core::vram::{self, BlockPurpose, PINNED};
 use crate::cuda::{graph_memory, streams, vmm};
 
@@ -300,7 +301,9 @@ unsafe fn several_pointer_attributes(
 fn memory_info(free: Out<usize>, total: Out<usize>) -> Status {
     let device = current();
     device.share().enter();
-    free.put(device.vram().free_bytes() as usize);
+    let left = device.vram().free_bytes();
+    let is_unified = host_state().spec.base.unified().is_some();
+    free.put(if is_unified { unified::free_of(left) } else { left } as usize);
     total.put(host_state().spec.memory as usize);
     OK
 }

@@ -159,6 +159,14 @@ const _: () = assert!(size_of::<MemoryInfo>() == 24 && size_of::<MemoryInfo2>() 
 /// `nvmlMemory_v2`: the size of the struct and the number of its version.
 const MEMORY_2: u32 = size_of::<MemoryInfo2>() as u32 | 2 << 24;
 
+/// Writes a value about the card's own memory, which NVML does not support where memory is unified.
+fn give_memory<T>(handle: usize, out: Out<T>, value: impl FnOnce(usize) -> T) -> Status {
+    match card_of(handle) {
+        Ok(_) if host_state().spec.base.unified().is_some() => NOT_SUPPORTED,
+        _ => give(handle, out, value),
+    }
+}
+
 fn memory_info(machine: &Machine, card: usize) -> MemoryInfo {
     let (total, used) = (machine.spec.memory, machine.used(card));
     MemoryInfo { total, free: total - used, used }
@@ -168,7 +176,7 @@ fn memory_info_2(handle: usize, place: InOut<MemoryInfo2>) -> Status {
     if place.input().get().is_none_or(|asked| asked.version != MEMORY_2) {
         return VERSION_MISMATCH;
     }
-    give(handle, place.output(), |card| {
+    give_memory(handle, place.output(), |card| {
         let MemoryInfo { total, free, used } = memory_info(&machine_state::state(), card);
         MemoryInfo2 { version: MEMORY_2, total, reserved: 0, free, used }
     })
@@ -191,9 +199,14 @@ unsafe fn processes<T>(
         Ok(card) => card,
         Err(status) => return status,
     };
+    let unified = host_state().spec.base.unified();
+    if unified.is_some_and(|unified| !unified.lists_processes) {
+        return NOT_SUPPORTED;
+    }
     let machine = machine_state::state();
     let mut all: Vec<T> = machine.processes_on(card).map(|(pid, bytes)| info(pid, bytes)).collect();
-    if machine.spec.others > 0 {
+    // Where memory is unified, these are the system's.
+    if machine.spec.others > 0 && unified.is_none() {
         all.push(info(OTHER_PID, machine.spec.others));
     }
     let Some(capacity) = count.input().get() else { return INVALID_ARGUMENT };
@@ -284,7 +297,7 @@ answers! {
     Real fn nvmlDeviceGetIndex(handle: Word, out: Out<u32>) { give(handle, out, |card| card as u32) }
     Real fn nvmlDeviceGetMinorNumber(handle: Word, out: Out<u32>) { give(handle, out, |card| card as u32) }
     Real fn nvmlDeviceGetMemoryInfo(handle: Word, out: Out<MemoryInfo>) {
-        give(handle, out, |card| memory_info(&machine_state::state(), card))
+        give_memory(handle, out, |card| memory_info(&machine_state::state(), card))
     }
     Real fn nvmlDeviceGetMemoryInfo_v2(handle: Word, place: InOut<MemoryInfo2>) {
         memory_info_2(handle, place)
@@ -293,7 +306,7 @@ answers! {
     /// Not a guess: no amount of memory follows from it, and the tracer's own samples call it in every run.
     Real fn nvmlDeviceGetBAR1MemoryInfo(handle: Word, out: Out<MemoryInfo>) {
         let (total, used) = (host_state().spec.memory.next_power_of_two(), 2 << 20);
-        give(handle, out, |_| MemoryInfo { total, free: total - used, used })
+        give_memory(handle, out, |_| MemoryInfo { total, free: total - used, used })
     }
     Real fn nvmlDeviceGetComputeRunningProcesses(handle: Word, count: InOut<u32>, list: Out<ProcessInfo1>) {
         by_contract!(processes(handle, count, list, |pid, used_bytes| ProcessInfo1 { pid, used_bytes }))

@@ -5,7 +5,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use memtrace_trace::Meta;
 use memtrace_trace::meta::Device;
 
-use crate::ffi::cuda_types::SUCCESS;
+use crate::ffi::cuda_types::{DeviceAttribute, SUCCESS};
 use crate::ffi::symbols::{Home, RealFn, Symbol};
 
 // SAFETY: the signature is the one in cuda_runtime_api.h.
@@ -93,6 +93,21 @@ pub(crate) fn device_uuid(ordinal: c_int) -> Option<[u8; 16]> {
     let mut uuid = [0u8; 16];
     // SAFETY: the place is valid for the answer.
     (unsafe { get(&raw mut uuid, ordinal) } == SUCCESS).then_some(uuid)
+}
+
+// SAFETY: as above; an attribute is a number.
+static GET_ATTRIBUTE: Symbol<unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int> =
+    unsafe { Symbol::new(c"cuDeviceGetAttribute", DRIVER) };
+
+/// Returns true if the device has no memory of its own and shares that of the machine.
+pub(crate) fn is_integrated(ordinal: c_int) -> bool {
+    const INTEGRATED: c_int = DeviceAttribute::CU_DEVICE_ATTRIBUTE_INTEGRATED as c_int;
+    let mut value = 0;
+    // SAFETY: the place is valid for the answer.
+    let ask = |get: unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int| unsafe {
+        get(&raw mut value, INTEGRATED, ordinal)
+    };
+    GET_ATTRIBUTE.get().map(ask) == Some(SUCCESS) && value != 0
 }
 
 /// The PCI bus id of a device.

@@ -17,9 +17,10 @@ use std::mem::offset_of;
 pub(crate) use cudarc::driver::sys::{
     CUDA_ARRAY_DESCRIPTOR_v2 as ArrayDescriptor, CUDA_ARRAY3D_DESCRIPTOR_v2 as Array3DDescriptor,
     CUDA_MEM_ALLOC_NODE_PARAMS_v1 as AllocNodeParams, CUarray_format as ArrayFormat,
-    CUgraphMem_attribute as GraphAttribute, CUipcMemHandle as DriverIpcHandle,
-    CUmemAllocationProp as AllocationProperties, CUmemLocationType as LocationType,
-    CUmemPool_attribute as PoolAttribute, CUstreamCaptureMode as CaptureMode,
+    CUdevice_attribute as DeviceAttribute, CUgraphMem_attribute as GraphAttribute,
+    CUipcMemHandle as DriverIpcHandle, CUmemAllocationProp as AllocationProperties,
+    CUmemLocationType as LocationType, CUmemPool_attribute as PoolAttribute,
+    CUstreamCaptureMode as CaptureMode,
 };
 use cudarc::driver::sys::{CUmemLocation, CUresult};
 pub(crate) use cudarc::runtime::sys::{

@@ -8,12 +8,16 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use memtrace_trace::Api;
+use memtrace_trace::host::HostFiles;
 use memtrace_trace::sample::Sample;
 
-use crate::ffi::cuda_memory;
 use crate::ffi::nvml::{Nvml, ProcessMemory, bytes};
 use crate::ffi::own_process;
 use crate::ffi::phantom;
+use crate::ffi::{cuda, cuda_memory};
+
+/// The most child processes whose memory is read.
+const MOST_CHILDREN: usize = 64;
 
 /// NVML, in the process that loaded it: the child of a fork loads it anew.
 struct Loaded {
@@ -44,15 +48,27 @@ pub(crate) fn sample(devices: &[i8]) -> Vec<(i8, Api, Sample)> {
     let of = |&device: &i8| {
         let mut sample = Sample::default();
         let ordinal = c_int::from(device);
-        let has_nvml = nvml.is_some_and(|nvml| fill_from_nvml(nvml, ordinal, &mut sample).is_some());
+        let has_nvml = nvml.is_some_and(|nvml| fill_from_nvml(nvml, ordinal, &mut sample).is_some())
+            && sample.total.is_some();
         // SAFETY: the process uses the device, so the driver has it.
         unsafe { cuda_memory::fill(ordinal, !has_nvml, &mut sample) };
+        if !has_nvml && cuda::is_integrated(ordinal) {
+            fill_from_host(&mut sample);
+        }
         let api = if has_nvml { Api::Nvml } else { Api::CuMemGetInfo };
         // A simulated card past its capacity has 0 free bytes, however much is used.
         let is_known = sample.total.is_some() && !(sample.free == Some(0) && phantom::goes_past_oom());
         is_known.then_some((device, api, sample))
     };
     devices.iter().filter_map(of).collect()
+}
+
+/// Fills in the host's part of a memory that the device shares with the machine.
+fn fill_from_host(sample: &mut Sample) {
+    let files = HostFiles::default();
+    let cache = phantom::page_cache().or_else(|| files.page_cache());
+    sample.cache = cache.map(|cache| cache.min(sample.used().unwrap_or(cache)).max(0));
+    sample.host = files.held("self", MOST_CHILDREN);
 }
 
 /// Waits for a running sample, and lets no other begin.

@@ -111,10 +111,10 @@ impl Nvml {
         let device = self.device(ordinal)?;
         let mut sizes = [0; 3];
         // SAFETY: the device is NVML's own, and the place is valid for the answer.
-        if unsafe { (self.memory)(device, &raw mut sizes) } != SUCCESS {
-            return None;
-        }
-        let (total, free) = (bytes(sizes[0]), bytes(sizes[1]));
+        // A device without memory of its own has no such figures, and may have a list of processes.
+        let has_memory = unsafe { (self.memory)(device, &raw mut sizes) } == SUCCESS;
+        let known = |size| bytes(size).filter(|_| has_memory);
+        let (total, free) = (known(sizes[0]), known(sizes[1]));
         // SAFETY: as above.
         let has_bar1 = self.bar1.is_some_and(|bar1| unsafe { bar1(device, &raw mut sizes) } == SUCCESS);
         let bar1 = bytes(sizes[2]).filter(|_| has_bar1);

@@ -30,6 +30,9 @@ static TAKE_FAULT: Symbol<unsafe extern "C" fn() -> bool> =
 static TAKE_GRANT: Symbol<unsafe extern "C" fn() -> bool> =
     // SAFETY: as above.
     unsafe { Symbol::new(c"memtrace_phantom_take_grant", Home::Loaded(LIBRARY)) };
+static PAGE_CACHE: Symbol<unsafe extern "C" fn() -> u64> =
+    // SAFETY: the type is that in the phantom device's `unified.rs`.
+    unsafe { Symbol::new(c"memtrace_phantom_page_cache", Home::Loaded(LIBRARY)) };
 /// Set by [`describe`] if the phantom device grants requests past its capacity.
 static GOES_PAST_OOM: AtomicBool = AtomicBool::new(false);
 
@@ -64,6 +67,12 @@ pub(crate) fn goes_past_oom() -> bool {
     GOES_PAST_OOM.load(Ordering::Relaxed)
 }
 
+/// The page cache in the phantom device's last answer about free memory, in bytes; `None` without a phantom.
+pub(crate) fn page_cache() -> Option<i64> {
+    // SAFETY: it takes nothing.
+    PAGE_CACHE.cached().and_then(|ask| i64::try_from(unsafe { ask() }).ok())
+}
+
 /// Returns true if the device of this process is a phantom.
 pub(crate) fn is_present() -> bool {
     !find_anywhere(LIBRARY, c"memtrace_phantom_describe").is_null()
@@ -80,6 +89,7 @@ pub(crate) fn library_of_call() -> Option<&'static CStr> {
 /// The phantom device's description of itself, in JSON; null without one.
 pub(crate) fn describe() -> serde_json::Value {
     let _ = (DESCRIBE.get(), STEP.get(), FAULT_AT.get(), TAKE_FAULT.get(), TAKE_GRANT.get());
+    let _ = PAGE_CACHE.get();
     let about = describe_at_end();
     GOES_PAST_OOM.store(!about[NEEDED_BYTES].is_null(), Ordering::Relaxed);
     about

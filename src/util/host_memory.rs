@@ -1,0 +1,109 @@
+//! Memory of processes and of the machine, as `/proc` shows it. What cannot be read is unknown.
+
+use std::fs;
+use std::path::Path;
+
+/// Reads a line of a file of `/proc` such as `VmRSS:     123 kB`: the bytes, if the line has this name.
+#[must_use]
+pub fn kib_of(line: &str, name: &str) -> Option<i64> {
+    let rest = line.strip_prefix(name)?.strip_prefix(':')?;
+    rest.trim().strip_suffix(" kB")?.trim().parse::<i64>().ok()?.checked_mul(1024)
+}
+
+fn value(text: &str, name: &str) -> Option<i64> {
+    text.lines().find_map(|line| kib_of(line, name))
+}
+
+fn read(proc: &Path, pid: &str, file: &str) -> Option<String> {
+    // The name of a process may have any bytes.
+    fs::read(proc.join(pid).join(file)).ok().map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// Returns the resident bytes of a process that the kernel cannot give up: those without a file. Pages of files are
+/// page cache. `proc` is `/proc`, `pid` may be `self`.
+#[must_use]
+pub fn held(proc: &Path, pid: &str) -> Option<i64> {
+    let text = read(proc, pid, "status")?;
+    Some(value(&text, "RssAnon")?.saturating_add(value(&text, "RssShmem").unwrap_or(0)))
+}
+
+/// Returns the bytes that a child process holds beyond what it shares with its parent.
+#[must_use]
+pub fn held_alone(proc: &Path, pid: &str) -> Option<i64> {
+    value(&read(proc, pid, "smaps_rollup")?, "Private_Dirty").or_else(|| held(proc, pid))
+}
+
+/// Returns the bytes of files that the machine keeps in memory, which the kernel gives up when memory runs short.
+#[must_use]
+pub fn page_cache(proc: &Path) -> Option<i64> {
+    let text = fs::read_to_string(proc.join("meminfo")).ok()?;
+    let of = |name| value(&text, name);
+    // Shared memory counts as cached, and can only be swapped.
+    let cached = of("Cached")?.saturating_sub(of("Shmem").unwrap_or(0));
+    let more = of("Buffers").unwrap_or(0).saturating_add(of("SReclaimable").unwrap_or(0));
+    Some(cached.max(0).saturating_add(more))
+}
+
+/// Returns the processes that descend from `pid`, at most `most`; `None` where the kernel does not list them. One that
+/// ends meanwhile is left out.
+#[must_use]
+pub fn descendants(proc: &Path, pid: &str, most: usize) -> Option<Vec<u32>> {
+    let mut found = children(proc, pid)?;
+    let mut next = 0;
+    while next < found.len() && found.len() < most {
+        // A new process may get the number of one that ended, and be listed twice.
+        for child in children(proc, &found[next].to_string()).unwrap_or_default() {
+            if !found.contains(&child) {
+                found.push(child);
+            }
+        }
+        next += 1;
+    }
+    found.truncate(most);
+    Some(found)
+}
+
+fn children(proc: &Path, pid: &str) -> Option<Vec<u32>> {
+    let mut found = Vec::new();
+    for thread in fs::read_dir(proc.join(pid).join("task")).ok()?.flatten() {
+        // A thread may end meanwhile. If even the main thread lacks this file, the kernel does not
+        // provide it.
+        match fs::read_to_string(thread.path().join("children")) {
+            Ok(text) => found.extend(text.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok())),
+            Err(_) if thread.file_name().to_str() == Some(pid) => return None,
+            Err(_) => {}
+        }
+    }
+    Some(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn held_memory_and_page_cache_are_told_apart() {
+        let proc = std::env::temp_dir().join(format!("memtrace-held-{}", std::process::id()));
+        fs::create_dir_all(proc.join("7")).unwrap();
+        assert_eq!((held(&proc, "7"), held_alone(&proc, "7"), page_cache(&proc)), (None, None, None));
+        let write = |file: &str, text: &str| fs::write(proc.join(file), text).unwrap();
+        write(
+            "7/status",
+            "Name:\tx\nVmRSS:\t 90 kB\nRssAnon:\t 30 kB\nRssFile:\t 50 kB\nRssShmem:\t 10 kB\n",
+        );
+        assert_eq!((held(&proc, "7"), held_alone(&proc, "7")), (Some(40 << 10), None));
+        write("7/smaps_rollup", "Pss: 60 kB\nPrivate_Dirty: 5 kB\n");
+        assert_eq!(held_alone(&proc, "7"), Some(5 << 10));
+        write(
+            "meminfo",
+            "MemTotal: 1000 kB\nBuffers: 3 kB\nCached: 200 kB\nShmem: 20 kB\nSReclaimable: 7 kB\n",
+        );
+        assert_eq!(page_cache(&proc), Some(190 << 10));
+        // A machine that hides a part, and one with impossible figures.
+        write("meminfo", "Cached: 20 kB\nShmem: 200 kB\n");
+        assert_eq!(page_cache(&proc), Some(0));
+        write("meminfo", "MemTotal: 1000 kB\n");
+        assert_eq!(page_cache(&proc), None);
+        fs::remove_dir_all(&proc).unwrap();
+    }
+}
