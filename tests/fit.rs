@@ -467,3 +467,25 @@ fn fit_ask_prints_a_figure_of_the_program_for_each_card_and_value() {
         assert!(!fit.folder.path().join("memtrace-out").exists(), "{arguments:?}");
     }
 }
+
+#[test]
+fn fit_counts_the_host_memory_of_the_ranks_of_a_node_that_did_not_run() {
+    let Some(torch) = Torch::installed("2.11.0") else { return };
+    let (python, gathers) = (torch.python.to_str().unwrap(), script("gathers.py"));
+    let run = |ranks: &str| {
+        let program = ["-m", "torch.distributed.run", "--nproc-per-node", "4", &gathers, "{}"];
+        let words = ["--ranks", ranks, "--host-mem", "100m", "--values", "64", "--json", "--", python];
+        Fit::on("4xt4", &[&words[..], &program[..]].concat())
+    };
+    let one = run("0").json();
+    let host = |fit: &Value| fit["trials"][0]["peak_host_bytes"].as_i64().unwrap() >> 20;
+    assert_eq!(
+        (&one["trials"][0]["outcome"], &one["trials"][0]["processes"]),
+        (&"out of memory".into(), &1.into())
+    );
+    assert!(one["next"][0].as_str().unwrap().starts_with("memtrace ledger --host"), "{one}");
+    // Rank 0 gathers 256 MiB, so its memory is no measure of the others': two ranks tell.
+    let two = run("0,1").json();
+    assert!(host(&one) > 4 * 256 && host(&two) > 256, "{one} {two}");
+    assert!(host(&two) < host(&one) - 2 * 256, "{} {}", host(&two), host(&one));
+}

@@ -97,6 +97,14 @@ impl<'a> Answer<'a> {
                 if self.are_gpus { "larger number of GPUs" } else { "smaller value" }
             ));
         }
+        let absent = self.device().map_or(0, |peak| peak.absent_ranks);
+        if absent > 0 {
+            page.plain(format!(
+                "note: host memory is a node's: {} did not run, and each counts as the smallest that ran; a program that \
+                 does more on rank 0 needs --ranks 0,1",
+                counted(absent.cast_unsigned(), "rank")
+            ));
+        }
         if self.device().is_some_and(|peak| peak.phantom) {
             page.line([Cell::new(
                 "note: simulated GPU: allocated memory is exact, because PyTorch computes it; reserved \
@@ -325,7 +333,8 @@ impl<'a> Answer<'a> {
     fn next(&self) -> Vec<String> {
         let mut next = Vec::new();
         if let Some(trial) = self.too_big.filter(|trial| trial.peak.processes > 0) {
-            next.push(format!("memtrace oom {}", trial.folder.display()));
+            let question = if trial.peak.exceeds_host { "ledger --host" } else { "oom" };
+            next.push(format!("memtrace {question} {}", trial.folder.display()));
         }
         if let Some(trial) = self.fits {
             next.push(format!("memtrace peak --by module {}", trial.folder.display()));

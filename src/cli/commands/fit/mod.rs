@@ -137,7 +137,7 @@ pub(crate) fn command() -> Command {
                 .value_parser(parse_bytes)
                 .help(
                     "A value does not fit when its processes have more resident memory of the host than this, added up: \
-                     64g. It is measured, not enforced",
+                     64g. It is measured, not enforced. With --ranks, each rank of a node that does not run counts as the smallest that does",
                 ),
         )
         .args(recipe::arguments())

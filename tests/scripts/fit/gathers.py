@@ -1,0 +1,14 @@
+"""A rank of a job; rank 0 holds what it gathers on the host."""
+
+import os
+
+import torch
+
+rank = int(os.environ["RANK"])
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+torch.distributed.init_process_group("nccl")
+share = torch.ones(1 << 20, device="cuda")
+torch.distributed.all_reduce(share)
+kept = [torch.ones(64 << 20, dtype=torch.uint8) for _ in range(4)] if rank == 0 else []
+torch.cuda.synchronize()
+torch.distributed.destroy_process_group()
