@@ -49,7 +49,7 @@ const PARTS: &[(&str, &str, &str)] = &[
 ];
 
 /// Advice about pinned memory.
-pub(in crate::reports) const PINNED: &str = "torch rounds each request up to a power of two: pin one buffer of such a size and slice it, or cudaHostRegister";
+pub(in crate::reports) const PINNED: &str = "torch rounds each request up to a power of two: PYTORCH_ALLOC_CONF=pinned_max_round_threshold_mb:1,pinned_max_cached_size_mb:1 if it is not refused (torch 2.15 has it, 2.11 not), or pin one buffer of such a size and slice it";
 
 /// The group and the advice of a part.
 pub(in crate::reports) fn part_about(name: &str) -> (&'static str, &'static str) {
