@@ -473,7 +473,7 @@ fn fit_counts_the_host_memory_of_the_ranks_of_a_node_that_did_not_run() {
     let Some(torch) = Torch::installed("2.11.0") else { return };
     let (python, gathers) = (torch.python.to_str().unwrap(), script("gathers.py"));
     let run = |ranks: &str| {
-        let program = ["-m", "torch.distributed.run", "--nproc-per-node", "4", &gathers, "{}"];
+        let program = ["-m", "torch.distributed.run", "--nproc-per-node", "4", gathers.as_str(), "{}"];
         let words = ["--ranks", ranks, "--host-mem", "100m", "--values", "64", "--json", "--", python];
         Fit::on("4xt4", &[&words[..], &program[..]].concat())
     };

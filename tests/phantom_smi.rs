@@ -137,12 +137,13 @@ fn a_card_without_memory_of_its_own_shares_that_of_the_machine() {
         let told: Value = serde_json::from_str(run.stdout().lines().last().unwrap()).unwrap();
         let mib = |name: &str| told[name].as_i64().unwrap_or_else(|| panic!("{told}")) >> 20;
         assert_eq!(told["integrated"], 1);
-        // A file or a program elsewhere may change the page cache by some MiB meanwhile.
+        // The page cache is read at almost the same moment.
         let near = |found: i64, expected: i64| (found - expected).abs() < 128;
         assert!(
-            near(mib("device"), 4096) && near(mib("host"), 1024) && near(mib("file"), 512),
+            near(mib("device"), 4096) && near(mib("host"), 1024) && near(mib("file"), 0),
             "{card}: {told}"
         );
+        assert!(mib("page_cache") > 256, "a file of 512 MiB was written: {told}");
         assert_eq!(told["memory"], "Not Supported");
         assert_eq!(told["processes"] == "Not Supported", !lists_processes, "{told}");
         // PyTorch asks for the processes to report an OOM.

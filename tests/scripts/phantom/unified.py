@@ -2,31 +2,44 @@
 
 import json
 import tempfile
+from pathlib import Path
 
 import pynvml
 import torch
 
 MIB = 1 << 20
 torch.zeros(1, device="cuda")
-start, total = torch.cuda.mem_get_info()
+
+
+def cached():
+    """The page cache of the machine, which other programs change, too."""
+    with open("/proc/meminfo") as file:
+        sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in file}
+    return sizes["Cached"] - sizes["Shmem"] + sizes["Buffers"] + sizes["SReclaimable"]
+
+
+(start, total), cache = torch.cuda.mem_get_info(), cached()
 told = {"total": total, "integrated": torch.cuda.get_device_properties(0).is_integrated}
 
 
 def taken():
-    """What was free at the last call, and is not now."""
-    global start
-    before, (start, _) = start, torch.cuda.mem_get_info()
-    return before - start
+    """What was free at the last call and is not now, without what page cache has taken."""
+    global start, cache
+    free, held = torch.cuda.mem_get_info()[0], cached()
+    more, grown = start - free, held - cache
+    start, cache = free, held
+    return more - grown, grown
 
 
 on_device = torch.empty(4096 * MIB, dtype=torch.uint8, device="cuda")
-told["device"] = taken()
+told["device"], _ = taken()
 on_host = torch.ones(1024 * MIB, dtype=torch.uint8)
-told["host"] = taken()
-with tempfile.TemporaryFile() as file:
+told["host"], _ = taken()
+# /tmp may be memory.
+with tempfile.TemporaryFile(dir=Path(__file__).parent) as file:
     file.write(bytes(512 * MIB))
     file.flush()
-    told["file"] = taken()
+    told["file"], told["page_cache"] = taken()
 
 pynvml.nvmlInit()
 card = pynvml.nvmlDeviceGetHandleByIndex(0)
