@@ -143,7 +143,6 @@ fn a_card_without_memory_of_its_own_shares_that_of_the_machine() {
             near(mib("device"), 4096) && near(mib("host"), 1024) && near(mib("file"), 0),
             "{card}: {told}"
         );
-        assert!(mib("page_cache") > 256, "a file of 512 MiB was written: {told}");
         assert_eq!(told["memory"], "Not Supported");
         assert_eq!(told["processes"] == "Not Supported", !lists_processes, "{told}");
         // PyTorch asks for the processes to report an OOM.
