@@ -10,76 +10,20 @@ since the step before, reserved, and in use on the device.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import copy
 import ctypes
-import json
 import random
 import subprocess
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
+import libraries
+import threads
 import torch
+from common import DEVICE, MIB, STEPS, Steps, Trainer, args, kept, level, marked, mlp
 from torch import nn
-
-Steps = Iterator[None]  # a program stops here after each of its steps
-MIB = 1 << 20
-STEPS = 40
-DEVICE = "cuda"
-args = argparse.Namespace(remedy=False)
-kept: list = []
-random.seed(7)
-
-
-def level() -> None:
-    """Prints PyTorch's figures of a finished step."""
-    free, total = torch.cuda.mem_get_info()
-    figures = {
-        "allocated": torch.cuda.memory_allocated(),
-        "peak": torch.cuda.max_memory_allocated(),
-        "reserved": torch.cuda.memory_reserved(),
-        "used": total - free,
-    }
-    torch.cuda.reset_peak_memory_stats()
-    print("LEVEL", json.dumps(figures), flush=True)
-
-
-def mlp(width: int = 1024, depth: int = 4) -> nn.Module:
-    layers = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.ReLU())]
-    return nn.Sequential(*layers).to(DEVICE)
-
-
-@contextlib.contextmanager
-def marked(step: int) -> Iterator[None]:
-    """Tells the number of a step, in a program without an optimizer."""
-    torch.cuda.nvtx.range_push(f"step:{step}")
-    yield
-    torch.cuda.nvtx.range_pop()
-
-
-class Trainer:
-    """A model, its optimizer, and a step of training."""
-
-    def __init__(self, model: nn.Module | None = None, width: int = 1024) -> None:
-        self.width = width
-        self.model = model or mlp(width)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
-
-    def forward(self, rows: int) -> torch.Tensor:
-        return self.model(torch.randn(rows, self.width, device=DEVICE))
-
-    def finish(self, loss: torch.Tensor, **options: bool) -> None:
-        self.optimizer.zero_grad()
-        loss.backward(**options)
-        self.optimizer.step()
-
-    def train(self, rows: int = 2048) -> torch.Tensor:
-        out = self.forward(rows)
-        self.finish(out.square().mean())
-        return out
-
 
 # Something is kept.
 
@@ -468,6 +412,7 @@ PROGRAMS = [
     deleted_models, optimizer_each_epoch, copies, gathered_results, curriculum, proposals, outlier,
     validation, save, batch_grows, lengths, images, streams, driver_memory, neighbour, late_state,
     window_cache, kv_cache, flat, buckets, leak_in_curriculum, curriculum_in_leak, metric_with_lengths,
+    *libraries.PROGRAMS, *threads.PROGRAMS,
 ]  # fmt: skip
 
 
