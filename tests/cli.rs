@@ -369,6 +369,23 @@ fn summary_says_that_a_trace_is_unfinished() {
 }
 
 #[test]
+fn summary_says_that_the_process_of_a_trace_still_runs() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let journal = folder.path().join("journal");
+    std::fs::write(&journal, "").unwrap();
+    let meta = Meta { journal: journal.display().to_string(), world_size: 1, ..Meta::default() };
+    let mut trace = TraceBuilder::new(meta);
+    trace.segment(2 << 20);
+    let name = format!("vm.r0.{}.csv", std::process::id());
+    std::fs::write(folder.path().join(name), trace.unfinished()).unwrap();
+    let text = || stdout(&output(&["summary", path(&folder)]));
+    assert!(text().contains("its process still runs"), "{}", text());
+    // A killed process has no journal after its trace was finished.
+    std::fs::remove_file(journal).unwrap();
+    assert!(text().contains("was killed or still runs"), "{}", text());
+}
+
+#[test]
 fn summary_names_the_rows_that_a_trace_lacks() {
     let whole = String::from_utf8(training(0)).unwrap();
     let mut lines: Vec<&str> = whole.lines().collect();

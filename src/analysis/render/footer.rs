@@ -1,7 +1,10 @@
 //! The last lines of every report: lost events, memory without an owner, and notes.
 
+use std::path::Path;
+
 use memtrace_trace::end_row;
 use memtrace_trace::text::printable;
+use memtrace_util::process::start_of;
 
 use super::numbers::{counted, percent, share};
 use super::phantom_run::PhantomRun;
@@ -47,9 +50,16 @@ impl Footer {
         }
         let name = trace.path.file_name().unwrap_or(trace.path.as_os_str()).display();
         if replayed.replay.problems.unfinished {
-            self.notes.push(format!(
-                "{name} has no end row: the process was killed or still runs, or the file is an incomplete copy"
-            ));
+            // The command removes the journal of a killed process before it reads the trace.
+            let is_running = Path::new(&trace.meta.journal).is_file()
+                && trace.pid().parse().is_ok_and(|pid| start_of(pid).is_some());
+            self.notes.push(if is_running {
+                format!("{name} has no end row yet: its process still runs")
+            } else {
+                format!(
+                    "{name} has no end row: the process was killed or still runs, or the file is an incomplete copy"
+                )
+            });
         }
         self.note_degraded(trace);
         let ending = trace.ending().unwrap_or_default();
