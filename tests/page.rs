@@ -264,8 +264,7 @@ fn report_page_tells_who_has_retained_memory() {
     std::fs::write(&path, trace.finish()).unwrap();
     let Some(page) = Page::of(&[&path], &[]) else { return };
     let report = run(memtrace().args(["leaks", "--holders"]).arg(&path));
-    let line =
-        "3.00 MiB a step: list `<img src=x onerror=owned=1>` (train.py:41) keeps 120 graphs, 360.00 MiB";
+    let line = "3.00 MiB a step: list `<img src=x onerror=owned=1>` (train.py:41) keeps 120 autograd graphs, 360.00 MiB";
     assert!(report.contains(line), "{report}");
     page.check("retained", &["step 120: the program ended", line, "has not seen everything"]);
     if let Some(page) = Page::of(&[&fixture("gpt")], &[]) {

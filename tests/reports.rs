@@ -369,6 +369,83 @@ fn oom_subtracts_memory_of_other_processes_from_the_free_memory() {
     assert_eq!(found["reserved_bytes"], 600 * MIB);
 }
 
+/// vLLM's error for its part of the card fails no request, and the mark in the trace has the part.
+#[test]
+fn oom_explains_a_server_that_found_no_room_in_its_part_of_the_card() {
+    const MIB: i64 = 1 << 20;
+    let asked = |mark: &str, free: i64| {
+        let devices = vec![Device { ordinal: 0, name: "Test GPU".to_owned(), total_bytes: 8000 * MIB }];
+        let mut trace = TraceBuilder::new(Meta { world_size: 1, devices, ..Meta::default() });
+        let sample =
+            Row { event: EventName::Sample, device: 0, device_free_bytes: free * MIB, ..Row::default() };
+        trace.change(sample, [0; 3]);
+        trace.segment(1600 * MIB);
+        trace.alloc(1500 * MIB, Row { category: Category::Parameter, ..Row::default() });
+        trace.change(Row { event: EventName::Mark, api: "script", name: mark, ..Row::default() }, [0; 3]);
+        answer_on(trace.finish(), "oom", &[])
+    };
+    let small = asked("vllm: gpu_memory_utilization=0.15 blocks=0 ended", 7800);
+    let found = &small.json["refused"][0];
+    assert_eq!((&found["verdict"], &found["needed_bytes"]), (&json!("a limit"), &json!(1500 * MIB)));
+    let text = small.text();
+    for part in [
+        "verdict: a limit: 300.00 MiB missing. vLLM's gpu_memory_utilization=0.15 is 1.17 GiB of 7.81 GiB; weights",
+        "  try: gpu_memory_utilization above 0.19, at most 0.97 here: each 0.01 more is 80.00 MiB of KV cache",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    // It has not ended, or it has its cache: nothing is known to be wrong.
+    for mark in [
+        "vllm: gpu_memory_utilization=0.5 blocks=0",
+        "vllm: gpu_memory_utilization=0.15 blocks=7 ended",
+        "kv_cache: blocks=7 tokens=112",
+    ] {
+        let fine = asked(mark, 7800);
+        assert_eq!((fine.json["refused"].as_array().unwrap().len(), mark), (0, mark));
+        assert!(fine.text().contains("No request ran out of memory."), "{}", fine.text());
+    }
+    let large = asked("vllm: gpu_memory_utilization=0.9 blocks=0 ended", 5000).text();
+    assert!(large.contains("  try: gpu_memory_utilization=0.62 or less"), "{large}");
+}
+
+#[test]
+fn oom_of_a_process_says_nothing_of_a_killed_child() {
+    const MIB: i64 = 1 << 20;
+    let answer = |has_oom: bool| {
+        let mut trace = host_trace(true);
+        if has_oom {
+            trace.segment(100 * MIB);
+            let (requested_bytes, rounded_bytes) = (450 * MIB, 450 * MIB);
+            let oom =
+                Row { event: EventName::Oom, device: 0, requested_bytes, rounded_bytes, ..Row::default() };
+            trace.change(oom, [0; 3]);
+        }
+        let name = format!("current={} limit={} file=0 swap=0 kills=2", 300 * MIB, 320 * MIB);
+        let (event, ts_ns) = (EventName::Sample, 9_500_000_000);
+        trace.raw(Row { event, api: "cgroup", device: -1, step: -1, ts_ns, name: &name, ..Row::default() });
+        let name = format!("rss={} anon={} file=0 shmem=0 swap=0", 280 * MIB, 240 * MIB);
+        trace.raw(Row {
+            event,
+            api: "proc_status",
+            device: -1,
+            step: -1,
+            ts_ns,
+            name: &name,
+            ..Row::default()
+        });
+        answer_on(trace.finish(), "oom", &[])
+    };
+    let (with, without) = (answer(true), answer(false));
+    assert_eq!(without.json["killed"].as_array().unwrap().len(), 1, "{:#}", without.json);
+    assert!(without.text().contains("the kernel killed"), "{}", without.text());
+    assert_eq!(with.json["killed"].as_array().unwrap().len(), 1);
+    assert!(
+        with.text().contains("verdict: ") && !with.text().contains("the kernel killed"),
+        "{}",
+        with.text()
+    );
+}
+
 #[test]
 fn summary_stats_counts_and_quantiles_are_those_of_the_rows() {
     for (name, expected) in expected().as_object().unwrap() {

@@ -477,6 +477,43 @@ fn advise_checkpoints_what_keeps_memory_and_gives_the_cost_in_a_steady_step() {
 }
 
 #[test]
+fn advise_names_memory_that_is_kept_before_any_change() {
+    let advised = |bytes: i64| {
+        let mut trace = TraceBuilder::default();
+        let block = trace.alloc(100 * MIB, Row::default());
+        let mark = |trace: &mut TraceBuilder, text: Value| {
+            let row = Row { event: EventName::Mark, api: "retained", ..Row::default() };
+            trace.change(Row { name: &text.to_string(), ..row }, [0; 3]);
+        };
+        let holder = serde_json::json!({
+            "walk": 1, "holder": "list `losses` (train.py:41)", "verdict": "grows", "bytes": bytes, "tensors": 8, "graphs": 0,
+            "nodes": 0, "first_step": 0, "last_step": 7, "steps": 8,
+        });
+        mark(&mut trace, holder);
+        mark(
+            &mut trace,
+            serde_json::json!({ "walk": 1, "why": "exit", "step": 8, "is_whole": true, "ms": 7 }),
+        );
+        trace.free(block, 100 * MIB, Row::default());
+        let (_folder, path) = written(&trace.finish());
+        let answer = |more: &[&str]| {
+            let output = harness::memtrace().arg("advise").args(more).arg(&path).output().unwrap();
+            text(&output.stdout).to_owned()
+        };
+        (answer(&[]), serde_json::from_str::<Value>(&answer(&["--json"])).unwrap())
+    };
+    let (printed, json) = advised(80 * MIB);
+    let (kept, peak) =
+        (printed.find("Memory grows. 10.00 MiB a step: list `losses`"), printed.find("peak of allocated"));
+    assert!(kept.is_some() && kept < peak, "{printed}");
+    assert!(printed.contains("  try: keep numbers, not tensors: .item()"), "{printed}");
+    assert_eq!(json["devices"][0]["kept"]["verdict"], "memory grows");
+    // Too little to matter.
+    let (printed, json) = advised(MIB);
+    assert!(!printed.contains("losses") && json["devices"][0]["kept"].is_null(), "{printed}");
+}
+
+#[test]
 fn advise_divides_a_loss_once_for_each_part_of_an_accumulated_batch() {
     // Two micro-batches in a step, each with logits of 64 MiB and a gradient of them.
     let mut trace = TraceBuilder::default();

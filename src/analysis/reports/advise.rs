@@ -4,27 +4,22 @@ use memtrace_trace::units::parse_bytes;
 use serde_json::{Value, json};
 
 use super::advise_change::{AdviseChange, CHANGES};
+use super::advised::{Advised, MOST_CHANGES};
+use super::oom::KeptMemory;
 use super::report::{Answer, Report, Verdict, View, next};
 use crate::error::{Error, Result};
 use crate::options::{Flag, Options};
 use crate::read::input::Input;
-use crate::read::stream::TraceFile;
 use crate::render::footer::Footer;
 use crate::render::heading::process_heading;
 use crate::render::numbers::{percent, share, upper_first};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::replay::Metric;
 use crate::state::replay_trace::Replayed;
-use crate::whatif::{self, Advice, Change, ENDED_IN_OOM, Outcome, Prediction, advice, sureness};
+use crate::whatif::{Advice, Change, ENDED_IN_OOM, Outcome, Prediction, advice, sureness};
 
 /// `memtrace advise`.
 pub(super) struct Advise;
-
-/// A change that saves less than this part of the peak, one in 20, is no answer to an OOM.
-const FEWEST_OF_PEAK: i64 = 20;
-
-/// The most changes at once that `--fit` tries.
-const MOST_CHANGES: usize = 3;
 
 impl Report for Advise {
     fn name(&self) -> &'static str {
@@ -80,8 +75,13 @@ impl Report for Advise {
                 continue;
             };
             footer.notes.extend(prediction.cut_note());
+            let kept = KeptMemory::find(trace, found.ended_in_oom(), prediction.before.bytes, options)?;
+            if let Some(kept) = &kept {
+                kept.print(&mut printer);
+            }
             found.print(&mut printer, prediction, options);
             let mut value = found.json(prediction);
+            value["kept"] = kept.as_ref().map(KeptMemory::json).into();
             value["file"] = trace.path.display().to_string().into();
             value["rank"] = trace.meta.rank.into();
             if let Some(target) = target {
@@ -128,59 +128,7 @@ pub(super) fn failed_request(replayed: &Replayed, prediction: &Prediction) -> Op
     Some(prediction.before.bytes - allocated).filter(|bytes| *bytes > 0 && replayed.replay.ended_in_oom())
 }
 
-/// A change that helps, for the report about an OOM.
-pub(super) struct FirstAdvice {
-    /// The option of `memtrace advise` that predicts it.
-    pub(super) option: String,
-    /// The bytes that it saves.
-    pub(super) saved: i64,
-    /// True if `saved` is a lower bound.
-    pub(super) is_least: bool,
-    pub(super) costs: String,
-}
-
-/// The predictions for one process.
-pub(super) struct Advised {
-    replayed: Replayed,
-    /// Of the fullest device.
-    prediction: Option<Prediction>,
-    changes: Vec<Change>,
-    /// The sets of changes that were tried: first the sets of one change, in the order of `changes`.
-    sets: Vec<Vec<usize>>,
-    /// True if the trace has tags.
-    tags: bool,
-}
-
 impl Advised {
-    /// Predicts each change for `trace` alone, and with `in_sets` sets of several.
-    pub(super) fn new(trace: &TraceFile, options: &Options, in_sets: bool) -> Result<Advised> {
-        let (changes, tags) = whatif::candidates_for(trace, options)?;
-        let sets = whatif::sets(&changes, if in_sets { MOST_CHANGES } else { 1 });
-        let lists: Vec<Vec<Change>> =
-            sets.iter().map(|set| set.iter().map(|index| changes[*index].clone()).collect()).collect();
-        let (replayed, predictions) = whatif::predict(trace, &lists, options)?;
-        let prediction = predictions.into_iter().max_by_key(|each| each.before.bytes);
-        Ok(Advised { replayed, prediction, changes, sets, tags })
-    }
-
-    /// The changes that save memory, those that save most first: index, outcome, saved bytes.
-    fn ranked<'a>(&self, prediction: &'a Prediction) -> Vec<(usize, &'a Outcome, i64)> {
-        prediction.ranked(self.changes.iter())
-    }
-
-    /// The changes that save most, for the report about an OOM.
-    pub(super) fn first(&self, count: usize) -> Vec<FirstAdvice> {
-        let Some(prediction) = &self.prediction else { return Vec::new() };
-        let one = |(index, outcome, saved): &(usize, &Outcome, i64)| FirstAdvice {
-            option: self.changes[*index].option(),
-            saved: *saved,
-            costs: advice(&self.changes[*index], &outcome.again).costs,
-            is_least: self.ended_in_oom(),
-        };
-        let least = prediction.before.bytes / FEWEST_OF_PEAK;
-        self.ranked(prediction).iter().filter(|(.., saved)| *saved > least).take(count).map(one).collect()
-    }
-
     fn print(&self, printer: &mut Printer, prediction: &Prediction, options: &Options) {
         let ranked = self.ranked(prediction);
         let units = options.units;
@@ -226,10 +174,6 @@ impl Advised {
         for (index, outcome, _) in ranked.iter().take(options.top.unwrap_or(3)) {
             print_code(printer, &self.changes[*index], &advice(&self.changes[*index], &outcome.again));
         }
-    }
-
-    fn ended_in_oom(&self) -> bool {
-        self.replayed.replay.ended_in_oom()
     }
 
     fn json(&self, prediction: &Prediction) -> Value {

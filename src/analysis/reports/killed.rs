@@ -73,6 +73,11 @@ impl<'a> Killed<'a> {
         self.child.is_some() || self.killer.is_some_and(|killer| by_kernel.contains(&killer))
     }
 
+    /// Returns true if the process itself was killed, and not only a child.
+    pub(super) fn is_of_process(&self) -> bool {
+        self.killer.is_some()
+    }
+
     fn sentences(&self, options: &Options) -> Vec<String> {
         let show = |bytes: i64| options.units.show(bytes).to_string();
         let mut all = Vec::new();

@@ -6,6 +6,7 @@
 mod actions;
 mod advise;
 mod advise_change;
+mod advised;
 mod budget;
 mod check;
 mod check_files;
@@ -41,6 +42,7 @@ use crate::options::{Flag, Options};
 use crate::read::input::Input;
 use crate::selection::select;
 pub use growth::{GrowthCurve, growth_lines};
+pub use oom::oom_for_page;
 pub use report::{Answer, Needs, Report, SearchRequest, Verdict, View};
 
 /// Every report, in the order of the help.

@@ -88,13 +88,26 @@ impl Holder {
         Some((self.bytes as f64 / self.steps as f64 / between) as i64)
     }
 
-    /// One line: ``3.0 MiB a step: list `losses` (train.py:41) keeps 120 graphs, 360 MiB of steps 0-119``.
+    /// One line: ``3.0 MiB a step: list `losses` (train.py:41) keeps 120 autograd graphs, 360 MiB of steps 0-119``.
     #[must_use]
     pub fn line(&self, units: Unit) -> String {
-        let rate = self.bytes_per_step().map(|bytes| format!("{} a step: ", units.show(bytes)));
+        self.line_with(units, "a step")
+    }
+
+    /// [`Holder::line`] with other words for the rate: ``3.0 MiB of it a step: list `losses` ...``.
+    #[must_use]
+    pub fn line_with(&self, units: Unit, a_step: &str) -> String {
+        let rate = self.bytes_per_step().map(|bytes| format!("{} {a_step}: ", units.show(bytes)));
+        rate.unwrap_or_default() + &self.kept(units)
+    }
+
+    /// [`Holder::line`] without the rate.
+    #[must_use]
+    pub fn kept(&self, units: Unit) -> String {
         let tensors = (self.tensors > 0 || self.graphs == 0)
             .then(|| counted(u64::try_from(self.tensors).unwrap_or(0), "tensor"));
-        let graphs = (self.graphs > 0).then(|| counted(u64::try_from(self.graphs).unwrap_or(0), "graph"));
+        let graphs =
+            (self.graphs > 0).then(|| counted(u64::try_from(self.graphs).unwrap_or(0), "autograd graph"));
         let kept: Vec<String> = graphs.into_iter().chain(tensors).collect();
         let steps = match (self.first_step, self.last_step) {
             (Some(_), Some(last)) if last < 0 => " from before training".to_owned(),
@@ -103,13 +116,7 @@ impl Holder {
             (Some(first), Some(last)) => format!(" of steps {first}-{last}"),
             _ => String::new(),
         };
-        format!(
-            "{}{} keeps {}, {}{steps}",
-            rate.unwrap_or_default(),
-            self.holder,
-            kept.join(" and "),
-            units.show(self.bytes)
-        )
+        format!("{} keeps {}, {}{steps}", self.holder, kept.join(" and "), units.show(self.bytes))
     }
 }
 
@@ -310,7 +317,7 @@ mod tests {
         assert_eq!(searches.telling(), Some(first));
         assert_eq!(
             first.holders[0].line(Unit::default()),
-            "3.00 MiB a step: list `losses` (train.py:41) keeps 120 graphs, 360.00 MiB of steps 0-119"
+            "3.00 MiB a step: list `losses` (train.py:41) keeps 120 autograd graphs, 360.00 MiB of steps 0-119"
         );
         assert_eq!(first.moment(), "step 120: the program ended");
         // Eight steps were kept, and the search was in the ninth.

@@ -172,7 +172,7 @@ pub fn advice(change: &Change, again: &OpsAgain) -> Advice {
         ),
         Change::Batch(times, parts) => Advice {
             costs: format!(
-                "{parts} passes for each {times} of now; with gradient accumulation the same result{}",
+                "{parts} forward and backward passes in place of {times}; with gradient accumulation the same result{}",
                 if times < parts { format!("; needs a batch of {parts} or more") } else { String::new() }
             ),
             code: batch_code(*times, *parts),

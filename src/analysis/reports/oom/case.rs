@@ -8,10 +8,11 @@ use memtrace_trace::{Api, Category, EventName};
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
-use super::super::advise::FirstAdvice;
+use super::super::advised::FirstAdvice;
 use super::cause::{Cause, Copies, Facts, Kept, StepTotals};
 use super::recomputed::recomputed;
 use super::remedies::remedy;
+use super::server_limit::ServerPart;
 use super::step_groups::{Difference, StepGroups};
 
 use crate::options::Options;
@@ -252,6 +253,8 @@ impl OptimizerStep {
 pub(super) struct OomCase<'a> {
     pub(super) row: Record,
     pub(super) trace: &'a TraceFile,
+    /// What a server allowed itself.
+    pub(super) server: Option<ServerPart>,
     pub(super) cause: Cause,
     pub(super) kept: Option<(Holder, Kept)>,
     pub(super) facts: Facts,
@@ -289,6 +292,7 @@ impl<'a> OomCase<'a> {
         row: &Record,
         seen: &RowsBefore,
         search: Option<&RetainedSearch>,
+        server: Option<ServerPart>,
     ) -> Self {
         let totals = replayed.replay.find(row.device).map(|device| device.totals).unwrap_or_default();
         let capacity = trace.meta.total_bytes(row.device);
@@ -390,6 +394,7 @@ impl<'a> OomCase<'a> {
         OomCase {
             row: *row,
             trace,
+            server,
             cause,
             kept: kept.map(|(holder, why)| (holder.clone(), why)),
             ooms: seen.ooms,
@@ -421,6 +426,11 @@ impl<'a> OomCase<'a> {
         self.cause.is_need()
     }
 
+    /// Returns true if the program keeps memory that it does not need.
+    pub(super) fn is_kept(&self) -> bool {
+        matches!(self.cause, Cause::Grows | Cause::Kept)
+    }
+
     /// [`Facts::room`] as text.
     fn room_text(&self, units: Unit) -> String {
         let most = if self.device_free.is_none() { "at most " } else { "" };
@@ -438,8 +448,25 @@ impl<'a> OomCase<'a> {
         (self.cause != Cause::Limit && is_inside).then_some(lacking)
     }
 
+    /// The bytes that were missing, for the line of the verdict; empty where the card had them or is unknown.
+    fn missing(&self, units: Unit) -> String {
+        let facts = &self.facts;
+        let (bytes, of) = match self.cause {
+            Cause::TooBig => (facts.short(), ""),
+            Cause::RequestTooLarge => (facts.request - (facts.capacity - facts.unknown), ""),
+            Cause::Injected | Cause::Limit => (0, ""),
+            _ => (facts.lacking(), " for this request"),
+        };
+        let is_measured = facts.needed.is_some_and(|needed| needed > facts.capacity) || !of.is_empty();
+        let least = if is_measured { "" } else { "at least " };
+        if facts.capacity == 0 || bytes <= 0 {
+            return String::new();
+        }
+        format!(": {least}{} missing{of}", units.show(bytes))
+    }
+
     /// Why, with the figures that prove it: a sentence without a full stop.
-    fn because(&self, units: Unit) -> String {
+    pub(super) fn because(&self, units: Unit) -> String {
         let facts = &self.facts;
         let show = |bytes: i64| units.show(bytes).to_string();
         let request = show(facts.request);
@@ -480,7 +507,8 @@ impl<'a> OomCase<'a> {
                 counted(facts.copies.steps as u64, "step")
             ),
             (Cause::Grows, kept) => {
-                let grown = facts.growth().map(|growth| {
+                let growth = facts.growth();
+                let grown = growth.map(|growth| {
                     format!(
                         "each step leaves {} behind, {} over the last {}; without it {request} would fit",
                         show(growth.per_step),
@@ -488,7 +516,14 @@ impl<'a> OomCase<'a> {
                         counted(growth.steps as u64, "step")
                     )
                 });
-                let held = kept.as_ref().map(|(holder, _)| holder.line(units));
+                let held = kept.as_ref().map(|(holder, _)| match growth {
+                    // Two rates of one growth need a word for each.
+                    Some(growth) if holder.bytes_per_step() < Some(growth.per_step) => {
+                        holder.line_with(units, "of it a step")
+                    }
+                    Some(_) => upper_first(&holder.kept(units)),
+                    None => holder.line(units),
+                });
                 [grown, held].into_iter().flatten().collect::<Vec<_>>().join(". ")
             }
             (Cause::Kept, Some((holder, why))) => format!("{}: {}", holder.line(units), remedy(*why).0),
@@ -563,6 +598,19 @@ impl<'a> OomCase<'a> {
         remarks
     }
 
+    /// What follows the name of the cause: the missing bytes, and why.
+    pub(super) fn after_verdict(&self, units: Unit) -> String {
+        format!("{}. {}.", self.missing(units), upper_first(&self.because(units)))
+    }
+
+    /// What to change, the surest first.
+    pub(super) fn all_tries(&self, advised: &[FirstAdvice], units: Unit) -> Vec<String> {
+        let mut all = self.tries(units);
+        all.extend(advised.iter().map(|change| self.advised_line(change, units)));
+        all.extend(self.tries_if());
+        all
+    }
+
     /// Prints the verdict, what to change (`advised` has the changes of `memtrace advise`), and the figures.
     pub(super) fn print(&self, printer: &mut Printer, advised: &[FirstAdvice], options: &Options) {
         let units = options.units;
@@ -579,7 +627,7 @@ impl<'a> OomCase<'a> {
         printer.line([
             "verdict: ".into(),
             Cell::new(self.cause.name(), Style::Strong),
-            format!(". {}.", upper_first(&self.because(units))).into(),
+            self.after_verdict(units).into(),
         ]);
         for remark in self.remarks(units) {
             printer.plain(format!("  also: {remark}"));
@@ -587,13 +635,7 @@ impl<'a> OomCase<'a> {
         for difference in &self.differences {
             printer.plain(format!("        {}", difference.line(units)));
         }
-        for advice in self.tries(units) {
-            printer.plain(format!("  try: {advice}"));
-        }
-        for change in advised {
-            printer.plain(format!("  try: {}", self.advised_line(change, units)));
-        }
-        for advice in self.tries_if() {
+        for advice in self.all_tries(advised, units) {
             printer.plain(format!("  try: {advice}"));
         }
         if let (Some(lacking), Some(context)) = (self.lacking_inside_range(), self.context) {
@@ -618,7 +660,13 @@ impl<'a> OomCase<'a> {
         let largest = units.show(facts.largest_hole);
         line(
             facts.cached(),
-            format!("free in its cache: {}, largest {largest}", counted(holes as u64, "usable piece")),
+            match holes {
+                0 => "free in its cache, in no piece that this request may use".to_owned(),
+                1 => format!("free in its cache; the one piece that this request may use has {largest}"),
+                _ => format!(
+                    "free in its cache; of {holes} pieces that this request may use, the largest has {largest}"
+                ),
+            },
         );
         line(facts.outside, "outside torch's allocator, in traced calls".to_owned());
         if let Some(host) = facts.host {

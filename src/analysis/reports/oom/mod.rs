@@ -4,11 +4,12 @@ mod case;
 mod cause;
 mod recomputed;
 mod remedies;
+mod server_limit;
 mod step_groups;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::advise::{Advised, FirstAdvice};
+use super::advised::{Advised, FirstAdvice};
 use super::group_table::print_groups;
 use super::growth::growth_lines;
 use super::killed::Killed;
@@ -22,7 +23,8 @@ use crate::read::record::Columns;
 use crate::read::stream::TraceFile;
 use crate::render::footer::Footer;
 use crate::render::heading::heading;
-use crate::render::printer::Printer;
+use crate::render::numbers::upper_first;
+use crate::render::printer::{Cell, Printer, Style};
 use crate::state::detail::DetailedSteps;
 use crate::state::group::{Key, sorted};
 use crate::state::host_memory::HostMemory;
@@ -34,9 +36,16 @@ use crate::state::replay_trace::Replayed;
 use crate::state::retained::{RetainedSearch, RetainedSearches};
 
 use case::{OomCase, RowsBefore};
+use cause::{Cause, Kept};
+use remedies::remedy;
+use server_limit::{Refused, ServerPart};
 
 /// The changes of `memtrace advise` that are shown.
 const MOST_ADVISED: usize = 5;
+/// The remedies on the page.
+const MOST_ON_PAGE: usize = 3;
+/// What is kept is named before the changes of `memtrace advise` from this part of the peak on, one in 10.
+const LEAST_KEPT: i64 = 10;
 
 /// `memtrace oom`.
 pub(super) struct Oom;
@@ -60,31 +69,11 @@ impl Report for Oom {
         let mut footer = Footer::new(input);
         let mut cases = Vec::new();
         for trace in &input.traces {
-            let mut layout = Layout::default();
-            let mut seen = RowsBefore::default();
-            let mut levels = Levels::new(options.device);
-            let columns = layout::COLUMNS.and(step_groups::COLUMNS).and(Columns::of(&[
-                "api",
-                "device_free_bytes",
-                "name",
-                "stack_id",
-            ]));
-            let replayed = replay_to_moment(
-                trace,
-                &NamedMoment::Oom,
-                columns,
-                options,
-                flow_categories(trace, options)?,
-                |row, replay| {
-                    layout.feed(row);
-                    levels.feed(row, replay);
-                    seen.feed(row, replay, trace);
-                },
-            )?;
-            let (Some(replayed), Some(row)) = (replayed, seen.oom) else { continue };
-            let searches = RetainedSearches::read(trace, options)?;
+            let Some(FoundCase { case, replayed, levels, searches }) = find_case(trace, options)? else {
+                continue;
+            };
+            let row = case.row;
             let search = searches.at_oom();
-            let case = OomCase::new(trace, &replayed, &layout, &row, &seen, search);
             if cases.is_empty() {
                 heading(&mut printer, input, &trace.meta);
             }
@@ -125,30 +114,162 @@ impl Report for Oom {
             if cases.is_empty() && killed.is_empty() {
                 heading(&mut printer, input, &trace.meta);
             }
-            printer.gap();
-            if input.traces.len() > 1 {
-                printer.plain(format!("rank {}:", trace.meta.rank));
+            // A kill of a child has a count and no name: beside an OOM it is no second verdict.
+            if cases.is_empty() || verdict.is_of_process() {
+                printer.gap();
+                if input.traces.len() > 1 {
+                    printer.plain(format!("rank {}:", trace.meta.rank));
+                }
+                verdict.print(&mut printer, options);
             }
-            verdict.print(&mut printer, options);
             let mut value = verdict.json(options);
             value["file"] = trace.path.display().to_string().into();
             value["rank"] = trace.meta.rank.into();
             killed.push(value);
         }
+        let mut refused = Vec::new();
         if cases.is_empty() {
+            for trace in &input.traces {
+                let Some(server) = Refused::of(trace, options)? else { continue };
+                if killed.is_empty() && refused.is_empty() {
+                    heading(&mut printer, input, &trace.meta);
+                }
+                printer.gap();
+                server.print(&mut printer, options);
+                refused.push(server.json(trace));
+            }
+        }
+        if cases.is_empty() && refused.is_empty() {
             printer.gap();
             printer.plain("No request ran out of memory.");
         }
-        let hints = if cases.is_empty() && !killed.is_empty() {
+        let hints = if !refused.is_empty() {
+            vec![next("serving", input, ""), next("ledger", input, "")]
+        } else if cases.is_empty() && !killed.is_empty() {
             vec![next("ledger", input, "--host --at end"), next("leaks", input, "")]
         } else if cases.is_empty() {
             vec![next("summary", input, "")]
         } else {
             vec![next("frag", input, "--at oom"), next("peak", input, "--by category")]
         };
-        let json = json!({ "ooms": cases, "killed": killed });
+        let json = json!({ "ooms": cases, "killed": killed, "refused": refused });
         Ok(Answer { body: printer, json, footer, next: hints, ..Answer::default() })
     }
+}
+
+/// A process that ran out of memory.
+struct FoundCase<'a> {
+    case: OomCase<'a>,
+    /// The replay up to the request.
+    replayed: Replayed,
+    levels: Levels,
+    searches: RetainedSearches,
+}
+
+/// Judges the last OOM of a trace; `None` if it has none.
+fn find_case<'a>(trace: &'a TraceFile, options: &Options) -> Result<Option<FoundCase<'a>>> {
+    let mut layout = Layout::default();
+    let mut seen = RowsBefore::default();
+    let mut levels = Levels::new(options.device);
+    let columns = layout::COLUMNS.and(step_groups::COLUMNS).and(Columns::of(&[
+        "api",
+        "device_free_bytes",
+        "name",
+        "stack_id",
+    ]));
+    let replayed = replay_to_moment(
+        trace,
+        &NamedMoment::Oom,
+        columns,
+        options,
+        flow_categories(trace, options)?,
+        |row, replay| {
+            layout.feed(row);
+            levels.feed(row, replay);
+            seen.feed(row, replay, trace);
+        },
+    )?;
+    let (Some(replayed), Some(row)) = (replayed, seen.oom) else { return Ok(None) };
+    let searches = RetainedSearches::read(trace, options)?;
+    let part = ServerPart::read(trace, options)?;
+    let case = OomCase::new(trace, &replayed, &layout, &row, &seen, searches.at_oom(), part);
+    Ok(Some(FoundCase { case, replayed, levels, searches }))
+}
+
+/// Memory that a program keeps without need: to free it comes before any other change.
+pub(super) struct KeptMemory {
+    /// The verdict of `memtrace oom`.
+    verdict: &'static str,
+    /// Who keeps it, a sentence without a full stop.
+    because: String,
+    tries: Vec<String>,
+}
+
+impl KeptMemory {
+    /// Looks for it by the judgement of the OOM, or, in a run without one, by the last search for what is kept.
+    ///
+    /// # Errors
+    /// When the trace cannot be read.
+    pub(super) fn find(
+        trace: &TraceFile,
+        ended_in_oom: bool,
+        peak: i64,
+        options: &Options,
+    ) -> Result<Option<KeptMemory>> {
+        if ended_in_oom {
+            let found = find_case(trace, options)?;
+            return Ok(found.filter(|found| found.case.is_kept()).map(|found| KeptMemory {
+                verdict: found.case.cause.name(),
+                because: found.case.because(options.units),
+                tries: found.case.tries(options.units),
+            }));
+        }
+        let searches = RetainedSearches::read(trace, options)?;
+        let holders = searches.telling().into_iter().flat_map(RetainedSearch::retained);
+        let material = holders.filter(|holder| holder.bytes >= peak / LEAST_KEPT).max_by_key(|one| one.bytes);
+        Ok(material.map(|holder| {
+            let why = if holder.verdict == "grows" { Kept::Grows } else { Kept::Traceback };
+            let (reason, tries) = remedy(why);
+            KeptMemory {
+                verdict: if why == Kept::Grows { Cause::Grows.name() } else { Cause::Kept.name() },
+                because: format!("{}: {reason}", holder.line(options.units)),
+                tries: tries.iter().map(|text| (*text).to_owned()).collect(),
+            }
+        }))
+    }
+
+    pub(super) fn print(&self, printer: &mut Printer) {
+        printer.line([
+            Cell::new(upper_first(self.verdict), Style::Alarm),
+            format!(". {}.", upper_first(&self.because)).into(),
+        ]);
+        for advice in &self.tries {
+            printer.plain(format!("  try: {advice}"));
+        }
+        printer.plain("Mend this first: the changes below lower a peak that will grow, or be there, again.");
+        printer.gap();
+    }
+
+    pub(super) fn json(&self) -> Value {
+        json!({ "verdict": self.verdict, "because": self.because, "try": self.tries })
+    }
+}
+
+/// The verdict and the first remedies for the page: `device`, `verdict`, `because` and `try`. Null without an OOM.
+///
+/// # Errors
+/// When the trace cannot be read.
+pub fn oom_for_page(trace: &TraceFile, options: &Options) -> Result<Value> {
+    let Some(FoundCase { case, .. }) = find_case(trace, options)? else { return Ok(Value::Null) };
+    let advised = if case.is_need() { helps(trace, options).0 } else { Vec::new() };
+    let mut tries = case.all_tries(&advised, options.units);
+    tries.truncate(MOST_ON_PAGE);
+    Ok(json!({
+        "device": case.row.device,
+        "verdict": case.cause.name(),
+        "because": case.after_verdict(options.units),
+        "try": tries,
+    }))
 }
 
 /// The first lines of `memtrace advise`, or why it has none.

@@ -2,7 +2,7 @@
 
 use memtrace_trace::units::Unit;
 
-use super::super::advise::FirstAdvice;
+use super::super::advised::FirstAdvice;
 use super::case::OomCase;
 use super::cause::{Cause, Kept, is_of_forward};
 use crate::state::retained::Holder;
@@ -137,6 +137,10 @@ impl OomCase<'_> {
                 if is_short { UNSURE } else { "" }
             ));
         }
+        if let Some(server) = self.server {
+            all.extend(server.smaller_trial());
+            all.extend(server.less_cache(facts.lacking(), facts.capacity));
+        }
         if let Some(data) = self.data() {
             all.push(format!(
                 "keep it on the CPU if it is data, and copy one batch at a time (.cuda() in the loop): {}",
@@ -261,7 +265,8 @@ impl OomCase<'_> {
             {
                 UNSURE
             }
-            _ => "",
+            Some(_) => ", enough",
+            None => ", likely enough",
         };
         format!(
             "{}: saves {least}{}{enough}; costs: {}",

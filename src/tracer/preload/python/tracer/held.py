@@ -158,12 +158,30 @@ def _mark_room(engine) -> None:
         record_mark(text)
 
 
+def mark_share(has_ended: bool = False) -> None:
+    """Records the part of a card that vLLM gives itself, and the blocks of its KV cache: 0 without one."""
+    kind = getattr(sys.modules.get("vllm.config"), "CacheConfig", None)
+    if not isinstance(kind, type):
+        return
+    for config in live_objects(kind):
+        values = vars(config)
+        part, blocks = values.get("gpu_memory_utilization"), values.get("num_gpu_blocks")
+        # With a size of its own for the cache, vLLM does not use the part.
+        if type(part) is float and values.get("kv_cache_memory_bytes") is None:
+            text = f"vllm: gpu_memory_utilization={part:g} blocks={blocks if type(blocks) is int else 0}"
+            text += " ended" * has_ended
+            if text not in _marked_room:
+                _marked_room.add(text)
+                record_mark(text)
+
+
 def tag_engines() -> None:
     """Tags the tensors of servers' runners and of caches, which are found among the live objects."""
     kinds = [getattr(sys.modules.get(module), name, None) for module, name in ENGINES.items()]
     kinds = [kind for kind in kinds if isinstance(kind, type)]
     if not kinds:
         return
+    mark_share()
     seen: set[int] = set()
     visited: set[int] = set()
     for engine in live_objects(*kinds):

@@ -12,6 +12,8 @@ import atexit
 import gc
 import sys
 
+from .failures import count
+from .held import mark_share
 from .native import hide, record_script_end
 
 _is_marked = False
@@ -25,6 +27,11 @@ def _collection_begins(_phase: str) -> None:
 
 
 def _at_exit() -> None:
+    try:
+        mark_share(has_ended=True)
+    except Exception as error:
+        # A class that overrides `__dict__`.
+        count("search of an engine", error)
     if gc.isenabled():
         gc.callbacks.append(hide(_collection_begins))
     else:

@@ -1,0 +1,311 @@
+//! A server that gave itself a part of the card in which it has no room: vLLM's `gpu_memory_utilization`.
+//!
+//! vLLM takes this part of the whole card. It subtracts what its weights and a trial forward need, and the rest becomes
+//! the KV cache. Where nothing is left, or less is free at the start, it raises an error: no request fails, so that the
+//! trace has no OOM. The traced process records the part when it ends (`mark_share` in the tracer).
+
+use std::ops::ControlFlow;
+
+use memtrace_trace::EventName;
+use memtrace_trace::units::Unit;
+use serde_json::{Value, json};
+
+use crate::error::Result;
+use crate::options::Options;
+use crate::read::record::{Columns, Wanted};
+use crate::read::stream::TraceFile;
+use crate::read::symbols::SymbolTable;
+use crate::render::printer::{Cell, Printer, Style};
+use crate::state::replay::Metric;
+use crate::state::replay_trace::replay_trace;
+
+/// What vLLM allowed itself.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct ServerPart {
+    /// `gpu_memory_utilization`.
+    part: f64,
+    /// The blocks of its KV cache; 0 before it has one.
+    blocks: i64,
+    /// True if the process recorded it at its end.
+    has_ended: bool,
+}
+
+impl ServerPart {
+    /// The part that a process recorded.
+    ///
+    /// # Errors
+    /// When the trace cannot be read.
+    pub(super) fn read(trace: &TraceFile, options: &Options) -> Result<Option<ServerPart>> {
+        // A copy of the settings may never learn of the cache.
+        let (mut found, mut has_cache) = (None, false);
+        let symbols = SymbolTable::default();
+        let wanted = Wanted::all_events(Columns::of(&["seq"])).plus(EventName::Mark, Columns::of(&["name"]));
+        trace.read(wanted, options.lenient, &symbols, |row| {
+            if row.event == EventName::Mark {
+                let name = symbols.get(row.name);
+                has_cache |= name.starts_with("kv_cache: blocks=");
+                if let Some(server) = ServerPart::parse(&name) {
+                    has_cache |= server.blocks > 0;
+                    found = Some(server);
+                }
+            }
+            ControlFlow::Continue(())
+        })?;
+        Ok(found.map(|server| ServerPart { blocks: server.blocks.max(has_cache.into()), ..server }))
+    }
+
+    /// Parses ``vllm: gpu_memory_utilization=0.9 blocks=1234``.
+    fn parse(text: &str) -> Option<ServerPart> {
+        let words = text.strip_prefix("vllm: ")?;
+        let value = |key: &str| words.split(' ').find_map(|word| word.strip_prefix(key));
+        let part = value("gpu_memory_utilization=")?.parse::<f64>().ok()?;
+        let blocks = value("blocks=")?.parse().ok()?;
+        let has_ended = words.ends_with(" ended");
+        (0.0..=1.0).contains(&part).then_some(ServerPart { part, blocks, has_ended })
+    }
+
+    /// What to change after an OOM in the trial forward, which comes before the KV cache.
+    pub(super) fn smaller_trial(&self) -> Option<String> {
+        (self.blocks == 0).then(|| {
+            "vLLM: a smaller max_num_batched_tokens (and max_num_seqs), whose trial forward then needs less; no \
+             gpu_memory_utilization helps, for it bounds the KV cache alone"
+                .to_owned()
+        })
+    }
+
+    /// What to change after an OOM, where the KV cache has most of the memory: it takes all that the part allows.
+    pub(super) fn less_cache(&self, lacking: i64, capacity: i64) -> Option<String> {
+        let lower = hundredths(self.part - lacking as f64 / capacity.max(1) as f64, f64::floor) - 0.01;
+        (self.blocks > 0 && lower > 0.0).then(|| {
+            format!(
+                "vLLM: gpu_memory_utilization={lower:.2} or less, now {}: its KV cache takes all that this part of the card \
+                 allows; or a smaller max_num_seqs",
+                self.part
+            )
+        })
+    }
+}
+
+/// A number with two digits after the point.
+fn hundredths(value: f64, round: fn(f64) -> f64) -> f64 {
+    round(value * 100.0) / 100.0
+}
+
+/// The start of a server that found no room; sizes are in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Refused {
+    part: f64,
+    /// The memory of the card, and what was free when the process began to use it.
+    capacity: i64,
+    free: i64,
+    /// What other processes hold.
+    others: i64,
+    /// The most that torch's blocks had: weights, and the trial forward.
+    needed: i64,
+    /// True if the process had no KV cache at its end, and not only when it was last looked at.
+    has_ended: bool,
+}
+
+impl Refused {
+    /// The server that ended without a KV cache; `None` if it got one, or the card is unknown.
+    ///
+    /// # Errors
+    /// When the trace cannot be read.
+    pub(super) fn of(trace: &TraceFile, options: &Options) -> Result<Option<Refused>> {
+        let Some(ServerPart { part, blocks: 0, has_ended }) = ServerPart::read(trace, options)? else {
+            return Ok(None);
+        };
+        let mut free = None;
+        let columns = Columns::of(&["device_free_bytes"]);
+        let replayed =
+            replay_trace(trace, columns, options, Metric::Allocated, Default::default(), |row, replay| {
+                if free.is_none() && row.device_free_bytes >= 0 {
+                    let reserved = replay.find(row.device).map_or(0, |device| device.totals.reserved);
+                    free = Some((row.device, row.device_free_bytes + reserved));
+                }
+            })?;
+        let Some((ordinal, free)) = free else { return Ok(None) };
+        let device = replayed.replay.find(ordinal);
+        let capacity = trace.meta.total_bytes(ordinal);
+        let found = Refused {
+            has_ended,
+            part,
+            capacity,
+            free,
+            others: device.and_then(|device| device.others()).unwrap_or(0),
+            needed: device.map_or(0, |device| device.peak(Metric::Allocated).bytes),
+        };
+        // A server that was ended while it started had not come to its cache yet.
+        let is_known = found.has_ended || found.missing() > 0;
+        Ok((capacity > 0 && is_known).then_some(found))
+    }
+
+    fn allowed(&self) -> i64 {
+        (self.part * self.capacity as f64).ceil() as i64
+    }
+
+    /// Returns true if less was free at the start than the part.
+    fn is_too_large(&self) -> bool {
+        self.allowed() > self.free
+    }
+
+    /// The verdict, in the words of an OOM.
+    fn verdict(&self) -> &'static str {
+        let is_taken = self.is_too_large() && self.allowed() <= self.free + self.others;
+        if is_taken { "another process" } else { "a limit" }
+    }
+
+    fn because(&self, units: Unit) -> String {
+        let show = |bytes: i64| units.show(bytes).to_string();
+        let (part, allowed) = (self.part, self.allowed());
+        let asks =
+            format!("vLLM's gpu_memory_utilization={part} is {} of {}", show(allowed), show(self.capacity));
+        if self.is_too_large() {
+            let others = match self.others {
+                0 => String::new(),
+                bytes => format!("; other processes hold {}", show(bytes)),
+            };
+            return format!("{asks}, and {} was free at the start{others}", show(self.free));
+        }
+        let left = allowed - self.needed;
+        if left > 0 {
+            return format!(
+                "{asks}; weights and a trial forward took {}, and the {} that is left is too little for the KV cache of one \
+                 sequence",
+                show(self.needed),
+                show(left)
+            );
+        }
+        format!(
+            "{asks}; weights and a trial forward took {}, so nothing is left for the KV cache",
+            show(self.needed)
+        )
+    }
+
+    fn missing(&self) -> i64 {
+        (if self.is_too_large() { self.allowed() - self.free } else { self.needed - self.allowed() }).max(0)
+    }
+
+    fn tries(&self, units: Unit) -> Vec<String> {
+        let capacity = self.capacity as f64;
+        let most = hundredths(self.free as f64 / capacity, f64::floor);
+        if self.is_too_large() {
+            let mut all = vec![format!("gpu_memory_utilization={most:.2} or less")];
+            if self.others > 0 {
+                all.insert(
+                    0,
+                    "end the other process (nvidia-smi lists them), or choose another GPU: CUDA_VISIBLE_DEVICES"
+                        .to_owned(),
+                );
+            }
+            return all;
+        }
+        let least =
+            hundredths(self.needed as f64 / capacity, f64::ceil).max(hundredths(self.part, f64::ceil));
+        let mut all = Vec::new();
+        if least + 0.01 <= most {
+            all.push(format!(
+                "gpu_memory_utilization above {least:.2}, at most {most:.2} here: each 0.01 more is {} of KV cache",
+                units.show((capacity / 100.0) as i64)
+            ));
+        }
+        all.push(
+            "a smaller max_num_batched_tokens, whose trial forward then needs less; or a smaller max_model_len, so that a \
+             sequence needs less of the cache"
+                .to_owned(),
+        );
+        all
+    }
+
+    /// Prints the verdict, why, and what to change.
+    pub(super) fn print(&self, printer: &mut Printer, options: &Options) {
+        let missing = match self.missing() {
+            0 => String::new(),
+            bytes => format!(": {} missing", options.units.show(bytes)),
+        };
+        printer.line([Cell::new("the server did not start", Style::Alarm)]);
+        printer.gap();
+        printer.line([
+            "verdict: ".into(),
+            Cell::new(self.verdict(), Style::Strong),
+            format!("{missing}. {}.", self.because(options.units)).into(),
+        ]);
+        for advice in self.tries(options.units) {
+            printer.plain(format!("  try: {advice}"));
+        }
+    }
+
+    pub(super) fn json(&self, trace: &TraceFile) -> Value {
+        json!({
+            "file": trace.path.display().to_string(),
+            "rank": trace.meta.rank,
+            "verdict": self.verdict(),
+            "because": self.because(Unit::B),
+            "try": self.tries(Unit::B),
+            "gpu_memory_utilization": self.part,
+            "allowed_bytes": self.allowed(),
+            "free_bytes": self.free,
+            "others_bytes": self.others,
+            "needed_bytes": self.needed,
+            "capacity_bytes": self.capacity,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: i64 = 1 << 30;
+
+    #[test]
+    fn oom_reads_the_part_of_a_server() {
+        let of = ServerPart::parse;
+        assert_eq!(
+            of("vllm: gpu_memory_utilization=0.15 blocks=0 ended"),
+            Some(ServerPart { part: 0.15, blocks: 0, has_ended: true })
+        );
+        for text in [
+            "",
+            "vllm: ",
+            "vllm: gpu_memory_utilization=0.9",
+            "vllm: gpu_memory_utilization=nan blocks=0",
+            "vllm: gpu_memory_utilization=9 blocks=0",
+            "kv_cache: gpu_memory_utilization=0.9 blocks=0",
+        ] {
+            assert_eq!(of(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn oom_names_a_part_of_the_card_that_has_room() {
+        let small = Refused {
+            part: 0.15,
+            capacity: 8 * GIB,
+            free: 31 * GIB / 4,
+            needed: 3 * GIB / 2,
+            ..Refused::default()
+        };
+        assert_eq!(small.verdict(), "a limit");
+        assert!(small.because(Unit::default()).ends_with("so nothing is left for the KV cache"));
+        let first = |refused: &Refused| refused.tries(Unit::default()).remove(0);
+        assert_eq!(
+            first(&small),
+            "gpu_memory_utilization above 0.19, at most 0.96 here: each 0.01 more is 81.92 MiB of KV cache"
+        );
+        // Something is left, but no sequence fits.
+        assert!(Refused { part: 0.2, ..small }.because(Unit::default()).contains("102.40 MiB that is left"));
+        // More than is free: others hold it, or nobody does.
+        let large = Refused { part: 0.99, needed: 0, ..small };
+        assert_eq!(
+            (large.verdict(), first(&large).as_str()),
+            ("a limit", "gpu_memory_utilization=0.96 or less")
+        );
+        let taken = Refused { part: 0.9, free: 5 * GIB, others: 3 * GIB, needed: 0, ..small };
+        assert_eq!(taken.verdict(), "another process");
+        assert_eq!(taken.tries(Unit::default()).len(), 2);
+        // No larger part helps.
+        let full = Refused { part: 0.9, needed: 8 * GIB - GIB / 3, ..small };
+        assert!(first(&full).starts_with("a smaller max_num_batched_tokens"));
+    }
+}
