@@ -16,6 +16,7 @@ use crate::profile::flow_categories;
 use crate::read::record::Columns;
 use crate::read::stream::TraceFile;
 use crate::read::symbols::Symbol;
+use crate::reports::oom_for_page;
 use crate::state::categories::KnownCategories;
 use crate::state::group::{Key, layers_of, sorted};
 use crate::state::last_oom::LastOom;
@@ -186,8 +187,10 @@ impl FirstReading {
         let mut tracks = Vec::new();
         let mut about = Vec::new();
         let retained = self.retained(options);
+        let verdict = if self.ooms.is_empty() { Value::Null } else { oom_for_page(trace, options)? };
         for (ordinal, metric) in self.devices(options) {
             let Some(device) = self.replayed.replay.find(ordinal) else { continue };
+            let verdict = Some(&verdict).filter(|verdict| verdict["device"] == ordinal);
             let at_peak = self.replayed.replay.at_peak(ordinal, false);
             let (buckets, most) = size(ordinal);
             let layers = layers_of(&self.replayed.replay, &at_peak);
@@ -231,6 +234,7 @@ impl FirstReading {
                 "lost": self.replayed.replay.counts.lost,
                 "pinned_peak": pinned_peak,
                 "retained": retained,
+                "verdict": verdict,
             }));
             tracks.push(Track::new(TrackPlan {
                 ordinal,

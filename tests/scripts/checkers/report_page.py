@@ -313,6 +313,14 @@ def oom(path, answer):
         state = it.state()
         assert state["at"] == answer["ts_ns"] and state["from"] <= state["at"] <= state["to"], (state, answer)
         assert "at the OOM" in it.text("#holders-title")
+        # The verdict and the first remedies come before the figures.
+        verdict = it.text("#verdict")
+        assert verdict.startswith(answer["verdict"]), (verdict, answer["verdict"])
+        assert it.page.locator("#verdict li").count() >= 1, verdict
+        assert it.page.evaluate(
+            "document.querySelector('#verdict').getBoundingClientRect().bottom"
+            " <= document.querySelector('#facts').getBoundingClientRect().top"
+        )
         accessible(it)
     with Open(path, "#at=1") as it:
         it.key("o")

@@ -185,9 +185,22 @@ painters.headline = () => {
   if (op && op !== "(none)") fact("op at the peak", op, "");
   const steps = t.steps.length ? t.steps.last[t.steps.length - 1] - t.steps.first[0] + 1 : 0;
   fact("duration", duration(t.duration_ns), `${counted(steps, "step")}, ${counted(t.rows, "event")}`);
+  paintVerdict(t.verdict);
   paintRetained(t.retained);
   document.title = `${t.oom ? "out of memory" : `${bytes(peak.bytes)} peak`}, ${words}`;
 };
+
+/** Why a request ran out of memory, and what to change first, as `memtrace oom` tells it. */
+function paintVerdict(found) {
+  const box = $("verdict");
+  box.hidden = !found;
+  if (!found) return;
+  const list = element("ul", "");
+  for (const line of found.try) list.append(element("li", "", line));
+  const why = element("p", "");
+  why.append(element("b", "", found.verdict), found.because);
+  box.replaceChildren(why, list, element("p", "quiet", "All of it: memtrace oom"));
+}
 
 /** What holds memory that earlier steps left behind, as `memtrace leaks --holders` tells it. */
 function paintRetained(found) {
