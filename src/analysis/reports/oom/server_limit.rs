@@ -44,7 +44,8 @@ impl ServerPart {
             if row.event == EventName::Mark {
                 let name = symbols.get(row.name);
                 has_cache |= name.starts_with("kv_cache: blocks=");
-                if let Some(server) = ServerPart::parse(&name) {
+                // Before its end a server may get a cache that no later mark has.
+                if let Some(server) = ServerPart::parse(&name).filter(|server| server.has_ended) {
                     has_cache |= server.blocks > 0;
                     found = Some(server);
                 }

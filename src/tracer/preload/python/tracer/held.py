@@ -181,7 +181,6 @@ def tag_engines() -> None:
     kinds = [kind for kind in kinds if isinstance(kind, type)]
     if not kinds:
         return
-    mark_share()
     seen: set[int] = set()
     visited: set[int] = set()
     for engine in live_objects(*kinds):
