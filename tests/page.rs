@@ -297,6 +297,65 @@ fn report_page_escapes_names_that_are_markup() {
     }
 }
 
+/// Twelve steps of a second each, with samples of the host that grow by 64 MiB in each. `on_gpu`: with blocks of a GPU, too.
+fn sampled_host(on_gpu: bool, end: &str) -> TempDir {
+    const MIB: i64 = 1 << 20;
+    let devices = vec![Device { ordinal: 0, name: "Test GPU".to_owned(), total_bytes: 4 << 30 }];
+    let mut trace = TraceBuilder::new(Meta { world_size: 1, devices, ..Meta::default() });
+    for step in 0..12_i64 {
+        let ts_ns = (step + 1) * 1_000_000_000;
+        let row = Row { step, ts_ns, phase: "forward", module: "Net.fc", ..Row::default() };
+        if on_gpu {
+            trace.alloc(16 * MIB, Row { category: Category::Activation, ..row });
+        }
+        // A CPU tensor, as MEMTRACE_HOST_TENSORS=1 records it.
+        let event = EventName::HostAlloc;
+        let row = Row { event, device: -1, alloc_id: 1000 + step, addr: (step + 1) << 32, ..row };
+        let row = Row { delta_bytes: 32 * MIB, requested_bytes: 32 * MIB, api: "cpu_allocator", ..row };
+        trace.change(row, [32 * MIB, 32 * MIB, 0]);
+        let anon = (100 + 64 * step) * MIB;
+        let rss = anon + 60 * MIB;
+        let current = rss + 200 * MIB;
+        // The kernel hides a figure now and then.
+        let limit = if step == 5 { String::new() } else { format!(" limit={}", 1000 * MIB) };
+        for (api, name) in [
+            ("proc_status", format!("rss={rss} anon={anon} file={} shmem={}", 40 * MIB, 20 * MIB)),
+            ("cgroup", format!("current={current}{limit} file={} kills=0", 200 * MIB)),
+            ("child", format!("pss={} rss={} processes=2 what=(total)", 50 * MIB, 70 * MIB)),
+        ] {
+            let (event, ts_ns) = (EventName::Sample, ts_ns + 1000);
+            trace.raw(Row { event, api, device: -1, step: -1, ts_ns, name: &name, ..Row::default() });
+        }
+    }
+    trace.raw(Row { event: EventName::End, ts_ns: 13_000_000_000, name: end, ..Row::default() });
+    let folder = TempDir::new().unwrap();
+    std::fs::write(folder.path().join("vm.r0.1.csv"), trace.unfinished()).unwrap();
+    folder
+}
+
+#[test]
+fn report_page_has_the_memory_of_the_host_below_that_of_the_gpu() {
+    let folder = sampled_host(true, "killed signal=9 kills=1 lost=0");
+    let Some(page) = Page::of(&[folder.path()], &[]) else { return };
+    let peak = "peak 864.00 MiB resident at 12.00 s, step 11, forward";
+    page.check(
+        "host",
+        &["GPU 0", peak, "limit of 1000.00 MiB", "because the memory of the container ran out"],
+    );
+    // Of a program without a GPU it has the CPU tensors, too.
+    let folder = sampled_host(false, "exit lost=0");
+    let page = Page::of(&[folder.path()], &[]).unwrap();
+    page.check("host", &["host", peak, "limit of 1000.00 MiB", ""]);
+    page.check("host_blocks", &["384.00 MiB"]);
+    // `--device -1` chooses the host of a program that uses a GPU, which has two pages.
+    let folder = sampled_host(true, "exit lost=0");
+    let page = Page::of(&[folder.path()], &["--device", "-1"]).unwrap();
+    page.check("host_blocks", &["384.00 MiB"]);
+    if let Some(page) = Page::of(&[&fixture("gpt")], &[]) {
+        page.check("no_host", &[]);
+    }
+}
+
 #[test]
 fn report_page_says_that_a_run_used_no_gpu_memory() {
     let folder = TempDir::new().unwrap();

@@ -990,6 +990,7 @@ fn summary_and_oom_say_who_killed_a_process() {
     for (text, by, part) in [
         ("killed signal=9 kills=2 machine_kills=5 lost=0", "container_oom", "by the kernel"),
         ("killed signal=9 kills=1 machine_kills=5 lost=0", "sent", "Somebody sent it"),
+        ("killed signal=9 asked=15 kills=1 lost=0", "sent", "after SIGTERM had asked it to end"),
         ("killed signal=9 machine_kills=5 lost=0", "machine_oom", "the machine's memory"),
         ("killed signal=15 kills=1 lost=0", "signal", "SIGTERM"),
         ("killed lost=0", "probably_oom", "probably by the kernel"),
@@ -1012,6 +1013,22 @@ fn summary_and_oom_say_who_killed_a_process() {
     for text in ["exit lost=0", "exec lost=0", "stopped lost=0"] {
         let summary = answer_on(ended(text), "summary", &[]);
         assert!(summary.json["processes"][0]["killed"].is_null(), "{text}");
+    }
+    // A program that ends because it was refused memory was not killed, and no container ran out.
+    for (name, part) in [
+        (
+            "limit=3000000000 size=2900000000 peak=2990000000 what=MemoryError",
+            "limited to 2.79 GiB (ulimit -v, RLIMIT_AS), and it had 2.78 GiB",
+        ),
+        ("size=2900000000 what=RuntimeError", "no limit of its address space is set"),
+        ("what=MemoryError", "has a limit is unknown"),
+    ] {
+        let mut trace = host_trace(true);
+        let (event, ts_ns) = (EventName::Sample, 9_500_000_000);
+        trace.raw(Row { event, api: "refused", device: -1, ts_ns, name, ..Row::default() });
+        let answer = answer_on(trace.finish(), "oom", &[]);
+        assert_eq!(answer.json["killed"][0]["by"], "refused", "{name}");
+        assert!(answer.text().contains(part), "{name}: {}", answer.text());
     }
 }
 

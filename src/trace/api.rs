@@ -116,6 +116,8 @@ text_enum! {
         Smaps = "smaps",
         /// A sample of a child process.
         Child = "child",
+        /// The program ended with an error because the system refused it memory.
+        Refused = "refused",
         /// The mark at the end of the script.
         Script = "script",
         /// A mark where a backward goes on with another call of a module.

@@ -81,6 +81,9 @@ pub const STEPS: &str = "steps";
 /// The key for the signal that ended a killed process, as its parent saw it.
 pub const SIGNAL: &str = "signal";
 
+/// The key for the signal that `memtrace run` got before: somebody asked the program to end.
+pub const ASKED: &str = "asked";
+
 /// The key for the number of processes of the container that the kernel had killed, because memory ran out, when a
 /// command completed the trace.
 pub const KILLS: &str = "kills";

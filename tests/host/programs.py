@@ -427,7 +427,7 @@ def vllm_offload() -> None:
                 return
 
 
-# Programs that end, not for want of memory but for the last two.
+# Programs that end, some of them for want of memory.
 
 
 def wait() -> None:
@@ -462,6 +462,57 @@ def full_shm() -> None:
             data[page] = 1
 
 
+def asked_to_end() -> None:
+    """A program that goes on when it is asked to end: it still writes a checkpoint."""
+    signal.signal(signal.SIGTERM, lambda *_: print("saving", flush=True))
+    wait()
+
+
+def loads_weights() -> None:
+    """Reads a checkpoint into memory beside the model that it is for, and then the next."""
+    use_device()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "weights.pt"
+        net = model(2048, 8)
+        torch.save(net.state_dict(), file)
+        while True:
+            kept.append(torch.load(file))
+            net.load_state_dict(kept[-1])
+
+
+def saves_checkpoint() -> None:
+    """Trains some steps, and then copies the state of the GPU to the host and writes it into memory."""
+    net = model(4096, 8).cuda()
+    optimizer = torch.optim.SGD(net.parameters())
+    for _ in range(5):
+        net(torch.randn(8, 4096, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(0.2)
+    with torch.cuda.nvtx.range("phase:checkpoint"):
+        gathered = {name: value.cpu() + 1 for name, value in net.state_dict().items()}
+        torch.save(gathered, io.BytesIO())
+
+
+def rank_grows() -> None:
+    """Two ranks; the second leaks CPU tensors until the kernel kills it."""
+    use_device()
+    while True:
+        if os.environ["RANK"] == "1":
+            kept.append(torch.ones(16 * MIB, dtype=torch.uint8))
+        time.sleep(0.05)
+
+
+def address_space() -> None:
+    """Asks for more memory than the limit of its address space allows, and does not catch the error."""
+    use_device()
+    size = figures("/proc/self/status")["VmSize"]
+    resource.setrlimit(resource.RLIMIT_AS, (size + 600 * MIB, resource.RLIM_INFINITY))
+    while True:
+        kept.append(bytearray(64 * MIB))
+        time.sleep(0.02)
+
+
 class Growing(Dataset):
     def __len__(self) -> int:
         return 1 << 20
@@ -483,7 +534,10 @@ PROGRAMS = [
     leak_tensors, leak_lists, forked_list, arenas, shared_tensors, pinned_rounding, mapped_array, registered,
     many_children, fsdp_offload, device_map_auto, diffusers_offload, gathered_checkpoint, vllm_offload,
 ]  # fmt: skip
-ENDING = [wait, processor_time, watchdog, full_shm, worker_grows]
+ENDING = [
+    wait, processor_time, watchdog, full_shm, worker_grows, asked_to_end, loads_weights, saves_checkpoint,
+    rank_grows, address_space,
+]  # fmt: skip
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()

@@ -8,6 +8,7 @@
 mod advice;
 mod blocks;
 mod groups;
+mod host;
 mod modules;
 mod pack;
 mod process;
@@ -44,6 +45,7 @@ const SCRIPTS: &[&str] = &[
     include_str!("js/state.js"),
     include_str!("js/headline.js"),
     include_str!("js/timeline.js"),
+    include_str!("js/host.js"),
     include_str!("js/advice.js"),
     include_str!("js/input.js"),
     include_str!("js/live.js"),
@@ -70,7 +72,7 @@ impl Page {
     /// # Errors
     /// When a trace cannot be read, or a selector matches nothing.
     pub fn of(runs: &[Input], options: &Options) -> Result<Page> {
-        let runs = &runs.iter().map(|run| select(run, options, false)).collect::<Result<Vec<Input>>>()?;
+        let runs = &runs.iter().map(|run| select(run, options, true)).collect::<Result<Vec<Input>>>()?;
         let (mut pack, mut strings) = (Pack::default(), Strings::default());
         let mut firsts = Vec::new();
         for run in runs {

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use super::advice::{CURVE, TraceAdvice};
 use super::blocks::{BlockSelection, SizeHistogram};
 use super::groups;
+use super::host;
 use super::modules::ModuleCut;
 use super::pack::Pack;
 use super::strings::Strings;
@@ -19,6 +20,7 @@ use crate::read::symbols::Symbol;
 use crate::reports::oom_for_page;
 use crate::state::categories::KnownCategories;
 use crate::state::group::{Key, layers_of, sorted};
+use crate::state::host_memory::{HostMemory, SAMPLE};
 use crate::state::last_oom::LastOom;
 use crate::state::replay::{self, HOST, Metric};
 use crate::state::replay_trace::{Replayed, replay_rows, replay_rows_knowing};
@@ -38,6 +40,8 @@ pub(super) struct FirstReading {
     /// The changes that could lower a peak.
     changes: Vec<Change>,
     retained: RetainedSearches,
+    /// The samples of host memory in the window.
+    host: HostMemory,
 }
 
 impl FirstReading {
@@ -46,7 +50,7 @@ impl FirstReading {
         let first = FirstReading::read_for(trace, options, Metric::Allocated, flow.clone())?;
         // A program without torch: all its memory is outside torch's allocator.
         let none = |device: &replay::Device| device.peak(Metric::Allocated).bytes == 0;
-        if first.replayed.gpus(options).all(none) {
+        if first.replayed.gpus(options).all(none) && !first.is_of_host(options) {
             return FirstReading::read_for(trace, options, Metric::Used, flow);
         }
         Ok(first)
@@ -63,19 +67,24 @@ impl FirstReading {
         let mut time: Option<(i64, i64)> = None;
         let mut contents = Contents::default();
         let mut retained = RetainedSearches::default();
+        let mut host: Option<HostMemory> = None;
         let wanted = replay::COLUMNS
+            .and(Columns::of(&["ts_ns"]))
             .plus(EventName::RangeBegin, Columns::of(&["api", "name"]))
             .plus(EventName::RangeEnd, Columns::of(&["api", "name"]))
-            .plus(EventName::Mark, retained::MARK_COLUMNS);
+            .plus(EventName::Mark, retained::MARK_COLUMNS)
+            .plus(EventName::Sample, SAMPLE);
         let replayed = replay_rows_knowing(trace, wanted, options, metric, flow, |row, replay| {
             contents.feed(row, &replay.symbols);
             retained.feed_row(row, &replay.symbols);
+            host.get_or_insert_with(|| HostMemory::new(&replay.symbols)).feed(row);
             if replay.in_window() {
                 let (start, _) = *time.get_or_insert((replay.ts_ns, replay.ts_ns));
                 time = Some((start, replay.ts_ns));
             }
             let counts = row.event == EventName::Alloc
                 || row.event == EventName::Live
+                || row.event == EventName::HostAlloc
                 || row.event == EventName::ExtAlloc && metric == Metric::Used;
             if counts {
                 of_device(&mut sizes, row.device).add(row.delta_bytes);
@@ -95,11 +104,24 @@ impl FirstReading {
         // A program without torch has nothing to change.
         let changes =
             if metric == Metric::Allocated { contents.candidates(&replayed.symbols) } else { Vec::new() };
-        Ok(FirstReading { replayed, metric, sizes, ooms, time_ns, changes, retained })
+        let host = host.unwrap_or_default();
+        Ok(FirstReading { replayed, metric, sizes, ooms, time_ns, changes, retained, host })
     }
 
-    /// The GPUs that were used, the highest peak first.
+    /// Returns true if the page is about the host: of a program that used no GPU, or with `--device -1`.
+    fn is_of_host(&self, options: &Options) -> bool {
+        let has_peak = |device: &replay::Device, metric| device.peak(metric).bytes > 0;
+        let is_used =
+            |device: &replay::Device| has_peak(device, Metric::Used) || has_peak(device, Metric::Allocated);
+        let known = self.replayed.replay.find(HOST).is_some() || !self.host.quick.is_empty();
+        known && options.device.map_or(!self.replayed.gpus(options).any(is_used), |only| only == HOST)
+    }
+
+    /// The GPUs that were used, the highest peak first; or the host.
     pub(super) fn devices(&self, options: &Options) -> Vec<(i32, Metric)> {
+        if self.is_of_host(options) {
+            return vec![(HOST, Metric::Allocated)];
+        }
         let mut used: Vec<&replay::Device> = self
             .replayed
             .gpus(options)
@@ -118,6 +140,13 @@ impl FirstReading {
         let Some((ordinal, metric)) = self.devices(options).first().copied() else {
             return "No GPU memory was used.".to_owned();
         };
+        if ordinal == HOST {
+            let peak = self.host.peak_rss();
+            return match peak {
+                0.. => format!("Host memory: peak {} resident", options.units.show(peak)),
+                _ => "Host memory".to_owned(),
+            };
+        }
         let Some(device) = self.replayed.replay.find(ordinal) else { return String::new() };
         let peak = device.peak(metric);
         let mut line = String::new();
@@ -188,8 +217,13 @@ impl FirstReading {
         let mut about = Vec::new();
         let retained = self.retained(options);
         let verdict = if self.ooms.is_empty() { Value::Null } else { oom_for_page(trace, options)? };
+        let host_memory = host::timeline(&self.host, self.time_ns, pack);
+        let killed = host::killed(trace, &self.host, options);
         for (ordinal, metric) in self.devices(options) {
-            let Some(device) = self.replayed.replay.find(ordinal) else { continue };
+            // The kernel's samples alone make no device.
+            let mut without_blocks = replay::Device::default();
+            without_blocks.ordinal = ordinal;
+            let device = self.replayed.replay.find(ordinal).unwrap_or(&without_blocks);
             let verdict = Some(&verdict).filter(|verdict| verdict["device"] == ordinal);
             let at_peak = self.replayed.replay.at_peak(ordinal, false);
             let (buckets, most) = size(ordinal);
@@ -235,6 +269,8 @@ impl FirstReading {
                 "pinned_peak": pinned_peak,
                 "retained": retained,
                 "verdict": verdict,
+                "host_memory": host_memory,
+                "killed": killed,
             }));
             tracks.push(Track::new(TrackPlan {
                 ordinal,
@@ -248,7 +284,10 @@ impl FirstReading {
         }
         // Only the live blocks are needed from here on.
         drop(self.replayed);
-        let lists: Vec<Vec<Change>> = self.changes.into_iter().map(|change| vec![change]).collect();
+        // Advice is about GPUs.
+        let changes =
+            if tracks.iter().all(|track| track.ordinal() == HOST) { Vec::new() } else { self.changes };
+        let lists: Vec<Vec<Change>> = changes.into_iter().map(|change| vec![change]).collect();
         let grids = tracks.iter().map(|track| (track.ordinal(), track.grid()));
         let mut advice = TraceAdvice::new(trace, options, &lists, grids);
         let wanted = replay::COLUMNS
@@ -256,6 +295,7 @@ impl FirstReading {
             .plus(EventName::Alloc, BLOCK)
             .plus(EventName::Live, BLOCK)
             .plus(EventName::ExtAlloc, BLOCK)
+            .plus(EventName::HostAlloc, BLOCK)
             .plus(EventName::Oom, BLOCK)
             .plus(EventName::SegmentAlloc, SEGMENT)
             .plus(EventName::SegmentFree, SEGMENT)

@@ -14,7 +14,7 @@ use crate::reports::GrowthCurve;
 use crate::state::group::category;
 use crate::state::levels::Levels;
 use crate::state::progress::Progress;
-use crate::state::replay::{MemoryKind, Metric, Replay};
+use crate::state::replay::{HOST, MemoryKind, Metric, Replay};
 use crate::state::replay_trace::Replayed;
 use crate::state::series::{Series, TimeGrid};
 use crate::state::stacked_series::StackedSeries;
@@ -115,8 +115,10 @@ impl Track {
     pub(super) fn feed(&mut self, row: &Record, replay: &Replay) {
         let ts = replay.ts_ns;
         match row.event {
-            EventName::Alloc | EventName::Live | EventName::ExtAlloc => self.alloc(row, replay),
-            EventName::Free | EventName::ExtFree => self.free(row, replay),
+            EventName::Alloc | EventName::Live | EventName::ExtAlloc | EventName::HostAlloc => {
+                self.alloc(row, replay);
+            }
+            EventName::Free | EventName::ExtFree | EventName::HostFree => self.free(row, replay),
             EventName::Tag => self.tag(row, replay),
             EventName::Oom if self.plan.grid.has(ts) && self.ooms.len() < MOST_PINS => {
                 self.ooms.push(Record { ts_ns: ts, ..*row });
@@ -152,11 +154,20 @@ impl Track {
     }
 
     fn counts(&self, kind: MemoryKind) -> bool {
-        kind == MemoryKind::Block || kind == MemoryKind::External && self.plan.metric == Metric::Used
+        match kind {
+            MemoryKind::Block => true,
+            MemoryKind::External => self.plan.metric == Metric::Used,
+            MemoryKind::Host => self.plan.ordinal == HOST,
+            MemoryKind::Segment | MemoryKind::Mapped => false,
+        }
     }
 
     fn alloc(&mut self, row: &Record, replay: &Replay) {
-        let kind = if row.event == EventName::ExtAlloc { MemoryKind::External } else { MemoryKind::Block };
+        let kind = match row.event {
+            EventName::ExtAlloc => MemoryKind::External,
+            EventName::HostAlloc => MemoryKind::Host,
+            _ => MemoryKind::Block,
+        };
         if row.alloc_id == 0 || !self.counts(kind) {
             return;
         }
@@ -204,8 +215,12 @@ impl Track {
         let allocated = self.allocated.finish();
         let reserved = self.reserved.finish();
         let used = self.used.finish();
-        let mut series = vec![line("allocated", &allocated, pack), line("reserved", &reserved, pack)];
-        if used.high != reserved.high {
+        let is_host = self.plan.ordinal == HOST;
+        let mut series = match is_host {
+            true => vec![line("CPU tensors and pinned memory", &allocated, pack)],
+            false => vec![line("allocated", &allocated, pack), line("reserved", &reserved, pack)],
+        };
+        if !is_host && used.high != reserved.high {
             let device = replayed.replay.find(self.plan.ordinal);
             let name = device.map_or(Metric::Used.name(), |device| device.name_of(Metric::Used));
             series.push(line(name, &used, pack));

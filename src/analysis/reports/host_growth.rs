@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::ledger::host::part_about;
+use super::ledger::host::{CPU_TENSORS, part_about};
 use crate::options::Options;
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::fitted_line::fit;
@@ -56,6 +56,7 @@ impl HostGrowth {
             full.iter().flat_map(|full| full.parts.iter().map(|part| part.name.as_str())).collect();
         names.sort_unstable();
         names.dedup();
+        let has_tensors = names.iter().any(|name| name.starts_with(CPU_TENSORS));
         let quick = within_run(&memory.quick, |sample| sample.when.ts_ns <= end_ns);
         if quick.len() < FEWEST {
             return None;
@@ -69,7 +70,7 @@ impl HostGrowth {
                     let part = full.parts.iter().find(|part| part.name == name);
                     (full.when, bytes(part.map(|part| part.pss + part.swap)))
                 });
-                series.push((name.to_owned(), part_about(name).1, points.collect()));
+                series.push((name.to_owned(), part_about(name, has_tensors).1, points.collect()));
             }
         } else {
             for (at, name) in ["memory without a file", "files", "shared memory"].into_iter().enumerate() {
@@ -77,7 +78,8 @@ impl HostGrowth {
                 series.push((name.to_owned(), "a longer run has samples that tell its parts apart", points));
             }
         }
-        let children = within_run(&memory.children, |sample| sample.when.ts_ns <= end_ns);
+        let children: Vec<_> = memory.children_with_shares().collect();
+        let children = within_run(&children, |sample| sample.when.ts_ns <= end_ns);
         if children.len() >= FEWEST {
             let points = children.iter().map(|sample| (sample.when, sample.pss.max(0))).collect();
             series.push((

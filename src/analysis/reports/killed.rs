@@ -1,14 +1,15 @@
 //! The verdict on a process that was killed: by whom, when, and what held the host's memory then.
 
-use memtrace_trace::end_row::{self, Ending, KILLS, MACHINE_KILLS, SIGNAL};
+use memtrace_trace::end_row::{self, ASKED, Ending, KILLS, MACHINE_KILLS, SIGNAL};
 use serde_json::{Value, json};
 
+use super::ledger::LedgerLine;
 use super::ledger::host::{HostState, part_about};
 use crate::options::Options;
 use crate::read::stream::TraceFile;
 use crate::render::numbers::{counted, duration, step_or_dash};
 use crate::render::printer::{Cell, Printer, Style};
-use crate::state::host_memory::{Child, HostMemory, QuickSample, When};
+use crate::state::host_memory::{Child, ChildrenSample, FullSample, HostMemory, QuickSample, Refusal, When};
 use crate::state::moment::NamedMoment;
 
 /// The time before the end in which growth is looked for, in ns.
@@ -20,6 +21,9 @@ const WORKERS: &str = "fewer DataLoader workers; give them arrays instead of Pyt
 /// Less growth than this is not named.
 const LEAST_GROWTH: i64 = 16 << 20;
 
+/// The most parts that are named.
+const MOST_PARTS: usize = 3;
+
 /// Who ended the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Killer {
@@ -29,8 +33,11 @@ pub(super) enum Killer {
     MachineOom,
     /// Probably the kernel: memory was nearly full at the last sample, and no counter can be read.
     ProbablyOom,
-    /// SIGKILL, and no counter of the kernel has risen: somebody sent it.
-    Sent,
+    /// SIGKILL, and no counter of the kernel has risen: somebody sent it. With the signal that asked the program to end
+    /// before.
+    Sent(Option<i32>),
+    /// The program ended with an error, because the system refused it memory.
+    Refused,
     /// Another signal.
     Signal(i32),
     /// The cause is unknown.
@@ -44,6 +51,22 @@ struct KilledChild {
     /// The sample before it.
     before_ns: i64,
     child: Option<Child>,
+}
+
+/// The verdict on a trace in sentences; `None` if neither its process nor a child was killed.
+pub(crate) fn killed_sentences(
+    trace: &TraceFile,
+    memory: &HostMemory,
+    options: &Options,
+) -> Option<Vec<String>> {
+    Killed::of(trace, memory).map(|killed| killed.sentences(options))
+}
+
+/// Parts of a process's memory that grew between two full samples: their names and bytes, the most first.
+struct GrownParts<'a> {
+    from_ns: i64,
+    to_ns: i64,
+    parts: Vec<(&'a str, i64)>,
 }
 
 /// The verdict on a process.
@@ -61,15 +84,21 @@ impl<'a> Killed<'a> {
         let text = trace.ending().unwrap_or_default();
         let word = |key: &str| end_row::values(&text).find(|(known, _)| *known == key)?.1.parse::<i64>().ok();
         let was_killed = Ending::of(&text) == Some(Ending::Killed);
-        let killer =
-            was_killed.then(|| killer(memory.quick.last(), word(SIGNAL), word(KILLS), word(MACHINE_KILLS)));
+        let killer = match memory.refusal {
+            _ if was_killed => {
+                let asked = word(ASKED).map(|signal| signal as i32);
+                Some(killer(memory.quick.last(), word(SIGNAL), asked, word(KILLS), word(MACHINE_KILLS)))
+            }
+            Some(_) => Some(Killer::Refused),
+            None => None,
+        };
         let child = killed_child(memory);
         (killer.is_some() || child.is_some()).then_some(Killed { killer, when: memory.end(), child, memory })
     }
 
     /// Returns true if the kernel killed the process, or a child, because memory ran out.
     pub(super) fn is_out_of_memory(&self) -> bool {
-        let by_kernel = [Killer::ContainerOom, Killer::MachineOom, Killer::ProbablyOom];
+        let by_kernel = [Killer::ContainerOom, Killer::MachineOom, Killer::ProbablyOom, Killer::Refused];
         self.child.is_some() || self.killer.is_some_and(|killer| by_kernel.contains(&killer))
     }
 
@@ -111,20 +140,47 @@ impl<'a> Killed<'a> {
             Killer::ProbablyOom => format!(
                 "killed {when}: probably by the kernel, because memory ran out: it was nearly full, and no count of kills can be read"
             ),
-            Killer::Sent => format!(
+            Killer::Sent(Some(asked)) => format!(
+                "killed {when}: by SIGKILL, after {} had asked it to end and it went on: a scheduler at its time limit, or somebody who \
+                 waited in vain. Not because memory ran out: the kernel counts no such kill",
+                signal_name(asked)
+            ),
+            Killer::Refused => self.refusal(&when, options),
+            Killer::Sent(None) => format!(
                 "killed {when}: by SIGKILL, and not because memory ran out (the kernel counts no such kill). Somebody sent it: a person, a \
                  scheduler at its limit, or a launcher that ends the other ranks when one has failed"
             ),
             Killer::Signal(signal) => format!("ended {when}: {}", about_signal(signal)),
             Killer::Unknown => format!(
-                "killed {when}: by whom is unknown. Under memtrace run the signal would be known, and so would the kernel's count of kills on \
-                 the machine where it ran"
+                "killed {when}: by whom is unknown. memtrace run knows the signal of a program that it starts, not of one that a launcher \
+                 starts: torchrun ends the other ranks when one has failed. The kernel's count of kills is known on the machine where it ran"
             ),
         });
         if !matches!(killer, Killer::Signal(_)) || self.child.is_some() {
             all.extend(self.evidence(options));
         }
         all
+    }
+
+    /// The end of a program to which the system refused memory.
+    fn refusal(&self, when: &str, options: &Options) -> String {
+        let show = |bytes: i64| options.units.show(bytes).to_string();
+        let Some(Refusal { error, limit, size, peak, .. }) = &self.memory.refusal else {
+            return String::new();
+        };
+        let why = if *limit >= 0 {
+            format!(
+                "its address space is limited to {} (ulimit -v, RLIMIT_AS), and it had {}. The limit counts memory that is reserved and \
+                 never used, too: a container's limit does not",
+                show(*limit),
+                show(*size.max(peak))
+            )
+        } else if *size >= 0 {
+            "no limit of its address space is set, so one request was larger than the machine grants (vm.overcommit_memory)".to_owned()
+        } else {
+            "whether its address space has a limit is unknown".to_owned()
+        };
+        format!("ended {when} with {error}, because the system refused it memory of the host: {why}")
     }
 
     /// Sentences: the largest holders at the last sample before the kill, the growth, the limit, and the remedy.
@@ -162,24 +218,36 @@ impl<'a> Killed<'a> {
             lines.iter().take(3).map(|line| format!("{} {}", show(line.bytes), line.what)).collect();
         let mut text = format!("held most ({} resident): {}", show(last.rss), held.join(", "));
         if let Some(children) = self.memory.children_near(last.when.ts_ns).filter(|all| all.processes > 0) {
-            let bytes = if children.pss >= 0 { children.pss } else { children.rss };
             let number = counted(children.processes.cast_unsigned(), "child process");
-            text += &format!("; {} in {number}", show(bytes));
+            text += &format!("; {} in {number}", show(children.bytes()));
         }
         all.push(text);
         let grown = self.grown(last);
+        let parts = self.grown_parts(last);
         if let Some((what, bytes, ns)) = grown {
-            all.push(format!("grew in the last {}: {what} by {}", duration(ns), show(bytes)));
+            let mut text = format!("grew in the last {}: {what} by {}", duration(ns), show(bytes));
+            if let Some(GrownParts { from_ns, to_ns, parts }) = &parts {
+                let parts: Vec<String> =
+                    parts.iter().map(|(name, bytes)| format!("{name} by {}", show(*bytes))).collect();
+                text +=
+                    &format!("; from {} to {}: {}", duration(*from_ns), duration(*to_ns), parts.join(", "));
+            }
+            all.push(text);
         }
-        let children = self.memory.children_near(last.when.ts_ns).map_or(0, |all| all.pss.max(all.rss));
+        let children = self.memory.children_near(last.when.ts_ns).map_or(0, ChildrenSample::bytes);
         let advice = match grown {
             _ if children > last.rss => Some(format!("child processes: {WORKERS}")),
             Some(("child processes", ..)) => Some(format!("child processes: {WORKERS}")),
-            Some(("shared memory", ..)) => Some(format!("shared memory: {}", part_about("shared").1)),
-            _ => lines
-                .iter()
-                .find(|line| !["libraries", "change", "memtrace", "simulated"].contains(&line.group))
-                .map(|line| format!("{}: {}", line.what, line.advice)),
+            Some(("shared memory", ..)) => Some(format!("shared memory: {}", part_about("shared", false).1)),
+            _ => {
+                let grown = parts.as_ref().map(|grown| grown.parts[0].0);
+                let can_shrink = |line: &&&LedgerLine| {
+                    !["libraries", "change", "memtrace", "simulated"].contains(&line.group)
+                };
+                let line =
+                    lines.iter().filter(can_shrink).find(|line| grown.is_none_or(|name| line.what == name));
+                line.or(lines.iter().find(can_shrink)).map(|line| format!("{}: {}", line.what, line.advice))
+            }
         };
         all.extend(advice.filter(|_| self.is_out_of_memory()).map(|advice| format!("try: {advice}")));
         all
@@ -191,7 +259,9 @@ impl<'a> Killed<'a> {
         let earlier = self.memory.quick.iter().rfind(|sample| sample.when.ts_ns <= from);
         let before = earlier.or(self.memory.quick.first())?;
         let kinds = ["memory without a file", "files", "shared memory"];
-        let changes = last.kinds.iter().zip(before.kinds).map(|(now, then)| now - then);
+        // Unknown figures do not grow.
+        let changes =
+            last.kinds.iter().zip(before.kinds).map(|(now, then)| if then < 0 { 0 } else { now - then });
         let mut growth: Vec<(&'static str, i64)> = kinds.into_iter().zip(changes).collect();
         let mut children =
             self.memory.children.iter().filter(|sample| (from..=to).contains(&sample.when.ts_ns));
@@ -202,6 +272,28 @@ impl<'a> Killed<'a> {
         let most =
             growth.into_iter().filter(|(_, bytes)| *bytes >= LEAST_GROWTH).max_by_key(|(_, bytes)| *bytes);
         most.map(|(what, bytes)| (what, bytes, to - before.when.ts_ns))
+    }
+
+    /// The parts of the process that grew most between two full samples in the seconds before a sample.
+    fn grown_parts(&self, last: &QuickSample) -> Option<GrownParts<'a>> {
+        let until: Vec<&FullSample> =
+            self.memory.whole().filter(|full| full.when.ts_ns <= last.when.ts_ns).collect();
+        let after = until.last()?;
+        let before =
+            until.iter().rfind(|full| full.when.ts_ns <= last.when.ts_ns - LAST_NS).or(until.first())?;
+        let mut parts: Vec<(&str, i64)> = after
+            .parts
+            .iter()
+            .map(|part| {
+                let then = before.parts.iter().find(|then| then.name == part.name);
+                (part.name.as_str(), part.rss - then.map_or(0, |then| then.rss))
+            })
+            .filter(|(_, bytes)| *bytes >= LEAST_GROWTH)
+            .collect();
+        parts.sort_by_key(|(name, bytes)| (-bytes, *name));
+        parts.truncate(MOST_PARTS);
+        let found = GrownParts { from_ns: before.when.ts_ns, to_ns: after.when.ts_ns, parts };
+        (!found.parts.is_empty()).then_some(found)
     }
 
     /// Prints the verdict; nothing for a signal by which a person ends a program.
@@ -220,7 +312,8 @@ impl<'a> Killed<'a> {
             Some(Killer::ContainerOom) => ("container_oom", Some(9)),
             Some(Killer::MachineOom) => ("machine_oom", Some(9)),
             Some(Killer::ProbablyOom) => ("probably_oom", None),
-            Some(Killer::Sent) => ("sent", Some(9)),
+            Some(Killer::Sent(_)) => ("sent", Some(9)),
+            Some(Killer::Refused) => ("refused", None),
             Some(Killer::Signal(signal)) => ("signal", Some(signal)),
             Some(Killer::Unknown) => ("unknown", None),
         };
@@ -245,6 +338,7 @@ impl<'a> Killed<'a> {
 fn killer(
     last: Option<&QuickSample>,
     signal: Option<i64>,
+    asked: Option<i32>,
     kills: Option<i64>,
     machine_kills: Option<i64>,
 ) -> Killer {
@@ -260,7 +354,7 @@ fn killer(
         (Some(true), _) => Killer::ContainerOom,
         (None, Some(true)) => Killer::MachineOom,
         // The counter of the container counts every kill of its processes, whoever's memory ran out.
-        (Some(false), _) | (None, Some(false)) if signal.is_some() => Killer::Sent,
+        (Some(false), _) | (None, Some(false)) if signal.is_some() => Killer::Sent(asked),
         (None, None) if last.is_some_and(is_nearly_full) => Killer::ProbablyOom,
         _ => Killer::Unknown,
     }
@@ -280,41 +374,58 @@ fn killed_child(memory: &HostMemory) -> Option<KilledChild> {
         before >= 0 && after > before
     })?;
     let (from, to) = (pair[0].when, pair[1].when);
-    // Children are listed less often than the counter is read.
-    let before = memory.children.iter().rfind(|sample| sample.when.ts_ns <= to.ts_ns)?;
-    let after = memory.children.iter().find(|sample| sample.when.ts_ns > to.ts_ns);
-    let is_gone =
-        |child: &&Child| after.is_none_or(|after| after.largest.iter().all(|other| other.pid != child.pid));
-    if before.processes == 0 && from.ts_ns <= before.when.ts_ns {
+    // Children are listed less often than the counter is read: from the last list before the kill to the last one before `to`.
+    let until = |ns: i64| memory.children.partition_point(|sample| sample.when.ts_ns <= ns);
+    let lists = until(from.ts_ns).saturating_sub(1)..until(to.ts_ns);
+    let listed = memory.children.get(lists.clone())?;
+    let has_none = listed.iter().all(|sample| sample.processes == 0);
+    if has_none && from.ts_ns <= listed.last()?.when.ts_ns {
         return None;
     }
-    let child = before.largest.iter().find(is_gone).cloned();
+    let gone_after = |at: usize| {
+        let next = memory.children.get(at + 1);
+        let is_gone =
+            |child: &&Child| next.is_none_or(|next| next.largest.iter().all(|other| other.pid != child.pid));
+        memory.children[at].largest.iter().find(is_gone)
+    };
+    let child = lists.rev().find_map(gone_after).cloned();
     Some(KilledChild { when: to, before_ns: from.ts_ns, child })
+}
+
+/// The meanings of the signals that end programs.
+const SIGNALS: &[(i32, &str, &str)] = &[
+    (1, "SIGHUP", "its terminal or its session was closed"),
+    (2, "SIGINT", "a person interrupted it (Ctrl-C)"),
+    (3, "SIGQUIT", "a person ended it from the terminal"),
+    (
+        6,
+        "SIGABRT",
+        "it aborted itself: NCCL's watchdog after a timeout, an assertion, or an error of C++; its last lines say which",
+    ),
+    (
+        7,
+        "SIGBUS",
+        "a page could not be had: /dev/shm is full (DataLoader workers; a larger --shm-size), or a mapped file was cut",
+    ),
+    (11, "SIGSEGV", "it used memory that it does not have"),
+    (
+        15,
+        "SIGTERM",
+        "it was asked to end: by a scheduler at its time limit, a launcher, or a person; not for want of memory",
+    ),
+    (24, "SIGXCPU", "it reached its limit of processor time (ulimit -t, or the scheduler's)"),
+];
+
+fn signal_name(signal: i32) -> String {
+    let known = SIGNALS.iter().find(|(number, ..)| *number == signal);
+    known.map_or_else(|| format!("signal {signal}"), |(_, name, _)| (*name).to_owned())
 }
 
 /// The meaning of a signal that ended a program.
 fn about_signal(signal: i32) -> String {
-    let (name, about) = match signal {
-        1 => ("SIGHUP", "its terminal or its session was closed"),
-        2 => ("SIGINT", "a person interrupted it (Ctrl-C)"),
-        3 => ("SIGQUIT", "a person ended it from the terminal"),
-        6 => (
-            "SIGABRT",
-            "it aborted itself: NCCL's watchdog after a timeout, an assertion, or an error of C++; its last lines say which",
-        ),
-        7 => (
-            "SIGBUS",
-            "a page could not be had: /dev/shm is full (DataLoader workers; a larger --shm-size), or a mapped file was cut",
-        ),
-        11 => ("SIGSEGV", "it used memory that it does not have"),
-        15 => (
-            "SIGTERM",
-            "it was asked to end: by a scheduler at its time limit, a launcher, or a person; not for want of memory",
-        ),
-        24 => ("SIGXCPU", "it reached its limit of processor time (ulimit -t, or the scheduler's)"),
-        _ => ("", ""),
-    };
-    if name.is_empty() { format!("by signal {signal}") } else { format!("by {name}: {about}") }
+    let known = SIGNALS.iter().find(|(number, ..)| *number == signal);
+    let about = known.map_or_else(String::new, |(.., about)| format!(": {about}"));
+    format!("by {}{about}", signal_name(signal))
 }
 
 #[cfg(test)]
@@ -336,16 +447,17 @@ mod tests {
     #[test]
     fn a_kill_is_told_by_the_counters_and_is_unknown_without_them() {
         let roomy = sample(900, 2);
-        let of = |signal, kills, machine| killer(Some(&roomy), signal, kills, machine);
+        let of = |signal, kills, machine| killer(Some(&roomy), signal, None, kills, machine);
         assert_eq!(of(Some(9), Some(3), Some(8)), Killer::ContainerOom);
         assert_eq!(of(None, Some(3), Some(8)), Killer::ContainerOom);
         assert_eq!(of(Some(9), None, Some(8)), Killer::MachineOom);
-        assert_eq!(of(Some(9), Some(2), Some(8)), Killer::Sent);
-        assert_eq!(of(Some(9), None, Some(7)), Killer::Sent);
+        assert_eq!(of(Some(9), Some(2), Some(8)), Killer::Sent(None));
+        assert_eq!(of(Some(9), None, Some(7)), Killer::Sent(None));
+        assert_eq!(killer(Some(&roomy), Some(9), Some(15), Some(2), None), Killer::Sent(Some(15)));
         assert_eq!(of(None, Some(2), None), Killer::Unknown);
         assert_eq!(of(Some(15), Some(3), Some(8)), Killer::Signal(15));
         assert_eq!(of(Some(9), None, None), Killer::Unknown);
-        assert_eq!(killer(Some(&sample(10, -1)), Some(9), None, None), Killer::ProbablyOom);
-        assert_eq!(killer(None, Some(9), Some(1), Some(1)), Killer::Unknown);
+        assert_eq!(killer(Some(&sample(10, -1)), Some(9), None, None, None), Killer::ProbablyOom);
+        assert_eq!(killer(None, Some(9), None, Some(1), Some(1)), Killer::Unknown);
     }
 }

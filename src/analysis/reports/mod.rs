@@ -42,6 +42,7 @@ use crate::options::{Flag, Options};
 use crate::read::input::Input;
 use crate::selection::select;
 pub use growth::{GrowthCurve, growth_lines};
+pub(crate) use killed::killed_sentences;
 pub use oom::oom_for_page;
 pub use report::{Answer, Needs, Report, SearchRequest, Verdict, View};
 

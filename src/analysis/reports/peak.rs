@@ -19,7 +19,7 @@ use crate::render::numbers::{duration, share};
 use crate::render::printer::{Cell, Style};
 use crate::state::group::{self, Group, Key, sorted, without_mark};
 use crate::state::moment;
-use crate::state::replay::{Device, Metric};
+use crate::state::replay::{Device, HOST, Metric};
 use crate::state::replay_trace::{Replayed, replay_trace};
 
 /// `memtrace peak`.
@@ -75,6 +75,10 @@ impl Report for Peak {
                 View { asked_by: &[moment::FLAG], report: &PeakAt },
             ]
         }
+    }
+
+    fn takes_host(&self) -> bool {
+        true
     }
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
@@ -159,7 +163,11 @@ fn answer(input: &Input, options: &Options, metric: Metric, by: &Key, best: Best
         }
     }
     printer.line([
-        format!("device {ordinal}: peak of {} ", memory_name(device, metric)).into(),
+        if ordinal == HOST {
+            "host: peak of CPU tensors and pinned memory ".into()
+        } else {
+            format!("device {ordinal}: peak of {} ", memory_name(device, metric)).into()
+        },
         Cell::new(options.units.show(peak.bytes).to_string(), Style::Strong),
         when.into(),
     ]);

@@ -16,7 +16,7 @@ use crate::render::numbers::duration;
 use crate::render::printer::{Cell, Style};
 use crate::state::group::{self, Key, sorted};
 use crate::state::moment::{self, NamedMoment, replay_to_moment};
-use crate::state::replay::Device;
+use crate::state::replay::{Device, HOST};
 use crate::state::replay_trace::Replayed;
 
 /// `memtrace peak --at`.
@@ -33,6 +33,10 @@ impl Report for PeakAt {
 
     fn flags(&self) -> &'static [Flag] {
         const { &[group::BY, group::DEPTH, group::APART, super::peak::AS_OF] }
+    }
+
+    fn takes_host(&self) -> bool {
+        true
     }
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
@@ -80,7 +84,11 @@ impl Report for PeakAt {
         let total = device.totals.allocated;
         note_missing(&mut footer, &by, &groups, total, &replayed);
         printer.line([
-            format!("device {}: allocated memory ", device.ordinal).into(),
+            if device.ordinal == HOST {
+                "host: CPU tensors and pinned memory ".into()
+            } else {
+                format!("device {}: allocated memory ", device.ordinal).into()
+            },
             Cell::new(options.units.show(total).to_string(), Style::Strong),
             format!(" at {}", duration(replayed.replay.ts_ns)).into(),
         ]);

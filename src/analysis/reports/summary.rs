@@ -14,6 +14,7 @@ use crate::error::Result;
 use crate::options::Options;
 use crate::profile::flow_categories;
 use crate::read::input::Input;
+use crate::read::record::Columns;
 use crate::read::stream::TraceFile;
 use crate::render::footer::Footer;
 use crate::render::heading::heading;
@@ -68,7 +69,8 @@ impl Report for Summary {
             let mut levels = Levels::new(options.device);
             let replayed = replay_rows_knowing(
                 trace,
-                replay::COLUMNS.plus(EventName::Sample, SAMPLE),
+                // The time of each row: the last one is the end of a killed process.
+                replay::COLUMNS.and(Columns::of(&["ts_ns"])).plus(EventName::Sample, SAMPLE),
                 options,
                 Metric::Allocated,
                 flow_categories(trace, options)?,
@@ -250,7 +252,10 @@ fn detail(printer: &mut Printer, trace: &TraceFile, replayed: &Replayed, options
     }
     if let Some(host) = replayed.replay.find(HOST) {
         let pinned = host.peak(Metric::Allocated).bytes;
-        printer.plain(format!("pinned host memory: peak {}", options.units.show(pinned)));
+        printer.plain(format!(
+            "pinned host memory, and CPU tensors where recorded: peak {}",
+            options.units.show(pinned)
+        ));
     }
     let counts = &replayed.replay.counts;
     printer.plain(format!(

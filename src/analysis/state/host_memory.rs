@@ -146,6 +146,29 @@ pub struct ChildrenSample {
     pub largest: Vec<Child>,
 }
 
+impl ChildrenSample {
+    /// The bytes that count as those of the children: their shares; without those what is resident in each.
+    #[must_use]
+    pub fn bytes(&self) -> i64 {
+        if self.pss >= 0 { self.pss } else { self.rss.max(0) }
+    }
+}
+
+/// The end of a program because the system refused it memory, in bytes; -1 is unknown.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The moment.
+    pub when: When,
+    /// The error.
+    pub error: String,
+    /// The limit of the address space; -1 also without one.
+    pub limit: i64,
+    /// The address space at that moment.
+    pub size: i64,
+    /// The largest address space so far.
+    pub peak: i64,
+}
+
 /// The samples of host memory of a process, in order of time.
 #[derive(Clone, Default)]
 pub struct HostMemory {
@@ -155,6 +178,8 @@ pub struct HostMemory {
     full: Vec<FullSample>,
     /// Those of its children.
     pub children: Vec<ChildrenSample>,
+    /// The end of the program, if the system refused it memory.
+    pub refusal: Option<Refusal>,
     /// The last moment at which the program did something.
     pub last: When,
     /// The time of the last OOM on a device.
@@ -249,6 +274,10 @@ impl HostMemory {
                     _ => {}
                 }
             }
+            Api::Refused => {
+                self.refusal =
+                    Some(Refusal { when, error: what.to_owned(), limit: first, size: second, peak: third });
+            }
             Api::Child if what == TOTAL => self.children.push(ChildrenSample {
                 when,
                 processes: fourth,
@@ -317,18 +346,24 @@ impl HostMemory {
         self.quick.iter().min_by_key(|sample| (sample.when.ts_ns - ts_ns).abs())
     }
 
-    /// The sample of the children nearest to a moment.
+    /// The sample of the children nearest to a moment, of those that have their shares if any has.
     #[must_use]
     pub fn children_near(&self, ts_ns: i64) -> Option<&ChildrenSample> {
-        self.children.iter().min_by_key(|sample| (sample.when.ts_ns - ts_ns).abs())
+        self.children_with_shares().min_by_key(|sample| (sample.when.ts_ns - ts_ns).abs())
+    }
+
+    /// The samples of the children that have their shares; all of them, if none has.
+    pub fn children_with_shares(&self) -> impl Iterator<Item = &ChildrenSample> {
+        let is_known = self.children.iter().any(|sample| sample.pss >= 0);
+        self.children.iter().filter(move |sample| !is_known || sample.pss >= 0)
     }
 
     /// The highest resident memory, with the share of the child processes at that time; -1 without a sample. Children in
     /// `traced` are left out: they have traces of their own.
     #[must_use]
     pub fn peak_with_children(&self, traced: &[i64]) -> i64 {
-        let with_children = self.children.iter().filter_map(|children| {
-            let bytes = if children.pss >= 0 { children.pss } else { children.rss };
+        let with_children = self.children_with_shares().filter_map(|children| {
+            let bytes = children.bytes();
             let own = children.largest.iter().filter(|child| traced.contains(&child.pid));
             let own: i64 =
                 own.map(|child| if children.pss >= 0 { child.pss } else { child.rss }.max(0)).sum();

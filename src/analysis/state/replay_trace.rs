@@ -135,11 +135,11 @@ pub fn used_name<'a>(all: impl IntoIterator<Item = &'a Replayed>, options: &Opti
 }
 
 impl Replayed {
-    /// The GPUs that the options select: one, or all.
+    /// The GPUs that the options select: one, or all. `--device -1` selects the host.
     pub fn gpus<'a>(&'a self, options: &Options) -> impl Iterator<Item = &'a Device> + use<'a> {
         let only = options.device;
         let wanted =
-            move |device: &&Device| device.ordinal != HOST && only.is_none_or(|only| only == device.ordinal);
+            move |device: &&Device| only.map_or(device.ordinal != HOST, |only| only == device.ordinal);
         self.replay.devices().iter().filter(wanted)
     }
 

@@ -93,10 +93,11 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     forwarder.set_child(child.id());
     let pid = child.id();
     let status = child.wait().context("cannot wait for the program")?;
+    let asked = forwarder.asked_to_end();
     forwarder.stop();
 
     let tracer = scratch.tracer();
-    let fate = fate_of(pid, status);
+    let fate = fate_of(pid, status, asked);
     let reason = || {
         let killed = fate.and_then(|fate| kills.reason(fate));
         killed.unwrap_or_else(|| no_trace_reason(program, tracer, phantom.is_some(), status))
@@ -177,12 +178,12 @@ impl Kills {
 }
 
 /// The end of a program by a signal: its own, or of one whose end a shell reports as 128 plus the signal.
-fn fate_of(pid: u32, status: ExitStatus) -> Option<Fate> {
+fn fate_of(pid: u32, status: ExitStatus, asked: Option<i32>) -> Option<Fate> {
     if let Some(signal) = status.signal() {
-        return Some(Fate { pid: Some(pid), signal });
+        return Some(Fate { pid: Some(pid), signal, asked });
     }
     let signal = status.code()? - 128;
-    (1..32).contains(&signal).then_some(Fate { pid: None, signal })
+    (1..32).contains(&signal).then_some(Fate { pid: None, signal, asked })
 }
 
 /// Prints the summary of the trace, or why it has no summary.

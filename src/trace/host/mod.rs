@@ -1,7 +1,7 @@
 //! Host memory as the kernel counts it: the values of the `sample` rows of device -1, and the files that they come from.
 //!
 //! Each row has one source, which its `api` names. The row's `name` has the values as `key=value`; unknown values are left
-//! out. A row about one part of a process's memory, or about one child process, ends with `what=` and its name.
+//! out. A row about one part of a process's memory, about one child process, or about an error, ends with `what=` and its name.
 
 mod cgroup;
 mod proc_files;
@@ -50,6 +50,9 @@ pub const fn keys(source: Api) -> &'static [&'static str] {
         Api::Smaps => &["pss", "rss", "dirty", "swap"],
         // A child process, or all of them.
         Api::Child => &["pss", "rss", "pid", "processes"],
+        // The address space of a process that ended because the system refused it memory: its limit, its size then, and its
+        // largest size.
+        Api::Refused => &["limit", "size", "peak"],
         _ => &[],
     }
 }

@@ -57,6 +57,19 @@ impl HostFiles {
         values[0].is_some().then_some(values)
     }
 
+    /// The values of [`Api::Refused`](crate::Api::Refused) of this process.
+    #[must_use]
+    pub fn address_space(&self) -> HostValues {
+        let limits = self.text("self", "limits").unwrap_or_default();
+        let limit =
+            limits.lines().find_map(|line| line.strip_prefix("Max address space")?.split_whitespace().next());
+        let status = self.text("self", "status").unwrap_or_default();
+        let [size, peak] =
+            ["VmSize", "VmPeak"].map(|name| status.lines().find_map(|line| kib_of(line, name)));
+        // Without a limit the word is "unlimited".
+        [limit.and_then(|limit| limit.parse().ok()), size, peak, None, None]
+    }
+
     /// The values of [`Api::Meminfo`](crate::Api::Meminfo).
     #[must_use]
     pub fn machine(&self) -> Option<HostValues> {

@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use memtrace_trace::context::{Context, ContextId, Frame, StackId, TextId};
 use memtrace_trace::event::bytes::text_events;
+use memtrace_trace::host::HostFiles;
 use memtrace_trace::journal::{DetailAnswer, Run, journal_name, process_start};
-use memtrace_trace::{Event, Payload};
+use memtrace_trace::{Api, Event, Payload};
 
 use crate::clock;
 use crate::control::Control;
@@ -20,7 +21,7 @@ use crate::own_page::{self, OWN};
 use crate::queue::chunk_pool::ChunkPool;
 use crate::queue::event_queue::EventQueue;
 use crate::session::Session;
-use crate::write::{meta_row, output, writer};
+use crate::write::{host, meta_row, output, writer};
 
 /// The recorder of a process.
 pub struct Recorder {
@@ -140,6 +141,11 @@ impl Recorder {
     #[inline(always)]
     pub fn record(&'static self, make: impl FnOnce(u64) -> Event) {
         self.queue.record(make);
+    }
+
+    /// Records that the program ends with the error `what` because the system refused it memory.
+    pub fn record_refusal(&'static self, what: &str) {
+        host::record(&self.queue, Api::Refused, HostFiles::default().address_space(), what);
     }
 
     /// Announces an event that is ordered by the time before its call: a call that frees. Returns the clock. The

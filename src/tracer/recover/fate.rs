@@ -1,7 +1,7 @@
 //! How a killed process ended: what its parent saw, and what the kernel's counters say now.
 
 use memtrace_trace::Meta;
-use memtrace_trace::end_row::{KILLS, MACHINE_KILLS, SIGNAL};
+use memtrace_trace::end_row::{ASKED, KILLS, MACHINE_KILLS, SIGNAL};
 use memtrace_trace::host::{Cgroup, HostFiles, boot_id};
 
 /// The end of a process that its parent saw.
@@ -11,6 +11,8 @@ pub struct Fate {
     pub pid: Option<u32>,
     /// The signal.
     pub signal: i32,
+    /// The signal that asked it to end before.
+    pub asked: Option<i32>,
 }
 
 /// The words for the end row of process `pid`: its signal, and how many processes the kernel has killed by now because
@@ -19,6 +21,8 @@ pub(crate) fn words(meta: &Meta, pid: u32, fate: Option<Fate>) -> String {
     let mut words = Vec::new();
     if let Some(fate) = fate.filter(|fate| fate.pid.is_none_or(|of| of == pid)) {
         words.push(format!("{SIGNAL}={}", fate.signal));
+        words
+            .extend(fate.asked.filter(|asked| *asked != fate.signal).map(|asked| format!("{ASKED}={asked}")));
     }
     if !meta.boot.is_empty() && boot_id() == meta.boot {
         let group = Cgroup::at(meta.cgroup.as_ref()).filter(|group| group.id() == meta.cgroup_id);
@@ -39,10 +43,11 @@ mod tests {
     #[test]
     fn a_fate_is_told_of_its_process_and_counters_only_of_this_boot() {
         let mut meta = Meta::default();
-        let fate = Fate { pid: Some(7), signal: 9 };
+        let fate = Fate { pid: Some(7), signal: 9, asked: None };
         assert_eq!(words(&meta, 7, Some(fate)), "signal=9");
         assert_eq!(words(&meta, 8, Some(fate)), "");
-        assert_eq!(words(&meta, 8, Some(Fate { pid: None, signal: 15 })), "signal=15");
+        assert_eq!(words(&meta, 8, Some(Fate { pid: None, signal: 15, asked: Some(15) })), "signal=15");
+        assert_eq!(words(&meta, 7, Some(Fate { asked: Some(15), ..fate })), "signal=9 asked=15");
         meta.boot = "another".to_owned();
         assert_eq!(words(&meta, 7, None), "");
         meta.boot = boot_id();

@@ -516,6 +516,84 @@ def retained(path, *told):
             accessible(it)
 
 
+def painted(it, canvas):
+    """The number of pixels of a canvas that are not transparent."""
+    return it.page.evaluate(
+        f"""(() => {{ const it = document.getElementById('{canvas}'), c = it.getContext('2d');
+        const data = c.getImageData(0, 0, it.width, it.height).data;
+        let count = 0; for (let i = 3; i < data.length; i += 4) if (data[i]) count++; return count; }})()"""
+    )
+
+
+def host(path, track, peak, limit, killed):
+    """The samples of the host are a curve below that of the GPU, with the same time, at every width."""
+    for width, dark in [(1400, False), (390, True)]:
+        with Open(path, width=width, dark=dark) as it:
+            assert it.page.is_visible("#host-memory")
+            text = it.text("#host-text")
+            assert peak in text and limit in text, text
+            label = it.page.evaluate("memtrace.tracks[0].label")
+            assert label.endswith(f", {track}"), label
+            legend = it.text("#host-legend")
+            for name in ["resident", "without a file", "shared memory", "files", "with child processes"]:
+                assert name in legend, (name, legend)
+            assert it.page.is_visible("#killed") == bool(killed)
+            assert not killed or killed in it.text("#killed"), it.text("#killed")
+            whole = painted(it, "host-curve")
+            assert whole > 10_000, whole
+            # The two curves have one time: a zoom in one moves the other.
+            above, below = it.curve(), it.page.locator("#host-curve").bounding_box()
+            near(above["x"], below["x"], 0.5)
+            near(above["width"], below["width"], 0.5)
+            before = it.state()
+            it.page.locator("#host-curve").scroll_into_view_if_needed()
+            below = it.page.locator("#host-curve").bounding_box()
+            x, y = below["x"] + below["width"] * 0.6, below["y"] + 60
+            it.page.mouse.move(x, y)
+            it.rest()
+            tip = it.text("#host-tip")
+            for part in ["sample at", "resident", "child processes", "50.00 MiB", "limit of the container"]:
+                assert part in tip, (part, tip)
+            # The sample at 6 s has no limit, which is called unknown.
+            sixth = below["x"] + 62 + (6.4 / 13) * (below["width"] - 76)
+            it.page.mouse.move(sixth, y)
+            it.rest()
+            assert "unknown" in it.text("#host-tip"), it.text("#host-tip")
+            it.page.mouse.click(x, y)
+            it.rest()
+            assert it.state()["at"] != before["at"]
+            it.page.mouse.wheel(0, -400)
+            it.rest()
+            after = it.state()
+            assert after["to"] - after["from"] < before["to"] - before["from"], (before, after)
+            it.key("0")
+            wide = it.page.evaluate("document.documentElement.scrollWidth - innerWidth")
+            assert wide <= 0, (width, wide)
+            accessible(it)
+    print("host", text)
+
+
+def host_blocks(path, peak):
+    """The page of the host has its CPU tensors."""
+    with Open(path) as it:
+        head = it.text("#headline")
+        assert "CPU tensors and pinned memory" in head and peak in head, head
+        assert "reserved" not in it.text("#facts"), it.text("#facts")
+        it.key("p")
+        assert peak in it.text("#live-title"), it.text("#live-title")
+        assert "--device -1" in it.text("#footer"), it.text("#footer")
+        accessible(it)
+    print("host blocks")
+
+
+def no_host(path):
+    """Without samples of the host there is no curve of it, and the page says so."""
+    with Open(path) as it:
+        assert not it.page.is_visible("#host-memory") and not it.page.is_visible("#killed")
+        assert "Host memory is unknown" in it.text("#footer"), it.text("#footer")
+    print("no host")
+
+
 def no_advice(path, reason):
     """Without a change that helps the page says why."""
     with Open(path, "#advice=0") as it:

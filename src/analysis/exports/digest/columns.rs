@@ -146,6 +146,12 @@ columns! {
     Complete "complete" Int;
     /// 1 when the ops and modules of the step are known (`MEMTRACE_DETAIL`), else 0; of a device, of the step of its peak
     Detailed "detailed" Int;
+    /// the highest resident memory of a process on the host; null without a sample of it
+    HostPeak "host_peak_rss_bytes" Int;
+    /// the step of that peak
+    HostPeakStep "host_peak_step" Int;
+    /// the memory limit of the container; null when unknown, and without one
+    HostLimit "host_limit_bytes" Int;
 }
 
 #[cfg(test)]

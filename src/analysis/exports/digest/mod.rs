@@ -28,6 +28,7 @@ use crate::render::numbers::counted;
 use crate::reports::frag::{Fragmentation, fragmentation};
 use crate::reports::leaks::{Findings, Leak, Reading, findings};
 use crate::state::group::block_category;
+use crate::state::host_memory::HostMemory;
 use crate::state::moment::NamedMoment;
 use crate::state::replay::{Block, Device, Metric, Owner};
 use crate::state::replay_trace::Replayed;
@@ -64,7 +65,8 @@ impl Export for Digest {
             findings(trace, job.options, flow.clone(), |row, replay| steps.feed(row, replay, job.options))?;
         let at_peak = NamedMoment::Peak(Metric::Reserved);
         let held = fragmentation(trace, &at_peak, job.options, flow)?.map_or_else(Vec::new, |(_, held)| held);
-        let mut rows = vec![process(&replayed, &found)];
+        let host = HostMemory::read(trace, job.options)?;
+        let mut rows = vec![with_host(process(&replayed, &found), &host)];
         for device in replayed.gpus(job.options) {
             rows.push(device_row(trace, &replayed, device, &held, &steps));
             rows.extend(owners(&replayed, device));
@@ -104,6 +106,12 @@ fn process(replayed: &Replayed, found: &Findings) -> DigestRow {
         .float(C::R2, found.growth.r2)
         .count(C::Blocks, found.never_freed.0)
         .int(C::Bytes, found.never_freed.1)
+}
+
+fn with_host(row: DigestRow, host: &HostMemory) -> DigestRow {
+    let Some(peak) = host.quick_at(&NamedMoment::Peak(Metric::Used)) else { return row };
+    let row = row.int(C::HostPeak, peak.rss).int(C::HostPeakStep, peak.when.step);
+    if peak.container.limit < 0 { row } else { row.int(C::HostLimit, peak.container.limit) }
 }
 
 fn device_row(

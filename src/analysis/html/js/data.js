@@ -56,7 +56,9 @@ class Track {
     this.run = run;
     this.end_ns = this.start_ns + this.width_ns * this.buckets;
     this.peak = this.metric === "allocated" ? about.peak_allocated : about.peak_used;
-    this.label = `rank ${this.rank}, GPU ${this.device}`;
+    // A program without a GPU has one track: its pinned memory and CPU tensors.
+    this.isHost = this.device < 0;
+    this.label = `rank ${this.rank}, ${this.isHost ? "host" : `GPU ${this.device}`}`;
   }
 
   get lines() {

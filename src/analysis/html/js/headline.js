@@ -59,7 +59,12 @@ function differenceSentence(a, b) {
 function peakSentence(t, kind) {
   const { it, part, strong } = sentence(kind),
     { peak } = t;
-  part(t.metric === "allocated" ? "Peak " : "Peak of device memory ");
+  if (t.isHost && !peak.bytes) {
+    part("No CPU tensor and no pinned memory was recorded.");
+    return it;
+  }
+  if (t.isHost) part("Peak of CPU tensors and pinned memory ");
+  else part(t.metric === "allocated" ? "Peak " : "Peak of device memory ");
   strong(bytes(peak.bytes));
   if (t.capacity) part(` of ${bytes(t.capacity)} (${percent(peak.bytes / t.capacity)})`);
   if (peak.step >= 0) {
@@ -163,12 +168,20 @@ painters.headline = () => {
     bytes(t.peak_allocated.bytes),
     `${duration(t.peak_allocated.ts_ns)} ${when(t.peak_allocated)}`,
   );
-  fact(
-    "peak reserved",
-    bytes(t.peak_reserved.bytes),
-    `${duration(t.peak_reserved.ts_ns)} ${when(t.peak_reserved)}`,
-  );
-  if (t.peak_used.bytes !== t.peak_reserved.bytes)
+  if (!t.isHost)
+    fact(
+      "peak reserved",
+      bytes(t.peak_reserved.bytes),
+      `${duration(t.peak_reserved.ts_ns)} ${when(t.peak_reserved)}`,
+    );
+  const host = hostOf(t);
+  if (host)
+    fact(
+      "peak of the host, resident",
+      bytes(host.peak.bytes),
+      `${duration(host.peak.ts_ns)} ${when(host.peak)}`,
+    );
+  if (!t.isHost && t.peak_used.bytes !== t.peak_reserved.bytes)
     fact(
       `peak ${t.used_name}`,
       bytes(t.peak_used.bytes),
@@ -186,7 +199,13 @@ painters.headline = () => {
   const steps = t.steps.length ? t.steps.last[t.steps.length - 1] - t.steps.first[0] + 1 : 0;
   fact("duration", duration(t.duration_ns), `${counted(steps, "step")}, ${counted(t.rows, "event")}`);
   paintVerdict(t.verdict);
-  paintRetained(t.retained);
+  paintNote(
+    "retained",
+    t.retained ? `Retained (${t.retained.moment})` : "",
+    t.retained?.lines,
+    t.retained?.gap,
+  );
+  paintNote("killed", "Killed", t.killed);
   document.title = `${t.oom ? "out of memory" : `${bytes(peak.bytes)} peak`}, ${words}`;
 };
 
@@ -202,15 +221,16 @@ function paintVerdict(found) {
   box.replaceChildren(why, list, element("p", "quiet", "All of it: memtrace oom"));
 }
 
-/** What holds memory that earlier steps left behind, as `memtrace leaks --holders` tells it. */
-function paintRetained(found) {
-  const box = $("retained");
-  box.hidden = !found;
-  if (!found) return;
+/** A note with a list: what earlier steps left behind, as `memtrace leaks --holders` has it, or who killed the process, as
+ * `memtrace summary` has it. */
+function paintNote(id, title, lines, more) {
+  const box = $(id);
+  box.hidden = !lines;
+  if (!lines) return;
   const list = element("ul", "");
-  for (const line of found.lines) list.append(element("li", "", line));
-  box.replaceChildren(element("b", "", `Retained (${found.moment})`), list);
-  if (found.gap) box.append(element("p", "quiet", found.gap));
+  for (const line of lines) list.append(element("li", "", line));
+  box.replaceChildren(element("b", "", title), list);
+  if (more) box.append(element("p", "quiet", more));
 }
 
 const total = (groups) => groups.reduce((sum, group) => sum + group[1], 0) || 1;
@@ -236,14 +256,20 @@ painters.footer = () => {
       ? `This page lists ${count(kept)} of ${count(t.allocations)} allocations: the largest, and those live at the peak and at the OOM. Curves and shares count all.`
       : `This page lists all ${count(t.allocations)} allocations.`,
   );
-  if (t.pinned_peak) line(`Pinned host memory: peak ${bytes(t.pinned_peak)}.`);
+  if (!hostOf(t)) line("Host memory is unknown: the trace has no sample of it.");
+  if (t.pinned_peak && !t.isHost)
+    line(`Pinned host memory, and CPU tensors where recorded: peak ${bytes(t.pinned_peak)}.`);
   for (const note of run.notes) line(note, note.startsWith("damaged:"));
   const p = element("p", "next");
   p.append(
     "In a terminal: ",
-    element("code", "", `memtrace peak ${quoted(run.path)} --by module`),
+    element("code", "", `memtrace peak ${quoted(run.path)} --by module${t.isHost ? " --device -1" : ""}`),
     " · ",
-    element("code", "", `memtrace frag ${quoted(run.path)}`),
+    element(
+      "code",
+      "",
+      t.isHost ? `memtrace ledger --host ${quoted(run.path)}` : `memtrace frag ${quoted(run.path)}`,
+    ),
   );
   if (t.oom_count) p.append(" · ", element("code", "", `memtrace oom ${quoted(run.path)}`));
   foot.append(p);

@@ -46,8 +46,15 @@ function momentAt(t, x, width) {
 /** The range being selected with Shift, in pixels. */
 let selected = null;
 
-function listenToCurve() {
-  const it = $("curve");
+/** The moments of the two curves: a click pins one, and the mouse shows its values. */
+function listenToCurves() {
+  listenToCurve("curve", "tip", hover);
+  listenToCurve("host-curve", "host-tip", hoverHost);
+  listenToOverview();
+}
+
+function listenToCurve(id, tip, hover) {
+  const it = $(id);
   const pointers = new Map();
   let drag = null;
   const x = (event) => event.clientX - it.getBoundingClientRect().left;
@@ -96,7 +103,7 @@ function listenToCurve() {
     }
     if (Math.abs(at - drag.x) > 3) drag.moved = true;
     if (!drag.moved) return;
-    $("tip").hidden = true;
+    $(tip).hidden = true;
     if (drag.select) {
       selected = [drag.x, at];
       draw("curve");
@@ -121,9 +128,11 @@ function listenToCurve() {
   };
   it.addEventListener("pointerup", up);
   it.addEventListener("pointercancel", up);
-  it.addEventListener("pointerleave", () => ($("tip").hidden = true));
+  it.addEventListener("pointerleave", () => ($(tip).hidden = true));
   it.addEventListener("dblclick", () => setView(track().start_ns, track().end_ns));
+}
 
+function listenToOverview() {
   const overview = $("overview");
   let grabbed = false;
   const to = (event) => {
@@ -205,8 +214,14 @@ function hover(event) {
   if (advice) row("with the change", advice.high[adviceBucket(t, advice, ts)], adviceColour());
   tip.append(list);
   tip.hidden = false;
+  placeTip(tip, x, event.offsetY, width, PLOT.height);
+}
+
+/** Places a tip beside the mouse, inside a curve of this width and height. */
+function placeTip(tip, x, y, width, height) {
   const left = x + 18 + tip.offsetWidth > width ? x - tip.offsetWidth - 18 : x + 18;
-  tip.style.transform = `translate(${Math.max(0, left)}px, ${Math.min(PLOT.height - tip.offsetHeight - 60, Math.max(10, event.offsetY - 20))}px)`;
+  const top = Math.min(height - tip.offsetHeight - 60, Math.max(10, y - 20));
+  tip.style.transform = `translate(${Math.max(0, left)}px, ${top}px)`;
 }
 
 function listenToKeys() {

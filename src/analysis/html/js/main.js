@@ -57,7 +57,7 @@ async function main() {
     state.more *= 4;
     draw("live");
   };
-  listenToCurve();
+  listenToCurves();
   listenToKeys();
   listenToSegments();
   applyTheme();

@@ -127,6 +127,7 @@ painters.curve = () => {
     c.fillStyle = faded(LINES.allocated, 0.2);
     c.fillRect(Math.min(...selected), PLOT.top, Math.abs(selected[0] - selected[1]), high);
   }
+  paintHost(t, colours);
   paintOverview(t, colours);
   describeCurve(t, it);
   offerDetails(t, pixels);
@@ -409,12 +410,16 @@ function pinsOf(t) {
       text: "retry",
       title: `cudaMalloc failed (status ${m.status}): the allocator empties its cache and retries`,
     })),
-    {
-      ts: t.peak_reserved.ts_ns,
-      kind: "reserved",
-      text: "reserved",
-      title: `peak of reserved memory: ${bytes(t.peak_reserved.bytes)}`,
-    },
+    ...(t.isHost
+      ? []
+      : [
+          {
+            ts: t.peak_reserved.ts_ns,
+            kind: "reserved",
+            text: "reserved",
+            title: `peak of reserved memory: ${bytes(t.peak_reserved.bytes)}`,
+          },
+        ]),
     ...t.ooms.map((m) => ({
       ts: m.ts_ns,
       kind: "oom",

@@ -16,9 +16,20 @@ use crate::reports::report::{Answer, next};
 use crate::state::host_memory::{ChildrenSample, FullSample, HostMemory, QuickSample, When};
 use crate::state::moment::NamedMoment;
 
+/// The beginning of the names of parts that are CPU tensors.
+pub(in crate::reports) const CPU_TENSORS: &str = "CPU tensors";
+/// The part that malloc takes by `brk`.
+const HEAP: &str = "heap";
+/// Advice about it where CPU tensors have no rows. glibc takes blocks of up to 32 MiB from the heap once a larger one was freed.
+const HEAP_WITH_TENSORS: &str = "CPU tensors of up to 32 MiB, objects of Python and C, and what glibc keeps: MEMTRACE_HOST_TENSORS=1 tells them apart";
+/// The part that is the remainder.
+const ANONYMOUS: &str = "anonymous";
+/// Advice about the remainder where CPU tensors have rows of their own.
+const NO_TENSORS: &str = "no CPU tensors, they have rows: NumPy arrays, Python's objects, buffers of libraries (memray names their lines)";
+
 /// For each the beginning of the name of a part: its group, and the advice.
 const PARTS: &[(&str, &str, &str)] = &[
-    ("CPU tensors", "tensors", "memtrace peak --device -1 --by module names them"),
+    (CPU_TENSORS, "tensors", "memtrace peak --device -1 --by module names them"),
     ("pinned", "pinned", PINNED),
     ("shared", "shared", "batches of DataLoader workers: fewer workers, a smaller prefetch_factor"),
     ("file", "file", "the page cache has it: clean pages are given up when memory runs short"),
@@ -29,12 +40,12 @@ const PARTS: &[(&str, &str, &str)] = &[
         "MALLOC_MMAP_THRESHOLD_=32768 returns larger blocks at once; with many threads also MALLOC_ARENA_MAX=2",
     ),
     (
-        "heap",
+        HEAP,
         "malloc",
         "small objects of Python and C, and what glibc keeps: MALLOC_TRIM_THRESHOLD_=65536 returns it",
     ),
     (
-        "anonymous",
+        ANONYMOUS,
         "other",
         "large mallocs: NumPy, Python, CPU tensors (MEMTRACE_HOST_TENSORS=1 tells them apart)",
     ),
@@ -51,8 +62,13 @@ const PARTS: &[(&str, &str, &str)] = &[
 /// Advice about pinned memory.
 pub(in crate::reports) const PINNED: &str = "torch rounds each request up to a power of two: PYTORCH_ALLOC_CONF=pinned_max_round_threshold_mb:1,pinned_max_cached_size_mb:1 if it is not refused (torch 2.15 has it, 2.11 not), or pin one buffer of such a size and slice it";
 
-/// The group and the advice of a part.
-pub(in crate::reports) fn part_about(name: &str) -> (&'static str, &'static str) {
+/// The group and the advice of a part. `has_tensors`: the trace has CPU tensors as parts.
+pub(in crate::reports) fn part_about(name: &str, has_tensors: bool) -> (&'static str, &'static str) {
+    match name {
+        ANONYMOUS if has_tensors => return ("other", NO_TENSORS),
+        HEAP if !has_tensors => return ("malloc", HEAP_WITH_TENSORS),
+        _ => {}
+    }
     let known = PARTS.iter().find(|(start, _, _)| name.starts_with(start));
     known.map_or(("other", ""), |(_, group, advice)| (*group, *advice))
 }
@@ -134,8 +150,9 @@ impl<'a> HostState<'a> {
         };
         let mut parts: Vec<_> = full.parts.iter().collect();
         parts.sort_by(|a, b| (-a.pss, &a.name).cmp(&(-b.pss, &b.name)));
+        let has_tensors = parts.iter().any(|part| part.name.starts_with(CPU_TENSORS));
         for part in parts {
-            let (group, advice) = part_about(&part.name);
+            let (group, advice) = part_about(&part.name, has_tensors);
             state.line(group, part.name.clone(), part.pss, part.rss, advice);
         }
         if full.when != when {

@@ -185,8 +185,12 @@ fn record_retained(arguments: Arguments<'_>) {
     ranges::mark_without_owner(Api::Retained, arguments.text(0));
 }
 
-fn record_script_end(_: Arguments<'_>) {
-    if Recorder::active().is_some() {
+fn record_script_end(arguments: Arguments<'_>) {
+    if let Some(recorder) = Recorder::active() {
+        let refused = arguments.text(0);
+        if !refused.is_empty() {
+            recorder.record_refusal(refused);
+        }
         ranges::mark_without_owner(Api::Script, "end of the script");
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! There are three kinds, each with its own price. A *quick* sample (resident memory, container, machine) costs some
 //! reads of small files. A *full* one reads the process's mappings, for which the kernel walks all its pages. The
-//! *children* are read one by one. Each kind waits after a sample until its price is a small share of the time since ([`SHARE`]),
+//! *children* are read one by one: their resident memory, and less often their shares, for which the kernel walks their pages,
+//! too. Each kind waits after a sample until its price is a small share of the time since ([`SHARE`]),
 //! in the processor time of this thread, so a process of 500 GiB or with 500 children is sampled less often.
 
 use std::collections::BTreeMap;
@@ -22,14 +23,19 @@ use crate::intern;
 use crate::queue::event_queue::EventQueue;
 use crate::step::STEP;
 
-/// The share of processor time for quick samples, and for samples of children: at most one part in `SHARE`.
+/// The share of processor time for quick samples: at most one part in `SHARE`. The shares of all kinds sum to 0.2 %.
 const SHARE: u32 = 2000;
+/// The corresponding shares for lists of children, and for their proportional memory.
+const CHILDREN_SHARE: u32 = 5000;
+const SHARES_SHARE: u32 = 2000;
 /// The corresponding shares for full samples: normally, and while little memory is left and use grows. A kill
 /// may follow, so that sample may be the last.
-const FULL_SHARE: u32 = 1000;
+const FULL_SHARE: u32 = 1250;
 const TIGHT_SHARE: u32 = 20;
 /// The processor time that the full samples at the start of a program may take beyond it.
 const CREDIT: Duration = Duration::from_millis(100);
+/// The processor time for the shares of all children at once; beyond it they are unknown.
+const LONGEST_WALK: Duration = Duration::from_millis(100);
 /// Memory is short when less than one part in `TIGHT` is left.
 const TIGHT: i64 = 4;
 /// The interval at which resident memory is read.
@@ -89,6 +95,7 @@ pub(crate) struct HostSampler {
     quick: Budget,
     full: Budget,
     children: Budget,
+    shares: Budget,
     polled: Option<Instant>,
     /// Resident memory at the last quick and the last full sample.
     rss: i64,
@@ -128,6 +135,7 @@ impl HostSampler {
             quick: Budget::new(Duration::ZERO),
             full: Budget::new(CREDIT),
             children: Budget::new(Duration::ZERO),
+            shares: Budget::new(Duration::ZERO),
             polled: None,
             rss: 0,
             full_rss: 0,
@@ -165,7 +173,7 @@ impl HostSampler {
             }
             self.full(queue, encoder, rss);
         }
-        if self.children.elapsed() >= self.every && self.children.is_affordable(SHARE) {
+        if self.children.elapsed() >= self.every && self.children.is_affordable(CHILDREN_SHARE) {
             self.children(queue);
         }
     }
@@ -222,13 +230,15 @@ impl HostSampler {
 
     fn children(&mut self, queue: &'static EventQueue) {
         let start = thread_time();
+        let mut with_shares = false;
         if let Some(pids) = self.files.descendants("self", MOST_CHILDREN) {
-            let with_shares = pids.len() <= MOST_CHILDREN / 16;
+            with_shares = pids.len() <= MOST_CHILDREN / 16 && self.shares.is_affordable(SHARES_SHARE);
             let mut each: Vec<(u32, Option<i64>, i64)> = pids
                 .into_iter()
                 .filter_map(|pid| {
                     let name = pid.to_string();
-                    match self.files.rollup(&name).filter(|_| with_shares) {
+                    let may_walk = with_shares && thread_time().saturating_sub(start) < LONGEST_WALK;
+                    match may_walk.then(|| self.files.rollup(&name)).flatten() {
                         Some((pss, rss)) => Some((pid, Some(pss), rss)),
                         None => Some((pid, None, self.files.resident(&name)?)),
                     }
@@ -244,7 +254,13 @@ impl HostSampler {
                 record(queue, Api::Child, values, &name);
             }
         }
-        self.children.pay(thread_time().saturating_sub(start), SHARE);
+        let price = thread_time().saturating_sub(start);
+        if with_shares {
+            self.shares.pay(price, SHARES_SHARE);
+            self.children.pay(Duration::ZERO, CHILDREN_SHARE);
+        } else {
+            self.children.pay(price, CHILDREN_SHARE);
+        }
     }
 }
 
@@ -287,7 +303,8 @@ fn record_parts(queue: &'static EventQueue, parts: &BTreeMap<String, PartBytes>)
     }
 }
 
-fn record(queue: &'static EventQueue, source: Api, values: HostValues, what: &str) {
+/// Records one row of figures of the host.
+pub(crate) fn record(queue: &'static EventQueue, source: Api, values: HostValues, what: &str) {
     let what = intern::text_id(what, |id, text| queue.define(&text_events(id, text)));
     queue.record(|clock_ns| {
         let header = Header { step: -1, ..Header::new(clock_ns, source, Event::HOST) };

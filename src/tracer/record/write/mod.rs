@@ -3,7 +3,7 @@
 mod compress;
 mod definitions_file;
 mod exit_summary;
-mod host;
+pub(crate) mod host;
 mod limits_reached;
 pub(crate) mod meta_row;
 mod oom_message;

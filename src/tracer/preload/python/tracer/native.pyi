@@ -105,8 +105,8 @@ def block_step(pointer: int) -> int:
 def block_bytes(pointer: int) -> int:
     """The size of a live block of the GPU; 0 for no such block."""
 
-def record_script_end() -> None:
-    """Records the end of the script."""
+def record_script_end(refused: str) -> None:
+    """Records the end of the script. `refused` is the error by which the system refused it memory, or empty."""
 
 def current_step() -> int: ...
 def is_growing() -> bool:

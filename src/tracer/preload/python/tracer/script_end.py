@@ -9,10 +9,11 @@ globals of modules.
 from __future__ import annotations
 
 import atexit
+import errno
 import gc
 import sys
 
-from .failures import count
+from .failures import count, text_of
 from .held import mark_share
 from .native import hide, record_script_end
 
@@ -23,7 +24,7 @@ def _collection_begins(_phase: str) -> None:
     global _is_marked
     if not _is_marked and sys.is_finalizing():
         _is_marked = True
-        record_script_end()
+        record_script_end(_refused_memory())
 
 
 def _at_exit() -> None:
@@ -35,7 +36,21 @@ def _at_exit() -> None:
     if gc.isenabled():
         gc.callbacks.append(hide(_collection_begins))
     else:
-        record_script_end()
+        record_script_end(_refused_memory())
+
+
+def _refused_memory() -> str:
+    """The class of the exception that ended the script because the system refused it memory; or empty.
+
+    Python keeps the last exception that nobody caught.
+    """
+    error = getattr(sys, "last_value", None)
+    if not isinstance(error, Exception):
+        return ""
+    refused = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
+    # PyTorch's allocator of CPU tensors.
+    refused = refused or "DefaultCPUAllocator: " in text_of(error)
+    return type(error).__name__ if refused else ""
 
 
 def watch_script_end() -> None:

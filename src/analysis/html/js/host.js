@@ -1,0 +1,200 @@
+// Host memory over time, below the curve of a GPU: the kernel's samples, with the same time, phases and steps.
+
+const HOST_HEIGHT = 238;
+const HOST_PARTS = [
+  ["anonymous", "without a file", "#0072B2"],
+  ["shared", "shared memory", "#CC79A7"],
+  ["files", "files", "#8F8B66"],
+];
+const CHILDREN = { light: "#D55E00", dark: "#F0884A" };
+const childrenColour = () => (isDark() ? CHILDREN.dark : CHILDREN.light);
+
+/** The highest known value of a column; -1 if none is known. */
+const highest = (values) => values.reduce((a, b) => Math.max(a, b), -1);
+
+/** A value of a sample in words. */
+const knownBytes = (value) => (value < 0 ? "unknown" : bytes(value));
+
+/** The values of the samples; null without samples. */
+function hostOf(t) {
+  return t.once("host", () => {
+    if (!t.host_memory) return null;
+    const host = t.table(t.host_memory);
+    // With the child processes, where both are known.
+    host.whole = host.resident.map((value, i) =>
+      value < 0 || host.children[i] <= 0 ? -1 : value + host.children[i],
+    );
+    return host;
+  });
+}
+
+/** Draws the samples in view. Between two samples the earlier one holds. */
+function paintHost(t, colours) {
+  const host = hostOf(t);
+  $("host-memory").hidden = !host;
+  if (!host) return;
+  const { c, width, it } = canvas("host-curve", HOST_HEIGHT);
+  const bottom = HOST_HEIGHT - PLOT.bottom,
+    high = bottom - PLOT.top;
+  const from = Math.max(0, last(host.ts, state.from)),
+    end = Math.min(host.length - 1, last(host.ts, state.to));
+  let most = 1;
+  for (let i = from; i <= end; i++)
+    for (const values of [host.resident, host.whole]) most = Math.max(most, values[i]);
+  const limit = highest(host.limit),
+    limitShown = limit > 0 && Math.max(most, highest(host.container)) > limit * 0.6;
+  if (limitShown) for (let i = from; i <= end; i++) most = Math.max(most, limit, host.container[i]);
+  most *= 1.06;
+  const y = (value) => bottom - (value / most) * high;
+
+  const scale = byteTicks(most, 4);
+  c.lineWidth = 1;
+  c.textAlign = "right";
+  c.textBaseline = "middle";
+  for (const mark of scale.marks) {
+    const at = Math.round(y(mark.at)) + 0.5;
+    c.strokeStyle = colours.faint;
+    c.beginPath();
+    c.moveTo(PLOT.left, at);
+    c.lineTo(width - PLOT.right, at);
+    c.stroke();
+    c.fillStyle = colours.quiet;
+    c.fillText(mark.text, PLOT.left - 8, at);
+  }
+  c.textAlign = "left";
+  c.fillText(scale.unit, 6, PLOT.top - 10);
+
+  c.save();
+  c.beginPath();
+  c.rect(PLOT.left, 0, plotWidth(width), HOST_HEIGHT);
+  c.clip();
+  const x = (i) => Math.max(-1e4, Math.min(1e5, toX(host.ts[i], width)));
+  // The last sample holds to the end of the trace.
+  const right = (i) => (i + 1 < host.length ? x(i + 1) : toX(t.end_ns, width));
+  const base = new Float64Array(host.length).fill(0);
+  for (const [name, , colour] of HOST_PARTS) {
+    c.fillStyle = faded(colour, 0.55);
+    for (let i = from; i <= end; i++) {
+      const value = Math.max(0, host[name][i]);
+      if (value) {
+        const top = y(base[i] + value);
+        c.fillRect(x(i), top, Math.max(0.7, right(i) - x(i)), y(base[i]) - top);
+      }
+      base[i] += value;
+    }
+  }
+  const line = (values, colour, dash) => {
+    c.strokeStyle = colour;
+    c.lineWidth = 1.6;
+    c.setLineDash(dash);
+    c.beginPath();
+    let drawn = false;
+    for (let i = from; i <= end; i++) {
+      // A value that is unknown leaves a gap.
+      if (values[i] < 0) {
+        drawn = false;
+        continue;
+      }
+      if (drawn) c.lineTo(x(i), y(values[i]));
+      else c.moveTo(x(i), y(values[i]));
+      c.lineTo(right(i), y(values[i]));
+      drawn = true;
+    }
+    c.stroke();
+    c.setLineDash([]);
+  };
+  line(host.resident, colours.text, []);
+  line(host.whole, childrenColour(), [5, 3]);
+  if (limitShown) {
+    line(host.container, colours.alarm, [2, 3]);
+    const at = Math.round(y(limit)) + 0.5;
+    c.setLineDash([6, 4]);
+    c.strokeStyle = colours.alarm;
+    c.lineWidth = 1;
+    c.beginPath();
+    c.moveTo(PLOT.left, at);
+    c.lineTo(width, at);
+    c.stroke();
+    c.setLineDash([]);
+    c.fillStyle = colours.alarm;
+    c.textBaseline = "bottom";
+    c.fillText(`limit of the container, ${bytes(limit)}`, PLOT.left + 6, at - 2);
+  }
+  paintBands(c, t, bottom, width, colours);
+  if (selected) {
+    c.fillStyle = faded(LINES.allocated, 0.2);
+    c.fillRect(Math.min(...selected), PLOT.top, Math.abs(selected[0] - selected[1]), high);
+  }
+  if (state.at !== null) {
+    c.strokeStyle = colours.accent;
+    c.lineWidth = 2;
+    c.beginPath();
+    c.moveTo(Math.round(toX(state.at, width)) + 0.5, PLOT.top - 4);
+    c.lineTo(Math.round(toX(state.at, width)) + 0.5, bottom);
+    c.stroke();
+  }
+  c.restore();
+  paintTime(c, bottom, width, colours);
+
+  const { peak } = host,
+    when = [
+      duration(peak.ts_ns),
+      peak.step >= 0 ? `step ${peak.step}` : "",
+      peak.phase === "(none)" ? "" : peak.phase,
+    ];
+  const text =
+    `peak ${bytes(peak.bytes)} resident at ${when.filter(Boolean).join(", ")}. ` +
+    (limit > 0 ? `The container has a limit of ${bytes(limit)}.` : "No limit of a container is known.");
+  $("host-text").textContent = text;
+  it.setAttribute("aria-label", `Host memory: ${text}`);
+  paintHostLegend(host, limitShown, colours);
+}
+
+function paintHostLegend(host, limitShown, colours) {
+  const it = $("host-legend");
+  it.replaceChildren();
+  const entry = (name, colour) => {
+    const one = element("span", "entry still"),
+      swatch = element("i");
+    swatch.style.background = colour;
+    one.append(swatch, element("span", "", name));
+    it.append(one);
+  };
+  entry("resident", colours.text);
+  for (const [name, text, colour] of HOST_PARTS)
+    if (highest(host[name]) > 0) entry(text, faded(colour, 0.55));
+  if (highest(host.whole) > 0) entry("with child processes", childrenColour());
+  if (limitShown) entry("container, without page cache", colours.alarm);
+}
+
+/** Shows the sample under the mouse. */
+function hoverHost(event) {
+  const it = $("host-curve"),
+    t = track(),
+    tip = $("host-tip"),
+    host = hostOf(t),
+    width = it.clientWidth;
+  const x = event.clientX - it.getBoundingClientRect().left;
+  const at = last(host.ts, toTs(x, width));
+  tip.hidden = x < PLOT.left || x > width - PLOT.right || at < 0;
+  if (tip.hidden) return;
+  const { step, phase } = t.during(host.ts[at]);
+  const where = [step === null ? "" : `step ${t.stepName(step)}`, phase === "(no phase)" ? "" : phase];
+  const list = element("table");
+  const row = (name, value) => {
+    const line = element("tr");
+    line.append(element("td", "", name), element("td", "", knownBytes(value)));
+    list.append(line);
+  };
+  row("resident", host.resident[at]);
+  for (const [name, text] of HOST_PARTS) row(text, host[name][at]);
+  row("child processes", host.children[at]);
+  row("container, without page cache", host.container[at]);
+  row("limit of the container", host.limit[at]);
+  tip.replaceChildren(
+    element("b", "", `sample at ${moment(host.ts[at], t.width_ns)}`),
+    element("div", "quiet", where.filter(Boolean).join(", ")),
+    list,
+  );
+  placeTip(tip, x, event.offsetY, width, HOST_HEIGHT);
+}
