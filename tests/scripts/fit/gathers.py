@@ -1,6 +1,7 @@
 """A rank of a job; rank 0 holds what it gathers on the host."""
 
 import os
+import time
 
 import torch
 
@@ -10,5 +11,7 @@ torch.distributed.init_process_group("nccl")
 share = torch.ones(1 << 20, device="cuda")
 torch.distributed.all_reduce(share)
 kept = [torch.ones(64 << 20, dtype=torch.uint8) for _ in range(4)] if rank == 0 else []
+# Long enough for a sample.
+time.sleep(1)
 torch.cuda.synchronize()
 torch.distributed.destroy_process_group()
