@@ -484,8 +484,8 @@ fn fit_counts_the_host_memory_of_the_ranks_of_a_node_that_did_not_run() {
         (&"out of memory".into(), &1.into())
     );
     assert!(one["next"][0].as_str().unwrap().starts_with("memtrace ledger --host"), "{one}");
-    // Rank 0 gathers 256 MiB, so its memory is no measure of the others': two ranks tell.
+    // Rank 0 gathers 512 MiB, so its memory is no measure of the others': two ranks tell.
     let two = run("0,1").json();
-    assert!(host(&one) > 4 * 256 && host(&two) > 256, "{one} {two}");
-    assert!(host(&two) < host(&one) - 2 * 256, "{} {}", host(&two), host(&one));
+    assert!(host(&one) > 4 * 512 && host(&two) > 512, "{one} {two}");
+    assert!(host(&two) < host(&one) - 512, "{} {}", host(&two), host(&one));
 }

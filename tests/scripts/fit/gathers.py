@@ -10,7 +10,7 @@ torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 torch.distributed.init_process_group("nccl")
 share = torch.ones(1 << 20, device="cuda")
 torch.distributed.all_reduce(share)
-kept = [torch.ones(64 << 20, dtype=torch.uint8) for _ in range(4)] if rank == 0 else []
+kept = [torch.ones(64 << 20, dtype=torch.uint8) for _ in range(8)] if rank == 0 else []
 # Long enough for a sample.
 time.sleep(1)
 torch.cuda.synchronize()
