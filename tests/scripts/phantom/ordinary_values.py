@@ -68,4 +68,60 @@ for expert in range(experts):
     _, rows = torch.where(mask[expert])
     assert len(rows) == tokens * chosen // experts, (expert, len(rows))
 assert torch.bincount(places.flatten(), minlength=experts).tolist() == [16] * experts
+# The same for masks of more elements than are followed: in sum each token is sent to as many experts as it chose.
+tokens, experts, chosen = 16_384, 32, 4
+places = torch.randn(tokens, experts, device=device).topk(chosen, dim=-1).indices
+mask = torch.nn.functional.one_hot(places, num_classes=experts).permute(2, 1, 0)
+assert mask.numel() > 1 << 20
+hit = (mask.sum(dim=(-1, -2)) > 0).nonzero()
+assert hit.flatten().tolist() == list(range(experts))
+assert sum(len(torch.where(mask[expert])[1]) for expert in hit.flatten()) == tokens * chosen
+routing = torch.zeros(tokens, 4 * experts, dtype=torch.int, device=device).scatter(1, places, 1).bool()
+assert routing.numel() > 1 << 20 and routing.sum(0).tolist() == [tokens * chosen // (4 * experts)] * 4 * experts
+assert len(torch.randn(tokens, 4 * experts, device=device)[routing]) == tokens * chosen
+routing.logical_not_()
+assert len(routing.nonzero()) == routing.numel()
+
+# A sample is in its support, for any number of elements.
+distributions = torch.distributions
+for shape in ((), (1,), (5,)):
+
+    def positive(*more):
+        return torch.rand((*shape, *more), device=device) + 0.5
+
+    for distribution in (
+        distributions.Categorical(logits=positive(4)),
+        distributions.Bernoulli(logits=positive()),
+        distributions.Binomial(10, logits=positive()),
+        distributions.Poisson(positive()),
+        distributions.Geometric(logits=positive()),
+        distributions.NegativeBinomial(positive(), logits=positive()),
+        distributions.OneHotCategorical(logits=positive(4)),
+        distributions.MultivariateNormal(positive(3), positive(3, 3) @ positive(3, 3).mT),
+        distributions.MultivariateNormal(
+            positive(3), scale_tril=torch.linalg.cholesky(positive(3, 3) @ positive(3, 3).mT)
+        ),
+        distributions.Dirichlet(positive(4)),
+    ):
+        distribution.log_prob(distribution.sample())
+action = distributions.Categorical(logits=torch.randn(1, 6, device=device)).sample()
+assert 0 <= action.item() < 6
+flips = torch.full((1000,), 0.25, device=device).bernoulli_(0.25)
+assert flips.sum().item() == 250
+
+# A sum is greater than its terms, as a solver asks of its time step. Unknown numbers are in no order otherwise.
+time, step = torch.tensor(0.0, device=device), torch.rand((), device=device)
+assert time + step > time and not time + step <= time and time < time + step and time - step < time
+assert not (time + step < time)
+
+# A sampler for a detector takes 128 of the positive boxes and 384 of the negative ones, none twice.
+labels = torch.randint(0, 5, (2000,), device=device)
+positive, negative = torch.where(labels >= 1)[0], torch.where(labels == 0)[0]
+taken = torch.zeros(2000, dtype=torch.uint8, device=device)
+taken[positive[torch.randperm(positive.numel(), device=device)[:128]]] = 1
+taken[negative[torch.randperm(negative.numel(), device=device)[:384]]] = 1
+assert len(torch.where(taken)[0]) == 512
+order = torch.randperm(100, device=device)
+assert sorted(order.tolist()) == list(range(100))
+assert torch.arange(100, device=device)[torch.rand(100, device=device) > 2].tolist() == list(range(100))
 print("ok")

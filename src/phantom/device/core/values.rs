@@ -173,6 +173,8 @@ pub(crate) struct KnownValues {
     expected: [Ranges; 2],
     /// Addresses at which a kernel of known effect left a result, and its assumed value.
     results: BTreeMap<usize, u64>,
+    /// The share of nonzero elements in unknown flags or numbers: the end of each range and the share, by its start.
+    shares: BTreeMap<usize, (usize, f64)>,
     /// Memory that another process may write, too. It stays unknown.
     shared: Ranges,
     /// Memory that may hold addresses.
@@ -229,6 +231,11 @@ impl KnownValues {
         self.answered.remove(address, end);
         self.links.forget(address, end);
         self.expected.iter_mut().for_each(|ranges| ranges.remove(address, end));
+        while let Some((&start, _)) =
+            self.shares.range(..end).next_back().filter(|(_, (stop, _))| *stop > address)
+        {
+            self.shares.remove(&start);
+        }
         if !self.results.is_empty() {
             let gone: Vec<_> = self.results.range(address..end).map(|(&at, _)| at).collect();
             for at in gone {
@@ -250,6 +257,7 @@ impl KnownValues {
         self.links.clear();
         self.expected.iter_mut().for_each(|ranges| ranges.0.clear());
         self.results.clear();
+        self.shares.clear();
     }
 
     /// Marks a range as written by other processes from now on.
@@ -311,6 +319,18 @@ impl KnownValues {
     pub(crate) fn expected(&self, address: usize, size: usize) -> Option<bool> {
         let contains = |flag: bool| self.expected[usize::from(flag)].contains(address, address + size);
         [false, true].into_iter().find(|&flag| contains(flag))
+    }
+
+    /// Sets the share of nonzero elements in a range.
+    pub(crate) fn set_nonzero_share(&mut self, address: usize, size: usize, share: f64) {
+        self.forget(address, size);
+        self.shares.insert(address, (address + size, share));
+    }
+
+    /// The share of nonzero elements in a range, or in one around it.
+    pub(crate) fn nonzero_share(&self, address: usize, size: usize) -> Option<f64> {
+        let (_, &(end, share)) = self.shares.range(..=address).next_back()?;
+        (address + size <= end).then_some(share)
     }
 
     /// Stores the assumed result of a kernel.

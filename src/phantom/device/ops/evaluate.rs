@@ -7,8 +7,9 @@ use std::sync::{LazyLock, RwLock};
 use crate::cuda::copy::Known;
 use crate::kernels::kernel_effects;
 use crate::ops::cxx;
-use crate::ops::ordinary::{self, Flags, Question};
+use crate::ops::ordinary::{self, Flags, Question, Related, Relation};
 use crate::ops::record;
+use crate::ops::samples::{self, Arguments, Sample};
 use crate::ops::tensor::{Part, Place, TensorMemory, keep, place_of};
 use crate::ops::torch::{self, Operator, Tag, Torch};
 use crate::ops::values::{Value, Values};
@@ -26,6 +27,10 @@ struct Op {
     has_count: bool,
     /// The question that the op asks about values that nothing computed.
     question: Option<Question>,
+    /// What the op gives when nothing computes it.
+    sample: Option<Sample>,
+    /// Its name without a namespace.
+    base: &'static str,
 }
 
 /// Ops that are not run a second time: they draw random numbers, or leave memory as it was.
@@ -131,7 +136,8 @@ impl Op {
         let overwrites =
             matches!(base, "copy_" | "fill_" | "zero_" | "_foreach_zero_" | "_foreach_copy_") && is_in_place;
         let (has_count, question) = (COUNTING.contains(&base), Question::of(base));
-        Some(Self { second, writes, overwrites, has_count, question })
+        let sample = Sample::of(base);
+        Some(Self { second, writes, overwrites, has_count, question, sample, base })
     }
 
     /// Whether an op writes each of its arguments.
@@ -193,8 +199,12 @@ pub(super) struct Started {
     kept: Vec<Part>,
     /// The known part of the flags that the op asks about.
     flags: Vec<Flags>,
-    /// The sizes of the tensor in which it looks for places.
-    sizes: Vec<i64>,
+    /// How the first of its inputs is related to the second.
+    relation: Option<Relation>,
+    /// What it gives if nothing computes it.
+    sample: Option<(Sample, Arguments)>,
+    /// The addresses of its tensors on a device.
+    inputs: Vec<usize>,
 }
 
 impl Started {
@@ -230,29 +240,40 @@ pub(super) unsafe fn start(schema: usize, inputs: &[Value]) -> Started {
             });
         }
     }
+    let last = Related::take_last();
+    for value in inputs {
+        // SAFETY: by the contract.
+        unsafe { value.each_on_device(torch, |memory| started.inputs.push(memory.data)) };
+    }
+    // SAFETY: by the contract.
+    started.sample = op.sample.map(|sample| (sample, unsafe { Arguments::of(torch, inputs) }));
     let Some(operator) = op.second else { return started };
     let mut values = Values::new(torch);
     let are_known = inputs.iter().zip(0..).all(|(value, index)| {
         // SAFETY: by the contract.
-        unsafe { values.add(value, index == 0 && op.overwrites) }.is_some()
+        unsafe {
+            values.add(value, index == 0 && op.overwrites).is_some()
+                || samples::places(torch, op.base, index, inputs)
+                    .is_some_and(|places| values.add_indices(value, &places).is_some())
+        }
     });
     if are_known && op.has_count {
         // SAFETY: the values are those of the op.
         let count = outside_sight(torch, || unsafe { first_size(torch, &operator, inputs) }).flatten();
         kernel_effects::set_count(count);
+    } else if let (Some((Sample::Nonzero, arguments)), true) = (&started.sample, op.has_count) {
+        kernel_effects::set_count(arguments.nonzero());
     }
     if op.question.is_some() && !are_known {
         for value in inputs {
             // SAFETY: by the contract.
-            unsafe {
-                value.each_on_device(torch, |memory| {
-                    started.flags.push(Flags::of(&memory));
-                    started.sizes = memory.sizes;
-                });
-            }
+            unsafe { value.each_on_device(torch, |memory| started.flags.push(Flags::of(&memory))) };
         }
+        started.relation = last.and_then(|last| last.between(&started.inputs));
     }
-    started.values = are_known.then_some(values);
+    if are_known {
+        (started.sample, started.values) = (None, Some(values));
+    }
     started
 }
 
@@ -281,20 +302,36 @@ unsafe fn first_size(torch: &'static Torch, operator: &Operator, inputs: &[Value
 /// `outputs` are its live outputs.
 pub(super) unsafe fn end(started: Started, outputs: &[Value]) {
     let Some(torch) = torch::get() else { return };
-    let Started { op: Some(op), values, written, kept, flags, sizes } = started else { return };
+    let Started { op: Some(op), values, written, kept, flags, relation, sample, inputs } = started else {
+        return;
+    };
     if op.has_count {
         kernel_effects::set_count(None);
     }
     // The bytes beside the written ones are as before.
     keep(&kept, &written);
-    if let (Some(question), false, None) = (op.question, flags.is_empty(), &values) {
-        let place = usize::from(question == Question::Places);
+    if let Some(output) = outputs.first() {
         // SAFETY: by the contract.
-        let output = outputs.get(place).and_then(|output| unsafe { target(torch, output, &[]) });
-        if question == Question::Places {
-            return output.iter().for_each(|output| ordinary::spread(&sizes, output));
+        unsafe { output.each_on_device(torch, |memory| Related::note(op.base, &inputs, memory.data)) };
+    }
+    if let Some((sample, arguments)) = &sample {
+        match (written.first(), outputs.get(sample.output())) {
+            (Some(output), _) => sample.write(arguments, output),
+            // SAFETY: by the contract.
+            (None, Some(output)) => unsafe {
+                output.each_on_device(torch, |memory| {
+                    if !inputs.contains(&memory.data) {
+                        sample.write(arguments, &memory);
+                    }
+                });
+            },
+            _ => {}
         }
-        return output.iter().for_each(|output| ordinary::answer(question, &flags, output));
+    }
+    if let (Some(question), false, None) = (op.question, flags.is_empty(), &values) {
+        // SAFETY: by the contract.
+        let output = outputs.first().and_then(|output| unsafe { target(torch, output, &[]) });
+        return output.iter().for_each(|output| ordinary::answer(question, &flags, relation, output));
     }
     let (Some(mut values), Some(operator)) = (values, op.second) else { return };
     let targets: Option<Vec<TensorMemory>> = match written.is_empty() {

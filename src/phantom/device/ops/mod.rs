@@ -9,6 +9,7 @@
 //! - [`torch`] has the functions of PyTorch that are called, [`cxx`] what C++ asks of their caller.
 //! - [`values`] reads arguments (`c10::IValue`) and makes the second run's arguments.
 //! - [`ordinary`] is the rule for the other values, those that nothing computed.
+//! - [`samples`] is the rule for indices, samples and counts that nothing computed.
 //! - [`tensor`] is the memory of a tensor, and what of it is known.
 //!
 //! The second run is outside the program's sight: no callback, no mode, no gradient, no warning and no random
@@ -19,6 +20,7 @@ mod cxx;
 mod evaluate;
 mod ordinary;
 pub(crate) mod record;
+mod samples;
 mod tensor;
 mod torch;
 mod values;

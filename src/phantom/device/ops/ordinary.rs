@@ -5,11 +5,12 @@
 //!   and the largest or smallest of such flags follow.
 //! - "All" of other flags is true and "any" is false, for any number of flags, also along a dimension: with
 //!   these, programs check that their data is sound.
+//! - It is positive: a sum is greater than each of its terms.
+//! - It has the form that a check asks for: a triangular matrix equals its triangle, a whole number its floor.
 //!
 //! Known values of some of the flags come first.
-//!
-//! - The indices of the largest elements (`topk`) are spread evenly over all places, row by row. So a router gives
-//!   each expert its share.
+
+use std::cell::Cell;
 
 use crate::cuda::copy::{self, Known};
 use crate::kernels::elementwise;
@@ -29,8 +30,8 @@ pub(super) enum Question {
     Or,
     /// The largest or the smallest.
     Extreme,
-    /// The places of the largest.
-    Places,
+    /// Whether one is greater (true) or less.
+    Order(bool),
 }
 
 impl Question {
@@ -46,7 +47,8 @@ impl Question {
             "logical_not" | "bitwise_not" => Self::Not,
             "logical_and" | "bitwise_and" | "and" | "iand" => Self::And,
             "logical_or" | "bitwise_or" | "or" | "ior" => Self::Or,
-            "topk" => Self::Places,
+            "gt" | "ge" => Self::Order(true),
+            "lt" | "le" => Self::Order(false),
             "max" | "min" | "amax" | "amin" => Self::Extreme,
             _ => return None,
         })
@@ -99,7 +101,12 @@ impl Flags {
 }
 
 /// Answers the question of an op that ended, whose inputs are not all known, for its output.
-pub(super) fn answer(question: Question, inputs: &[Flags], output: &TensorMemory) {
+pub(super) fn answer(
+    question: Question,
+    inputs: &[Flags],
+    relation: Option<Relation>,
+    output: &TensorMemory,
+) {
     if !output.is_small() || output.count() == 0 {
         return;
     }
@@ -119,6 +126,7 @@ pub(super) fn answer(question: Question, inputs: &[Flags], output: &TensorMemory
     // Whether the answer is certain, and whether it is one about values that nothing computed.
     let (flag, is_certain, is_answer) = match question {
         Question::Kind(flag) => (flag, true, false),
+        Question::Equality(is_equal) if relation == Some(Relation::Form) => (is_equal, true, true),
         Question::Equality(is_equal) => (!is_equal, false, true),
         Question::All => (!first.has[1] && first.expected.unwrap_or(true), true, !first.has[1]),
         Question::Any => (first.has[0] || first.expected.unwrap_or(false), true, !first.has[0]),
@@ -138,7 +146,11 @@ pub(super) fn answer(question: Question, inputs: &[Flags], output: &TensorMemory
                 return;
             }
         }
-        Question::Places => return,
+        Question::Order(is_greater) => match relation {
+            Some(Relation::Greater) => (is_greater, true, true),
+            Some(Relation::Less) => (!is_greater, true, true),
+            _ => return,
+        },
     };
     if !is_certain {
         if output.known_elements().is_none() {
@@ -159,21 +171,57 @@ pub(super) fn answer(question: Question, inputs: &[Flags], output: &TensorMemory
     output.write(Known { bytes: vec![u8::from(flag); output.count()], is_answer });
 }
 
-/// The most places among which indices are spread: the experts of a router. The words of a language are more.
-const MOST_PLACES: i64 = 4096;
+/// How the first input of an op is related to the second.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Relation {
+    Greater,
+    Less,
+    /// One is the other in the form that a program asks for.
+    Form,
+}
 
-/// Spreads the indices of the largest elements in each row of a tensor with these sizes evenly.
-pub(super) fn spread(sizes: &[i64], output: &TensorMemory) {
-    /// `c10::ScalarType::Long`.
-    const LONG: i32 = 4;
-    let (Some((&places, rows)), Some((_, output_rows))) = (sizes.split_last(), output.sizes.split_last())
-    else {
-        return;
-    };
-    let is_of_interest = output.dtype == LONG && rows == output_rows && (1..=MOST_PLACES).contains(&places);
-    if !is_of_interest || !output.is_small() || output.known_elements().is_some() {
-        return;
+/// The result of an op and the addresses of its inputs, when they are related.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Related {
+    result: usize,
+    inputs: [usize; 2],
+    /// How the result is related to an input.
+    relation: Relation,
+}
+
+thread_local! {
+    /// The result of the last op of the thread.
+    static LAST: Cell<Option<Related>> = const { Cell::new(None) };
+}
+
+impl Related {
+    /// The result of the last op, if it is related to the op's inputs. Another op begins.
+    pub(super) fn take_last() -> Option<Self> {
+        LAST.try_with(Cell::take).ok().flatten()
     }
-    let bytes = (0..output.count() as i64).flat_map(|index| (index % places).to_le_bytes()).collect();
-    output.write(Known { bytes, is_answer: true });
+
+    /// Notes that an op made a result of these inputs.
+    pub(super) fn note(base: &str, inputs: &[usize], result: usize) {
+        let first = inputs.first().copied().unwrap_or_default();
+        let (second, relation) = match base {
+            "add" => (inputs.get(1).copied().unwrap_or(first), Relation::Greater),
+            "sub" => (first, Relation::Less),
+            "tril" | "triu" | "floor" | "ceil" | "round" | "trunc" => (first, Relation::Form),
+            _ => return,
+        };
+        let _ = LAST.try_with(|last| last.set(Some(Self { result, inputs: [first, second], relation })));
+    }
+
+    /// How the first of two inputs is related to the second, when one is the result and the other was an input.
+    pub(super) fn between(self, inputs: &[usize]) -> Option<Relation> {
+        let &[first, second] = inputs else { return None };
+        let is = |result: usize, input: usize| self.result == result && self.inputs.contains(&input);
+        match (is(first, second), is(second, first), self.relation) {
+            (true, false, relation) => Some(relation),
+            (false, true, Relation::Greater) => Some(Relation::Less),
+            (false, true, Relation::Less) => Some(Relation::Greater),
+            (false, true, Relation::Form) => Some(Relation::Form),
+            _ => None,
+        }
+    }
 }

@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use crate::ops::samples;
 use crate::ops::tensor::{Place, TensorMemory, place_of};
 use crate::ops::torch::{Tag, Torch};
 
@@ -43,6 +44,15 @@ impl Value {
     /// An undefined tensor is the address of a static object, which is no heap object with keys.
     fn is_defined(&self) -> bool {
         self.payload > 0xFFFF && self.payload.is_multiple_of(8)
+    }
+
+    /// The number that this is, not a flag; `None` when it is none.
+    pub(super) fn number(&self) -> Option<f64> {
+        match self.tag {
+            3 => Some(f64::from_bits(self.payload as u64)),
+            5 => Some(self.payload as i64 as f64),
+            _ => None,
+        }
     }
 
     /// Returns true if this names a GPU, or is a tensor there, or a list with one.
@@ -154,6 +164,55 @@ impl Values {
         let copied = unsafe { self.copy(value, is_written) }?;
         self.list.push(copied);
         Some(())
+    }
+
+    /// Adds unknown indices, or a list with some, that choose evenly from places: of a list, those of each element.
+    ///
+    /// # Safety
+    /// As for [`add`](Self::add).
+    pub(super) unsafe fn add_indices(&mut self, value: &Value, places: &[i64]) -> Option<()> {
+        // SAFETY: by the contract.
+        unsafe {
+            let copied = match value.kind() {
+                Tag::Tensor => self.copy_indices(value, *places.first()?)?,
+                Tag::List => {
+                    let mut copies = Vec::new();
+                    for (element, &places) in value.elements().iter().zip(places) {
+                        let copied = match element.kind() {
+                            Tag::Tensor => self
+                                .copy_tensor(element, false)
+                                .or_else(|| self.copy_indices(element, places)),
+                            Tag::None => Some(*element),
+                            _ => None,
+                        };
+                        let Some(copied) = copied else {
+                            copies.into_iter().for_each(|copy| release(self.torch, copy));
+                            return None;
+                        };
+                        copies.push(copied);
+                    }
+                    self.list_like(value, &copies)
+                }
+                _ => return None,
+            };
+            self.list.push(copied);
+        }
+        Some(())
+    }
+
+    /// # Safety
+    /// A live tensor.
+    unsafe fn copy_indices(&mut self, value: &Value, places: i64) -> Option<Value> {
+        // SAFETY: by the contract; the payload of a value is its place.
+        let memory = unsafe {
+            (value.place(self.torch) == Some(Place::Device))
+                .then(|| TensorMemory::of(self.torch, (&raw const value.payload).cast()))
+        }??;
+        let bytes = samples::indices(&memory, places)?;
+        let payload = self.tensor(&memory, &bytes)?;
+        self.is_answer = true;
+        self.sources.push(memory);
+        Some(Value { payload, ..*value })
     }
 
     /// # Safety

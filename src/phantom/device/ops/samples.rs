@@ -1,0 +1,295 @@
+//! Outputs that nothing computed and that must be ordinary in another way than a number is: indices, samples and
+//! counts. They are spread evenly over what they choose from, so a router gives each expert its share, and a check
+//! that a sample is in its support passes.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::core::values::SMALL;
+use crate::cuda::copy::{self, Known};
+use crate::ops::tensor::TensorMemory;
+use crate::ops::torch::{Tag, Torch};
+use crate::ops::values::Value;
+
+/// An op whose output is spread evenly when nothing computes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sample {
+    /// The places of the largest elements.
+    Largest,
+    /// The places that a distribution draws.
+    Drawn,
+    /// The places of the elements that are not zero.
+    Nonzero,
+    /// A permutation.
+    Permutation,
+    /// Flags that are true with a probability.
+    Coins,
+    /// The rest of a division by one: a sample is a whole number.
+    Rest,
+    /// Zeros, with which a mask begins.
+    Zeros,
+    /// A number at chosen places of zeros.
+    Scatter,
+    /// The same flags in another type or place.
+    Same,
+    /// Whether elements are other than a number, or greater.
+    Test,
+    /// The number of true flags.
+    Sum,
+}
+
+/// The sizes and the numbers among the arguments of an op, and the share of nonzero elements in the first tensor.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Arguments {
+    sizes: Vec<i64>,
+    numbers: Vec<f64>,
+    /// The elements of the tensor of indices.
+    indices: usize,
+    share: Option<f64>,
+}
+
+/// `c10::ScalarType`.
+const INT: i32 = 3;
+const LONG: i32 = 4;
+const BOOL: i32 = 11;
+
+/// The most places among which indices are spread: the experts of a router. The words of a language are more.
+const MOST_PLACES: i64 = 4096;
+
+impl Sample {
+    /// The sample of an op, by the name without a namespace.
+    pub(super) fn of(base: &str) -> Option<Self> {
+        Some(match base.trim_end_matches('_') {
+            "topk" => Self::Largest,
+            "multinomial" => Self::Drawn,
+            "nonzero" => Self::Nonzero,
+            "randperm" => Self::Permutation,
+            "bernoulli" => Self::Coins,
+            "remainder" | "fmod" => Self::Rest,
+            "zero" | "zeros" | "zeros_like" | "new_zeros" => Self::Zeros,
+            "scatter" => Self::Scatter,
+            "clone" | "contiguous" | "_to_copy" => Self::Same,
+            "ne" | "gt" => Self::Test,
+            "sum" => Self::Sum,
+            _ => return None,
+        })
+    }
+
+    /// The place of the output among those of its op.
+    pub(super) fn output(self) -> usize {
+        usize::from(self == Self::Largest)
+    }
+
+    /// Returns true if the output is about the share of nonzero elements of a tensor, however large.
+    fn is_of_shares(self) -> bool {
+        matches!(self, Self::Zeros | Self::Scatter | Self::Same | Self::Test | Self::Sum)
+    }
+
+    /// Writes the output of an op of whose inputs not all are known, or that draws.
+    pub(super) fn write(self, arguments: &Arguments, output: &TensorMemory) {
+        if self.is_of_shares() {
+            return self.write_share(arguments, output);
+        }
+        let Some(bytes) = self.bytes(arguments, output) else { return };
+        output.write(Known { bytes, is_answer: true });
+    }
+
+    fn bytes(self, arguments: &Arguments, output: &TensorMemory) -> Option<Vec<u8>> {
+        let count = output.count();
+        if !output.is_small() || count == 0 || self != Self::Drawn && output.known_elements().is_some() {
+            return None;
+        }
+        let is_index = output.dtype == LONG;
+        let whole =
+            |numbers: &mut dyn Iterator<Item = i64>| Some(numbers.flat_map(i64::to_le_bytes).collect());
+        match self {
+            Self::Largest | Self::Drawn => {
+                let ((&places, rows), (&chosen, output_rows)) =
+                    arguments.sizes.split_last().zip(output.sizes.split_last())?;
+                if !is_index || rows != output_rows || !(1..=MOST_PLACES).contains(&places) || chosen < 1 {
+                    return None;
+                }
+                // A draw begins in the middle: the first and the last place are often special.
+                let first = if self == Self::Drawn { places / 2 } else { 0 };
+                whole(&mut (0..count as i64).map(|index| (first + index) % places))
+            }
+            Self::Nonzero => {
+                let &[found, dimensions] = output.sizes.as_slice() else { return None };
+                let all = arguments.sizes.iter().product::<i64>();
+                if !is_index || dimensions as usize != arguments.sizes.len() || found > all {
+                    return None;
+                }
+                let places = (1..=i128::from(found)).flat_map(|index| {
+                    let mut place = (index * i128::from(all) / i128::from(found)) as i64 - 1;
+                    let mut indices = vec![0; arguments.sizes.len()];
+                    for (index, &size) in indices.iter_mut().zip(&arguments.sizes).rev() {
+                        *index = place % size;
+                        place /= size;
+                    }
+                    indices
+                });
+                whole(&mut { places })
+            }
+            Self::Permutation if is_index => {
+                let first = next_start(count);
+                whole(&mut (0..count).map(|index| ((first + index) % count) as i64))
+            }
+            Self::Coins => {
+                let chance = arguments.numbers.first().copied().unwrap_or(0.5).clamp(0.0, 1.0);
+                let one = one(output.dtype)?;
+                let zero = vec![0; one.len()];
+                let heads = |index: usize| (index as f64 * chance + 0.5) as usize;
+                Some(
+                    (0..count)
+                        .flat_map(
+                            |index| if heads(index + 1) > heads(index) { one.clone() } else { zero.clone() },
+                        )
+                        .collect(),
+                )
+            }
+            Self::Rest => (arguments.numbers.first() == Some(&1.0)).then(|| vec![0; count * output.width]),
+            _ => None,
+        }
+    }
+
+    /// Notes the share of nonzero elements in an output whose elements are not followed.
+    fn write_share(self, arguments: &Arguments, output: &TensorMemory) {
+        let (count, share) = (output.count(), arguments.share);
+        let all = arguments.sizes.iter().map(|&size| size as usize).product::<usize>();
+        if self == Self::Sum {
+            let Some(share) = share.filter(|_| output.is_small() && count > 0) else { return };
+            let number = (share * (all / count) as f64).round() as i64;
+            let bytes: Vec<u8> = match output.dtype {
+                LONG => number.to_le_bytes().repeat(count),
+                INT => (number as i32).to_le_bytes().repeat(count),
+                _ => return,
+            };
+            return output.write(Known { bytes, is_answer: true });
+        }
+        if !matches!(output.dtype, 0..=4 | BOOL) || output.is_small() || !output.is_dense() {
+            return;
+        }
+        let share = match self {
+            Self::Zeros => Some(0.0),
+            // A number that is not zero, at places that do not repeat.
+            Self::Scatter if matches!(arguments.numbers.as_slice(), [_, number] if *number != 0.0) => {
+                share.map(|share| (share + arguments.indices as f64 / count as f64).min(1.0))
+            }
+            Self::Same if all == count => share,
+            Self::Test if all == count && arguments.numbers == [0.0] => share,
+            _ => None,
+        };
+        if let (Some(share), Some(device)) = (share, copy::device_of(output.data)) {
+            device.values().set_nonzero_share(output.data, output.span(), share);
+        }
+    }
+}
+
+/// Returns where the next permutation of `count` places starts. A program that takes the first places of two
+/// permutations gets different ones.
+fn next_start(count: usize) -> usize {
+    static PERMUTATIONS: AtomicUsize = AtomicUsize::new(0);
+    /// The golden ratio, by which starts are far from one another.
+    const STEP: f64 = 0.618_033_988_749_895;
+    let number = PERMUTATIONS.fetch_add(1, Ordering::Relaxed) % 4096;
+    ((number as f64 * STEP).fract() * count as f64) as usize
+}
+
+impl Arguments {
+    /// Reads the arguments of an op.
+    ///
+    /// # Safety
+    /// Live inputs of an op.
+    pub(super) unsafe fn of(torch: &Torch, inputs: &[Value]) -> Self {
+        let mut arguments = Self::default();
+        let mut tensors = 0;
+        for value in inputs {
+            // SAFETY: by the contract.
+            unsafe {
+                if value.kind() == Tag::Tensor {
+                    value.each_on_device(torch, |memory| {
+                        tensors += 1;
+                        if tensors == 1 {
+                            arguments.share = copy::device_of(memory.data)
+                                .and_then(|device| device.values().nonzero_share(memory.data, memory.span()));
+                            arguments.sizes = memory.sizes;
+                        } else {
+                            arguments.indices = memory.count();
+                        }
+                    });
+                } else if let Some(number) = value.number() {
+                    arguments.numbers.push(number);
+                }
+            }
+        }
+        arguments
+    }
+
+    /// The number of nonzero elements that an even share has.
+    pub(super) fn nonzero(&self) -> Option<u64> {
+        let all: i64 = self.sizes.iter().product();
+        self.share.map(|share| (share * all as f64).round() as u64)
+    }
+}
+
+/// The number one in a type of PyTorch.
+fn one(dtype: i32) -> Option<Vec<u8>> {
+    const HALF: i32 = 5;
+    const BFLOAT16: i32 = 15;
+    Some(match dtype {
+        0 | 1 | BOOL => vec![1],
+        2 => 1i16.to_le_bytes().to_vec(),
+        INT => 1i32.to_le_bytes().to_vec(),
+        LONG => 1i64.to_le_bytes().to_vec(),
+        HALF => 0x3C00u16.to_le_bytes().to_vec(),
+        BFLOAT16 => 0x3F80u16.to_le_bytes().to_vec(),
+        6 => 1f32.to_le_bytes().to_vec(),
+        7 => 1f64.to_le_bytes().to_vec(),
+        _ => return None,
+    })
+}
+
+/// The places from which unknown indices choose, by the position of the indices among the arguments of an op: the
+/// sizes of the dimensions. `None` when the argument is no index.
+///
+/// # Safety
+/// Live inputs of an op.
+pub(super) unsafe fn places(
+    torch: &Torch,
+    base: &str,
+    position: usize,
+    inputs: &[Value],
+) -> Option<Vec<i64>> {
+    let position_of_indices = match base.trim_end_matches('_').trim_start_matches('_') {
+        "gather" | "index_select" => 2,
+        "index" | "index_put" | "index_put_impl" | "unsafe_index" | "unsafe_index_put" => 1,
+        _ => return None,
+    };
+    if position != position_of_indices {
+        return None;
+    }
+    let mut sizes = Vec::new();
+    // SAFETY: by the contract.
+    unsafe { inputs.first()?.each_on_device(torch, |memory| sizes = memory.sizes) };
+    if position == 1 {
+        return Some(sizes);
+    }
+    let dimension = inputs.get(1)?.number()? as i64;
+    let dimension = if dimension < 0 { dimension + sizes.len() as i64 } else { dimension };
+    sizes.get(usize::try_from(dimension).ok()?).map(|&size| vec![size])
+}
+
+/// Indices that choose evenly from these places, in order from the first to the last. `None` when the tensor is none
+/// of indices.
+pub(super) fn indices(memory: &TensorMemory, places: i64) -> Option<Vec<u8>> {
+    let count = memory.count();
+    if count * memory.width > SMALL || places < 1 {
+        return None;
+    }
+    let last = (count as i64 - 1).max(1);
+    let index = (0..count as i64).map(|index| index * (places - 1) / last);
+    match memory.dtype {
+        LONG => Some(index.flat_map(i64::to_le_bytes).collect()),
+        INT => Some(index.flat_map(|index| (index as i32).to_le_bytes()).collect()),
+        _ => None,
+    }
+}
