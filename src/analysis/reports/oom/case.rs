@@ -9,7 +9,8 @@ use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
 use super::super::advised::FirstAdvice;
-use super::cause::{Cause, Copies, Facts, Kept, StepTotals};
+use super::cause::{Cause, Copies, Facts, Kept, StepTotals, with_inputs_of_checkpoints};
+use super::forwards::Forwards;
 use super::recomputed::recomputed;
 use super::remedies::remedy;
 use super::server_limit::ServerPart;
@@ -18,7 +19,7 @@ use super::step_groups::{Difference, StepGroups};
 use crate::options::Options;
 use crate::read::record::Record;
 use crate::read::stream::TraceFile;
-use crate::read::symbols::{Symbol, SymbolTable};
+use crate::read::symbols::SymbolTable;
 use crate::render::numbers::duration;
 use crate::render::numbers::{counted, step_or_dash, upper_first};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
@@ -38,6 +39,9 @@ const LINES: usize = 5;
 /// traced call. Unaccounted memory beyond it belongs to another process.
 const CONTEXT: i64 = GIB;
 
+/// Two sizes, in bytes, that differ by less than this may be of tensors with as many elements.
+const ROUNDING: i64 = 1024;
+
 /// Facts from the rows before the OOM.
 #[derive(Default)]
 pub(super) struct RowsBefore {
@@ -52,9 +56,7 @@ pub(super) struct RowsBefore {
     steps: Vec<(i32, i64, StepTotals, Vec<StepTotals>)>,
     /// By device, what each op and module held in the steps.
     groups: Vec<(i32, StepGroups)>,
-    /// The ranges by name that have begun since the last backward: of modules, with other forwards among them.
-    begun: FxHashMap<(Symbol, Symbol), u64>,
-    has_backward: bool,
+    forwards: Forwards,
     /// True if an op of fused attention has run.
     has_fused_attention: bool,
 }
@@ -70,12 +72,7 @@ impl RowsBefore {
             let (others, host) = (device.and_then(Device::others), device.and_then(Device::host));
             self.foreign.push((row.device, foreign, others, host));
         }
-        if replay.phase == replay.phases.backward {
-            self.begun.clear();
-            self.has_backward = true;
-        } else if row.event == EventName::RangeBegin {
-            *self.begun.entry((row.api, row.name)).or_default() += 1;
-        }
+        self.forwards.feed(row, replay);
         self.has_fused_attention |=
             row.event == EventName::Op && replay.symbols.get(row.op).contains("scaled_dot_product");
         match row.event {
@@ -120,25 +117,11 @@ impl RowsBefore {
             totals.peak_before_update = totals.peak_before_update.max(allocated);
         }
     }
-
-    /// The number of root modules that were called since the last backward.
-    fn roots(&self, replayed: &Replayed) -> usize {
-        self.begun.keys().filter(|range| is_root(range, replayed)).count()
-    }
-
-    /// The forwards of a root module since the last backward.
-    fn forwards(&self, replayed: &Replayed) -> u64 {
-        self.begun
-            .iter()
-            .filter(|(range, _)| is_root(range, replayed))
-            .map(|(_, count)| *count)
-            .max()
-            .unwrap_or(0)
-    }
 }
 
-fn is_root((api, name): &(Symbol, Symbol), replayed: &Replayed) -> bool {
-    *replayed.symbols.get(*api) == *Api::Module.as_str() && !replayed.symbols.get(*name).contains('.')
+/// Returns true if a row is in no module.
+fn is_script(row: &Record, replayed: &Replayed) -> bool {
+    replayed.symbols.or_dash(row.module).starts_with(['-', '('])
 }
 
 /// The bytes that the context of a simulated GPU takes, and those that a real card's may take.
@@ -250,6 +233,18 @@ impl OptimizerStep {
     }
 }
 
+/// The request of a loss's log-softmax, with the live blocks of this step that are as large, or half as large: logits, and
+/// those of 16 bits that were cast. 0 for a request of another op.
+fn logits(live: &[Block], row: &Record, op: &str) -> i64 {
+    if op != "aten::_log_softmax" {
+        return 0;
+    }
+    let request = row.rounded_bytes.max(row.requested_bytes);
+    let is_like = |bytes: i64| (bytes - request).abs() <= ROUNDING || (2 * bytes - request).abs() <= ROUNDING;
+    let same = live.iter().filter(|block| block.owner.step == row.step && is_like(block.bytes));
+    request + same.map(|block| block.bytes).sum::<i64>()
+}
+
 pub(super) struct OomCase<'a> {
     pub(super) row: Record,
     pub(super) trace: &'a TraceFile,
@@ -271,6 +266,8 @@ pub(super) struct OomCase<'a> {
     differences: Vec<Difference>,
     /// True if the request is in a forward, and no backward came before it in the run.
     pub(super) is_untrained: bool,
+    /// The bytes of the logits and their copies, with the request, if the request is for a loss of them.
+    pub(super) logits: i64,
     /// True if an op of fused attention has run.
     pub(super) has_fused_attention: bool,
     /// True if the request is in no module, after the first step has begun.
@@ -336,6 +333,7 @@ impl<'a> OomCase<'a> {
             })
             .flatten();
         let optimizer = OptimizerStep::of(&live, &replayed.symbols, row);
+        let forwards = seen.forwards.since_backward(&replayed.symbols);
         let facts = Facts {
             is_injected: &*replayed.symbols.get(row.api) == Api::InjectedFault.as_str(),
             capacity,
@@ -354,7 +352,9 @@ impl<'a> OomCase<'a> {
             step: row.step,
             steps: steps.map(|(.., finished)| finished.clone()).unwrap_or_default(),
             step_began: steps.map_or(0, |(_, _, totals, _)| totals.began),
-            forwards: seen.forwards(replayed),
+            forwards: forwards.count,
+            left_by_forwards: forwards.left(),
+            usual_forwards: seen.forwards.usual(&replayed.symbols),
             activations: sum(Category::Activation) + sum(Category::Temporary),
             parameters: sum(Category::Parameter),
             inputs: sum(Category::Input),
@@ -370,19 +370,24 @@ impl<'a> OomCase<'a> {
                 &replayed.symbols,
                 &replayed.replay.classes.layers([], &replayed.symbols),
             ),
-            holders: search.map(|search| search.holders.clone()).unwrap_or_default(),
+            holders: search.map(|search| with_inputs_of_checkpoints(&search.holders)).unwrap_or_default(),
+            is_join: *replayed.symbols.get(row.op) == *"aten::cat" && is_script(row, replayed),
             private: segments.iter().filter(|s| !usable(s.pool)).map(Segment::free).sum(),
             copies: Copies::of(&live),
-            has_autograd: search.is_none_or(|search| search.holders.iter().any(|holder| holder.graphs > 0)),
-            has_backward: seen.has_backward,
-            roots: seen.roots(replayed),
-            step_temporaries: if 20 * optimizer.to_come < optimizer.temporaries {
-                optimizer.temporaries
-            } else {
-                0
-            },
+            // A search that was cut short may have missed the graphs.
+            has_autograd: search.is_none_or(|search| {
+                !search.is_whole || search.holders.iter().any(|holder| holder.graphs > 0)
+            }),
+            has_backward: seen.forwards.has_backward,
+            roots: seen.forwards.roots(&replayed.symbols),
+            step_temporaries: optimizer.temporaries,
             needed: trace.needed_bytes(),
         };
+        let mut facts = facts;
+        // Temporary results of the optimizer's step are what does not fit only if all of its state does.
+        if 20 * facts.to_come >= facts.step_temporaries && facts.needs_at_least() + facts.to_come > capacity {
+            facts.step_temporaries = 0;
+        }
         let (cause, kept) = facts.judge();
         let groups = seen.groups.iter().find(|(device, _)| *device == row.device);
         let differences = groups
@@ -403,9 +408,10 @@ impl<'a> OomCase<'a> {
             holes,
             layers,
             differences,
-            is_untrained: in_forward && !seen.has_backward,
+            is_untrained: in_forward && !seen.forwards.has_backward,
+            logits: logits(&live, row, &replayed.symbols.get(row.op)),
             has_fused_attention: seen.has_fused_attention,
-            in_script: replayed.symbols.or_dash(row.module).starts_with(['-', '(']) && row.step >= 0,
+            in_script: is_script(row, replayed) && row.step >= 0,
             phase: replayed.symbols.get(row.phase).to_string(),
             op: replayed.symbols.get(row.op).to_string(),
             module: module.to_string(),

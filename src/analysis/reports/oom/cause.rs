@@ -110,6 +110,10 @@ pub(super) struct Facts {
     pub(super) step_began: i64,
     /// The forwards of a root module since the last backward began.
     pub(super) forwards: u64,
+    /// What these forwards but the last have left allocated.
+    pub(super) left_by_forwards: i64,
+    /// The most such forwards that a backward has followed in the steps before; 0 if none ran.
+    pub(super) usual_forwards: u64,
     /// Live memory of autograd's graphs: activations and temporaries.
     pub(super) activations: i64,
     /// The live parameters.
@@ -127,6 +131,8 @@ pub(super) struct Facts {
     pub(super) recomputed: i64,
     /// What the search at the OOM found, largest first.
     pub(super) holders: Vec<Holder>,
+    /// True if the request is for tensors that the script joins, outside of modules.
+    pub(super) is_join: bool,
     /// Free memory in private pools, which this request may not use.
     pub(super) private: i64,
     /// Parameters that were allocated in steps.
@@ -195,6 +201,8 @@ pub(super) enum Kept {
     Graphs,
     /// Results that were gathered in this step or before the first.
     Gathered,
+    /// The results so far, to which each further one is joined.
+    Joined,
     /// The full state of a sharded model, gathered to be saved.
     FullState,
     /// A checkpoint that `torch.load` is about to put beside the model.
@@ -363,6 +371,11 @@ impl Facts {
         {
             return (self.step < 0).then_some(Kept::Loading);
         }
+        // Tensors that torch gathers for the state of a sharded model; parameters themselves are no holder's.
+        let is_state = text("file").contains("state_dict") && holder.graphs == 0;
+        if is_state && holder.tensors >= FEWEST_GATHERED {
+            return Some(Kept::FullState);
+        }
         if is_of_forward(holder) {
             return None;
         }
@@ -374,9 +387,11 @@ impl Facts {
             if self.step > last && last >= 0 {
                 return Some(Kept::EarlierGraph);
             }
+            // The graph of the last forward alone is what its backward needs.
+            let is_of_several =
+                self.forwards > self.most_forwards() && 3 * self.left_by_forwards >= holder.bytes;
             let most = 2 * holder.bytes > self.activations;
-            return (holder.graphs >= FEWEST_GATHERED || self.forwards > MOST_FORWARDS && most)
-                .then_some(Kept::Graphs);
+            return (holder.graphs >= FEWEST_GATHERED || is_of_several && most).then_some(Kept::Graphs);
         }
         if last < 0 && self.step >= 0 {
             // A data set on the GPU has one or two tensors; a second copy of the weights has as many as there are.
@@ -388,6 +403,9 @@ impl Facts {
         if 2 * self.kv_cache.max(self.inputs) >= holder.bytes {
             return None;
         }
+        if self.is_join && 3 * holder.bytes >= 2 * self.request && holder.bytes <= self.request {
+            return Some(Kept::Joined);
+        }
         if holder.tensors >= FEWEST_GATHERED {
             if self.holders.iter().any(|holder| holder.text("file").contains("state_dict")) {
                 return Some(Kept::FullState);
@@ -398,6 +416,12 @@ impl Facts {
         }
         let is_enough = holder.bytes >= self.lacking() && self.larger_step().is_none();
         (first >= 0 && last < self.step && is_enough).then_some(Kept::EarlierResult)
+    }
+
+    /// The most forwards of a root module without a backward that are no loop over a set.
+    fn most_forwards(&self) -> u64 {
+        // A program that has trained with one forward for each backward needs no second graph.
+        if self.usual_forwards == 1 { 1 } else { MOST_FORWARDS }
     }
 
     /// What else takes memory that could be freed: sentences without a full stop.
@@ -474,6 +498,26 @@ pub(super) fn is_of_forward(holder: &Holder) -> bool {
     let is_variable =
         holder.text("kind") == "local" && holder.text("owner").to_lowercase().contains("forward");
     is_variable || holder.text("file").contains("/torch/")
+}
+
+/// The holders, with what torch's checkpoints keep for their backward counted to the graph that waits for it.
+pub(super) fn with_inputs_of_checkpoints(holders: &[Holder]) -> Vec<Holder> {
+    let is_of_checkpoint =
+        |holder: &Holder| holder.graphs > 0 && holder.text("file").ends_with("torch/utils/checkpoint.py");
+    let is_of_script =
+        |holder: &&Holder| holder.graphs > 0 && !is_of_forward(holder) && !is_of_checkpoint(holder);
+    let Some(graph) = holders.iter().filter(is_of_script).max_by_key(|holder| holder.bytes) else {
+        return holders.to_vec();
+    };
+    let is_joined = |holder: &Holder| is_of_checkpoint(holder) && holder.last_step == graph.last_step;
+    let inputs: i64 = holders.iter().filter(|holder| is_joined(holder)).map(|holder| holder.bytes).sum();
+    let more = |holder: &Holder| if holder == graph { inputs } else { 0 };
+    let with_inputs = |holder: &Holder| {
+        let mut whole = holder.clone();
+        whole.bytes += more(holder);
+        whole
+    };
+    holders.iter().filter(|holder| !is_joined(holder)).map(with_inputs).collect()
 }
 
 /// The growth of the memory left at the ends of steps, without the first step. Returns `None` if too few
@@ -599,13 +643,51 @@ mod tests {
         assert_eq!(why(&facts, loads("torch/_weights_only_unpickler.py")), None);
         let saves = holder(json!({ "file": "torch/distributed/checkpoint/state_dict.py" }));
         assert_eq!(why(&Facts { holders: vec![saves], ..facts.clone() }, now(24)), Some(Kept::FullState));
+        let hook = json!({ "tensors": 88, "file": "/lib/torch/distributed/fsdp/_state_dict_utils.py" });
+        assert_eq!(why(&facts, hook), Some(Kept::FullState));
         // Two forwards before a backward are common.
         let graph = || json!({ "graphs": 1, "bytes": 12 * GIB, "first_step": 3, "last_step": 3 });
         assert_eq!(why(&Facts { forwards: 2, ..facts.clone() }, graph()), None);
-        assert_eq!(why(&Facts { forwards: 8, ..facts.clone() }, graph()), Some(Kept::Graphs));
+        let eight = Facts { forwards: 8, left_by_forwards: 11 * GIB, ..facts.clone() };
+        assert_eq!(why(&eight, graph()), Some(Kept::Graphs));
+        // Evaluations without graphs came before this forward.
+        assert_eq!(why(&Facts { left_by_forwards: 0, ..eight }, graph()), None);
+        // A second one is not, after steps with one forward for each backward.
+        let second = Facts { forwards: 2, usual_forwards: 1, left_by_forwards: 12 * GIB, ..facts.clone() };
+        assert_eq!(why(&second, graph()), Some(Kept::Graphs));
+        assert_eq!(why(&Facts { usual_forwards: 2, ..second }, graph()), None);
         let earlier = json!({ "graphs": 1, "first_step": 2, "last_step": 2 });
         assert_eq!(why(&facts, earlier), Some(Kept::EarlierGraph));
         assert_eq!(why(&facts, json!({ "kind": "traceback" })), Some(Kept::Traceback));
+    }
+
+    #[test]
+    fn oom_counts_inputs_of_checkpoints_to_the_graph_that_waits_for_them() {
+        let graph = holder(json!({ "name": "total", "holder": "variable `total`", "graphs": 1 }));
+        let of_checkpoint = |step: i64| {
+            holder(json!({
+                "graphs": 169, "bytes": 10 * GIB, "first_step": step, "last_step": step, "file": "torch/utils/checkpoint.py",
+            }))
+        };
+        let joined = with_inputs_of_checkpoints(&[of_checkpoint(0), graph.clone()]);
+        assert_eq!(joined.len(), 1);
+        assert_eq!((joined[0].text("name"), joined[0].bytes), ("total", 16 * GIB));
+        // Nothing waits for them, or something of another step.
+        assert_eq!(with_inputs_of_checkpoints(&[of_checkpoint(0)]).len(), 1);
+        assert_eq!(with_inputs_of_checkpoints(&[of_checkpoint(1), graph]).len(), 2);
+    }
+
+    #[test]
+    fn oom_names_the_results_that_a_request_joins_to_the_next_ones() {
+        let results = json!({ "bytes": 12 * GIB, "first_step": 3, "last_step": 3, "name": "tensor1" });
+        let joins = Facts { step: 3, is_join: true, request: 16 * GIB, ..full() };
+        assert_eq!(joins.why_kept(&holder(results.clone())), Some(Kept::Joined));
+        assert_eq!(Facts { is_join: false, ..joins.clone() }.why_kept(&holder(results.clone())), None);
+        // Two parts of one size are an ordinary pair; a graph is needed for a backward.
+        assert_eq!(Facts { request: 24 * GIB, ..joins.clone() }.why_kept(&holder(results.clone())), None);
+        let mut graph = results;
+        graph["graphs"] = 1.into();
+        assert_eq!(joins.why_kept(&holder(graph)), None);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 mod case;
 mod cause;
+mod forwards;
 mod recomputed;
 mod remedies;
 mod server_limit;

@@ -116,7 +116,8 @@ impl OomCase<'_> {
         }
         if let Some(gathered) = self.whole_gather() {
             all.push(format!(
-                "fully_shard(layer) for each layer before fully_shard(model): all parameters are gathered at once now, {}",
+                "fully_shard(layer) for each layer before fully_shard(model), or FullyShardedDataParallel's auto_wrap_policy: all \
+                 parameters are gathered at once now, {}",
                 show(gathered.bytes)
             ));
         }
@@ -125,6 +126,13 @@ impl OomCase<'_> {
                 "torch.no_grad() around the model of {}, if nothing trains through it: its graph has {}",
                 held.holder,
                 show(held.bytes)
+            ));
+        }
+        if facts.is_material(self.logits) {
+            all.push(format!(
+                "--chunk-loss 8: the head and the loss on an eighth of the tokens at a time, checkpointed: its logits and their \
+                 copies have {} now",
+                show(self.logits)
             ));
         }
         if facts.is_material(facts.step_temporaries) {
@@ -182,7 +190,11 @@ impl OomCase<'_> {
     /// Returns true if a program that has run steps moves as many tensors to the GPU as a model has, outside of modules.
     fn is_loading(&self) -> bool {
         let is_copy = ["aten::empty_strided", "aten::_to_copy"].contains(&&*self.op);
-        self.cause == Cause::TooBig && is_copy && self.in_script && self.facts.copied >= FEWEST_OF_MODEL
+        self.cause == Cause::TooBig
+            && is_copy
+            && self.in_script
+            && self.phase != "optimizer"
+            && self.facts.copied >= FEWEST_OF_MODEL
     }
 
     /// Returns true if the request is for the scores of attention.
@@ -193,12 +205,19 @@ impl OomCase<'_> {
             && (names(&self.module) || self.lines.iter().any(|line| names(line)))
     }
 
-    /// FSDP's buffer of gathered parameters, if it has about all of them.
+    /// FSDP's gathered parameters, if they are about all.
     fn whole_gather(&self) -> Option<&Holder> {
-        let found = self.facts.holders.iter().find(|holder| holder.holder.starts_with("AllGatherState"));
-        found.filter(|holder| {
-            holder.bytes >= self.facts.parameters / 4 && self.facts.is_material(holder.bytes)
-        })
+        let facts = &self.facts;
+        // `FullyShardedDataParallel` puts views of one gathered tensor in the places of a module's parameters.
+        let is_gathered = |holder: &&Holder| {
+            let is_view = self.trace.meta.world_size > 1
+                && holder.text("kind") == "attribute"
+                && (holder.tensors, holder.graphs) == (1, 0)
+                && holder.bytes >= 2 * facts.parameters;
+            holder.holder.starts_with("AllGatherState") || is_view
+        };
+        let found = facts.holders.iter().find(is_gathered);
+        found.filter(|holder| holder.bytes >= facts.parameters / 4 && facts.is_material(holder.bytes))
     }
 
     /// A variable of the script with a graph, while another model runs its forward.
@@ -257,8 +276,12 @@ impl OomCase<'_> {
         let of_rest =
             (i128::from(facts.to_come) * i128::from(advice.saved.min(now)) / i128::from(now)) as i64;
         let saved = advice.saved.saturating_add(of_rest);
+        let is_of_batch = !advice.option.starts_with("--batch") || facts.larger_step().is_none();
         let enough = match facts.needed.filter(|needed| *needed > facts.capacity) {
             Some(_) if saved < facts.short() => ", not enough alone",
+            None if !is_of_batch => {
+                ", may not be enough alone: what this step holds beyond the others was not seen to grow with the batch"
+            }
             None if self.is_rest_unknown()
                 || saved < facts.short() / 4 * 5
                 || advice.saved < self.least_saving() =>
@@ -292,6 +315,7 @@ pub(super) fn remedy(why: Kept) -> (&'static str, &'static [&'static str]) {
             "the graph of an earlier step is alive together with the graph of this one",
             &[
                 "del the variable at the end of the step, or keep what .item() or .detach() gives; a state that goes into the next step needs .detach(), too",
+                "after backward(create_graph=True), gradients keep the graph, too: zero_grad(set_to_none=True) before the next forward, or torch.autograd.grad",
             ],
         ),
         Kept::Graphs => (
@@ -308,10 +332,16 @@ pub(super) fn remedy(why: Kept) -> (&'static str, &'static [&'static str]) {
                 "move each to the CPU: .cpu(), or eval_accumulation_steps=1 with a Trainer; keep only the numbers that you need",
             ],
         ),
+        Kept::Joined => (
+            "each result is joined to those before it on the GPU, which needs room for both",
+            &[
+                "move each to the CPU: .cpu(), or eval_accumulation_steps=1 with a Trainer; keep only the numbers that you need",
+            ],
+        ),
         Kept::FullState => (
             "the full state of a sharded model is gathered on this GPU",
             &[
-                "StateDictOptions(full_state_dict=True, cpu_offload=True), or torch.distributed.checkpoint (DCP), with which each rank saves its own shards",
+                "StateDictOptions(full_state_dict=True, cpu_offload=True), with FullyShardedDataParallel FullStateDictConfig(offload_to_cpu=True, rank0_only=True), or torch.distributed.checkpoint (DCP), with which each rank saves its own shards",
             ],
         ),
         Kept::Loading => (

@@ -1,0 +1,75 @@
+//! The forwards of a program's models, and the backwards that follow them.
+
+use memtrace_trace::{Api, EventName};
+use rustc_hash::FxHashMap;
+
+use crate::read::record::Record;
+use crate::read::symbols::{Symbol, SymbolTable};
+use crate::state::replay::Replay;
+
+/// The API and the name of a range.
+type Range = (Symbol, Symbol);
+
+/// How often each range has begun since the last backward, and before earlier ones.
+#[derive(Default)]
+pub(super) struct Forwards {
+    begun: FxHashMap<Range, Begun>,
+    /// The most of each that a backward has followed.
+    before_backward: FxHashMap<Range, u64>,
+    /// True if a backward has run.
+    pub(super) has_backward: bool,
+}
+
+/// How often a range has begun, and the bytes that were allocated when it first did and when it last did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Begun {
+    pub(super) count: u64,
+    first: i64,
+    last: i64,
+}
+
+impl Begun {
+    /// What all of them but the last have left allocated.
+    pub(super) fn left(&self) -> i64 {
+        self.last - self.first
+    }
+}
+
+impl Forwards {
+    /// Takes a row, after the replay took it.
+    pub(super) fn feed(&mut self, row: &Record, replay: &Replay) {
+        if replay.phase == replay.phases.backward {
+            for (range, begun) in self.begun.drain() {
+                let most = self.before_backward.entry(range).or_default();
+                *most = (*most).max(begun.count);
+            }
+            self.has_backward = true;
+        } else if row.event == EventName::RangeBegin {
+            let last: i64 = replay.devices().iter().map(|device| device.totals.allocated).sum();
+            let begun =
+                self.begun.entry((row.api, row.name)).or_insert(Begun { count: 0, first: last, last });
+            *begun = Begun { count: begun.count + 1, last, ..*begun };
+        }
+    }
+
+    /// The number of root modules that were called since the last backward.
+    pub(super) fn roots(&self, symbols: &SymbolTable) -> usize {
+        self.begun.keys().filter(|range| is_root(range, symbols)).count()
+    }
+
+    /// The forwards since the last backward of the root module that ran most often.
+    pub(super) fn since_backward(&self, symbols: &SymbolTable) -> Begun {
+        let roots = self.begun.iter().filter(|(range, _)| is_root(range, symbols));
+        roots.map(|(_, begun)| *begun).max_by_key(|begun| begun.count).unwrap_or_default()
+    }
+
+    /// The most forwards of a root module that a backward has followed; 0 if none ran.
+    pub(super) fn usual(&self, symbols: &SymbolTable) -> u64 {
+        let roots = self.before_backward.iter().filter(|(range, _)| is_root(range, symbols));
+        roots.map(|(_, count)| *count).max().unwrap_or(0)
+    }
+}
+
+fn is_root((api, name): &Range, symbols: &SymbolTable) -> bool {
+    *symbols.get(*api) == *Api::Module.as_str() && !symbols.get(*name).contains('.')
+}
