@@ -105,10 +105,10 @@ fn device_name(device: i32) -> String {
 /// A number of actions, and their bytes.
 type Sum = (u64, i64);
 
-/// The sums of one device, by category.
+/// The sums of one device.
 #[derive(Default)]
 struct Sums {
-    /// By category, then by action.
+    /// The number and bytes of actions, by category and then by action.
     actions: [[Sum; 4]; 8],
     /// The peak of each category, in bytes.
     highest: [i64; 8],

@@ -88,7 +88,7 @@ impl Report for Advise {
                 let fit = found.fit(prediction, target);
                 fit.print(&mut printer, &found, options);
                 value["fit"] = fit.json(&found);
-                // A lower bound below the limit is no promise.
+                // After an OOM the need is only a lower bound: that it is below the limit proves nothing.
                 if found.ended_in_oom() || fit.needs.is_none_or(|needs| needs > target) {
                     verdict = Verdict::OverLimit;
                 }
@@ -204,12 +204,12 @@ impl Advised {
         })
     }
 
-    /// The bytes of the device that the run needed beside its allocated blocks: cached and split memory, the context,
-    /// libraries.
+    /// Returns the bytes of the device that the run needed in addition to its allocated blocks: cached and
+    /// split memory, the context, libraries.
     fn beside(&self, prediction: &Prediction) -> i64 {
         let device = self.replayed.replay.find(prediction.device);
         let peak = |metric| device.map_or(0i64, |device| device.peak(metric).bytes);
-        // A failed request is in none of the totals.
+        // The totals do not include a failed request.
         peak(Metric::Used).max(peak(Metric::Reserved)).saturating_sub(peak(Metric::Allocated)).max(0)
     }
 
@@ -221,7 +221,8 @@ impl Advised {
         }
         let needs = |outcome: &Outcome| outcome.peak.bytes.saturating_add(beside);
         let all = || self.sets.iter().zip(&prediction.outcomes);
-        // Of the smallest sets that fit, the surest, and of these the one that needs least.
+        // Of the sets that fit, prefer the fewest changes, then the most certain prediction, then the lowest
+        // need.
         let fits = all().filter(|(_, outcome)| needs(outcome) <= target);
         let doubt =
             |set: &[usize]| set.iter().map(|index| sureness(&self.changes[*index], false).doubt()).max();
@@ -248,13 +249,13 @@ fn print_code(printer: &mut Printer, change: &Change, advice: &Advice) {
 /// The fewest changes that reach a size; all numbers are in bytes.
 struct Fit {
     target: i64,
-    /// What the run needs beside its allocated blocks.
+    /// The bytes that the run needs in addition to its allocated blocks.
     beside: i64,
-    /// What the run needs now.
+    /// The bytes that the run needs without a change.
     now: i64,
-    /// What it needs with the changes; without any that fit, the least of all tried.
+    /// The bytes that the run needs with the changes; if no tried set fits, the lowest need of all sets.
     needs: Option<i64>,
-    /// Indices of the changes; `None` when none that were tried reach the size.
+    /// The indices of the changes; `None` if no tried set reaches the size.
     set: Option<Vec<usize>>,
 }
 

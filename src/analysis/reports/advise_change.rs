@@ -23,7 +23,7 @@ const fn flag(name: &'static str, value: &'static str, help: &'static str) -> Fl
     Flag { name, value: Some(value), default: "", choices: &[], help }
 }
 
-/// The changes; each asks for this answer.
+/// The options for the changes. Each of them selects this answer.
 pub(super) const CHANGES: &[Flag] = &[
     flag("checkpoint", "MODULES", "Checkpoint the modules of this pattern, such as 'GPT.h.*'"),
     flag("optimizer", "NAME", "Another optimizer: 8bit, adafactor, sgd or in-backward (8bit,in-backward)"),
@@ -187,7 +187,7 @@ fn print(
     printer.plain("This is allocated memory. What the allocator reserves for it may differ: memtrace tune");
 }
 
-/// Why a change changes nothing.
+/// Returns a text that explains why a change has no effect.
 fn nothing(change: &Change) -> &'static str {
     match change {
         Change::Checkpoint(_) => {

@@ -131,7 +131,7 @@ struct Problem {
 fn problems(trace: &TraceFile, replayed: &Replayed) -> [Problem; 13] {
     let found = &replayed.replay.problems;
     let missing = replayed.summary.removed.iter().map(|(first, last)| u64::from(last - first) + 1).sum();
-    // The recorder removes parts itself if it is asked to; a note says which.
+    // With MEMTRACE_KEEP the recorder removes parts itself, and a note lists them.
     let missing = if trace.meta.keep.is_empty() { missing } else { 0 };
     let problem = |key, label, count| Problem { key, label, count };
     [

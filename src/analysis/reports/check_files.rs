@@ -40,7 +40,8 @@ impl Report for CheckFiles {
         for trace in &input.traces {
             let formulas = formulas(trace);
             for (index, part) in trace.parts().enumerate() {
-                // The rest of a trace that cannot be written is in a folder that the command removes when it ends.
+                // If a trace's folder is not writable, the completed rest is in a temporary folder, which the
+                // command removes when it ends.
                 if part.path.parent() != trace.path.parent() {
                     continue;
                 }
@@ -63,8 +64,8 @@ impl Report for CheckFiles {
     }
 }
 
-/// Returns the number of texts in a trace that have a quote before them, as its end row says. To find that row in a
-/// compressed part would cost as much as to read all of it, so this is `None` then.
+/// Returns the number of texts in the trace that start with an added quote, according to its end row. Returns
+/// `None` for a compressed trace, where finding that row costs as much as reading everything.
 fn formulas(trace: &TraceFile) -> Option<u64> {
     let last = trace.files().last()?.file_name()?.to_str()?;
     if compression(last) != Compression::Off {

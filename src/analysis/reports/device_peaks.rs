@@ -44,7 +44,7 @@ fn largest_sums<const N: usize>(processes: &[ProcessPeaks<N>]) -> [i64; N] {
         changes.push((process.lifetime.0, false, index));
         changes.push((process.lifetime.1, true, index));
     }
-    // A process that ends when another begins counts with it.
+    // A process that ends at the moment when another one begins counts as running at the same time.
     changes.sort_unstable();
     let (mut now, mut highest) = ([0_i64; N], [0_i64; N]);
     for (_, ends, index) in changes {

@@ -15,9 +15,9 @@ use crate::state::replay::{HOST, Replay};
 use crate::state::replay_trace::Replayed;
 use crate::state::stacks::Stacks;
 
-/// The rows that are shown without `--top`.
+/// The maximum number of rows that are shown without `--top`.
 const MOST_ROWS: usize = 32;
-/// Smaller memory of other processes is not reported: half of a small context.
+/// Less memory of other processes is not reported. This is half of a small context.
 const LEAST_UNNAMED: i64 = 128 << 20;
 
 /// Follows the memory of a process on each GPU.
@@ -143,7 +143,8 @@ pub(super) fn unnamed_json(all: &[Unnamed]) -> Value {
     all.iter().map(|it| json!({ "host": it.host, "device": it.device, "bytes": it.bytes })).collect()
 }
 
-/// The users of the GPUs on which a process has memory that works on another one; empty when each process is on its own.
+/// Returns the users of each GPU on which a process has memory although it works on another one. Empty if
+/// each process uses its own GPU only.
 pub(super) fn crowded(mut users: Vec<DeviceUser>) -> Vec<DeviceUser> {
     let crowded: Vec<(String, i32)> =
         users.iter().filter(|user| !user.is_home).map(|user| (user.host.clone(), user.device)).collect();

@@ -68,7 +68,7 @@ impl Report for Diff {
         let mut printer = options.printer();
         let mut before = DiffSide::new(&inputs[0], options, &by, &mut footer, limit.is_some())?;
         let mut after = DiffSide::new(&inputs[1], options, &by, &mut footer, limit.is_some())?;
-        // A layer more must not change the names of all others.
+        // An additional layer in one of the runs must not change the names of all others.
         let mut layers = before.layers();
         layers.extend(&after.layers());
         before.group(&by, &layers);
@@ -134,8 +134,8 @@ impl GrowthLimit {
     }
 }
 
-/// The first peak of any device that grew over the limit: its place, what it is, and its bytes before and after. A
-/// device that only the later run uses had none.
+/// Returns the first device peak that grew by more than the limit: the device, the metric, and the bytes
+/// before and after. A device that only the later run uses counts as 0 bytes before.
 ///
 /// # Errors
 /// When only one of the runs has a rank.
@@ -184,7 +184,7 @@ struct DiffSide<'a> {
     groups: FxHashMap<String, Group>,
     /// The peak of each step.
     steps: BTreeMap<i64, i64>,
-    /// The memory of the processes that ran at the same time.
+    /// For each device: the memory of the processes that ran at the same time.
     devices: BTreeMap<Place, [i64; 2]>,
 }
 

@@ -102,7 +102,7 @@ pub(crate) struct Fragmentation {
     ts_ns: i64,
     pub(crate) reserved: i64,
     pub(crate) allocated: i64,
-    /// Requested bytes; the block's where the request is unknown.
+    /// Requested bytes, or the size of the block if the request is unknown.
     pub(crate) requested: i64,
     /// Bytes freed but still in use by a stream.
     pub(crate) pending: i64,

@@ -53,7 +53,7 @@ pub(super) fn print_groups(
     for (name, group) in groups.iter().take(top) {
         line(group, name.as_str().into());
     }
-    // A table of CSV has one kind of row: its reader would count the rest as a group.
+    // A CSV table has one kind of row: a reader would take the row for the rest as a group.
     if groups.len() > top && printer.form() != Form::Csv {
         let rest = &groups[top..];
         let bytes = rest.iter().map(|(_, group)| group.bytes).sum();

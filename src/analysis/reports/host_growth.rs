@@ -10,19 +10,19 @@ use crate::state::host_memory::{HostMemory, When};
 use crate::state::moment::NamedMoment;
 use crate::state::replay::Metric;
 
-/// Growth needs this many samples, after the first part of the run, which fills caches.
+/// The minimum number of samples after the first part of the run, in which caches fill.
 const FEWEST: usize = 4;
 /// The share of the samples that is left out at the start: one in `WARM_UP`.
 const WARM_UP: usize = 4;
 /// Growth of less than this many bytes, or of less than one part in this many of the process, is ignored.
 const LEAST: (i64, i64) = (16 << 20, 50);
-/// The least coefficient of determination: a level that rises once and stays is no growth.
+/// The minimum coefficient of determination: memory that rises once and then stays does not count as growth.
 const LEAST_R2: f64 = 0.8;
 
 /// A part that grows.
 pub(super) struct Growth {
     what: String,
-    /// In bytes from the first to the last sample that counts.
+    /// The growth in bytes, from the first to the last sample that counts.
     bytes: i64,
     per_second: f64,
     /// `None` if the trace has too few steps.
@@ -36,11 +36,11 @@ type Series = (String, &'static str, Vec<(When, i64)>);
 
 /// The parts of host memory that grow.
 pub(super) struct HostGrowth {
-    /// Fastest first.
+    /// The growing parts, fastest first.
     all: Vec<Growth>,
     /// Growth of the container's page cache in bytes, which is no leak.
     page_cache: i64,
-    /// Seconds and samples that were looked at.
+    /// The number of seconds and of samples that were examined.
     seconds: f64,
     samples: usize,
 }
@@ -178,7 +178,7 @@ fn growth(what: String, advice: &'static str, points: &[(When, i64)], least: i64
     let by_time: Vec<(f64, f64)> =
         points.iter().map(|(when, bytes)| (when.ts_ns as f64 / 1e9, *bytes as f64)).collect();
     let line = fit(&by_time);
-    // It grows to the end: the second half alone does, too.
+    // Growth must continue to the end: the second half alone must grow, too.
     let middle = points[points.len() / 2].1;
     if bytes < least || line.r2 < LEAST_R2 || line.slope <= 0.0 || last.1 - middle < bytes / 4 {
         return None;

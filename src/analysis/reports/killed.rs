@@ -12,13 +12,13 @@ use crate::render::printer::{Cell, Printer, Style};
 use crate::state::host_memory::{Child, ChildrenSample, FullSample, HostMemory, QuickSample, Refusal, When};
 use crate::state::moment::NamedMoment;
 
-/// The time before the end in which growth is looked for, in ns.
+/// The time before the end, in ns, in which growth is measured.
 const LAST_NS: i64 = 5_000_000_000;
 /// Memory is nearly full when less than one part in `NEARLY_FULL` is left.
 const NEARLY_FULL: i64 = 20;
 /// Advice about children that grow.
 const WORKERS: &str = "fewer DataLoader workers; give them arrays instead of Python objects, which each copies when it reads them";
-/// Less growth than this is not named.
+/// Smaller growth is not reported.
 const LEAST_GROWTH: i64 = 16 << 20;
 
 /// The most parts that are named.
@@ -48,7 +48,7 @@ pub(super) enum Killer {
 struct KilledChild {
     /// The first sample that shows the kill.
     when: When,
-    /// The sample before it.
+    /// The time of the sample before it, in ns.
     before_ns: i64,
     child: Option<Child>,
 }
@@ -79,7 +79,7 @@ pub(super) struct Killed<'a> {
 }
 
 impl<'a> Killed<'a> {
-    /// The verdict on a trace; `None` when its process, and every child of it, ended in another way.
+    /// Returns the verdict on a trace; `None` if neither its process nor any child was killed.
     pub(super) fn of(trace: &TraceFile, memory: &'a HostMemory) -> Option<Killed<'a>> {
         let text = trace.ending().unwrap_or_default();
         let word = |key: &str| end_row::values(&text).find(|(known, _)| *known == key)?.1.parse::<i64>().ok();
@@ -187,7 +187,7 @@ impl<'a> Killed<'a> {
     fn evidence(&self, options: &Options) -> Vec<String> {
         let show = |bytes: i64| options.units.show(bytes).to_string();
         let mut all = Vec::new();
-        // A child that was killed is not there any more at the sample that shows it.
+        // A killed child is already missing in the sample that shows the kill.
         let end = match (&self.child, self.killer) {
             (Some(child), None) => When { ts_ns: child.before_ns, ..child.when },
             _ => self.when,
@@ -366,8 +366,8 @@ fn is_nearly_full(sample: &QuickSample) -> bool {
         || (sample.machine.available >= 0 && sample.machine.available < sample.machine.total / NEARLY_FULL)
 }
 
-/// The kill of a child: the count of the container rises while this process goes on. A child that is not there any more
-/// at the next sample is the one.
+/// Finds the kill of a child: the container's count of kills rises while this process goes on. The killed
+/// child is one that is missing in the next sample.
 fn killed_child(memory: &HostMemory) -> Option<KilledChild> {
     let pair = memory.quick.windows(2).find(|pair| {
         let [before, after] = [pair[0].container.kills, pair[1].container.kills];

@@ -85,7 +85,7 @@ impl Report for Leaks {
                 growth.print(&mut printer, options);
             }
             let is_flat = grown.iter().all(|growth| growth.cause().is_none());
-            // Who keeps it comes before what it is.
+            // First the holders of the memory, then its kinds.
             let searches = RetainedSearches::read(trace, options)?;
             print_retained(&mut printer, searches.telling(), options);
             printer.gap();
@@ -151,8 +151,9 @@ pub(crate) fn findings(
     Ok(Reading { whole, before_last, levels, found })
 }
 
-/// The distance between the steps of a leak: 1 for most of the steps in a row. A request of a server takes
-/// several steps, so they may also be further apart, at about equal distances; `None` when they are scattered.
+/// Returns the distance between the steps of a leak: 1 if it has at least half of the steps in its range. A
+/// server's request takes several steps, so a leak's steps may also be further apart, at about equal
+/// distances. Returns `None` if they are scattered.
 fn regular_distance(steps: &BTreeMap<i64, (u64, i64)>) -> Option<i64> {
     let numbers: Vec<i64> = steps.keys().copied().collect();
     let span = numbers.last()?.checked_sub(*numbers.first()?)?.checked_add(1)?;
@@ -174,7 +175,7 @@ pub(crate) struct Leak {
     pub(crate) phase: String,
     pub(crate) blocks: u64,
     pub(crate) bytes: i64,
-    /// The number of steps that they come from, the first and the last of these.
+    /// The number of steps that the blocks come from, and the first and last of these steps.
     pub(crate) steps: usize,
     pub(crate) first: i64,
     pub(crate) last: i64,
@@ -227,13 +228,15 @@ impl Findings {
             .into_iter()
             .filter_map(|((op, module, phase, kind, line), steps)| {
                 let (first, newest) = (*steps.keys().next()?, *steps.keys().next_back()?);
-                // Blocks that survive only from the last steps, or from a few scattered steps, are no growth.
+                // Blocks that survive only from the last steps, or from a few scattered steps, do not count
+                // as growth.
                 let distance = regular_distance(&steps)?;
                 let expected = newest.saturating_add(distance.saturating_mul(2));
                 if steps.len() < FEWEST_STEPS || expected < last {
                     return None;
                 }
-                // Dense steps are at most twice as many as those that leak; a program may number others far apart.
+                // With distance 1, the range has at most twice as many steps as the leak. Otherwise only the
+                // leak's steps count, because a program may number its steps far apart.
                 let numbers: Vec<i64> =
                     if distance == 1 { (first..=newest).collect() } else { steps.keys().copied().collect() };
                 let mut sum = 0.0;
@@ -307,7 +310,7 @@ impl Findings {
         fastest.map_or("", |(category, _)| category)
     }
 
-    /// `is_flat`: no part of the memory in use grows.
+    /// Prints the findings. `is_flat` means that no part of the memory in use grows.
     fn print(&self, printer: &mut Printer, options: &Options, is_flat: bool) {
         let units = options.units;
         if self.steps < FEWEST_STEPS {

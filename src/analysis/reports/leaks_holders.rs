@@ -1,4 +1,5 @@
-//! `memtrace leaks --holders`: what holds memory that earlier steps have left behind, as the traced process found it.
+//! `memtrace leaks --holders`: the objects that hold memory of earlier steps, as the traced process found
+//! them.
 
 use serde_json::json;
 
@@ -122,7 +123,7 @@ struct Unnamed {
     growth: Option<i64>,
     /// The part of it that no holder explains.
     bytes: i64,
-    /// The category that most of the growth has.
+    /// The category with most of the growth.
     category: &'static str,
 }
 
@@ -184,7 +185,7 @@ fn print(
     }
 }
 
-/// Prints what a search found; with `all` what is no leak too.
+/// Prints the holders that a search found; with `all`, also the holders that are not leaks.
 fn print_search(
     printer: &mut Printer,
     search: &RetainedSearch,
@@ -221,7 +222,7 @@ fn print_search(
     }
 }
 
-/// The lines of the holders of what is retained, for other reports, below a title of their own.
+/// Prints the holders of retained memory under a title of their own, for other reports.
 pub(super) fn print_retained(printer: &mut Printer, search: Option<&RetainedSearch>, options: &Options) {
     let Some(search) = search.filter(|search| search.retained().next().is_some()) else { return };
     let holders: Vec<_> = search.retained().collect();

@@ -118,9 +118,9 @@ impl Report for OpsReport {
 /// Printed for a trace with blocks and without rows of ops.
 const WITHOUT_ROWS: &str = "no rows of ops in this trace, so each block counts as a call of its op: MEMTRACE_OPS=top, the default, records them";
 
-/// The most ops of MemoryTracker's list without `--top`, as MemoryTracker prints them.
+/// The maximum number of ops in MemoryTracker's list without `--top`, the same as MemoryTracker prints.
 const TOP: usize = 20;
-/// The most lines of each table without `--top`: both fit one screen.
+/// The maximum number of lines of each table without `--top`: both tables fit one screen.
 const EACH_TOP: usize = 15;
 
 /// The allocations of one op.
@@ -139,7 +139,7 @@ struct Ops {
     /// The largest deltas so far.
     largest: Vec<(i64, OpCall)>,
     series: Vec<Totals>,
-    /// By the innermost op, whatever the options are.
+    /// The allocations by innermost op and by module, regardless of the options.
     sums: FxHashMap<(Symbol, Symbol), Sum>,
     allocations: OpAllocations,
 }

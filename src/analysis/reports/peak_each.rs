@@ -162,7 +162,7 @@ impl Name {
     }
 }
 
-/// The peaks by name. A module's includes what happens in the modules below it.
+/// Returns the peaks by name. A module's peak includes the modules below it.
 fn named(
     peaks: &Peaks,
     kind: &str,
@@ -184,7 +184,7 @@ fn named(
     for (part, moment) in peaks {
         for name in names(*part, kind, depth, &layers, symbols) {
             let peak = all.entry(name).or_default();
-            // The earlier one of equal peaks.
+            // Of equal peaks, the earlier one counts.
             if (moment.bytes, -moment.seq) > (peak.bytes, -peak.seq) {
                 *peak = *moment;
             }
@@ -226,7 +226,7 @@ fn print(printer: &mut Printer, kind: &str, rows: &[(Name, Moment)], replayed: &
         });
         return;
     }
-    // The column of the part itself would be there twice, and a mark is outside every op.
+    // The column of the part itself would be a duplicate, and a mark is outside every op.
     let is_mark = kind == "mark";
     let others: Vec<&str> = ["step", "phase", "op", "module"]
         .into_iter()

@@ -113,7 +113,7 @@ impl Report for Ranks {
     }
 }
 
-/// The allocations of each module, in the order of their first one.
+/// The allocations of each module, in the order of the modules' first allocations.
 #[derive(Default)]
 struct Work {
     order: Vec<(Symbol, Symbol)>,
@@ -247,8 +247,8 @@ impl Difference {
     }
 }
 
-/// The ranks that a table shows, in their order, and how many more there are: those with the highest `peak`, as many as
-/// `--top` says.
+/// Returns the ranks that a table shows, in their order, and the number of ranks left out. Shown are the
+/// ranks with the highest `peak`, as many as `--top` says.
 pub(super) fn highest<'a, T>(
     ranks: &'a [T],
     options: &Options,
@@ -262,7 +262,7 @@ pub(super) fn highest<'a, T>(
     (order.iter().map(|at| &ranks[*at]).collect(), ranks.len() - order.len())
 }
 
-/// The ranks that a table shows without `--top`.
+/// The maximum number of ranks that a table shows without `--top`.
 pub(super) const MOST_RANKS: usize = 64;
 
 /// Prints how many ranks [`highest`] left out.

@@ -18,7 +18,7 @@ pub trait Report: Sync {
     /// One line for the help.
     fn about(&self) -> &'static str;
 
-    /// Command lines for the help, without `memtrace`, each with what it answers.
+    /// Example command lines for the help, without `memtrace`, each with a description.
     fn examples(&self) -> &'static [(&'static str, &'static str)] {
         &[]
     }
@@ -174,7 +174,7 @@ pub(super) fn next(report: &str, input: &Input, more: &str) -> String {
 /// Checks that a trace has everything that its process recorded, so that a limit can be checked with it.
 ///
 /// # Errors
-/// When it has not.
+/// When anything is missing.
 pub(super) fn vouch(trace: &TraceFile, replayed: &Replayed) -> Result<()> {
     let (problems, summary) = (&replayed.replay.problems, &replayed.summary);
     let why = if problems.unfinished {

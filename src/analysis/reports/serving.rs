@@ -189,7 +189,7 @@ struct Device {
     /// Blocks and tokens of the server's own count.
     kv_blocks: i64,
     kv_tokens: i64,
-    /// The most that the forwards before the KV cache took beyond what stayed.
+    /// The highest temporary memory of the forwards that ran before the KV cache was allocated.
     profile_run: i64,
 }
 
@@ -208,7 +208,7 @@ impl Device {
         for line in &state.asleep {
             self.asleep[place(line)] += line.bytes;
         }
-        // What a captured graph freed stays in its pool, for its replays alone.
+        // Memory that a captured graph freed stays in its pool and serves the graph's replays only.
         let free = state.graphs_free.min(self.bytes[CACHE]);
         self.bytes[CACHE] -= free;
         self.bytes[GRAPHS] += free;
@@ -218,7 +218,7 @@ impl Device {
         self.profile_run = self.profile_run.max(before);
     }
 
-    /// Once all processes are added.
+    /// Completes the sums once all processes are added.
     fn finish(&mut self, tokens: Option<i64>) {
         self.kv_tokens = tokens.unwrap_or(self.kv_tokens);
         // To each process the others of this server are other processes.
@@ -329,7 +329,7 @@ impl Device {
 struct ProfileRun {
     /// For each device: the highest total so far.
     highest: FxHashMap<i32, i64>,
-    /// Large blocks without a category: `alloc_id`, and what the forwards took beyond what stayed.
+    /// Large blocks without a category, by `alloc_id`: the highest temporary memory of the forwards before.
     candidates: FxHashMap<i64, i64>,
     before_cache: FxHashMap<i32, i64>,
     /// The server's count of blocks and tokens.

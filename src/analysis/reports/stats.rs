@@ -80,7 +80,7 @@ impl Report for Stats {
     }
 }
 
-/// The most distinct values that a [`Distribution`] counts one by one.
+/// The maximum number of distinct values that a [`Distribution`] counts one by one.
 const MOST_DISTINCT: usize = 1 << 16;
 /// The error of a quantile of a histogram with three digits, as a share of the quantile.
 const HISTOGRAM_ERROR: f64 = 0.0005;

@@ -52,13 +52,13 @@ pub struct Block {
     pub requested: i64,
     /// The requested size rounded by the allocator's rule, in bytes.
     pub rounded: i64,
-    /// The address. 0 unless the reading has the column, like `stream` and `pool`.
+    /// The address. Like `stream` and `pool`, it is 0 if the column was not read.
     pub addr: i64,
     /// The stream of its allocation.
     pub stream: i64,
     /// The id of its private pool; 0 for the default pool.
     pub pool: i64,
-    /// The `stack_id` of its allocation; 0 for none, or unless the reading has the column.
+    /// The `stack_id` of its allocation; 0 if it has no stack or the column was not read.
     pub stack: i64,
     /// The owner, by the rows so far.
     pub owner: Owner,
@@ -68,9 +68,9 @@ pub struct Block {
     pub(super) pass: u32,
     /// The moment of its free; `None` while it is live.
     pub died: Option<Death>,
-    /// Returns true if it is managed memory, which moves between host and device.
+    /// True if it is managed memory, which moves between host and device.
     pub(super) managed: bool,
-    /// Returns true if its category is inferred.
+    /// True if its category is inferred.
     pub inferred: bool,
     /// True if it was allocated in the window: it then counts in the device's `total_allocated`.
     pub(super) in_window: bool,

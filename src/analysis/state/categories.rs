@@ -26,9 +26,10 @@ pub const RULE_WITHOUT_FORWARD: &str = "* inferred, as the trace has neither tag
                                         in the next backward or before another, or kept by a matrix product; parameter = there before the first \
                                         activation, and stayed; gradient = of a parameter's size, born in backward, and outlived it";
 
-/// The ops that call cuBLAS. What they leave behind outside backward is a result or a workspace of cuBLAS, which torch
-/// allocates in the first product of a thread and a stream (`at::cuda::getCurrentCUDABlasHandle`) and never frees. It
-/// looks like a parameter where the program's first product comes before its first activation.
+/// The ops that call cuBLAS. A block that they leave behind outside backward is a result or a workspace of
+/// cuBLAS, which torch allocates in the first product of a thread and a stream
+/// (`at::cuda::getCurrentCUDABlasHandle`) and never frees. The workspace looks like a parameter if the
+/// program's first product comes before its first activation.
 const PRODUCTS: [&str; 12] = [
     "aten::mm",
     "aten::addmm",
@@ -72,13 +73,13 @@ impl Phases {
 /// The highest steps with work so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct WorkedSteps {
-    /// With a row of a forward.
+    /// The highest step with a row of a forward.
     forward: Option<i64>,
-    /// With a row of a backward or an optimizer.
+    /// The highest step with a row of a backward or an optimizer.
     trained: Option<i64>,
-    /// With an OOM.
+    /// The highest step with an OOM.
     failed: Option<i64>,
-    /// The last one that the process ended, as its end row says.
+    /// The last step that the process ended, according to its end row.
     ended: Option<i64>,
 }
 
@@ -105,8 +106,9 @@ impl WorkedSteps {
         self.ended = steps.and_then(|(_, steps)| steps.parse::<i64>().ok()?.checked_sub(1));
     }
 
-    /// The last step with work: in a program that trains, the last one that trained or ran out of memory. What
-    /// other optimizers do after the last step of the counted one begins no other step.
+    /// Returns the last step with work. In a program that trains, this is the last step that trained or ran
+    /// out of memory. Work of other optimizers after the last step of the counted optimizer begins no further
+    /// step.
     pub(super) fn last(self) -> Option<i64> {
         let Some(trained) = self.trained else { return self.forward };
         let ended = self.ended.filter(|ended| *ended >= 0).unwrap_or(trained);
@@ -119,7 +121,7 @@ impl WorkedSteps {
 pub struct Passes {
     /// The number of passes that have begun.
     pub(super) begun: u32,
-    /// Returns true if memory of a GPU was allocated outside backward since the last pass began.
+    /// True if memory of a GPU was allocated outside backward since the last pass began.
     outside: bool,
     in_backward: bool,
     /// The lowest `alloc_id` of the blocks that were born outside backward and freed in the first pass: the first
@@ -140,7 +142,7 @@ impl Passes {
         self.in_backward = in_backward;
     }
 
-    /// A block from outside backward was freed in backward.
+    /// Takes a block that was allocated outside backward and freed in backward.
     pub(super) fn add_activation(&mut self, block: &Block) {
         if self.begun == 1 && block.pass == 0 {
             self.first_activation = Some(self.first_activation.map_or(block.id, |first| first.min(block.id)));
@@ -178,7 +180,7 @@ impl KnownCategories {
         KnownCategories::new(inferred.map(|block| (block.id, block.owner.category)).collect(), rule)
     }
 
-    /// Returns true before an earlier reading inferred any.
+    /// Returns true if no earlier reading has inferred categories.
     #[must_use]
     pub fn is_none(&self) -> bool {
         self.by_id.is_none()
@@ -226,8 +228,9 @@ pub struct InferenceState {
 }
 
 impl InferenceState {
-    /// The free of a block, if the program went on after it. A program that ends, or that an exception ends, frees all it
-    /// has and allocates nothing more: such a block stayed.
+    /// Returns the free of a block, if the program allocated anything after it. A program that ends, normally
+    /// or by an exception, frees all its memory and allocates nothing more: a block that is freed only then
+    /// counts as never freed.
     fn death(&self, block: &Block) -> Option<Death> {
         block.died.filter(|death| death.seq < self.last_alloc)
     }
@@ -281,7 +284,8 @@ fn is_parameter(block: &Block, state: &InferenceState) -> bool {
     block.owner.category.is_unclaimed() && block.id < first_forward && stayed
 }
 
-/// In a trace with a forward phase, activations have their category by it.
+/// Returns true for an activation in a trace without a forward phase. With that phase, activations have their
+/// category already.
 fn is_activation(block: &Block, state: &InferenceState) -> bool {
     let Some(first) = state.passes.first_activation.filter(|_| state.first_forward.is_none()) else {
         return false;

@@ -1,4 +1,4 @@
-//! The detailed steps of a trace (`MEMTRACE_DETAIL`): in the others ops and modules are not known.
+//! The detailed steps of a trace (`MEMTRACE_DETAIL`). In the other steps, ops and modules are unknown.
 
 use std::fmt::Write as _;
 use std::ops::ControlFlow;
@@ -17,9 +17,9 @@ use crate::render::numbers::counted;
 /// The columns that [`DetailedSteps::feed`] needs of a mark.
 pub const MARK_COLUMNS: Columns = Columns::of(&["api", "name", "step"]);
 
-/// The most stretches that are kept: memory does not grow with the trace.
+/// The maximum number of stretches kept, so that memory does not grow with the trace.
 const MOST: usize = 1 << 16;
-/// The most stretches in a note.
+/// The maximum number of stretches in a note.
 const SHOWN: usize = 6;
 
 /// Steps in sequence that are detailed.
@@ -27,7 +27,7 @@ const SHOWN: usize = 6;
 struct Stretch {
     first: i64,
     last: i64,
-    /// The reason of the first of them.
+    /// The reason of the first step.
     reason: Reason,
 }
 
@@ -39,7 +39,7 @@ pub struct DetailedSteps {
     has_more: bool,
     /// True if some step has no detail.
     has_off: bool,
-    /// The step at whose middle the detail began, for an OOM.
+    /// The step in which detail began only after an OOM, not at the start.
     partly: Option<i64>,
 }
 
@@ -84,7 +84,8 @@ impl DetailedSteps {
         starts_on && !self.has_off
     }
 
-    /// One line that says for which steps ops and modules are known; `None` when it is for all.
+    /// Returns one line that says for which steps ops and modules are known; `None` if they are known for all
+    /// steps.
     #[must_use]
     pub fn note(&self, meta: &Meta) -> Option<String> {
         if self.is_every(meta) {
@@ -122,8 +123,8 @@ impl DetailedSteps {
         text
     }
 
-    /// The step that shows what `step`, which has no detail, is likely to hold: the one after it, or the nearest.
-    /// `None` when `step` is detailed, or no step is.
+    /// Returns the detailed step that most likely resembles `step`: the next one, or else the last one before
+    /// it. Returns `None` if `step` is detailed or no step is.
     fn instead_of(&self, step: i64) -> Option<(i64, Reason)> {
         let at = self.stretches.partition_point(|stretch| stretch.last < step);
         if let Some(next) = self.stretches.get(at) {
@@ -144,7 +145,7 @@ impl DetailedSteps {
         self.stretches.get(at).is_some_and(|stretch| stretch.first <= step) || self.is_every(meta)
     }
 
-    /// One line about a moment in `step`, when that step has no detail: which one has.
+    /// Returns one line about a moment in `step` if that step has no detail: it names a step that has.
     #[must_use]
     pub fn about(&self, step: i64, meta: &Meta) -> Option<String> {
         if self.is_every(meta) {

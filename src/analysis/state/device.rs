@@ -62,7 +62,7 @@ pub struct Device {
     pub(super) sampled: Option<Sampled>,
     /// The most memory of the process and its children on the host in a sample, if the device shares it.
     host_peak: Option<i64>,
-    /// Bytes of live managed memory, which lies where it was touched last.
+    /// Bytes of live managed memory, which is wherever it was touched last.
     pub(super) managed: i64,
     /// The difference between the totals and the sums of the deltas: allocated, reserved.
     pub(super) drift: (i64, i64),
@@ -139,8 +139,9 @@ impl Device {
         if metric == Metric::Used && !self.is_sampled() { Metric::UNSAMPLED } else { metric.name() }
     }
 
-    /// Takes a sample. At a peak between two samples, the memory without a traced call is the larger of their two; before
-    /// the first sample it is the first sample's figure. The ledger has the same rule.
+    /// Takes a sample. At a peak between two samples, the memory without a traced call is the larger of the
+    /// two samples' values; before the first sample, it is that sample's value. The ledger uses the same
+    /// rule.
     pub(super) fn add_sample(&mut self, new: Sample, seq: i64) {
         let last = self.sampled.filter(|_| new.total.is_none());
         let sample = last.map_or(new, |last| last.sample.updated(new));
@@ -190,8 +191,8 @@ pub(super) struct Devices {
     pub(super) list: Vec<Device>,
     /// The index of the device of the last row.
     latest: usize,
-    /// The last sample of each device without memory so far, and its `seq`: a device that the process only looks at has
-    /// nothing to report.
+    /// The last sample, and its `seq`, of each device on which the process has no memory so far. A device
+    /// that the process only queries has nothing to report.
     early: Vec<(i32, Sample, i64)>,
 }
 

@@ -61,15 +61,15 @@ pub struct Key {
 /// The blocks of one group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Group {
-    /// Their sum, in bytes.
+    /// The sum of the blocks, in bytes.
     pub bytes: i64,
     /// The number of blocks.
     pub blocks: u64,
-    /// For each module: the sum with all modules below, in bytes.
+    /// For a group of modules: the sum including all modules below, in bytes.
     pub total: i64,
-    /// For each module: the number of modules with blocks that are one group.
+    /// For a group of modules: the number of modules with blocks that the group joins.
     pub modules: u64,
-    /// For each module: the bytes of the largest of these modules.
+    /// For a group of modules: the bytes of the largest module.
     pub largest: i64,
 }
 

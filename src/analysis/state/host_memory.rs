@@ -31,7 +31,7 @@ pub struct QuickSample {
     pub when: When,
     /// Resident memory.
     pub rss: i64,
-    /// The part without a file, the part of files, and the part that is shared memory.
+    /// Resident memory by kind: anonymous, mapped from files, and shared.
     pub kinds: [i64; 3],
     /// Bytes of the process in swap.
     pub swap: i64,
@@ -140,7 +140,7 @@ pub struct ChildrenSample {
     pub processes: i64,
     /// The sum of their shares; -1 if not all are known.
     pub pss: i64,
-    /// The sum of their resident bytes, in which what they share counts for each.
+    /// The sum of their resident bytes. Memory that several of them share counts several times.
     pub rss: i64,
     /// The largest ones.
     pub largest: Vec<Child>,
@@ -172,11 +172,11 @@ pub struct Refusal {
 /// The samples of host memory of a process, in order of time.
 #[derive(Clone, Default)]
 pub struct HostMemory {
-    /// Those of the process, its container and the machine.
+    /// The samples of the process, its container and the machine.
     pub quick: Vec<QuickSample>,
-    /// Those of its mappings.
+    /// The samples of the process's mappings.
     full: Vec<FullSample>,
-    /// Those of its children.
+    /// The samples of the process's children.
     pub children: Vec<ChildrenSample>,
     /// The end of the program, if the system refused it memory.
     pub refusal: Option<Refusal>,
@@ -295,7 +295,7 @@ impl HostMemory {
         }
     }
 
-    /// The quick sample at a moment, which is no mark. Any peak is the highest resident memory.
+    /// Returns the quick sample at a moment other than a mark. Every peak means the highest resident memory.
     #[must_use]
     pub fn quick_at(&self, at: &NamedMoment) -> Option<&QuickSample> {
         let before = |ns: i64| {
@@ -303,7 +303,7 @@ impl HostMemory {
             self.quick.get(next.saturating_sub(1))
         };
         match at {
-            // Of several equal ones the first.
+            // Of several equal peaks, the first.
             NamedMoment::Peak(_) => self.quick.iter().rev().max_by_key(|sample| sample.rss),
             NamedMoment::End | NamedMoment::Exit => self.quick.last(),
             NamedMoment::Oom => before(self.oom_ns?),

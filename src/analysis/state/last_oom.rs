@@ -1,4 +1,5 @@
-//! The blocks that were live at the last OOM, judged by what became of them until the end of the trace.
+//! The blocks that were live at the last OOM, with categories inferred from their lives up to the end of the
+//! trace.
 
 use crate::read::record::Record;
 use crate::state::block::{Block, Owner};

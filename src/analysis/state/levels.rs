@@ -1,7 +1,8 @@
 //! The memory of each device from step to step, or from slice to slice of time.
 //!
-//! A level is what a step leaves at its end, and the most within it. A trace without steps has slices of equal time
-//! instead, at most [`MOST_SLICES`]: there the least that was allocated within the slice counts as what is left.
+//! A level is the memory that a step leaves at its end, and the highest total within it. A trace without
+//! steps has slices of equal time instead, fewer than twice [`MOST_SLICES`]; there, the lowest total within
+//! the slice counts as the memory that is left.
 
 use memtrace_trace::memory::{Effect, MemoryKind};
 use memtrace_trace::{Category, EventName};
@@ -12,13 +13,13 @@ use crate::state::block::Owner;
 use crate::state::device::Moment;
 use crate::state::replay::{HOST, Metric, Replay};
 
-/// Twice as many slices are joined in pairs.
+/// At twice this many slices, adjacent slices are joined in pairs.
 const MOST_SLICES: usize = 128;
 /// The width of the first slices, in ns.
 const FIRST_WIDTH: i64 = 1_000_000;
-/// Smaller blocks count as one size.
+/// The minimum size of blocks whose sizes are counted.
 const LARGE: i64 = 1 << 20;
-/// The most different sizes that are counted.
+/// The maximum number of different sizes that are counted.
 const MOST_SIZES: usize = 1 << 16;
 
 /// A step, or a slice of time, of one device. Sizes are in bytes.
@@ -28,7 +29,7 @@ pub struct Level {
     pub step: i64,
     /// The end, in ns since the start of the trace.
     pub ts_ns: i64,
-    /// Allocated at the end of the step; the least within the slice.
+    /// Allocated at the end of the step, or the lowest total within the slice.
     pub allocated: i64,
     /// The most that was allocated within it.
     pub peak: i64,
@@ -71,7 +72,7 @@ impl Level {
         self.reserved.saturating_add(self.outside)
     }
 
-    /// The slice of both: the end of `later`, the least and the most of both.
+    /// Joins two slices: the end of `later`, and the minimum and maximum over both.
     fn join(self, later: Level) -> Level {
         let higher = if later.peak > self.peak { later } else { self };
         Level {
@@ -92,9 +93,9 @@ pub struct DeviceLevels {
     pub ordinal: i32,
     /// The finished steps.
     pub steps: Vec<Level>,
-    /// The moment when this process had most in use here, without the memory of others.
+    /// The moment when this process used the most memory on the device, not counting other processes.
     pub highest: Level,
-    /// The step that runs, at the moment of its highest use: the last one of a trace.
+    /// The last step, which has not ended, at the moment of its highest use.
     pub unfinished: Level,
     slices: Vec<Level>,
     width_ns: i64,
@@ -123,7 +124,7 @@ impl DeviceLevels {
         }
     }
 
-    /// The slices of time; none once a step has begun.
+    /// The slices of time; empty once a step has begun.
     #[must_use]
     pub fn slices(&self) -> &[Level] {
         &self.slices
@@ -201,7 +202,7 @@ impl DeviceLevels {
         }
     }
 
-    /// Adds the present to the slices.
+    /// Adds the current state to the slices.
     fn slice(&mut self) {
         let at = |width: i64, ts: i64| usize::try_from(ts.max(0) / width).unwrap_or(usize::MAX);
         while at(self.width_ns, self.now.ts_ns) >= 2 * MOST_SLICES {
@@ -209,7 +210,7 @@ impl DeviceLevels {
             self.slices = self.slices.chunks(2).map(|two| two[0].join(two[two.len() - 1])).collect();
         }
         let place = at(self.width_ns, self.now.ts_ns);
-        // A slice without a row is like the end of the one before.
+        // A slice without a row is like the end of the previous slice.
         let same = Level { peak: self.now.allocated, ..self.now };
         let last = self.slices.last().copied().unwrap_or(same);
         while self.slices.len() < place {
@@ -222,7 +223,7 @@ impl DeviceLevels {
     }
 }
 
-/// Returns true if a program that only frees memory has no such event.
+/// Returns true for an event that shows work: a program that only frees memory records no such event.
 fn is_work(event: EventName) -> bool {
     use EventName::{Alloc, ExtAlloc, Oom, Op, RangeBegin, SegmentAlloc, SegmentMap};
     matches!(event, Alloc | ExtAlloc | Oom | Op | RangeBegin | SegmentAlloc | SegmentMap)
@@ -235,7 +236,7 @@ pub struct Levels {
     pub devices: Vec<DeviceLevels>,
     /// The highest step so far; -1 before the first.
     pub step: i64,
-    /// The number of steps that another step follows.
+    /// The number of steps that were followed by another step.
     pub ended: usize,
     /// The highest step with work.
     worked: i64,

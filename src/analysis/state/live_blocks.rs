@@ -9,7 +9,8 @@ use rustc_hash::FxHashMap;
 
 use crate::state::block::{Block, Death};
 
-/// The most entries of the direct-mapped index of recent ids, and the number that it begins with: powers of two.
+/// The maximum and the initial number of entries in the direct-mapped index of recent ids. Both are powers of
+/// two.
 const RECENT: usize = 1 << 14;
 const FIRST_RECENT: usize = 1 << 6;
 /// No slot.
@@ -69,7 +70,8 @@ impl LiveBlocks {
         id as usize & (self.recent.len() - 1)
     }
 
-    /// Makes `recent` larger: most traces of a large job are small, and each process has its own.
+    /// Enlarges `recent`, which begins small: most traces of a large job are small, and each process has its
+    /// own index.
     #[cold]
     fn grow(&mut self) {
         let larger = vec![NO_SLOT; self.recent.len() * 4];

@@ -44,11 +44,12 @@ pub struct LiveProcess {
     pub history: Vec<(i32, GrowingSeries, GrowingSeries)>,
     /// The memory from step to step.
     pub levels: Levels,
-    /// Lines that are not rows.
+    /// The number of lines that are not rows.
     pub skipped: u64,
     /// True if its `end` row was read.
     pub ended: bool,
-    /// `None` before the first part is read, and when the last one has ended: of many processes most have no file open.
+    /// The part being read. `None` before the first part and after the end of the last one, so that of many
+    /// processes only few have an open file.
     reading: Option<PartTail>,
     /// The parts after the one being read, by number.
     later: Vec<TraceFile>,

@@ -60,7 +60,8 @@ impl<'a> MarkFinder<'a> {
         MarkFinder { whole: &mark.0, name, number, count: 0 }
     }
 
-    /// Takes the next row, with [`COLUMNS`]. Returns true if it is the mark, or one of several of this name.
+    /// Takes the next row, with [`COLUMNS`]. Returns true if it is the wanted mark, or one of several marks
+    /// of this name.
     pub fn feed(&mut self, row: &Record, symbols: &SymbolTable) -> bool {
         if !is_mark(row, symbols) {
             return false;
@@ -70,7 +71,7 @@ impl<'a> MarkFinder<'a> {
             self.count += 1;
             return self.number.is_none_or(|number| number == self.count);
         }
-        // A name may end like a number.
+        // A name may itself end with `#` and a number.
         *text == *self.whole
     }
 }

@@ -9,9 +9,10 @@ use rustc_hash::FxHashMap;
 use crate::read::record::{Columns, Record};
 use crate::read::symbols::{Symbol, SymbolTable};
 
-/// Numbered children of one class are layers if there are at least this many.
+/// The minimum number of numbered children of one class that count as layers.
 const FEWEST_OF_ONE_CLASS: usize = 2;
-/// Numbered children without a known class, or some of one class, are layers if there are more than this.
+/// With more numbered children than this, they count as layers even if the classes of some or all are
+/// unknown.
 const MOST_APART: usize = 8;
 /// The `source` of ranges in traces without classes.
 const NO_CLASS: &str = "libmemtrace.so";
@@ -61,7 +62,7 @@ impl ModuleClasses {
 /// The levels of a model whose numbered children are repeated layers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Layers {
-    /// As paths with a star for each number of an upper level of layers: `GPT.h`.
+    /// The paths of these levels, with a star for each number of an outer layer: `GPT.h`.
     levels: BTreeSet<String>,
 }
 

@@ -14,7 +14,7 @@ use crate::state::replay::{HOST, Replay};
 pub const COLUMNS: Columns =
     Columns::of(&["ts_ns", "tid", "device", "op", "module", "phase", "step", "delta_bytes", "latency_ns"]);
 
-/// What torch calls the op in which autograd runs one of its functions.
+/// The prefix in torch's name of the op in which autograd runs one of its functions.
 const AUTOGRAD: &str = "autograd::engine::evaluate_function: ";
 
 /// The name of an op, without what torch puts before the name of a backward function.
@@ -26,7 +26,7 @@ pub fn name_of(op: &str) -> &str {
 /// The allocations of one call of an op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallAllocations {
-    /// The op, or the op of the block where no row of an op is around it.
+    /// The op of the call, or the op of the block if no row of an op encloses it.
     pub op: Symbol,
     /// The module of the first block.
     pub module: Symbol,
@@ -80,7 +80,7 @@ pub struct OpSum {
     pub bytes: i64,
     /// The number of blocks.
     pub blocks: u64,
-    /// The calls that allocated.
+    /// The number of calls that allocated.
     pub calls: u64,
     /// The bytes of the call that allocated most.
     pub largest: i64,
@@ -152,7 +152,7 @@ impl OpAllocations {
         self.device.map_or(device != HOST, |only| only == device)
     }
 
-    /// The blocks since the start of the op are its own.
+    /// Assigns the blocks since the start of an op to that op.
     fn op_ended(&mut self, row: &Record) {
         let Some(open) = self.open.get_mut(&row.tid) else { return };
         let start_ns = row.ts_ns - row.latency_ns;
@@ -168,14 +168,15 @@ impl OpAllocations {
             }
             return;
         }
-        // An op around it may follow. What began earlier has none: the rows of a thread are in order of their ends.
+        // The row of an enclosing op may follow and take over this call.
         open.push(CallAllocations { op: row.op, ..CallAllocations::sum_of(&inside) });
         self.settle(row.tid);
     }
 
-    /// Ends the calls of a thread that no running op can contain, so that a long trace needs little memory.
+    /// Ends the oldest open calls of a thread if there are many, so that a long trace needs little memory.
     fn settle(&mut self, tid: i32) {
-        /// More calls than one op of autograd contains, such as the recomputation of a checkpoint.
+        /// The maximum number of open calls. One op of autograd contains fewer, even if it recomputes a
+        /// checkpoint.
         const MOST_OPEN: usize = 65_536;
         if let Some(open) = self.open.get_mut(&tid)
             && open.len() > MOST_OPEN
@@ -196,7 +197,7 @@ impl OpAllocations {
         }
     }
 
-    /// Ends what is open after the last row.
+    /// Ends the calls that are open after the last row.
     pub fn end(&mut self) {
         for (_, open) in std::mem::take(&mut self.open) {
             for call in open {

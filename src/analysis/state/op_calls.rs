@@ -65,7 +65,7 @@ impl OpCall {
     }
 }
 
-/// The op of the row before.
+/// The op of the previous row.
 struct Child {
     op: Symbol,
     overload: Symbol,
@@ -93,7 +93,7 @@ pub struct OpCalls {
     /// The module whose forward began last.
     entered: Symbol,
     before: Option<i64>,
-    /// The op of the row before: under a dispatch mode, the op that the mode was called for.
+    /// The op of the previous row: under a dispatch mode, the op for which the mode was called.
     child: Child,
     /// A dispatch mode was seen: from then on only the ops that it handles count.
     dispatched: bool,
@@ -142,7 +142,7 @@ impl OpCalls {
             EventName::RangeBegin | EventName::RangeEnd => self.module(row, replay),
             EventName::SegmentAlloc | EventName::SegmentMap if row.status != 0 => self.failed += 1,
             EventName::Oom => self.ooms += 1,
-            // The ops that follow are not in the trace: the next one that is has no op before it.
+            // The next ops are not in the trace, so the next one that is has no predecessor.
             EventName::Mark if is_end_of_detail(row, replay) => self.before = None,
             _ => {}
         }
@@ -201,7 +201,7 @@ impl OpCalls {
         } else {
             (row.op, row.name, row.module)
         };
-        // `MemoryTracker` skips it too: it is frequent and allocates nothing.
+        // `MemoryTracker` skips it, too: it is frequent and allocates nothing.
         if is_mode && replay.symbols.get(op).as_ref() == "aten::detach" {
             return None;
         }

@@ -5,7 +5,7 @@ use memtrace_trace::EventName;
 /// Counts of rows, failed calls and lost events.
 #[derive(Clone, Debug, Default)]
 pub struct Counts {
-    /// Rows, with the meta row.
+    /// The number of rows, including the meta row.
     pub rows: u64,
     /// Rows of each event, in the order of [`EventName::ALL`].
     pub(super) events: [u64; EventName::ALL.len()],
@@ -22,7 +22,7 @@ impl Counts {
         self.events[event as usize]
     }
 
-    /// The failed calls that the allocator made again: all but those that ended in an OOM.
+    /// Returns the number of failed calls that the allocator retried: all except those that ended in an OOM.
     #[must_use]
     pub fn retries(&self) -> u64 {
         self.failed.saturating_sub(self.of(EventName::Oom))
@@ -34,11 +34,11 @@ impl Counts {
 pub struct Problems {
     /// Gaps in `seq`.
     pub seq_gaps: u64,
-    /// The rows that these gaps lack.
+    /// The number of rows missing in these gaps.
     pub missing_rows: u64,
     /// The `seq` of the row before the first gap.
     pub first_gap: Option<i64>,
-    /// Rows at which the difference between the totals and the sum of the deltas changes.
+    /// The number of rows at which the difference between the totals and the sum of the deltas changes.
     pub totals: u64,
     /// Frees of blocks that are not live.
     pub unmatched_frees: u64,
@@ -48,15 +48,15 @@ pub struct Problems {
     pub wrong_sizes: u64,
     /// Allocations of blocks at addresses where another block is live.
     pub overlaps: u64,
-    /// Rows from which on more is allocated than reserved.
+    /// The number of rows at which the allocated bytes begin to exceed the reserved bytes.
     pub above_reserved: u64,
     /// True if the last row is not an `end` row.
     pub unfinished: bool,
-    /// Descriptions of the first few.
+    /// Descriptions of the first few problems.
     pub examples: Vec<String>,
 }
 
-/// The most descriptions that are kept.
+/// The maximum number of descriptions that are kept.
 const MOST_EXAMPLES: usize = 8;
 
 impl Problems {

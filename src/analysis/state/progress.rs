@@ -23,7 +23,7 @@ impl<T: Copy + PartialEq> Bands<T> {
         Bands { grid, starts: Vec::new() }
     }
 
-    /// Sets the value from `ts_ns` on. Times must not fall.
+    /// Sets the value from `ts_ns` on. Times must not decrease.
     pub fn set(&mut self, ts_ns: i64, value: T) {
         let ts_ns = ts_ns.max(self.grid.start_ns);
         if !self.grid.has(ts_ns) || self.starts.last().is_some_and(|(_, last)| *last == value) {
@@ -49,7 +49,7 @@ pub struct Step {
     pub high_ns: i64,
 }
 
-/// The steps of a run, at most [`Steps::MOST`] entries: beyond that, neighbours are merged.
+/// The steps of a run in at most [`Steps::MOST`] entries. Beyond that, adjacent steps are merged.
 #[derive(Clone, Debug, Default)]
 pub struct Steps {
     /// The entries in order of time.
@@ -90,8 +90,8 @@ impl Progress {
         }
     }
 
-    /// The time range to show first: `whole`, or the steps where they are a small part of it that contains
-    /// the peak.
+    /// Returns the time range to show first: the range of the steps if it is a small part of `whole` and
+    /// contains the peak, otherwise `whole`.
     #[must_use]
     pub fn initial_range(&self, whole: (i64, i64), peak_ns: i64) -> (i64, i64) {
         let steps = &self.steps.steps;
@@ -111,7 +111,7 @@ impl Progress {
 }
 
 impl Steps {
-    /// The most entries.
+    /// The maximum number of entries.
     pub const MOST: usize = 8192;
 
     /// Adds a row at `ts_ns` in step `step` (negative: before the first) with the total `value`, in bytes.

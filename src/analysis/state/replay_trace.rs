@@ -27,8 +27,8 @@ pub struct Replayed {
     pub summary: ReadSummary,
 }
 
-/// Replays `trace`. `visit` gets each row after the replay took it, with `columns` in addition to the columns of
-/// the replay. The peak of `tracked` is the one at which the live blocks can be asked for.
+/// Replays `trace`. `visit` gets each row after the replay took it, with `columns` in addition to the columns
+/// of the replay. The live blocks are available at the peak of `tracked`.
 ///
 /// # Errors
 /// When the trace cannot be read.

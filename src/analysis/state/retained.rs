@@ -1,4 +1,5 @@
-//! What the traced process found to hold memory of earlier steps: the rows `mark` with the api `retained`.
+//! The holders of earlier steps' memory that the traced process found: the rows `mark` with the api
+//! `retained`.
 //!
 //! Each search has a row for each holder, then one for itself. Their texts are JSON objects
 //! (docs/trace-format.md); a row that is not valid, or lacks a field, is left out.
@@ -16,9 +17,9 @@ use crate::read::stream::TraceFile;
 use crate::read::symbols::SymbolTable;
 use crate::render::numbers::counted;
 
-/// The searches that are kept, the latest ones.
+/// The maximum number of searches that are kept, which are the latest ones.
 const MOST: usize = 64;
-/// The holders of one search that are kept.
+/// The maximum number of holders that are kept per search.
 const MOST_HOLDERS: usize = 64;
 
 /// Something that holds memory.
@@ -30,17 +31,17 @@ pub struct Holder {
     pub verdict: String,
     /// The bytes of the blocks that it keeps.
     pub bytes: i64,
-    /// The tensors and the graphs of autograd that it keeps, and the nodes of these.
+    /// The number of tensors that it keeps.
     pub tensors: i64,
-    /// See `tensors`.
+    /// The number of graphs of autograd that it keeps.
     pub graphs: i64,
-    /// See `tensors`.
+    /// The number of nodes in these graphs.
     pub nodes: i64,
-    /// The steps in which its blocks were allocated; -1 is before training.
+    /// The first step in which its blocks were allocated; -1 is before training.
     pub first_step: Option<i64>,
-    /// See `first_step`.
+    /// The last step in which its blocks were allocated.
     pub last_step: Option<i64>,
-    /// The number of different steps among them.
+    /// The number of different steps in which its blocks were allocated.
     pub steps: i64,
     /// The whole row.
     value: Value,
@@ -70,14 +71,16 @@ impl Holder {
         self.value[field].as_str().unwrap_or_default()
     }
 
-    /// Returns true if it keeps what a step has left behind: blocks of several old steps, or by a traceback.
+    /// Returns true if it keeps memory that steps left behind: blocks of several old steps, or the memory of
+    /// a traceback.
     #[must_use]
     pub fn is_retained(&self) -> bool {
         ["grows", "traceback"].contains(&self.verdict.as_str())
     }
 
-    /// The bytes that it keeps of each step; `None` unless it grows. A holder that keeps something of every third step has the
-    /// third of that. Steps after the last that it keeps count for nothing: the search may come before they add to it.
+    /// Returns the average bytes that it keeps per step, or `None` unless it grows. For a holder that keeps
+    /// something of every third step only, the average includes the steps in between. Steps after the last
+    /// kept one do not count: the search may run before they add to the holder.
     #[must_use]
     pub fn bytes_per_step(&self) -> Option<i64> {
         let distance = self.last_step?.checked_sub(self.first_step?.max(0))?;
@@ -129,13 +132,13 @@ pub struct RetainedSearch {
     pub why: String,
     /// The step in which it ran.
     pub step: i64,
-    /// False if it has not looked at everything: its results are lower bounds.
+    /// False if the search was incomplete, so that its results are lower bounds.
     pub is_whole: bool,
-    /// Why it has not, unless its time ran out; empty otherwise.
+    /// Why the search was incomplete; empty if it was complete or its time ran out.
     pub reason: String,
-    /// The time that it took.
+    /// The duration of the search.
     pub milliseconds: i64,
-    /// The holders, those that are retained first, then by size.
+    /// The holders: retained ones first, then by size.
     pub holders: Vec<Holder>,
 }
 
@@ -145,7 +148,7 @@ impl RetainedSearch {
         self.holders.iter().filter(|holder| holder.is_retained())
     }
 
-    /// Why it has not looked at everything; `None` when it has.
+    /// Returns why the search was incomplete; `None` if it was complete.
     #[must_use]
     pub fn gap(&self) -> Option<String> {
         let late = || {
@@ -207,7 +210,7 @@ pub const MARK_COLUMNS: Columns = Columns::of(&["api", "name", "step"]);
 /// The searches of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RetainedSearches {
-    /// In their order.
+    /// The searches, in order.
     pub all: Vec<RetainedSearch>,
     pending: Vec<(i64, Holder)>,
 }
@@ -247,8 +250,8 @@ impl RetainedSearches {
         });
     }
 
-    /// The last search that found something retained which no later one has found to be bounded; otherwise the last
-    /// one.
+    /// Returns the last search that found a retained holder which no later search found to be bounded. If
+    /// there is no such search, returns the last one.
     #[must_use]
     pub fn telling(&self) -> Option<&RetainedSearch> {
         let stands = |(index, search): &(usize, &RetainedSearch)| {
@@ -267,7 +270,8 @@ impl RetainedSearches {
         self.last_for("oom")
     }
 
-    /// The last search that a command asked for, also if another came after it; otherwise [`Self::telling`].
+    /// Returns the last search that a command asked for, even if another search followed; otherwise
+    /// [`Self::telling`].
     #[must_use]
     pub fn asked_for(&self) -> Option<&RetainedSearch> {
         self.last_for("command")

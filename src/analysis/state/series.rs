@@ -106,7 +106,7 @@ pub struct GrowingSeries {
 }
 
 impl GrowingSeries {
-    /// The most buckets.
+    /// The maximum number of buckets.
     pub const MOST: usize = 512;
 
     /// Sets the total from `ts_ns` on. Times must not fall.

@@ -1,4 +1,4 @@
-//! The call stacks of a trace, from the `.stacks` file beside it, by `stack_id`.
+//! The call stacks of a trace, read from its `.stacks` file, by `stack_id`.
 
 use std::io::Read;
 
@@ -27,13 +27,13 @@ pub struct Stacks {
     bytes: usize,
 }
 
-/// The most bytes of frames that are kept. A file with more is hostile or broken, and memory stays bounded.
+/// The maximum number of bytes of frames that are kept. A file with more is hostile or broken.
 const MOST_BYTES: usize = 256 << 20;
 
-/// The most frames of a stack, for the same reason.
+/// The maximum number of frames of a stack, so that work stays bounded.
 const DEEPEST: usize = 10_000;
 
-/// The most lines of a stack that a report prints.
+/// The maximum number of lines of a stack that a report prints.
 const SHOWN: usize = 4;
 
 impl Stacks {
@@ -53,7 +53,7 @@ impl Stacks {
     }
 
     fn add(&mut self, file: impl Read) {
-        // The size of an entry beside its text.
+        // The size of an entry without its text.
         const ENTRY: usize = 64;
         for StackRow { id, parent, kind, text } in stacks::read(file) {
             if self.bytes > MOST_BYTES {

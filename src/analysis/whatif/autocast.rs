@@ -1,4 +1,5 @@
-//! Autocast to 16 bits: the blocks of a float32 run that get half of their size, and the copies that casts make.
+//! Autocast to 16 bits: the blocks of a float32 run that shrink to half their size, and the copies that casts
+//! make.
 //!
 //! A trace has no types and no inputs of ops, so both are inferred. Matrix products, convolutions and attention run in 16 bits
 //! and cast their inputs and weights; norms, losses and sums run in float32; every other op has the type of its inputs. The
@@ -64,16 +65,17 @@ const FLOAT: [&str; 27] = [
     "Softmax",
     "Loss",
 ];
-/// The ends of the names of ops with two or more tensors: the result has the widest type among them.
+/// Endings of the names of ops with several tensors as input, whose result has the widest type among them.
 const OF_SEVERAL: [&str; 9] =
     ["::add", "::add_", "::sub", "::mul", "::div", "::cat", "::stack", "::where", "::addcmul"];
 
-/// Smaller blocks may be indices, which are cast to twice their size too.
+/// The minimum size of a block that counts as cast. Smaller blocks may be indices, which are also cast to
+/// twice their size.
 const LEAST_CAST: i64 = 64 << 10;
-/// This many modules with a cast are not a coincidence.
+/// The minimum number of modules with a cast. Fewer may be a coincidence.
 const FEWEST_CASTS: usize = 2;
 
-/// The loss of tokens. Autocast does not see the softmax inside.
+/// The op that computes a loss over tokens. Autocast does not see the softmax inside it.
 const CROSS_ENTROPY: &str = "aten::cross_entropy_loss";
 
 /// The way in which an op chooses the type of its result.
@@ -86,7 +88,7 @@ enum Kind {
 }
 
 fn kind(name: &str) -> Kind {
-    // Batch norm and in-place norms of gradients are neither.
+    // Batch norm and in-place norms of gradients follow the type of their input.
     if name.contains("batch_norm") || name.contains("BatchNorm") {
         return Kind::Follows(false);
     }
@@ -110,7 +112,7 @@ pub(super) struct Autocast {
     pub(super) is_on: bool,
     /// Copies: from, to, bytes.
     copies: Vec<(u32, u32, i64)>,
-    /// Copies that one op needs for itself.
+    /// Temporary copies within one op: the allocation that they precede, bytes, owner.
     spikes: Vec<(u32, i64, Owner)>,
     /// Blocks that a copy replaces: block, end.
     shortened: Vec<(u32, u32)>,
@@ -123,13 +125,13 @@ struct Types<'a> {
     symbols: &'a SymbolTable,
     phases: &'a Phases,
     kinds: FxHashMap<Symbol, Kind>,
-    /// For each request: the blocks of the step so far, in order of birth.
+    /// For each requested size: the blocks of the step so far, in order of birth.
     by_size: FxHashMap<i64, Vec<u32>>,
     /// The types of blocks: true for 16 bits.
     is_half: FxHashMap<u32, bool>,
-    /// For each module and request: the type of the latest block of the forward.
+    /// For each module and requested size: the type of the latest block of the forward.
     of_module: FxHashMap<(Symbol, i64), bool>,
-    /// For each module: the request of the gradient of its input, and the end of its last backward op.
+    /// For each module: the requested size of the gradient of its input, and the end of its last backward op.
     input_of: FxHashMap<Symbol, i64>,
     backward_end: FxHashMap<Symbol, u32>,
     /// Modules with parameters or buffers of their own: their bytes.
@@ -183,8 +185,8 @@ pub(super) fn find(step: &Step, rules: &SizeRules<'_>, symbols: &SymbolTable, ph
     types.found
 }
 
-/// Returns true if modules of a step cast what the op before them made to twice its size: a model in 16 bits whose norms or loss
-/// run in float32. In float32 such a cast is a no-op.
+/// Returns true if modules of a step cast the result of the op before them to twice its size. That shows a
+/// model in 16 bits whose norms or loss run in float32: in a float32 model, such a cast is a no-op.
 pub(super) fn casts_up(step: &Step, rules: &SizeRules<'_>, phases: &Phases) -> bool {
     let mut made: Option<&Life> = None;
     let mut modules = FxHashSet::default();
@@ -201,7 +203,7 @@ pub(super) fn casts_up(step: &Step, rules: &SizeRules<'_>, phases: &Phases) -> b
 }
 
 impl Autocast {
-    /// Applies the copies to a curve, whose sizes have the halves already.
+    /// Applies the copies to a curve, whose sizes are halved already.
     pub(super) fn apply(&self, curve: &mut Curve<'_>) -> u64 {
         for (index, end) in &self.shortened {
             let birth = curve.birth(*index);
@@ -332,7 +334,8 @@ impl<'a> Types<'a> {
         self.last = lives.iter().copied().max_by_key(|index| self.life(*index).requested).or(self.last);
     }
 
-    /// The softmax of the loss has the type of the logits. The sum over it has a copy in float32, up to its backward function.
+    /// Handles a loss, whose softmax has the type of the logits. The sum over the softmax uses a copy in
+    /// float32, which lives until the backward function.
     fn cross_entropy(&mut self, op: &Call, lives: &[u32], size: i64) -> bool {
         let is_half = self.input(op.from, size, false).is_some_and(|logits| self.is_half(logits));
         let softmax = lives.iter().map(|index| self.life(*index)).find(|life| life.requested == size);
@@ -357,7 +360,8 @@ impl<'a> Types<'a> {
         self.is_half.get(&index).copied().unwrap_or(false)
     }
 
-    /// The latest block of a size that is live at an allocation. `is_saved` asks for one that a product saves.
+    /// Returns the latest block of this size that is live at the allocation `at`. With `is_saved`, only
+    /// blocks that a product saves count.
     fn input(&mut self, at: u32, size: i64, is_saved: bool) -> Option<u32> {
         let all = self.by_size.get(&size)?.clone();
         all.into_iter().rev().find(|index| {
@@ -373,7 +377,8 @@ impl<'a> Types<'a> {
         op.phase == self.phases.backward && PRODUCTS.iter().any(|part| name.contains(part))
     }
 
-    /// Returns true if an op in float32 saves the block: it saves the copy that it casts.
+    /// Returns true if an op in float32 saves the block. Under autocast, the op saves its cast copy of the
+    /// block instead.
     fn is_saved_in_float(&mut self, life: &Life, is_backward: bool) -> bool {
         let Some(op) = self.step.op(life.freed_by) else { return false };
         let own = self.step.op(life.call).map(|call| self.symbols.get(call.name));
@@ -381,7 +386,7 @@ impl<'a> Types<'a> {
         !is_backward && !is_of_loss && op.phase == self.phases.backward && self.kind(op.name) == Kind::Float
     }
 
-    /// The weights of a product are cast once in a forward, and saved for the backward.
+    /// Casts the weights of a product, once per forward. The copies are saved for the backward.
     fn cast_weights(&mut self, op: &Call) {
         if !self.has_cast_weights.insert(op.module) {
             return;
@@ -397,7 +402,7 @@ impl<'a> Types<'a> {
         }
     }
 
-    /// An input in float32 is cast, and the copy is saved in its place.
+    /// Casts an input that is in float32. The copy is saved in place of the input.
     fn cast_input(&mut self, op: &Call) {
         let Some(size) = self.input_of.get(&op.module).copied() else { return };
         let saved = self.input(op.from, size, true);
@@ -406,7 +411,8 @@ impl<'a> Types<'a> {
             return;
         }
         self.casts_input.insert(op.module);
-        // A block that goes in the forward was not saved: the product has saved a copy that it made itself.
+        // A block that is freed in the forward was not saved: the product has saved a copy that it made
+        // itself.
         let freed_in = self.step.op(self.life(input).freed_by).map(|freeing| freeing.phase);
         let end = match self.backward_end.get(&op.module) {
             Some(end) if freed_in == Some(self.phases.backward) => *end,
@@ -419,7 +425,7 @@ impl<'a> Types<'a> {
         }
     }
 
-    /// The type of the result of an op that has the type of its inputs.
+    /// Returns true if the result of an op that follows the type of its inputs is in 16 bits.
     fn follows(&mut self, op: &Call, size: i64, of_several: bool) -> bool {
         let Some(input) = self.input(op.from, size, false).or(self.last) else { return false };
         if !of_several || !self.is_half(input) {
@@ -428,7 +434,7 @@ impl<'a> Types<'a> {
         if self.weights.contains_key(&op.module) {
             return false;
         }
-        // The other operand is of this module, or was there before its call.
+        // The other operand belongs to this module, or existed before its call.
         let call = self
             .step
             .modules

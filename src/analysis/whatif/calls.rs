@@ -8,7 +8,7 @@ use super::step::{Call, Step};
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::categories::Phases;
 
-/// The levels of a module's path that are looked at: deeper ones are in no program.
+/// The maximum number of levels of a module path that are examined. No program has deeper paths.
 pub(super) const MOST_LEVELS: usize = 64;
 
 /// The calls of `modules` outside the backward, in order. A call inside another one belongs to it.

@@ -6,14 +6,15 @@ use super::calls::MOST_LEVELS;
 use super::changes::{Change, NewOptimizer};
 use super::predict::OpsAgain;
 
-/// The parts of the tokens that the loss is advised to take.
+/// The number of parts into which the advice splits the tokens of the loss.
 const PARTS: i64 = 8;
-/// The most groups of modules that are checkpointed.
+/// The maximum number of groups of modules that are checkpointed.
 const MOST_GROUPS: usize = 4;
 
-/// The groups of modules that differ in one number of their path, as patterns: `GPT.h.*`. `paths` are those of the modules that
-/// are called. Where the numbered ones are not (a list in a list), the pattern goes on to the first that is: `GPT.h.*.*`. A module
-/// below another of a group is in none of its own. Those with the most modules come first.
+/// Returns the groups of modules whose paths differ in one number, as patterns such as `GPT.h.*`; groups with
+/// the most modules come first. `paths` are the paths of the called modules. If the numbered modules are not
+/// called themselves (a list in a list), the pattern continues to the first level that is: `GPT.h.*.*`.
+/// Modules below a module of a group form no group of their own.
 #[must_use]
 pub(super) fn module_groups<'a>(paths: impl IntoIterator<Item = &'a str>) -> Vec<String> {
     let called: BTreeSet<&str> = paths.into_iter().collect();
@@ -46,7 +47,8 @@ pub(super) fn module_groups<'a>(paths: impl IntoIterator<Item = &'a str>) -> Vec
     groups.into_iter().map(|(pattern, _)| pattern).collect()
 }
 
-/// The path with `*` for each character that means something else in a pattern, a list of patterns, or Python's `fnmatch`.
+/// Returns the path with `*` for each character that has a special meaning in a pattern, in a list of
+/// patterns, or in Python's `fnmatch`.
 fn plain(path: &str) -> String {
     let is_plain = |char: char| char.is_alphanumeric() || "._-".contains(char);
     path.chars().map(|char| if is_plain(char) { char } else { '*' }).collect()
@@ -72,7 +74,7 @@ pub(super) fn candidates(groups: &[String]) -> Vec<Change> {
     all
 }
 
-/// Returns true if a program can have all of these changes.
+/// Returns true if a program can combine all of these changes.
 pub(super) fn fit_together(changes: &[&Change]) -> bool {
     let optimizers = changes.iter().filter(|change| matches!(change, Change::Optimizer(_))).count();
     let in_backward = changes.contains(&&Change::StepInBackward);
@@ -196,7 +198,7 @@ fn batch_code(times: i64, parts: i64) -> Vec<String> {
     ]
 }
 
-/// The second forward, as a share of the forward and backward of a step.
+/// Describes the cost of the second forward, as a share of the forward and backward of a step.
 fn checkpoint_costs(again: &OpsAgain) -> String {
     let OpsAgain { ops, of, .. } = again;
     let mut costs = "a second forward of these modules".to_owned();
@@ -228,7 +230,8 @@ fn checkpoint_code(patterns: &str) -> Vec<String> {
     code
 }
 
-/// A loop that checkpoints the modules of a pattern. A path that is no expression of Python is searched for by name.
+/// Returns a loop that checkpoints the modules of a pattern. A path that is not a Python expression is
+/// searched for by name.
 fn loop_over(pattern: &str) -> Vec<String> {
     const SET: &str = "block.forward = partial(checkpoint, block.forward, use_reentrant=False)";
     let mut levels = pattern.split('.');
@@ -244,7 +247,7 @@ fn loop_over(pattern: &str) -> Vec<String> {
             container.push_str(&format!(".{level}"));
         }
     }
-    // The loops end with the module, and there are two at most.
+    // Plain loops must end at the module, and at most two are nested.
     let is_known = is_plain && pattern.ends_with('*') && (1..=2).contains(&loops.len());
     if !is_known {
         return vec![

@@ -5,7 +5,7 @@ use memtrace_trace::Category;
 use crate::error::{Error, Result};
 use crate::selection::{matches, nearest_names};
 
-/// The most ranks: those that a job on simulated GPUs may have.
+/// The maximum number of ranks, the same as for a job on simulated GPUs.
 const MOST_RANKS: i64 = 1 << 20;
 
 /// An optimizer in place of the run's own.
@@ -28,7 +28,7 @@ pub enum Change {
     Optimizer(NewOptimizer),
     /// Each parameter is stepped during the backward pass, and its gradient freed.
     StepInBackward,
-    /// The state of the optimizer lies in host memory, and its step runs there.
+    /// The state of the optimizer is in host memory, and its step runs there.
     OffloadOptimizer,
     /// Parameters, activations, gradients and state of 16 bits in place of 32.
     Bfloat16,
@@ -47,7 +47,7 @@ pub enum Change {
     },
     /// The optimizer's state and step are sharded over this many ranks.
     ShardOptimizer(i64),
-    /// Blocks that match all of these are not there.
+    /// Blocks that match all of these conditions are removed.
     Without(Vec<Condition>),
 }
 
@@ -58,7 +58,7 @@ pub struct Condition {
     pub(super) pattern: String,
 }
 
-/// The part of an owner that a condition looks at.
+/// The part of an owner that a condition checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ConditionKey {
     Category,
@@ -77,7 +77,7 @@ impl ConditionKey {
 }
 
 impl Condition {
-    /// Returns true if a name has the form of the pattern.
+    /// Returns true if the pattern matches a name.
     pub(super) fn takes(&self, name: &str) -> bool {
         let level_end = (self.key == ConditionKey::Module).then_some('.');
         matches(&self.pattern, name, level_end)
@@ -90,7 +90,7 @@ pub(super) fn takes_module(patterns: &str, path: &str) -> bool {
 }
 
 impl Change {
-    /// The option that asks for it, with its value, as it is typed into a shell.
+    /// Returns the option that selects the change, with its value quoted for a shell.
     #[must_use]
     pub fn option(&self) -> String {
         match self {
@@ -120,7 +120,7 @@ impl Change {
         }
     }
 
-    /// Returns true if it needs the categories of blocks, which tags give.
+    /// Returns true if the change needs the categories of blocks, which come from tags.
     #[must_use]
     pub fn needs_tags(&self) -> bool {
         match self {
@@ -131,7 +131,7 @@ impl Change {
     }
 }
 
-/// One word of a shell's command line.
+/// Quotes a text as one word of a shell's command line.
 fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', "'\\''"))
 }
@@ -211,7 +211,8 @@ fn without(text: &str) -> Result<Change> {
     Ok(Change::Without(text.split(',').map(one).collect::<Result<_>>()?))
 }
 
-/// The changes that options ask for; `text` gives the value of an option, empty when it was not given.
+/// Parses the changes that options ask for. `text` returns the value of an option, or an empty text if it was
+/// not given.
 ///
 /// # Errors
 /// When a value is invalid, or two changes contradict each other.
@@ -251,7 +252,7 @@ pub fn parse<'a>(text: impl Fn(&str) -> &'a str) -> Result<Vec<Change>> {
     if !text("without").is_empty() {
         all.push(without(text("without"))?);
     }
-    // The last: a rank has a part of what the others leave.
+    // Sharding comes last: a rank has a part of what the other changes leave.
     if !text("shard").is_empty() {
         all.push(shard(text("shard"))?);
     }

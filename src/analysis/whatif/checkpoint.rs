@@ -1,4 +1,5 @@
-//! Checkpointed modules: what a forward keeps goes at its end, and comes back for its backward.
+//! Checkpointed modules: the blocks that a forward keeps are freed at its end, and allocated again for its
+//! backward.
 //!
 //! `torch.utils.checkpoint` keeps the inputs of a call. At the first backward function of the call that needs a saved
 //! tensor it runs the forward again, up to the last saved tensor.
@@ -36,9 +37,9 @@ pub(super) fn apply(
 
 /// The blocks of one call of a checkpointed module, as indices of [`Step::lives`].
 struct Kept {
-    /// Those that its own backward frees, in order of birth.
+    /// The blocks that the call's own backward frees, in order of birth.
     inner: Vec<u32>,
-    /// The blocks that it allocates, in order.
+    /// The blocks that the call allocates, in order.
     born: Vec<u32>,
 }
 
@@ -50,7 +51,7 @@ struct Recomputed<'a> {
     oom: Option<u32>,
     /// The op by which autograd sums a gradient to the shape of its input.
     sum: Symbol,
-    /// By op: the number of these sums at its end.
+    /// For each op: the number of such sums at its end.
     sums: FxHashMap<u32, u32>,
     above: ModulesAbove<'a>,
     /// For each module: the birth of the first block of the step that its backward frees.
@@ -133,8 +134,9 @@ impl<'a> Recomputed<'a> {
         true
     }
 
-    /// The moment at which the second forward's block goes: when the backward function that needs it returns. A block that
-    /// the first forward saved goes later, when autograd has summed that function's gradients to the shapes of its inputs.
+    /// Returns when a block of the second forward is freed: when the backward function that needs it returns.
+    /// A block that the first forward saved is freed later, when autograd has summed that function's
+    /// gradients to the shapes of its inputs.
     fn end_of_use(&mut self, life: &Life) -> u32 {
         let Some(op) = self.step.op(life.freed_by) else { return life.death };
         let sums = *self.sums.entry(life.freed_by).or_insert_with(|| {
@@ -166,9 +168,10 @@ impl<'a> Recomputed<'a> {
     }
 }
 
-/// Takes the result of the call out of its inner blocks: the caller holds it. Mostly a later module frees it, but its own
-/// backward may need it too (the result of a ReLU or an LSTM). Then the first backward function frees it, and it is the
-/// first block of the last forward op that made one of these.
+/// Removes the result of the call from its inner blocks, because the caller holds it. Usually a later module
+/// frees the result, but the call's own backward may need it, too (the result of a ReLU or an LSTM). Then the
+/// first backward function frees it: among the blocks that this function frees, it is the first block of the
+/// last forward op.
 fn keep_output(kept: &mut Kept, step: &Step, call: &Call) {
     let life = |index: &u32| &step.lives[*index as usize];
     // The inner blocks are among those that outlive the call.

@@ -1,4 +1,5 @@
-//! The head and the loss on parts of the tokens: each part is checkpointed, so one part's logits are there at a time.
+//! Runs the head and the loss on parts of the tokens: each part is checkpointed, so only one part's logits
+//! exist at a time.
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -10,7 +11,7 @@ use crate::state::categories::Phases;
 
 /// The op of the loss.
 const LOSS: &str = "aten::cross_entropy_loss";
-/// The op in it that allocates a block of the logits' size.
+/// The op inside the loss that allocates a block of the logits' size.
 const LOG_SOFTMAX: &str = "aten::_log_softmax";
 
 /// One loss of a step.
@@ -35,7 +36,8 @@ pub(super) fn apply(
     phases: &Phases,
 ) -> u64 {
     let mut losses = losses(step, symbols, phases);
-    // By size, in order of birth. Logits of 16 bits are cast before.
+    // The losses by the size of their logits, in order of birth. Logits in 16 bits have half the size and are
+    // cast first.
     let mut by_size: FxHashMap<i64, Vec<usize>> = FxHashMap::default();
     for (index, loss) in losses.iter().enumerate() {
         for size in [loss.size, loss.size / 2] {
@@ -45,7 +47,7 @@ pub(super) fn apply(
     for (index, life) in step.lives.iter().enumerate() {
         let Some(same) = by_size.get(&life.requested) else { continue };
         let before = same.partition_point(|loss| losses[*loss].birth < life.birth);
-        // The block is there when the log-softmax of a loss is made.
+        // Logits are live when the log-softmax of a loss is allocated.
         let is_logits = !life.is_older
             && life.call != NO_CALL
             && same.get(before).is_some_and(|loss| losses[*loss].birth < life.death);
@@ -61,7 +63,7 @@ pub(super) fn apply(
             loss.last = if is_later { Some(index as u32) } else { loss.last };
         }
     }
-    // The op that frees the last of them is the head's.
+    // The op that frees a loss's last gradient belongs to the head.
     let mut heads: FxHashMap<u32, u32> = FxHashMap::default();
     for loss in &losses {
         let Some(last) = loss.last else { continue };
@@ -86,8 +88,8 @@ fn losses(step: &Step, symbols: &SymbolTable, phases: &Phases) -> Vec<Loss> {
         .collect()
 }
 
-/// The op `head` allocates the gradients of the weight and of its input, to which each part of the loss adds its own: they
-/// are there from the allocation `first` on.
+/// Extends the lives of the gradients that the op `head` allocates, of the weight and of its input. Each part
+/// of the loss adds to them, so they exist from the allocation `first` on.
 fn keep_gradients(curve: &mut Curve<'_>, step: &Step, head: u32, first: u32) {
     let Some(end) = step.op(head).map(|op| op.to) else { return };
     for index in step.allocations_of(head).iter().filter_map(|allocation| allocation.life) {

@@ -1,7 +1,7 @@
-//! The outermost op of each of a sequence of rows.
+//! Finds the outermost op of each row in a sequence.
 //!
-//! An op's row comes at its end, after the rows of the ops inside it, so it takes its rows from them. Each row is looked at once
-//! and each claim removed once, however the ops overlap.
+//! An op's row comes at its end, after the rows of the ops inside it, so an outer op takes over the rows of
+//! the ops inside it. Each row is examined once and each claim removed once, however the ops overlap.
 
 /// The rows that belong to one op: from the first to the one after the last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +31,8 @@ impl Claims {
         self.rows += 1;
     }
 
-    /// The op `call`, which ends now, began at `start`: the last rows that are not earlier become its own. Returns the first.
+    /// Ends the op `call`, which began at `start`: the last rows that are not earlier than `start` become its
+    /// own. Returns the first of them.
     pub(super) fn claim(&mut self, start: i64, call: u32) -> u32 {
         let earlier = self.lowest.partition_point(|(ts_ns, _)| *ts_ns < start);
         let from = earlier.checked_sub(1).map_or(0, |last| self.lowest[last].1 + 1);

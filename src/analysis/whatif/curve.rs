@@ -21,7 +21,8 @@ pub(super) struct Curve<'a> {
     step: &'a Step,
     /// For each block: the new size in bytes.
     pub(super) sizes: Vec<i64>,
-    /// For each block that has another life: the one or two spans in which it lives, each from its birth to its death.
+    /// For each block whose lifetime changed: the one or two spans in which it lives, each from its birth to
+    /// its death.
     moved: FxHashMap<u32, [(u32, u32); 2]>,
     spikes: Vec<Spike>,
     /// The bytes that the change adds to each request that ran out of memory. The key is the number of
@@ -54,7 +55,7 @@ impl<'a> Curve<'a> {
         self.moved.insert(life, both);
     }
 
-    /// The request of the allocation `at`, which ran out of memory, grows by `bytes`.
+    /// Grows the request of the allocation `at`, which ran out of memory, by `bytes`.
     pub(super) fn resize_failed(&mut self, at: u32, bytes: i64) {
         self.failed.insert(at, bytes);
     }
@@ -81,17 +82,19 @@ impl<'a> Curve<'a> {
         self.more.iter().copied()
     }
 
-    /// What is allocated and freed before an allocation: that allocation, and bytes.
+    /// Yields the memory that is allocated and freed just before an allocation: the allocation, and the
+    /// bytes.
     pub(super) fn spikes(&self) -> impl Iterator<Item = (u32, i64)> {
         self.spikes.iter().map(|spike| (spike.at, spike.bytes))
     }
 
-    /// Adds `bytes` to the total before the allocation `at`, for a moment; `owner` has them.
+    /// Adds `bytes` of `owner` to the total, for a moment before the allocation `at`.
     pub(super) fn add_spike(&mut self, at: u32, bytes: i64, owner: Owner) {
         self.spikes.push(Spike { at, bytes, owner });
     }
 
-    /// For each allocation, and after the last one: what the change adds to the total of the run.
+    /// Returns, for each allocation and after the last one, the bytes that the change adds to the run's
+    /// total.
     pub(super) fn differences(&self) -> Vec<i64> {
         let end = self.step.end();
         let mut changes = vec![0i64; end as usize + 2];
@@ -162,7 +165,7 @@ impl<'a> Curve<'a> {
         let end = (self.step.freed_ns, end_ns.max(self.step.freed_ns), None);
         for (at, (freed_ns, ts_ns, place)) in (0..).zip(places.chain([end])) {
             let before = self.before(at, differences);
-            // The frees since the allocation before are over by then.
+            // By then, the frees since the previous allocation are done.
             set(if freed_ns >= last_ns { freed_ns } else { ts_ns }, before);
             while let Some((_, bytes)) = spikes.next_if(|(spike, _)| *spike <= at || place.is_none()) {
                 set(ts_ns, before.wrapping_add(bytes));
@@ -181,7 +184,7 @@ impl<'a> Curve<'a> {
     }
 }
 
-/// The highest sum of blocks, given by birth, death and bytes.
+/// Returns the highest total of blocks, each given by birth, death and bytes.
 pub(super) fn highest(blocks: impl IntoIterator<Item = (u32, u32, i64)>) -> i64 {
     let mut events: Vec<(u32, i64)> = Vec::new();
     for (birth, death, bytes) in blocks {

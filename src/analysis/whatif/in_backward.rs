@@ -1,4 +1,5 @@
-//! The optimizer's step during the backward pass: each gradient is freed as soon as its parameter has it.
+//! The optimizer's step during the backward pass: each gradient is freed as soon as its parameter has been
+//! stepped.
 
 use memtrace_trace::Category;
 use rustc_hash::FxHashMap;
@@ -21,7 +22,7 @@ pub(super) fn apply(
     let share = temporaries(step, changes, rules);
     let is_gradient = |index: &usize| step.lives[*index].owner.category == Category::Gradient;
     let gradients: Vec<usize> = (0..step.lives.len()).filter(is_gradient).collect();
-    // The gradients that one op makes are there together.
+    // The gradients that one op allocates are live at the same time.
     let mut by_op: FxHashMap<u32, i64> = FxHashMap::default();
     for index in &gradients {
         let sum = by_op.entry(step.lives[*index].call).or_default();
@@ -30,7 +31,7 @@ pub(super) fn apply(
     for index in &gradients {
         let life = &step.lives[*index];
         if life.is_older || life.owner.phase != phases.backward {
-            // The step before has freed it.
+            // The previous step has freed it.
             curve.set_lives(*index as u32, &[]);
             continue;
         }

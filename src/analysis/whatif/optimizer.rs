@@ -15,8 +15,9 @@ pub(super) fn states(step: &Step) -> u64 {
 
 /// Adds the temporary memory of a step of `optimizer` after the backward pass; returns the number of blocks of state.
 ///
-/// `torch.optim.Adafactor` steps one parameter after the other, and its update has the parameter's size. The update of the
-/// parameter before is still there when the next one is made. SGD and the kernels of 8 bits work in place.
+/// `torch.optim.Adafactor` steps one parameter after the other, and its update has the parameter's size. The
+/// previous parameter's update is still live when the next one is allocated. SGD and 8-bit kernels work in
+/// place.
 pub(super) fn apply(
     curve: &mut Curve<'_>,
     step: &Step,

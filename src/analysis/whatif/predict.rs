@@ -1,4 +1,4 @@
-//! The reading of a trace for predictions.
+//! Reads a trace and predicts its peaks under changes.
 
 use std::ops::ControlFlow;
 
@@ -30,15 +30,15 @@ use crate::state::replay::{self, HOST, Metric, Replay, has_current_step};
 use crate::state::replay_trace::{Replayed, replay_rows};
 use crate::state::series::{Series, TimeGrid};
 
-/// The most rows of one step, over all devices, that are kept at once: some 400 MB. Outside the window it is half of it, so that
-/// a window of this half always has room.
+/// The maximum number of rows of one step, over all devices, that are kept at once: about 400 MB. Outside the
+/// window the maximum is half of it, so that there is always room for a window of the other half.
 pub const MOST_ROWS: usize = 2_000_000;
 
 /// A change that saves less than this share of the peak is not listed.
 const LEAST_SAVED: f64 = 0.001;
 /// Modules whose calls leave less than this share of the highest total are not worth a checkpoint.
 const LEAST_LEFT: f64 = 0.01;
-/// The most open calls of modules that are followed.
+/// The maximum number of open module calls that are followed.
 const MOST_OPEN_CALLS: usize = 10_000;
 
 /// The result of one list of changes on one device.
@@ -74,7 +74,7 @@ pub struct Prediction {
     pub device: i32,
     /// The peak of the run.
     pub before: Moment,
-    /// By list of changes.
+    /// For each list of changes: the result.
     pub outcomes: Vec<Outcome>,
     /// For each list of changes: the total over time. Empty unless the caller asked for it.
     pub curves: Vec<Series>,
@@ -88,8 +88,9 @@ pub struct Prediction {
 }
 
 impl Prediction {
-    /// The first lists that save memory, most first: index, outcome, saved bytes. `changes` has the only change of each. A
-    /// change to 16 bits is left out where the run computes in them already.
+    /// Returns the lists that save memory, largest saving first: index, outcome, saved bytes. `changes` has
+    /// the single change of each of the first lists; other lists are left out. A change to 16 bits is left
+    /// out if the run computes in 16 bits already.
     pub fn ranked<'c>(&self, changes: impl Iterator<Item = &'c Change>) -> Vec<(usize, &Outcome, i64)> {
         let least = (self.before.bytes as f64 * LEAST_SAVED) as i64;
         let saved = |outcome: &Outcome| self.before.bytes.wrapping_sub(outcome.peak.bytes);
@@ -121,13 +122,13 @@ impl Prediction {
 struct DevicePrediction {
     recorder: StepRecorder,
     traits: Traits,
-    /// For each list of changes: the modules that are in checkpointed ones, and those that are not.
+    /// For each list of changes: whether a module is inside a checkpointed one, as far as is known.
     inside: Vec<FxHashMap<Symbol, bool>>,
     before: Moment,
     outcomes: Vec<Outcome>,
-    /// By list of changes, or empty.
+    /// For each list of changes: the total over time. Empty if no curve is wanted.
     curves: Vec<Series>,
-    /// Those of the first list, when they are asked for.
+    /// The requests under the first list, if they are wanted.
     requests: Option<ChangedRequests>,
     is_half: bool,
     /// True if rows of the step are not kept.
@@ -169,7 +170,7 @@ impl ChosenModules {
 pub(crate) struct Predictor<'a> {
     lists: &'a [Vec<Change>],
     rounding: Rounding,
-    /// The device of the options.
+    /// The device that the options select.
     only: Option<i32>,
     most_rows: usize,
     /// For each device: the time grid on which the curve under each list is wanted.
@@ -361,7 +362,7 @@ pub(crate) struct Contents {
     pub(crate) tags: bool,
     /// For each device: the allocated bytes.
     now: FxHashMap<i32, i64>,
-    /// The highest sum of these.
+    /// The highest sum of `now` so far.
     highest: i64,
     /// The open calls of modules, and the allocated bytes when each began.
     open: Vec<(Symbol, i64)>,
@@ -418,7 +419,8 @@ impl Contents {
         changes
     }
 
-    /// The groups of modules whose calls leave enough behind for a checkpoint, those that leave most first.
+    /// Returns the groups of modules whose calls leave enough memory allocated to be worth a checkpoint, the
+    /// largest first.
     fn worth_checkpoints(&self, groups: &[String], symbols: &SymbolTable) -> Vec<String> {
         let left: Vec<_> = self.left.iter().map(|(name, bytes)| (symbols.get(*name), *bytes)).collect();
         let of_group = |group: &String| -> i64 {
@@ -503,7 +505,7 @@ fn contents(trace: &TraceFile, options: &Options) -> Result<(Contents, SymbolTab
     Ok((contents, symbols))
 }
 
-/// Refuses changes that the trace cannot answer.
+/// Returns an error if the trace cannot answer a change.
 fn check<'a>(
     trace: &TraceFile,
     contents: &Contents,
@@ -657,8 +659,8 @@ impl DevicePrediction {
     }
 }
 
-/// The op calls of a step in the forward of these modules, and in the whole forward and backward. `inside` keeps which modules are
-/// in these.
+/// Counts the op calls of a step in the forward of these modules, and in the whole forward and backward.
+/// `inside` caches which modules are inside them.
 fn ops_again(
     step: &Step,
     patterns: &str,

@@ -1,4 +1,4 @@
-//! The requests that a changed program makes of the allocator, so that it can be asked what it would reserve.
+//! The requests that a changed program makes of the allocator, to find out how much it would reserve.
 //!
 //! A block that no change touches is requested and freed where the run did so. A block with changed times is
 //! requested and freed at the allocations that these times are indices of.
@@ -13,7 +13,8 @@ use crate::requests::{Kind, Requests};
 #[derive(Clone, Debug, Default)]
 pub(super) struct ChangedRequests {
     requests: Requests,
-    /// The slot and the bytes of each live block, by `alloc_id`; those that the run did not have are below 0.
+    /// The slot and the bytes of each live block, by `alloc_id`. Blocks that the run did not have get
+    /// negative ids.
     slots: FxHashMap<i64, (i64, i64)>,
     free_slots: Vec<i64>,
     streams: FxHashMap<i64, i64>,
@@ -28,7 +29,7 @@ enum Event {
     Death,
     /// A block that the run had at another time, or not at all.
     Birth,
-    /// A block that goes at once: of a second forward, or of a step.
+    /// A block that is freed at once: from a second forward, or from a step.
     Spike,
     /// The run's own allocation.
     Own,
@@ -93,7 +94,7 @@ impl ChangedRequests {
                 let is_there = life.is_older && from == 0;
                 let known = self.slots.get(&life.id).map(|(_, bytes)| *bytes);
                 if is_there && known != Some(bytes) {
-                    // It has another size, or was gone, in the step before.
+                    // In the previous step it had another size or did not exist.
                     changes.extend(known.map(|_| change(0, Event::Death)));
                     changes.push(change(0, Event::Birth));
                 } else if !is_there {
@@ -125,7 +126,7 @@ impl ChangedRequests {
             if from < to {
                 changes.extend([change(from, Event::Birth), change(to, Event::Death)]);
             } else {
-                // Behind the last allocation of the step a death would come before its birth.
+                // After the last allocation of the step, a death would come before its birth.
                 changes.push(change(from, Event::Spike));
             }
         }

@@ -1,10 +1,11 @@
 //! Parameters, gradients and optimizer state divided over ranks, as PyTorch's FSDP2 does it.
 //!
-//! The sizes of the shards are in [`super::sizes`]. Here are the whole parameters and gradients that a rank has for a moment, in the
-//! order of `torch/distributed/fsdp/_fully_shard` (`FSDPParamGroup`, `foreach_reduce`): each unit is gathered into one
-//! buffer and copied out of it into its parameters. In the forward pass the buffer stays to the next unit, in the backward pass
-//! that of the next unit is there from the start of this one. At the end of its backward the gradients of a unit are
-//! copied into a second buffer, which stays to the end of the next unit, and their sum over the ranks has one block.
+//! The sizes of the shards are in [`super::sizes`]. This module adds the whole parameters and gradients that
+//! a rank has for a moment, in the order of `torch/distributed/fsdp/_fully_shard` (`FSDPParamGroup`,
+//! `foreach_reduce`). Each unit is gathered into one buffer and copied from there into its parameters. In the
+//! forward pass, the buffer lives until the next unit; in the backward pass, the next unit's buffer exists
+//! from the start of the current unit. At the end of a unit's backward, its gradients are copied into a
+//! second buffer, which lives until the end of the next unit. Their sum over the ranks is in one block.
 
 use memtrace_trace::Category;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -43,7 +44,8 @@ pub(super) struct Sharding<'a> {
 }
 
 impl Sharding<'_> {
-    /// Adds what is whole for a moment, with a unit for each module of `modules`; returns the number of parameters.
+    /// Adds the parameters and gradients that are whole for a moment, with one unit per module of `modules`.
+    /// Returns the number of parameters.
     pub(super) fn apply(&self, curve: &mut Curve<'_>, step: &Step, modules: &FxHashSet<Symbol>) -> u64 {
         let Sharding { rules, symbols, phases, .. } = self;
         let others: Vec<Change> = self.changes.iter().filter(|change| !is_shard(change)).cloned().collect();
@@ -137,7 +139,7 @@ struct Gather<'a> {
 
 impl Gather<'_> {
     fn forward(&self, curve: &mut Curve<'_>, units: &[Unit], root: &Unit) {
-        // What is in no unit is gathered for the whole pass.
+        // Parameters outside every unit are gathered for the whole pass.
         let end = root.backward.map_or(root.forward.1, |(_, end)| end);
         curve.add_block(root.forward.0, end, root.whole);
         let first = units.first().map_or(root.forward.1, |unit| unit.forward.0);
@@ -159,13 +161,13 @@ impl Gather<'_> {
         for (place, (unit, (from, to))) in order.iter().enumerate() {
             let before = place.checked_sub(1).and_then(|place| order.get(place));
             let (next, after) = (order.get(place + 1), order.get(place + 2));
-            // It is gathered when the unit before it begins.
+            // It is gathered when the previous unit begins.
             curve.add_block(before.map_or(begin, |(_, (from, _))| *from), *from, buffer(unit));
             curve.add_block(*from, *to, unit.whole);
             let whole = self.reduce(curve, unit, *to);
             curve.add_block(*to, next.map_or(end, |(_, (_, to))| *to).max(*to), buffer(unit));
-            // The gradients are there until they are copied. The total before the allocation `to` has the next unit already,
-            // when that begins with it.
+            // The gradients exist until they are copied. If the next unit begins at `to`, the total before
+            // the allocation `to` includes that unit already.
             let (now, then) = match next {
                 Some((next, (from, _))) if from == to => {
                     (buffer(next), next.whole.wrapping_add(after.map_or(0, |(unit, _)| buffer(unit))))

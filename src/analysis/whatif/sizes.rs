@@ -14,12 +14,13 @@ use crate::state::categories::Phases;
 
 /// The bytes of a float32.
 pub(super) const FLOAT: i64 = 4;
-/// bitsandbytes keeps the state of a parameter with fewer elements in 32 bits, and torchao its step on the device.
+/// For a parameter with fewer elements, bitsandbytes keeps the state in 32 bits, and torchao keeps the step
+/// on the device.
 const SMALL_PARAMETER: i64 = 4096;
 /// The elements that share one scale of 4 bytes in state of 8 bits.
 const SCALED_TOGETHER: i64 = 256;
-/// Parts of the names of ops whose largest results alone have the type of their inputs. The others are statistics in
-/// float32.
+/// Parts of the names of ops of which only the largest result has the type of the inputs. Their other results
+/// are statistics in float32.
 const WITH_STATISTICS: [&str; 3] = ["norm", "attention", "Norm"];
 /// Parts of the names of ops whose results are numbers of other types: masks, indices.
 const OTHER_TYPES: [&str; 13] = [
@@ -122,7 +123,7 @@ impl<'a> SizeRules<'a> {
         self.call_traits(step, life).is_cast || self.traits_of(life.owner.op).is_cast
     }
 
-    /// Returns true if the block is one that the optimizer's step makes for itself.
+    /// Returns true if the block is a temporary of the optimizer's step.
     pub(super) fn is_of_step(&self, life: &Life) -> bool {
         life.owner.phase == self.phases.optimizer
             && !matches!(
@@ -161,7 +162,7 @@ impl<'a> SizeRules<'a> {
         !(is_cast_weight || is_part)
     }
 
-    /// Returns true if a block of float32 has half of its bytes in bfloat16.
+    /// Returns true if the block would have half its bytes in bfloat16.
     pub(super) fn is_float(&self, step: &Step, life: &Life) -> bool {
         if life.owner.category == Category::Workspace {
             return false;
@@ -227,7 +228,8 @@ impl<'a> SizeRules<'a> {
             Change::OffloadOptimizer => self.offloaded(life, size),
             Change::StepInBackward if self.is_of_step(life) => 0,
             Change::Bfloat16 if is_packed && life.owner.category == Category::OptimizerState => size,
-            // Whether it shrinks is unknown; that it grows is the safe side.
+            // It is unknown whether data shrinks with the change, so it keeps its size. That it grows is
+            // assumed, to be safe.
             Change::Bfloat16 | Change::Batch(1, _) if self.is_data(life) => size,
             Change::Bfloat16 if self.is_float(step, life) => size / 2,
             Change::Autocast if self.halved.contains(&life.id) => size / 2,
@@ -255,12 +257,12 @@ impl<'a> SizeRules<'a> {
         self.rounding.round(requested.max(0).cast_unsigned()).cast_signed()
     }
 
-    /// State of the optimizer, or what its step makes for itself.
+    /// Returns true for state of the optimizer and for temporaries of its step.
     fn is_of_optimizer(&self, life: &Life) -> bool {
         life.owner.category == Category::OptimizerState || self.is_of_step(life)
     }
 
-    /// Returns true if a rank has a part of the block alone. A gradient of this step is whole at first.
+    /// Returns true if a rank has only a part of the block. A gradient of this step is whole at first.
     fn is_sharded(&self, life: &Life) -> bool {
         life.owner.category == Category::Parameter
             || life.owner.category == Category::Gradient && life.is_older

@@ -32,8 +32,8 @@ pub(super) const NO_CALL: u32 = u32::MAX;
 /// The death of a block that is live at the end of the step.
 pub(super) const ALIVE: u32 = u32::MAX;
 
-/// A step with fewer rows than one for this many live blocks is recorded together with the next one: the work for a step grows
-/// with its live blocks too.
+/// A step with fewer than one row per this many live blocks is recorded together with the next one, because
+/// the work for a step also grows with its live blocks.
 const BLOCKS_PER_ROW: usize = 16;
 
 /// A block in the step.
@@ -198,15 +198,15 @@ impl StepRecorder {
         self.device
     }
 
-    /// Takes the current step of a row. Returns true if that begins another one to record: [`StepRecorder::next`] comes
-    /// before [`StepRecorder::feed`].
+    /// Takes the current step of a row. Returns true if the row begins another recorded step: the caller then
+    /// calls [`StepRecorder::next`] before [`StepRecorder::feed`].
     pub(super) fn begins(&mut self, step: i64) -> bool {
         let is_later = step > self.step;
         self.step = self.step.max(step);
         is_later && self.rows().saturating_mul(BLOCKS_PER_ROW) >= self.live.len()
     }
 
-    /// The rows of the step that are kept.
+    /// Returns the number of rows of the step that are kept.
     pub(super) fn rows(&self) -> usize {
         let Step { allocations, ops, modules, frees, .. } = &self.now;
         allocations.len() + ops.len() + modules.len() + frees.len() + self.open.len()
@@ -329,7 +329,7 @@ impl StepRecorder {
             pool: row.pool.max(0),
         });
         self.live.insert(row.alloc_id, index);
-        // No op of this part allocated what was live when it began.
+        // A block that was live at the start of this part was allocated by no op of the part.
         self.allocating.push(if is_older { i64::MIN } else { row.ts_ns });
         self.allocation(row, row.allocated_bytes, Some(index), in_window);
         self.now.end_allocated = row.allocated_bytes;
@@ -344,7 +344,7 @@ impl StepRecorder {
         self.freeing.push(row.ts_ns);
     }
 
-    /// An op ended. Of nested ones the outermost ends last.
+    /// Takes the row of an op, which comes at its end. The outermost of nested ops ends last.
     fn op(&mut self, row: &Record) {
         let start = row.ts_ns.saturating_sub(row.latency_ns);
         let (call, to) = (self.now.ops.len() as u32, self.now.end());

@@ -46,7 +46,7 @@ pub(crate) fn command() -> Command {
         )
 }
 
-/// Writes the page of one run, or of two that it compares.
+/// Writes the page of one run, or a page that compares two runs.
 ///
 /// # Errors
 /// When a trace cannot be read, or the page cannot be written.

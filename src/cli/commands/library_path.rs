@@ -29,7 +29,7 @@ pub(crate) fn command() -> Command {
 /// Prints the path.
 ///
 /// # Errors
-/// When the library is in none of its places.
+/// When the library is not found.
 pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     let path = library(if matches.get_flag("phantom") { PHANTOM } else { TRACER })?;
     let bytes = path.as_os_str().as_bytes();

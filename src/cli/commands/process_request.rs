@@ -87,7 +87,7 @@ impl Request {
             }
             journal => journal?,
         };
-        // Of several commands at once, each waits for the answer to its own request.
+        // The lock ensures that each of several commands gets the answer to its own request.
         if journal.try_lock().is_err() {
             bail!(
                 "another request for detail of process {pid} waits; try again when the other `memtrace live` or `memtrace leaks` has its answer"
@@ -102,7 +102,7 @@ impl Request {
         Ok(Request { pid, start, steps, journal, word: request, replaces: asked != taken })
     }
 
-    /// The answer; `None` as long as the process has begun no step.
+    /// Returns the answer of the process; `None` until it has begun a step.
     ///
     /// # Errors
     /// When the process ended before.
@@ -127,7 +127,7 @@ impl Request {
     }
 }
 
-/// A word of the journal's header. The process stores it at once, in its mapping of this file.
+/// Reads a word of the journal's header, which the process writes atomically in its mapping of this file.
 fn word(journal: &File, place: usize) -> Result<u64> {
     let mut bytes = [0; 8];
     journal.read_exact_at(&mut bytes, place as u64).context("cannot read the journal")?;
@@ -170,7 +170,7 @@ struct Mapped {
 }
 
 impl Mapped {
-    /// A line of `/proc/PID/maps`; `None` for another file.
+    /// Parses a line of `/proc/PID/maps`. Returns `None` if its file is not a journal.
     fn parse(line: &str) -> Option<Mapped> {
         // addresses, permissions, offset, device, inode, path
         let path = Path::new(&line[line.find('/')?..]);

@@ -57,7 +57,7 @@ pub(crate) fn command() -> Command {
         .arg(args::program_arg().help("The program and its arguments"))
 }
 
-/// Runs the program, and ends as it ended.
+/// Runs the program, and exits as it did.
 ///
 /// # Errors
 /// When the program cannot be traced. A program that cannot be started gives status 127 or 126, and a trace
@@ -177,7 +177,8 @@ impl Kills {
     }
 }
 
-/// The end of a program by a signal: its own, or of one whose end a shell reports as 128 plus the signal.
+/// Returns the signal that ended a program: its own, or the signal of a child that a shell reports as 128
+/// plus the signal.
 fn fate_of(pid: u32, status: ExitStatus, asked: Option<i32>) -> Option<Fate> {
     if let Some(signal) = status.signal() {
         return Some(Fate { pid: Some(pid), signal, asked });

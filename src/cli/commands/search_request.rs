@@ -1,6 +1,7 @@
 //! `memtrace leaks --holders --pid`: asks a running process to search for what holds memory, and waits for its answer.
 //!
-//! The request goes the way of `memtrace live --detail`: a word in the journal that the process reads when a step begins.
+//! The request works like `memtrace live --detail`: it is a word in the journal that the process reads when a
+//! step begins.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -14,9 +15,9 @@ use super::process_request::Request;
 use crate::terminal;
 use crate::trace_input;
 
-/// The time between two looks for the answer.
+/// The time between two checks for the answer.
 const PAUSE: Duration = Duration::from_millis(200);
-/// The time for the rows to reach the file, in addition to the search.
+/// The maximum time for the rows to reach the file, in addition to the time of the search.
 const WRITTEN: Duration = Duration::from_secs(20);
 
 /// Asks the process, waits for a step to begin, and returns the trace that has the answer.
@@ -51,20 +52,21 @@ pub(super) fn ask(SearchRequest { pid, patience_s }: SearchRequest) -> Result<Pa
             ));
             break;
         }
-        // A look reads the whole trace, which may be long.
+        // Each check reads the whole trace, which may be long.
         std::thread::sleep(PAUSE.max(look.elapsed() * 4));
     }
     Ok(trace)
 }
 
-/// The number of the last search in a trace that a command asked for; 0 for none, also while the trace cannot be read.
+/// Returns the number of the last search in the trace that a command asked for; 0 if there is none or the
+/// trace cannot be read.
 fn last_search(trace: &Path) -> i64 {
     let read = || -> Result<i64> {
         let input = trace_input::open_plain(trace)?;
         let mut last = 0;
         for trace in &input.traces {
             let searches = RetainedSearches::read(trace, &Options { lenient: true, ..Options::default() })?;
-            // Others may come meanwhile: memory grows, or it runs out.
+            // Other searches may run meanwhile, because memory grows or runs out.
             let asked = searches.all.iter().rev().find(|search| search.why == "command");
             last = last.max(asked.map_or(0, |search| search.number));
         }

@@ -1,10 +1,11 @@
-//! The words that the reports use, for `memtrace help`. A test holds the heads of all tables to it.
+//! The words that the reports use, for `memtrace help`. A test checks that the column heads of all tables are
+//! among them.
 
 /// A word and its meaning.
 pub(super) struct Term {
-    /// The word, and others for the same; in small letters.
+    /// The word and its synonyms, in lower case.
     pub(super) names: &'static [&'static str],
-    /// The meaning. The first sentence stands alone in the list.
+    /// The meaning. The list of words shows only the first sentence.
     pub(super) meaning: &'static str,
 }
 

@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 struct ClockLine {
     tsc: u64,
     ns: u64,
-    /// ns per tick, times 2^32. 0 when the counter is no longer reliable: then `ns` is the amount by which
-    /// the system's clock is behind.
+    /// ns per tick, times 2^32. If it is 0, the counter is no longer reliable, and `ns` is the amount that is
+    /// added to the system's clock.
     rate: u64,
 }
 
@@ -43,7 +43,7 @@ pub fn system_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// In the child of a fork, no writer thread maintains the line.
+/// Returns to the system's clock, in the child of a fork, where no writer thread maintains the line.
 pub(crate) fn forget_after_fork() {
     LINE.store(std::ptr::null_mut(), Ordering::Release);
 }
@@ -66,7 +66,7 @@ fn ticks() -> u64 {
     unsafe { __rdtscp(&raw mut core) }
 }
 
-/// A reading of both clocks; `ns` is not the earlier one.
+/// A reading of both clocks: first the counter, then `ns`.
 #[derive(Clone, Copy)]
 struct ClockReading {
     tsc: u64,
@@ -74,7 +74,8 @@ struct ClockReading {
 }
 
 impl ClockReading {
-    /// The tightest of a few readings: an interrupt between the clocks makes one useless.
+    /// Returns the reading, out of a few, with the least time between the clocks: an interrupt between them
+    /// makes a reading useless.
     fn now() -> ClockReading {
         let tries = (0..8).map(|_| {
             let (before, tsc, after) = (system_ns(), ticks(), system_ns());
@@ -126,7 +127,7 @@ impl ClockFitter {
     }
 }
 
-/// The line from `now` on, if a new one is needed.
+/// Returns the line that applies from `now` on, if a new one is needed.
 fn drawn(line: Option<&ClockLine>, last: ClockReading, now: ClockReading) -> Option<ClockLine> {
     let (ticks, ns) = (now.tsc.wrapping_sub(last.tsc), now.ns - last.ns);
     let rate = u64::try_from((u128::from(ns) << 32).checked_div(u128::from(ticks))?).ok()?;

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
-/// The longest time that a new recorder waits for its trace to exist. Mostly it waits some ms, longer on a
-/// slow disk. The limit is for a writer thread that waits for a lock of the loader which the waiting thread
+/// The time limit for a new recorder's wait for its trace. Usually the wait takes a few ms, longer on a slow
+/// disk. The limit is needed when the writer thread waits for a lock of the loader that the waiting thread
 /// holds.
 const START: Duration = Duration::from_millis(250);
 
-/// The longest time that a thread waits for a writer thread that makes no progress.
+/// The time limit for a wait for a writer thread that makes no progress.
 const STALLED: Duration = Duration::from_secs(5);
 
 /// A request to the writer thread.
@@ -29,7 +29,7 @@ pub(crate) enum Command {
     Finish,
 }
 
-/// The way to the writer thread.
+/// The channel to the writer thread, and the writer thread's progress.
 pub(crate) struct Control {
     commands: (Sender<Command>, Receiver<Command>),
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -52,9 +52,10 @@ impl Control {
         }
     }
 
-    /// Sends [`Command::Nudge`] unless requests wait already.
+    /// Sends [`Command::Nudge`], unless other requests are waiting.
     pub(crate) fn nudge(&self) {
-        // Otherwise, under overload, the end of the program would wait behind 64 of them.
+        // Otherwise, under overload, the last request of the program would wait until 64 nudges are
+        // processed.
         if self.commands.0.is_empty() {
             let _ = self.commands.0.try_send(Command::Nudge);
         }
@@ -110,7 +111,8 @@ impl Control {
         let _ = polled(&self.ready.1, START);
     }
 
-    /// The writer thread ends by itself, and with it the process: no thread has to wait for it.
+    /// Forgets the handle of the writer thread. The process ends together with that thread, so no thread has
+    /// to wait for it.
     pub(crate) fn detach(&self) {
         drop(self.thread().take());
     }
@@ -129,22 +131,22 @@ impl Control {
         &self.commands.1
     }
 
-    /// The writer thread made progress.
+    /// Notes that the writer thread made progress.
     pub(crate) fn note_progress(&self) {
         self.progress.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The trace exists, or cannot be created.
+    /// Reports that the trace exists, or that it cannot be created.
     pub(crate) fn note_ready(&self) {
         let _ = self.ready.0.try_send(());
     }
 
-    /// Tags follow an OOM: its lines wait for them.
+    /// Announces tags that follow an OOM. The lines about the OOM wait for them.
     pub(crate) fn expect_tags(&self) {
         self.tags_due.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Tags that [`Control::expect_tags`] announced are recorded, or will not be.
+    /// Reports that announced tags are recorded, or that they will not be; see [`Control::expect_tags`].
     pub(crate) fn tags_recorded(&self) {
         let less = |due: u32| due.checked_sub(1);
         let _ = self.tags_due.fetch_update(Ordering::AcqRel, Ordering::Relaxed, less);
@@ -157,8 +159,9 @@ impl Control {
     }
 }
 
-/// A message of `channel` within `patience`. Looks for it now and then: the wait of a channel makes a `thread_local!` with
-/// a destructor, and a thread of the program must not (see [`crate::per_thread`]).
+/// Returns a message that arrives on `channel` within `patience`. Polls the channel at intervals, because a
+/// blocking wait would make a `thread_local!` with a destructor, which must not happen on a thread of the
+/// program (see [`crate::per_thread`]).
 pub(crate) fn polled<T>(channel: &Receiver<T>, patience: Duration) -> Option<T> {
     let start = Instant::now();
     loop {

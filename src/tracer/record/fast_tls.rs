@@ -1,10 +1,9 @@
 //! Thread-local storage that is reached without a call: three words per thread.
 //!
 //! In a shared library, every use of Rust's `thread_local!` asks the loader for the address of the variable.
-//! A block report would do that eight times, which is a third of its time. This library is loaded when the
-//! program starts, so its words can lie at a fixed offset from the thread pointer (the "initial-exec" model),
-//! like those of the C library. (glibc reserves room for so few bytes also for a library that is loaded
-//! later.)
+//! A block report would do that eight times, which takes a third of its time. This library is loaded when the
+//! program starts, so its words can be at a fixed offset from the thread pointer (the "initial-exec" model),
+//! as in the C library. (For so few bytes, glibc also reserves room for a library that is loaded later.)
 //!
 //! A pointer is null or leads to data that a [`PerThread`](crate::per_thread::PerThread) owns; its destructor resets the
 //! pointer when the thread ends. The words themselves outlive every destructor.

@@ -1,8 +1,9 @@
 //! A lock that a fork takes.
 //!
-//! A child must not inherit data that another thread was changing, nor a lock whose holder it does not have. So a
-//! fork takes every such lock first, and both sides release it. A fork without handlers (`_Fork`, `clone`) takes
-//! none: its child finds that the holder is another process, and replaces the data, which may be half changed.
+//! A child must not inherit data that another thread was changing, nor a lock that is held by a thread which
+//! the child does not have. So a fork takes every such lock first, and both sides release it. A fork without
+//! handlers (`_Fork`, `clone`) takes no lock. Its child finds that the holder is another process, and
+//! replaces the data, which may be half changed.
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,7 +13,8 @@ use crate::own_page;
 /// The holder of a free lock.
 const FREE: u32 = 0;
 
-/// Data that a lock protects, for short work: a waiting thread yields.
+/// Data that a lock protects. The lock is for short work, because a waiting thread yields instead of
+/// sleeping.
 pub struct ForkLock<T> {
     /// The id of the process that holds the lock.
     holder: AtomicU32,
@@ -44,7 +46,7 @@ impl<T: Default> ForkLock<T> {
         work(unsafe { &mut *self.data.get() })
     }
 
-    /// Takes the lock and keeps it: the part of a fork before the child exists.
+    /// Takes the lock and keeps it, before a fork.
     pub fn lock_for_fork(&self) {
         let own = own_page::pid();
         loop {
@@ -98,7 +100,8 @@ mod tests {
     #[test]
     fn a_fork_lock_that_another_process_holds_is_taken_with_new_data() {
         let lock = ForkLock::new(7);
-        // The child of a fork without handlers finds the lock so, if a thread of its parent held it.
+        // The child of a fork without handlers finds the lock in this state if a thread of its parent held
+        // it.
         lock.holder.store(own_page::pid() + 1, Ordering::Relaxed);
         assert_eq!(lock.with(|value| std::mem::replace(value, 3)), 0);
         assert_eq!(lock.with(|value| *value), 3);

@@ -17,32 +17,37 @@ use rustc_hash::FxHashMap;
 
 use crate::fork_lock::ForkLock;
 
-/// The text in place of every text beyond the limit.
+/// The text that replaces every text beyond the limit.
 pub(crate) const TOO_MANY: &str = "(too many names)";
 
-/// Contexts of phases and streams alone that are numbered beyond the limit: there are few.
+/// The number of contexts beyond the limit that are still numbered if they have only a phase and a stream.
+/// There are few such contexts.
 const MORE_CONTEXTS: usize = 1 << 10;
 
-/// Bytes of the limit that only texts of at most [`SHORT_TEXT`] bytes may take, so that long names leave room for a phase.
+/// The bytes of the limit that are reserved for texts of at most [`SHORT_TEXT`] bytes, so that long names
+/// leave room for the name of a phase.
 const SHORT_TEXTS_BYTES: usize = 4 << 10;
 const SHORT_TEXT: usize = 64;
 
-/// The smallest buffer that the limits follow: a smaller one would lack room for the names of one model.
+/// The minimum size of the buffer from which the limits are computed. A smaller buffer would leave no room
+/// for the names of one model.
 const LEAST_BUFFER: usize = if cfg!(test) { 64 << 10 } else { 8 << 20 };
 
 /// The size of the buffer of events, which limits the definitions.
 static BUFFER: AtomicUsize = AtomicUsize::new(16 << 20);
 
-/// The number of times that a name, context or stack had no number of its own.
+/// The number of requests for a name, context or stack that were refused a number of their own.
 static REFUSED: AtomicU64 = AtomicU64::new(0);
 
-/// Sets the size of the buffer of events, before anything is interned. The definitions of a process take at most 5/4 of
-/// it: their file lies beside the journal, in memory that belongs to the program.
+/// Sets the size of the buffer of events, before anything is interned. The definitions of a process take at
+/// most 5/4 of this size, because their file is in the same folder as the journal, in memory that belongs to
+/// the program.
 pub fn set_buffer(bytes: usize) {
     BUFFER.store(bytes, Ordering::Relaxed);
 }
 
-/// The number of times that a name, context or stack had no number of its own, because there are too many.
+/// Returns how many requests for a name, context or stack were refused a number of their own because of the
+/// limits.
 pub(crate) fn refused() -> u64 {
     REFUSED.load(Ordering::Relaxed)
 }
@@ -57,7 +62,7 @@ struct Limits {
 }
 
 impl Limits {
-    /// The limits of a process with a buffer of `bytes`.
+    /// Returns the limits of a process with a buffer of `bytes`.
     fn of(bytes: usize) -> Limits {
         let (bytes, slot) = (bytes.max(LEAST_BUFFER), size_of::<Event>());
         Limits {
@@ -81,7 +86,8 @@ pub struct Tables {
 }
 
 impl Tables {
-    /// Tables for a process with a buffer of `buffer` bytes, with the text of the names beyond their limit.
+    /// Makes the tables of a process with a buffer of `buffer` bytes. They begin with the text for names
+    /// beyond the limit.
     fn new(buffer: usize) -> Tables {
         let mut tables = Tables {
             limits: Limits::of(buffer),
@@ -97,7 +103,7 @@ impl Tables {
         tables
     }
 
-    /// The number of `text`, and whether it is new.
+    /// Returns the number of `text`, and true if the number is new.
     pub fn text(&mut self, text: &str) -> (TextId, bool) {
         if text.is_empty() {
             return (0, false);
@@ -119,7 +125,7 @@ impl Tables {
         (id, true)
     }
 
-    /// The number of `context`, and whether it is new.
+    /// Returns the number of `context`, and true if the number is new.
     pub fn context(&mut self, context: Context) -> (ContextId, bool) {
         if context == Context::default() {
             return (0, false);
@@ -146,7 +152,7 @@ impl Tables {
         (id, true)
     }
 
-    /// The number of a stack, and whether it is new.
+    /// Returns the number of a stack, and true if the number is new.
     pub fn stack(&mut self, frame: Frame) -> (StackId, bool) {
         if let Some(id) = self.stacks.get(&frame) {
             return (*id, false);
@@ -161,7 +167,7 @@ impl Tables {
         (id, true)
     }
 
-    /// The text of a number.
+    /// Returns the text with this number.
     #[must_use]
     pub fn text_of(&self, id: TextId) -> &str {
         id.checked_sub(1).and_then(|index| self.text_list.get(index as usize)).map_or("", |text| text)
@@ -178,17 +184,17 @@ impl Tables {
         false
     }
 
-    /// Every text with its number.
+    /// Returns every text with its number.
     pub fn texts(&self) -> impl Iterator<Item = (TextId, &str)> {
         self.text_list.iter().enumerate().map(|(index, text)| (index as TextId + 1, &**text))
     }
 
-    /// Every stack with its number; a stack follows the stack around it.
+    /// Returns every stack with its number. Each stack comes after the stack that surrounds it.
     pub fn stacks(&self) -> impl Iterator<Item = (StackId, Frame)> {
         self.stack_list.iter().enumerate().map(|(index, frame)| (index as StackId + 1, *frame))
     }
 
-    /// Every context with its number.
+    /// Returns every context with its number.
     pub fn contexts(&self) -> impl Iterator<Item = (ContextId, Context)> {
         self.context_list.iter().enumerate().map(|(index, context)| (index as ContextId + 1, *context))
     }
@@ -209,7 +215,7 @@ fn cut(text: &str) -> &str {
 /// The tables of this process, made at the first use.
 static TABLES: ForkLock<Option<Tables>> = ForkLock::new(None);
 
-/// Interns `text`. `define` records a number that is new, with its text.
+/// Interns `text`. Calls `define` to record the text if its number is new.
 pub(crate) fn text_id(text: &str, define: impl FnOnce(TextId, &str)) -> TextId {
     with_tables(|tables| {
         let (id, new) = tables.text(text);

@@ -1,9 +1,9 @@
-//! State of this process alone: a child finds zeros in it, however it was made.
+//! State that belongs to this process only: every child finds zeros in its place, however the child was made.
 //!
-//! `fork` runs handlers (`pthread_atfork`), which start the child anew. `_Fork`, `clone` and the system call itself
-//! run none. So the state that must not reach a child lies in a page that the kernel wipes in every child
-//! (`MADV_WIPEONFORK`, since Linux 4.14): to know the process costs a hook nothing. A child that shares the memory
-//! (`vfork`) shares the page too.
+//! `fork` runs handlers (`pthread_atfork`), which start the child anew. `_Fork`, `clone` and the system call
+//! itself run none. So the state that must not reach a child is in a page that the kernel wipes in every
+//! child (`MADV_WIPEONFORK`, since Linux 4.14). A hook can thus tell its process from a parent at no cost. A
+//! child that shares the memory (`vfork`) shares the page too.
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -11,12 +11,13 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, Ordering};
 
 const PAGE: usize = 4096;
 
-/// The page. All of it is zero at first, so that the loader maps it as anonymous memory: the kernel wipes no other.
+/// The page. It is all zero at first, so that the loader maps it as anonymous memory, the only kind that the
+/// kernel wipes.
 #[repr(C, align(4096))]
 pub(crate) struct OwnPage {
     /// The `Recorder`, whose type is in a higher module; null before it has started.
     pub(crate) recorder: AtomicPtr<c_void>,
-    /// The state of its start.
+    /// The state of the start of the recorder.
     pub(crate) state: AtomicU8,
     /// True if this process called [`claim`].
     is_claimed: AtomicBool,
@@ -36,10 +37,11 @@ pub(crate) static OWN: OwnPage = OwnPage {
     _rest: [0; PAGE - 16],
 };
 
-/// True if the kernel wipes the page in children. Outside the page: a child inherits it.
+/// True if the kernel wipes the page in children. This flag is outside the page because a child must inherit
+/// it.
 static IS_WIPED: AtomicBool = AtomicBool::new(false);
 
-/// Takes the page for this process: when the library is loaded, and in a child that started anew.
+/// Marks the page as this process's own. Called when the library is loaded, and in a child that started anew.
 pub fn claim() {
     if !IS_WIPED.load(Ordering::Relaxed) {
         let page = (&raw const OWN).cast_mut().cast();
@@ -61,7 +63,7 @@ pub(crate) fn is_unclaimed_child() -> bool {
     is_wiped_in_children() && !OWN.is_claimed.load(Ordering::Acquire)
 }
 
-/// The id of this process.
+/// Returns the id of this process.
 pub(crate) fn pid() -> u32 {
     match OWN.pid.load(Ordering::Relaxed) {
         0 => {

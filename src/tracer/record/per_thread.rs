@@ -1,17 +1,18 @@
 //! Data of each thread, which is dropped when the thread ends.
 //!
-//! Rust's `thread_local!` gives its destructors to the loader, under the lock that `dlopen` holds while constructors run.
-//! The first hook on a thread would wait for a constructor of the program, and that may wait for the thread. A key of
-//! pthreads takes no lock.
+//! Rust's `thread_local!` registers its destructors with the loader, under the lock that `dlopen` holds while
+//! constructors run. So the first hook on a thread would wait for a constructor of the program, and that
+//! constructor may wait for this thread: a deadlock. A pthread key takes no lock.
 //!
-//! The destructors of the program's own thread-locals run before those of keys. The end of the process runs no destructor for the
-//! thread that calls `exit`.
+//! The destructors of the program's own thread-locals run before the destructors of keys. At the end of the
+//! process, no destructor runs for the thread that calls `exit`.
 
 use std::ffi::c_void;
 use std::ptr::{from_ref, null_mut};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// Data of each thread. Data is not shared between processes, but the child of a fork has a copy of the forking thread's.
+/// Data of each thread. Processes do not share it, but the child of a fork has a copy of the forking thread's
+/// data.
 pub struct PerThread<T: 'static> {
     make: fn() -> T,
     /// Made at the first use, and never freed.
@@ -20,18 +21,18 @@ pub struct PerThread<T: 'static> {
 
 struct Key<T: 'static> {
     key: libc::pthread_key_t,
-    /// The value of a thread whose data is gone.
+    /// The value of the key for a thread whose data has been dropped.
     ended: Held<T>,
 }
 
-/// The value of a thread.
+/// The value of the key for one thread.
 struct Held<T: 'static> {
     of: &'static PerThread<T>,
     data: Option<T>,
 }
 
 impl<T: 'static> PerThread<T> {
-    /// No data yet; `make` creates a thread's data at its first use.
+    /// Makes storage without any data. `make` creates a thread's data at its first use.
     #[must_use]
     pub const fn new(make: fn() -> T) -> Self {
         PerThread { make, key: AtomicPtr::new(null_mut()) }
@@ -85,8 +86,8 @@ impl<T: 'static> PerThread<T> {
     }
 }
 
-/// The destructor of a value. Later destructors of the thread find that the data is gone: the mark comes back as often
-/// as pthreads calls destructors.
+/// The destructor of a value. It leaves a mark in place of the value, so that later destructors of the thread
+/// find that the data is gone. It sets the mark again each time that pthreads calls it.
 ///
 /// # Safety
 /// `value` is a value of a key of [`PerThread`], which has none now.

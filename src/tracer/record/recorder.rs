@@ -1,8 +1,8 @@
 //! The recorder of a process: the interface that hooks call.
 //!
-//! It starts at the first event that is worth a trace (device memory, or an explicit mark), so that a process
-//! which never uses the GPU writes nothing and pays nothing. A child of any kind has no recorder ([`own_page`])
-//! and starts its own at its first such event.
+//! The recorder starts at the first event that is worth a trace (device memory, or an explicit mark), so that
+//! a process which never uses the GPU writes nothing and pays nothing. A child, however it was made, has no
+//! recorder ([`own_page`]) and starts its own at its first such event.
 
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
@@ -124,14 +124,14 @@ impl Recorder {
         Ok(Recorder { queue: EventQueue::new(pool, control), control, pid })
     }
 
-    /// In the child of a fork whose handlers run, before [`Recorder::start_anew`]: forgets the recorder of the
-    /// parent, on a kernel that does not do it.
+    /// Called in the child of a fork whose handlers run, before [`Recorder::start_anew`]. Forgets the
+    /// parent's recorder, on a kernel that does not wipe its page.
     pub fn forget_after_fork() {
         OWN.recorder.store(std::ptr::null_mut(), Ordering::Release);
         OWN.state.store(NOT_STARTED, Ordering::Release);
     }
 
-    /// In every child, before its first event: takes over the state that the recorders of a process share.
+    /// Called in every child before its first event. Resets the clock and marks the process's own page.
     pub fn start_anew() {
         clock::forget_after_fork();
         own_page::claim();
@@ -148,8 +148,8 @@ impl Recorder {
         host::record(&self.queue, Api::Refused, HostFiles::default().address_space(), what);
     }
 
-    /// Announces an event that is ordered by the time before its call: a call that frees. Returns the clock. The
-    /// same thread must end it with [`Recorder::commit`].
+    /// Announces an event that is ordered by the time before its call, such as a call that frees. Returns the
+    /// clock. The same thread must end the event with [`Recorder::commit`].
     #[must_use]
     pub fn begin(&'static self) -> u64 {
         self.queue.begin()
@@ -165,8 +165,9 @@ impl Recorder {
         self.control.nudge();
     }
 
-    /// Waits until the file has every event recorded so far. Returns false if that takes longer than `patience`. A
-    /// thread that is inside a call that frees delays the events after the beginning of the call.
+    /// Waits until the file has every event recorded so far. Returns false if that takes longer than
+    /// `patience`. A thread that is inside a freeing call delays all events that are later than the beginning
+    /// of that call.
     pub fn flush(&self, patience: Duration) -> bool {
         self.control.flush(patience)
     }
@@ -209,7 +210,7 @@ impl Recorder {
         self.queue.is_short()
     }
 
-    /// Takes a request of `memtrace live --detail` for the detail of the next steps, and gives the answer.
+    /// Takes a request from `memtrace live --detail` for more detail in the next steps, and answers it.
     #[must_use]
     pub fn take_detail_request(&'static self, answer: DetailAnswer) -> Option<u32> {
         self.queue.pool().take_detail_request(answer)
@@ -220,7 +221,7 @@ impl Recorder {
         self.control.expect_tags();
     }
 
-    /// The tags that [`Recorder::tags_follow`] announced are recorded, or will not be.
+    /// Reports that the tags announced by [`Recorder::tags_follow`] are recorded, or that they will not be.
     pub fn tags_came(&self) {
         self.control.tags_recorded();
     }

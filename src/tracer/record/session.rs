@@ -7,7 +7,7 @@ use memtrace_trace::rounding::Rounding;
 use memtrace_trace::sample::Sample;
 use memtrace_trace::{Api, Meta};
 
-/// Samples devices: each with the API that answered.
+/// Samples devices. Returns each sample with the API that provided it.
 pub type SampleDevices = fn(&[i8]) -> Vec<(i8, Api, Sample)>;
 
 /// The facts about the process that the recorder needs.
@@ -34,40 +34,42 @@ pub struct Session {
     pub start_anew: fn(),
     /// Prints a line on stderr with the prefix `memtrace: `.
     pub say: fn(&str),
-    /// Prints the reason why the trace could not be written, and tells it to the launcher.
+    /// Prints the reason why the trace could not be written, and reports it to the launcher.
     pub fail: fn(&str),
 }
 
 impl Session {
-    /// A name of the settings with its placeholders filled in.
+    /// Returns a name from the settings with its placeholders filled in.
     #[must_use]
     pub fn named(&self, pattern: &str) -> String {
         fill(pattern, &self.host, self.rank, std::process::id(), &run_in_name(&self.settings.run_id))
     }
 
-    /// A path of the settings with its placeholders filled in.
+    /// Returns a path from the settings with its placeholders filled in.
     #[must_use]
     pub fn named_path(&self, pattern: &Path) -> PathBuf {
         fill_path(pattern, &self.host, self.rank, std::process::id(), &run_in_name(&self.settings.run_id))
     }
 
-    /// The name of the trace without its extension. It never begins with `.` or `-`.
+    /// Returns the name of the trace without its extension. The name never begins with `.` or `-`.
     #[must_use]
     pub fn trace_name(&self) -> String {
         plain_file_name(self.named(&self.settings.name))
     }
 }
 
-/// A name that is no hidden file's, and that no command takes for an option. It may begin with the id of the run,
-/// which may be empty.
+/// Returns a name that is not the name of a hidden file and that no command takes for an option. It may begin
+/// with the id of the run, which may be empty.
 fn plain_file_name(name: String) -> String {
     if name.starts_with(['.', '-']) { format!("_{name}") } else { name }
 }
 
-/// The most characters that the id of a run gives to a name: the file system takes 255 in all.
+/// The maximum number of characters of a run's id in a file name. The file system allows 255 characters in
+/// all.
 const MAX_RUN: usize = 100;
 
-/// The id of a run as a part of a file name. It comes from the environment and may hold any character.
+/// Returns the id of a run as a part of a file name. The id comes from the environment and may hold any
+/// character.
 fn run_in_name(run: &str) -> String {
     let plain = |(index, c): (usize, char)| {
         let is_plain = c.is_ascii_alphanumeric() || "-_".contains(c) || (c == '.' && index > 0);

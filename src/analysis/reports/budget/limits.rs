@@ -47,7 +47,7 @@ pub(super) struct Limit {
     /// A name, or a pattern of names.
     pub(super) name: String,
     pub(super) bytes: i64,
-    /// Returns true if the limit holds when nothing has the name.
+    /// True if the limit may match nothing.
     pub(super) optional: bool,
 }
 

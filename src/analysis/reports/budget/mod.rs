@@ -46,7 +46,7 @@ use names::Names;
 /// `memtrace budget`.
 pub(super) struct Budget;
 
-/// The most limits without a match that an error names.
+/// The maximum number of limits without a match that an error names.
 const MOST_FAULTS: usize = 10;
 
 impl Report for Budget {
@@ -160,7 +160,8 @@ impl Report for Budget {
     }
 }
 
-/// The metrics that a process knows only for itself. Samples of used memory have the other processes.
+/// The metrics that cover only one process, so that they can be summed. Samples of used memory include other
+/// processes already.
 const SUMMED: [Metric; 3] = [Metric::Allocated, Metric::Active, Metric::Reserved];
 
 /// The limits of `[total]` on the sum of the processes of a device, for each device that several processes use.
@@ -240,7 +241,7 @@ impl<'a> Gauge<'a> {
         }
     }
 
-    /// The window begins with `row`: the levels before it are the first candidates for a peak.
+    /// Begins the window at `row`: the levels before it are the first candidates for a peak.
     fn enter_window(&mut self, row: &Record) {
         let levels: Vec<_> = self.now.iter().map(|((name, _), level)| (*name, *level)).collect();
         for (name, level) in levels {
@@ -289,7 +290,7 @@ struct Meter<'a> {
     modules: FxHashSet<Symbol>,
     phases: FxHashSet<Symbol>,
     categories: FxHashSet<Category>,
-    /// Returns true if the row before was in the window.
+    /// True if the previous row was in the window.
     was_inside: bool,
     /// Whether blocks were allocated in steps without detail, and whether any of them has no category.
     without_module: bool,
@@ -329,7 +330,7 @@ impl<'a> Meter<'a> {
                 LimitSubject::Category if self.without_category => {
                     "some steps have no categories (MEMTRACE_DETAIL); use --step to check the others"
                 }
-                // The parts with the highest allocated and reserved memory stay.
+                // MEMTRACE_KEEP keeps the parts with the highest allocated and reserved memory.
                 LimitSubject::Total(Metric::Allocated | Metric::Reserved) => return None,
                 _ if !replayed.summary.removed.is_empty() => {
                     "parts of the trace were removed (MEMTRACE_KEEP)"

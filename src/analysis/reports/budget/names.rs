@@ -6,7 +6,7 @@ use std::path::Path;
 use super::limits::{Limit, LimitSubject};
 use crate::selection::{nearest_names, no_match};
 
-/// The names in the traces, in the whole of them, whatever the window: for limits that match nothing.
+/// All names in the traces, regardless of the window, to find limits that match nothing.
 #[derive(Default)]
 pub(super) struct Names {
     pub(super) modules: BTreeSet<String>,

@@ -2,17 +2,17 @@
 
 use rustc_hash::FxHashMap;
 
-/// The beginning of the text of a row of a communicator's memory (`communicator 2: rank 0 of 8`), and of the mark that
-/// names its group (`communicator 2: mesh_tp, 8 ranks, 8 on this node`).
+/// The prefix of the text in a row of a communicator's memory (`communicator 2: rank 0 of 8`), and in the
+/// mark that names its group (`communicator 2: mesh_tp, 8 ranks, 8 on this node`).
 const PREFIX: &str = "communicator ";
 
-/// The number of a communicator, and what the text says of it.
+/// Splits a text into the number of a communicator and its description.
 fn parse(text: &str) -> Option<(u32, &str)> {
     let (number, rest) = text.strip_prefix(PREFIX)?.split_once(": ")?;
     Some((number.parse().ok()?, rest))
 }
 
-/// For each number: the group of a communicator.
+/// The group of each communicator, by number.
 #[derive(Default)]
 pub(super) struct Communicators(FxHashMap<u32, String>);
 
@@ -24,7 +24,8 @@ impl Communicators {
         }
     }
 
-    /// The holder of memory of `library`, whose row has this text: its communicator, where the text names one.
+    /// Returns the name of the holder of `library`'s memory in a row with this text: its communicator, if the
+    /// text names one.
     pub(super) fn holder(&self, library: &str, text: &str) -> Option<String> {
         let (number, rank) = parse(text)?;
         let what = self.0.get(&number).map_or(rank, String::as_str);

@@ -27,7 +27,7 @@ const ANONYMOUS: &str = "anonymous";
 /// Advice about the remainder where CPU tensors have rows of their own.
 const NO_TENSORS: &str = "no CPU tensors, they have rows: NumPy arrays, Python's objects, buffers of libraries (memray names their lines)";
 
-/// For each the beginning of the name of a part: its group, and the advice.
+/// For each prefix of a part's name: its group, and the advice.
 const PARTS: &[(&str, &str, &str)] = &[
     (CPU_TENSORS, "tensors", "memtrace peak --device -1 --by module names them"),
     ("pinned", "pinned", PINNED),
@@ -121,7 +121,7 @@ pub(in crate::reports) struct HostState<'a> {
     children: Option<&'a ChildrenSample>,
 }
 
-/// A full sample this near to the peak is taken for it: the parts are exact there.
+/// A full sample with at least this share of the peak is used for the peak, because its parts are exact.
 const NEAR_PEAK: f64 = 0.97;
 
 impl<'a> HostState<'a> {

@@ -32,7 +32,7 @@ use samples::{DeviceSample, DeviceSamples, is_managed};
 /// `memtrace ledger`.
 pub(super) struct Ledger;
 
-/// The memory of the host instead of a device's.
+/// The option that shows the memory of the host instead of a device.
 const HOST: Flag =
     Flag::switch("host", "The process's memory on the host, by owner; a peak is that of resident memory");
 
@@ -241,7 +241,7 @@ impl LedgerLine {
     }
 }
 
-/// Says which of torch's memory is asleep, if any is: `held` has what it is for, and the bytes.
+/// Prints torch's memory that is asleep, if there is any. `held` has the uses and the bytes.
 pub(super) fn print_asleep(held: &[(&str, i64)], printer: &mut Printer, options: &Options) {
     let bytes: i64 = held.iter().map(|(_, bytes)| bytes).sum();
     if bytes == 0 {
@@ -267,8 +267,8 @@ pub(super) struct LedgerState {
     pub(super) lines: Vec<LedgerLine>,
     /// The free memory in segments of graphs' pools, in bytes: part of the lines of the cache.
     pub(super) graphs_free: i64,
-    /// Torch's blocks whose memory the program has unmapped, as vLLM does while it sleeps: no part of the lines'
-    /// sum.
+    /// Torch's blocks whose memory the program has unmapped, as vLLM does while it sleeps. They are not part
+    /// of the lines' sum.
     pub(super) asleep: Vec<LedgerLine>,
     sample: Option<DeviceSample>,
     pub(super) notes: Vec<String>,

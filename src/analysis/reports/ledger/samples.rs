@@ -86,8 +86,8 @@ impl DeviceSamples {
         Ok(DeviceSamples { samples, communicators })
     }
 
-    /// The sample that holds at row `seq`, as at a peak of a replay: of the ones before and after it, the one with more
-    /// memory without a traced call.
+    /// Returns the sample that applies at row `seq`, by the same rule as at a replay's peak: of the samples
+    /// before and after it, the one with more memory without a traced call.
     pub(super) fn at(&self, device: i32, seq: i64) -> Option<DeviceSample> {
         let samples = self.samples.get(&device)?;
         let next = samples.partition_point(|sample| sample.seq <= seq);

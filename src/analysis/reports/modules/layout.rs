@@ -26,7 +26,7 @@ struct ModuleRow {
     calls: u64,
     before: Option<i64>,
     peak_forward: Option<i64>,
-    /// The sum of what the modules retain, and the most of one.
+    /// The memory that the modules retain: their sum, and the maximum of one module.
     retained: i64,
     largest: i64,
     peak_backward: Option<i64>,
@@ -94,7 +94,7 @@ impl Tracker {
                 self.sorted().into_iter().partition(|(path, _)| self.keeps_calls(path));
             for (path, stats) in kept {
                 printer.plain(format!("Module:  {path}"));
-                // CSV has tables alone.
+                // CSV output has tables only.
                 if options.is_set("table") || options.form == Form::Csv {
                     print_table(printer, path, stats, &self.snapshots, options.units);
                 } else {
@@ -173,7 +173,7 @@ impl Tracker {
         }
     }
 
-    /// Says how many modules are left out, `more` of them followed.
+    /// Prints how many modules are left out; `more` of them were followed but are not shown.
     fn print_too_deep(&self, printer: &mut Printer, more: usize) {
         let deeper = self.too_deep() + more;
         if deeper > 0 {
@@ -293,7 +293,7 @@ fn print_states(printer: &mut Printer, stats: &ModuleStats, snapshots: &Snapshot
 
 /// MemTracker's table.
 fn print_table(printer: &mut Printer, path: &str, stats: &ModuleStats, snapshots: &Snapshots, units: Unit) {
-    // A table of CSV has no title.
+    // A CSV table has no title.
     let is_csv = printer.form() == Form::Csv;
     let module = is_csv.then_some("Module");
     let heads: Vec<&str> = module

@@ -8,7 +8,7 @@ use super::super::mem_tracker::Types;
 /// The bytes of each device, by reference type.
 pub(super) type DeviceTypes = BTreeMap<i32, Types>;
 
-/// The place of one device's bytes: the `seq` of the last row that they include, and a number.
+/// The place of one device's bytes: the `seq` of the last row that they include, and a unique number.
 type RowPlace = (i64, u64);
 
 /// The memory of all devices at one moment, by its places in [`Snapshots`].

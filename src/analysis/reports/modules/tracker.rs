@@ -108,12 +108,13 @@ struct OpenCall {
     path: String,
     /// The state to record at its end.
     after: CallState,
-    /// The state to record at its peak; none in a recomputation.
+    /// The state to record at its peak; `None` in a recomputation.
     peak: Option<CallState>,
     local_peak: BTreeMap<i32, i64>,
     /// The index of this call among the kept peaks; `None` when its peak is not kept.
     kept_peak: Option<usize>,
-    /// A backward that goes on after a row in between: its end replaces the end of its first part.
+    /// True for a backward that continues after rows of another owner: its end replaces the end of its first
+    /// part.
     resumed: bool,
     before: i64,
     memory: CallMemory,
@@ -140,8 +141,8 @@ pub(super) struct Tracker {
     /// The open ranges of each thread; the call is `None` for a range that is not a module, or is too deep.
     ranges: FxHashMap<i32, Vec<(Symbol, Option<OpenCall>)>>,
     backward: Vec<OpenCall>,
-    /// The threads that call modules or run backward functions. The rows of others, such as one that prefetches
-    /// batches, end no backward.
+    /// The threads that call modules or run backward functions. Rows of other threads, such as one that
+    /// prefetches batches, do not end a backward.
     training_threads: FxHashSet<i32>,
     pub(super) snapshots: Snapshots,
     pub(super) modules: FxHashMap<String, ModuleStats>,
@@ -289,7 +290,7 @@ impl Tracker {
     ) -> OpenCall {
         let keep = self.kept_calls(&path);
         let stats = self.modules.entry(path.clone()).or_default();
-        // A forward has one backward: more of it, after rows of another owner, is no further call.
+        // A forward has one backward. Further parts of it, after rows of another owner, are not another call.
         let resumed = before == CallState::PreBackward
             && stats.calls(before) > 0
             && stats.calls(before) >= stats.calls(CallState::PreForward);

@@ -13,7 +13,7 @@ use crate::state::device::Moment;
 use crate::state::live_blocks::FreedSlot;
 
 impl Replay {
-    /// The totals at the start of a window are the first candidates for its peaks.
+    /// Takes the totals at the start of a window as the first candidates for its peaks.
     pub(super) fn enter_window(&mut self, row: &Record) {
         let (seq, ts_ns) = (self.seq, row.ts_ns);
         for device in &mut self.memory.devices.list {
@@ -150,7 +150,7 @@ impl Replay {
         self.totals(row);
     }
 
-    /// Notes where a block lies. No other block may be live there.
+    /// Records the address range of a block, in which no other block may be live.
     fn place(&mut self, row: &Record) {
         let end = row.addr.saturating_add(row.delta_bytes);
         if row.delta_bytes <= 0 || row.addr == 0 {

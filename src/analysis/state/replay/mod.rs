@@ -112,7 +112,7 @@ pub struct Replay {
     window: Window,
     /// True if the last row is in the window.
     inside: bool,
-    /// The metric whose peak keeps its blocks.
+    /// The metric at whose peak the live blocks are kept.
     tracked: Metric,
     /// True if the totals of each row are compared with the sums; that needs every column.
     checks: bool,
@@ -272,9 +272,10 @@ impl Replay {
         self.worked_steps.end(text);
     }
 
-    /// The last step so far; -1 before the first. Only the work of a step makes it count: a step ends with the
-    /// optimizer, and what the program allocates after the last one (`loss.item()`, an evaluation) begins no other
-    /// step. Without any such work, as when the program numbers its steps and no phase is known, each number counts.
+    /// Returns the last step so far; -1 before the first. A step counts only if it has work: a step ends with
+    /// the optimizer, and memory that the program allocates after the last one (`loss.item()`, an evaluation)
+    /// begins no further step. If there is no such work, as when the program numbers its steps and no phase
+    /// is known, every number counts.
     #[must_use]
     pub fn last_step(&self) -> i64 {
         self.worked_steps.last().unwrap_or(self.highest_step)

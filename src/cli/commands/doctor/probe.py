@@ -1,4 +1,4 @@
-"""Collects what `memtrace doctor` needs to know of a Python, and prints it as one line of JSON.
+"""Collects what `memtrace doctor` needs to know about a Python, and prints it as one line of JSON.
 
 Runs in that Python with the library preloaded. A failed check is recorded under "errors"; the others go on.
 """

@@ -14,7 +14,7 @@ use crate::terminal;
 
 /// The result of a search.
 pub(super) struct Answer<'a> {
-    /// The command as it was typed, with `{}` in the place of the value.
+    /// The command as it was typed, with `{}` for the value.
     pub(super) command: Vec<String>,
     /// True if the value is the number of GPUs: the smallest is wanted.
     pub(super) are_gpus: bool,
@@ -145,7 +145,7 @@ impl<'a> Answer<'a> {
         }
     }
 
-    /// The runs at the limit whose outcome a real card may not share.
+    /// Returns the runs at the limit whose outcome may differ on a real card.
     fn inside_range(&self) -> Vec<&str> {
         let limits = [self.fits, self.too_big].into_iter().flatten();
         limits.filter(|trial| trial.peak.inside_range).map(|trial| trial.value.as_str()).collect()

@@ -1,4 +1,4 @@
-//! Where memory would be full, by the peaks of earlier runs.
+//! Estimates where memory would be full, from the peaks of earlier runs.
 
 use super::trial::PeakUse;
 
@@ -8,7 +8,7 @@ pub(super) type Point<'a> = (f64, &'a PeakUse);
 /// The share of free memory that a program can fill: torch cannot allocate what the CUDA context takes, nor fill the
 /// rest without gaps.
 const USABLE: f64 = 0.97;
-/// A point is far enough from another one below this share of its position.
+/// A point is far enough from another one if its position is at most this share of the other's.
 const FAR: f64 = 0.95;
 /// The categories that do not grow with a batch, and that ranks share.
 const STATIC: [&str; 3] = ["parameter", "gradient", "optimizer_state"];
@@ -30,9 +30,9 @@ pub(super) fn full_by_line(points: &[(f64, i64)], room: i64) -> Option<f64> {
     far.chain(near).find_map(|point| full_at([*point, *last], room))
 }
 
-/// The bytes that a run needs of the device. Where torch's allocator had to empty its cache, what it had reserved is
-/// what the device has, and not what the program needs: then it is what the program allocated, and the memory outside
-/// the allocator.
+/// Returns the bytes that a run needs of the device. If torch's allocator had to empty its cache, the
+/// reserved memory shows the size of the device and not the need of the program; then the need is the
+/// allocated memory plus the memory outside the allocator.
 fn bytes(peak: &PeakUse, was_full: bool) -> i64 {
     if was_full && peak.allocated > 0 { peak.used - peak.reserved + peak.allocated } else { peak.used }
 }
@@ -43,9 +43,9 @@ fn were_full(points: &[Point<'_>]) -> bool {
     points.iter().any(|(_, peak)| peak.retries > 0)
 }
 
-/// The position at which memory would be full, by runs that fitted, in ascending order: by the line through two of
-/// them. A single run is split into what grows and what does not, by category; `are_gpus`: the shares of several GPUs
-/// grow, and not the activations.
+/// Returns the position at which memory would be full, from runs that fitted, in ascending order: by the line
+/// through two of them. A single run is split by category into memory that grows and memory that does not.
+/// With `are_gpus`, the memory that ranks share grows with the share of each GPU, and activations do not.
 pub(super) fn full_by(points: &[Point<'_>], are_gpus: bool) -> Option<f64> {
     let was_full = were_full(points);
     let room = |peak: &PeakUse| peak.capacity - bytes(peak, was_full);
@@ -65,7 +65,7 @@ pub(super) fn full_by(points: &[Point<'_>], are_gpus: bool) -> Option<f64> {
                 let points: Vec<(f64, i64)> = points.iter().map(|(at, peak)| (*at, bytes(peak))).collect();
                 full_by_line(&points, room(last))
             };
-            // Segments are large: small values may all lie in one, and use the same.
+            // Segments are large: small values may all fit into one and use the same memory.
             line(&|peak| bytes(peak, was_full)).or_else(|| line(&|peak| peak.allocated))
         }
     }

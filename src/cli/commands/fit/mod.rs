@@ -1,10 +1,11 @@
 //! `memtrace fit`: finds the largest value, or the smallest number of GPUs, with which a program fits in memory.
 //!
-//! It runs the program, traced, for each value that [`search`] chooses, some side by side. A value fits when the
-//! program ends with status 0 and no request ran out of memory. A run that fails for another reason ends the search
-//! without an answer, and the end of its stderr is shown; of numbers of GPUs it is left out.
+//! It runs the program, traced, for each value that [`search`] chooses, some side by side. A value fits when
+//! the program ends with status 0 and no request ran out of memory. A run that fails for another reason ends
+//! the search without an answer, and the end of its stderr is shown. In a search for the number of GPUs, such
+//! a run only leaves its number out.
 //!
-//! - [`places`]: where a number stands in the command line and in `--phantom`.
+//! - [`places`]: where a number goes in the command line and in `--phantom`.
 //! - [`plan`]: the request: its searches and their runs; [`values`]: the candidates of a search.
 //! - [`search`] and [`guess`]: the next candidates; [`searches`]: the candidates of all cards and numbers of GPUs.
 //! - [`trial`], [`process_tree`], [`runs`]: a run, its processes, and runs side by side.
@@ -69,7 +70,7 @@ pub(crate) fn command() -> Command {
                 in this folder [default: a new folder in memtrace-out]",
         ))
         .args(args::phantom_args().map(|arg| match arg.get_id().as_str() {
-            // One spelling: this was `--cards`, with --ask alone.
+            // `--cards` is the former name of this option with --ask.
             "phantom" => arg.value_name("CARDS").alias("cards").help(
                 "Simulate the GPU, no device needed: h100-80g. Several cards, a100-40g,h100-80g, give a row each; \
                  {}xh100-80g finds the fewest GPUs; {gpus}xh100-80g makes a table by the numbers of --gpus",

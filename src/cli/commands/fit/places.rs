@@ -17,16 +17,16 @@ pub(super) const LENGTH: &str = "{seq}";
 /// What one run puts in place of each placeholder.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Filling {
-    /// In the place of [`VALUE`]; `None` leaves it as it is.
+    /// The text for [`VALUE`]; `None` leaves the placeholder as it is.
     pub(super) value: Option<String>,
-    /// The number of GPUs and the most of a node: in the places of [`GPUS`], [`NODES`] and [`PER_NODE`].
+    /// The number of GPUs and the maximum per node, for [`GPUS`], [`NODES`] and [`PER_NODE`].
     pub(super) gpus: Option<(u64, u64)>,
-    /// In the place of [`LENGTH`].
+    /// The number for [`LENGTH`].
     pub(super) length: Option<u64>,
 }
 
 impl Filling {
-    /// `word` with the numbers in their places.
+    /// Returns `word` with the placeholders filled in.
     pub(super) fn fill(&self, word: &OsStr) -> OsString {
         let mut numbers: Vec<(&str, String)> = Vec::new();
         if let Some(value) = &self.value {

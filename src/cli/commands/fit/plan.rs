@@ -15,11 +15,11 @@ use crate::cluster::job::Job;
 
 /// The largest number to try without `--max`.
 const LARGEST: usize = 1 << 20;
-/// The largest number of GPUs to try without `--max`, where every rank runs: a node.
+/// The largest number of GPUs to try without `--max` if every rank runs: one node.
 const NODE: u64 = 8;
-/// The same where few ranks run, with `--ranks`.
+/// The largest number of GPUs to try without `--max` if only some ranks run (`--ranks`).
 const CLUSTER: u64 = 1024;
-/// The largest number of GPUs at all.
+/// The absolute maximum number of GPUs.
 const MOST_GPUS: u64 = 1 << 20;
 
 /// What the searches look for.
@@ -33,18 +33,18 @@ pub(super) enum Wanted {
     YesOrNo,
 }
 
-/// One search: on one card, and on one number of GPUs unless that is wanted.
+/// One search: on one card, and with one number of GPUs unless that number is wanted.
 pub(super) struct Row {
     /// The card as the user gave it, perhaps with a place for the number of GPUs; `None` for the machine's own GPU.
     card: Option<String>,
-    /// The number of GPUs, in a table by that.
+    /// The number of GPUs, in a table with a row for each number.
     pub(super) gpus: Option<u64>,
     /// The length of a sequence, with a recipe.
     pub(super) length: Option<u64>,
     pub(super) values: Values,
     /// The memory of the card in bytes; 0 for the machine's own.
     pub(super) capacity: i64,
-    /// The most GPUs that a run of this row may have.
+    /// The maximum number of GPUs in a run of this row.
     most_gpus: u64,
     pub(super) free_at_start: Option<FreeAtStart>,
 }
@@ -55,15 +55,15 @@ pub(super) struct Plan {
     pub(super) words: Vec<OsString>,
     pub(super) wanted: Wanted,
     pub(super) rows: Vec<Row>,
-    /// How close the values at the limit are in the end, as a share of the value.
+    /// The distance between the values at the limit at which a search ends, as a share of the value.
     pub(super) within: f64,
-    /// The most GPUs of a node.
+    /// The maximum number of GPUs per node.
     per_node: u64,
     /// True if the user set the last candidate, with `--max`, `--values` or `--gpus`.
     pub(super) last_is_given: bool,
     /// True if `--values` gives the columns of a table.
     pub(super) is_grid: bool,
-    /// The lengths of a recipe, or none.
+    /// The lengths of a recipe, or an empty list.
     lengths: Vec<u64>,
     /// One line for each card for which some numbers of GPUs between the smallest and the largest are not
     /// tried.
@@ -120,7 +120,7 @@ impl Plan {
             }
         };
         let names = plan.rows.iter().flat_map(|row| {
-            // Numbers differ from one another, and so do their names.
+            // Numbers always have different names, so the first is enough.
             let last = if matches!(row.values, Values::Numbers { .. }) { 0 } else { row.values.last() };
             (0..=last).map(|index| plan.attempt(row, &row.values, index).value)
         });
@@ -128,7 +128,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// The most GPUs of a run.
+    /// Returns the maximum number of GPUs in a run.
     pub(super) fn most_gpus(&self) -> u64 {
         self.rows.iter().map(|row| row.most_gpus).max().unwrap_or(1)
     }
@@ -164,7 +164,7 @@ impl Plan {
             for &number in &numbers {
                 match self.check(matches, &mut row, &number.to_string(), Some(number)) {
                     Ok(()) => usable.push(number),
-                    // A number that the user named must be possible; of the others only those that are.
+                    // A number that the user named must be possible. Other impossible numbers are left out.
                     Err(error) if given.is_some() => return Err(error),
                     Err(error) => {
                         left_out.push(number.to_string());
@@ -402,7 +402,8 @@ fn gpu_numbers(list: &str) -> Result<Vec<u64>> {
     Ok(numbers)
 }
 
-/// The numbers of GPUs to try when the user names none: powers of two of the smallest, the largest first.
+/// Returns the numbers of GPUs to try when the user names none: the smallest times powers of two, the largest
+/// first.
 fn powers_of_two(matches: &ArgMatches) -> Result<Vec<u64>> {
     let number = |name| matches.get_one::<u64>(name).copied();
     let usual = if matches.contains_id("ranks") { CLUSTER } else { NODE };

@@ -14,24 +14,24 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_pro
 /// How long the processes may take to end when they are asked to: as in PyTorch's `PContext.close`.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The least interval between two looks at the processes of a program.
+/// The minimum interval between two scans of the processes of a program.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
-/// Looking at processes takes at most one part in `LOOK_SHARE` of the time: a machine may have thousands of
+/// Scans take at most one part in `LOOK_SHARE` of the time, because a machine may have thousands of
 /// processes.
 const LOOK_SHARE: u32 = 50;
 
-/// A process that began at this tick of the machine's clock: another one may have its number later.
+/// A process: its id, and the clock tick at which it began, because ids are reused.
 type Member = (i32, u64);
 
 /// A program in a process group of its own.
 pub(super) struct ProcessTree {
     child: Child,
     pid: Pid,
-    /// The program and its processes at the last look, while it runs.
+    /// The program and its processes at the last scan, while the program runs.
     seen: HashSet<Member>,
-    /// The moment of the next look.
+    /// The time of the next scan.
     next_look: Instant,
-    /// The moment when its processes were asked to end, and they.
+    /// When the processes were asked to end, and which processes.
     asked: Option<(Instant, HashSet<Member>)>,
     /// The status of the program, once it has ended.
     status: Option<ExitStatus>,
@@ -49,9 +49,10 @@ impl ProcessTree {
         Ok(ProcessTree { child, pid, seen: HashSet::new(), next_look, asked: None, status: None })
     }
 
-    /// The status of the program if it has ended, and its processes with it. When it ends by itself, those that it left
-    /// are asked to end: workers whose launcher died would hold their port and memory during the next run. They are the
-    /// rest of its group, and what descended from it at the last look; a daemon of its own session stays.
+    /// Returns the status of the program once it and its processes have ended. When the program ends by
+    /// itself, its remaining processes are asked to end: workers whose launcher died would hold their port
+    /// and memory during the next run. These are the rest of its group, and its descendants at the last scan;
+    /// a daemon in its own session stays.
     ///
     /// # Errors
     /// When the program cannot be waited for.
@@ -81,7 +82,7 @@ impl ProcessTree {
             }
             alive.iter().for_each(|member| kill(*member, Signal::KILL));
             if since.elapsed() > 2 * PATIENCE && self.status.is_some() {
-                // Another user's, or one that waits for a device: nothing ends it.
+                // Nothing ends these: they belong to another user, or wait for a device.
                 alive.clear();
             }
         }
@@ -92,7 +93,7 @@ impl ProcessTree {
     fn look(&mut self) -> io::Result<()> {
         let began = Instant::now();
         let members = Machine::read().tree(self.pid);
-        // When it ends during the look its processes have another parent already.
+        // If the program ends during the scan, its processes have another parent already.
         if !self.has_ended()? {
             self.seen = members;
         }
@@ -117,12 +118,12 @@ impl ProcessTree {
         }
     }
 
-    /// The number of processes at the last look.
+    /// Returns the number of processes at the last scan.
     pub(super) fn processes(&self) -> usize {
         self.seen.len()
     }
 
-    /// The bytes of memory that only the processes of the last look hold; 0 before the first look.
+    /// Returns the bytes of memory that only the processes of the last scan hold; 0 before the first scan.
     pub(super) fn resident(&self) -> u64 {
         self.seen.iter().map(|(pid, _)| anonymous_bytes(*pid)).sum()
     }
@@ -191,7 +192,7 @@ impl Machine {
     }
 }
 
-/// The bytes of a process that are in memory and no file's: `RssAnon` of `/proc/PID/status`.
+/// Returns the resident bytes of a process that no file backs: `RssAnon` of `/proc/PID/status`.
 fn anonymous_bytes(pid: i32) -> u64 {
     let anonymous = HostFiles::default().status(&pid.to_string()).and_then(|[_, anonymous, ..]| anonymous);
     anonymous.map_or(0, i64::cast_unsigned)
@@ -243,7 +244,7 @@ mod tests {
         let machine = Machine::read();
         assert!(members.iter().all(|member| !machine.is_alive(*member)), "{members:?}");
 
-        // One that no look saw is of the group.
+        // A process that no scan saw is found by its group.
         let mut command = Command::new("sh");
         command.args(["-c", "sleep 600 > /dev/null & echo $!"]).stdout(Stdio::piped());
         let mut tree = ProcessTree::spawn(command).unwrap();

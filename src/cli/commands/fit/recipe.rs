@@ -1,7 +1,7 @@
 //! `memtrace fit --recipe`: a script for a model that the user names, run as any other program.
 //!
-//! A recipe is an ordinary script that uses the user's own packages. Its settings are the constants at its top. Lines
-//! between `# [NAME...]` and `# []` belong to the recipes of these names alone.
+//! A recipe is an ordinary script that uses the user's own packages. Its settings are the constants at its
+//! top. Lines between `# [NAME...]` and `# []` belong only to the recipes of these names.
 
 use std::ffi::OsString;
 use std::fs;
@@ -33,7 +33,7 @@ struct Recipe {
     script: &'static str,
     /// The packages that it imports.
     packages: &'static [&'static str],
-    /// The steps in a run of the search: with two of them the states of the optimizer are in the peak.
+    /// The number of steps in a run of the search. With two steps, the peak includes the optimizer's state.
     steps: &'static str,
 }
 
@@ -101,7 +101,7 @@ pub(super) struct Request {
     pub(super) words: Vec<OsString>,
     pub(super) lengths: Vec<u64>,
     script: String,
-    /// Has the script and the model's `config.json`.
+    /// The folder with the script and the model's `config.json`.
     _scratch: Scratch,
 }
 
@@ -203,7 +203,7 @@ fn lines_of(recipe: &Recipe) -> String {
     text
 }
 
-/// The constants of a script that `--set` changes, with their values as Python has them.
+/// Returns the constants of a script that `--set` can change, with their values as Python expressions.
 fn settings(script: &str) -> Vec<(&str, &str)> {
     let constants = script.lines().filter_map(|line| line.split_once(" = "));
     let is_name = |name: &str| name.chars().all(|c| c.is_ascii_uppercase() || c == '_');
@@ -258,7 +258,7 @@ fn set(recipe: &Recipe, script: &str, change: &str) -> Result<String> {
     Ok(with(script, name, &value))
 }
 
-/// A text as Python has it: JSON's escapes are Python's, too.
+/// Quotes a text for Python, in which JSON's escapes are valid, too.
 fn quoted(text: &str) -> String {
     Value::from(text).to_string()
 }

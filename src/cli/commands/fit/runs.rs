@@ -20,20 +20,20 @@ use crate::child_env::PhantomArgs;
 use crate::out_folder::OutFolder;
 use crate::{signals, terminal};
 
-/// The interval between two looks at the runs.
+/// The interval between two checks of the runs.
 const INTERVAL: Duration = Duration::from_millis(10);
-/// The interval between two looks at their memory.
+/// The interval between two measurements of their memory.
 const MEMORY_INTERVAL: Duration = Duration::from_millis(200);
 /// The share of this machine's free memory that runs may take.
 const MEMORY_SHARE: f64 = 0.8;
 
-/// The runs without a look at their memory, after which several are made at once all the same: they are that short.
+/// After this many runs that were too short to measure their memory, several run at once anyway.
 const UNSEEN: usize = 2;
 
 /// The number of runs at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Jobs {
-    /// It is not known until the first run has shown its processes and its memory, so that is alone.
+    /// Unknown until the first run, which runs alone, has shown its processes and its memory.
     AfterTheFirst,
     /// As many as the cores allow, while there is memory for another one.
     WithMemory(usize),
@@ -41,13 +41,13 @@ enum Jobs {
     Number(usize),
 }
 
-/// A run in progress, with what its starter calls it.
+/// A run in progress, with the ticket that its starter gave it.
 struct Job<T> {
     ticket: T,
     running: Running,
-    /// The number of its GPUs, where each has a process.
+    /// The number of its GPUs, if each has a process.
     gpus: u64,
-    /// Another run was in progress during a part of it.
+    /// True if another run was in progress during some part of this one.
     has_company: bool,
 }
 
@@ -69,13 +69,13 @@ pub(super) struct Runs<'a, T> {
     progress: Progress,
     jobs: Jobs,
     running: InProgress<T>,
-    /// A run that failed beside another one: it is made once more, alone.
+    /// A run that failed while another one ran. It is repeated, alone.
     again: Option<(T, Attempt)>,
     /// The runs that waited for `again`, because several failed at once.
     later: Vec<(T, Attempt)>,
-    /// True while a run is made once more.
+    /// True while a run is repeated alone.
     is_alone: bool,
-    /// The most GPUs of a run, where each has a process.
+    /// The maximum number of GPUs of a run, if each has a process.
     most_gpus: u64,
     /// The most memory that one run has needed so far, in bytes, scaled to a run on the most GPUs.
     resident: u64,
@@ -95,7 +95,7 @@ impl<'a, T: Copy> Runs<'a, T> {
         let progress =
             Progress { on_terminal: std::io::stderr().is_terminal(), file: out.folder.join(TRIALS_FILE) };
         let forwarder = signals::Forwarder::start()?;
-        // Runs are groups of their own, which this command ends itself.
+        // Each run is a process group of its own, which this command ends itself.
         forwarder.no_child();
         // Runs on a real GPU would take one another's memory.
         let jobs = match matches.get_one::<u64>("jobs") {
@@ -113,7 +113,7 @@ impl<'a, T: Copy> Runs<'a, T> {
             again: None,
             later: Vec::new(),
             is_alone: false,
-            // With --ranks the same ranks run, of however many.
+            // With --ranks the same ranks run, whatever the number of GPUs.
             most_gpus: if matches.contains_id("ranks") { 1 } else { most_gpus.max(1) },
             resident: 0,
             looked: Instant::now(),
@@ -135,11 +135,12 @@ impl<'a, T: Copy> Runs<'a, T> {
         jobs.saturating_sub(self.running.0.len())
     }
 
-    /// The number of further runs for which this machine has memory; one, alone, is always made.
+    /// Returns the number of further runs for which this machine has memory; at least 1 if no run is in
+    /// progress.
     fn room_in_memory(&self) -> usize {
         let running = &self.running.0;
         let Some(free) = available_bytes().filter(|_| self.resident > 0) else { return usize::MAX };
-        // Runs that began a moment ago have not taken theirs yet.
+        // Runs that have just begun have not allocated their memory yet.
         let owed = running.iter().map(|job| self.resident.saturating_sub(job.running.tree.resident()));
         let free = ((free as f64 * MEMORY_SHARE) as u64).saturating_sub(owed.sum());
         let room = (free / self.resident) as usize;
@@ -218,7 +219,7 @@ impl<'a, T: Copy> Runs<'a, T> {
         }
     }
 
-    /// Ends the runs in progress, whose results are not wanted any more, and drops those to be made once more.
+    /// Ends the unwanted runs in progress, and drops the unwanted runs that were to be repeated.
     ///
     /// # Errors
     /// When a run cannot be waited for.
@@ -251,8 +252,8 @@ impl<'a, T: Copy> Runs<'a, T> {
         Ok(())
     }
 
-    /// Remembers the most memory of a run: a larger value may need more than the first. Nobody asks where the user said
-    /// how many.
+    /// Updates the most memory that a run has needed, because a larger value may need more than the first.
+    /// Does nothing if the user set the number of jobs.
     fn look_at_memory(&mut self) {
         if !matches!(self.jobs, Jobs::Number(_)) && self.looked.elapsed() > MEMORY_INTERVAL {
             self.looked = Instant::now();
@@ -287,7 +288,7 @@ impl<'a, T: Copy> Runs<'a, T> {
         self.ended_by
     }
 
-    /// No more runs: from now on signals end this command as they do any other.
+    /// Ends the series of runs. From now on signals end this command as they do any other.
     pub(super) fn stop(self) -> Ended {
         self.forwarder.stop();
         Ended { out: self.out, by: self.ended_by }

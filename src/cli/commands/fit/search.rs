@@ -1,10 +1,10 @@
 //! Chooses the next candidates that `memtrace fit` tries.
 
-/// How far a step goes beyond the largest value that fits, while no value was too large: a program that reads its
-/// data into host memory would run out of that with a larger one.
+/// The factor by which a step may exceed the largest value that fits, while no value was too large. With a
+/// larger step, a program that reads its data into host memory could run out of host memory.
 const GROWTH: usize = 16;
-/// The limit that applies once runs of this search, at least [`GROWTH`] values apart, show where memory would
-/// be full. Memory is reserved in large pieces, so runs with close values show little.
+/// The factor that applies instead once runs of this search, at least [`GROWTH`] values apart, show where
+/// memory would be full. Memory is reserved in large pieces, so runs with close values show little.
 const GROWTH_BY_RUNS: usize = 64;
 
 /// An estimate of the last candidate that fits.
@@ -12,7 +12,7 @@ const GROWTH_BY_RUNS: usize = 64;
 pub(super) struct Guess {
     /// The last candidate that fits, by this guess.
     pub(super) index: usize,
-    /// True if it comes from less than two runs of this search.
+    /// True if it comes from fewer than two runs of this search.
     pub(super) is_rough: bool,
 }
 
@@ -30,9 +30,9 @@ pub(super) struct Search {
     start: usize,
     /// The value of candidate 0, in units of the step between two candidates.
     first: f64,
-    /// The search ends when the bounds are this share of the value apart; 0 for neighbours.
+    /// The search ends when the bounds are this share of the value apart; 0 for adjacent candidates.
     within: f64,
-    /// The batches chosen since both bounds are known.
+    /// The number of batches chosen since both bounds are known.
     narrowed: usize,
 }
 
@@ -43,12 +43,14 @@ impl Search {
         Search { last, start, first, within, ..Search::default() }
     }
 
-    /// The candidates to try next, at most `room` of them, to run side by side; none when the search is over.
+    /// Returns the candidates to try next, at most `room`, to run side by side. Empty when the search is
+    /// over.
     ///
-    /// It goes where memory would be full by the guess, but at most [`GROWTH`] or [`GROWTH_BY_RUNS`] times as far as it has come. Two candidates
-    /// are laid around the guess, so that it is right if one fits and the other does not. Once a candidate does not fit,
-    /// it alternates between the guess and equal parts of what lies between the bounds: a good guess ends the search soon,
-    /// and the parts bound the number of steps.
+    /// The search goes to where the guess says that memory would be full, but at most [`GROWTH`] or
+    /// [`GROWTH_BY_RUNS`] times as far as the largest value that fits. Two candidates are placed around the
+    /// guess: it is confirmed if one fits and the other does not. Once a candidate does not fit, the search
+    /// alternates between the guess and equal parts of the range between the bounds. A good guess ends the
+    /// search soon, and the parts bound the number of steps.
     pub(super) fn next(&mut self, guess: Option<Guess>, room: usize) -> Vec<usize> {
         let room = room.max(1);
         // The last candidate known to fit, or -1; and the first known not to fit, or one past the last
@@ -86,7 +88,7 @@ impl Search {
                     // The guess is slightly too large: the limit is just below the first candidate that does
                     // not fit.
                     Some(guess) if (guess.index as i64) < high + 2 * gap => vec![high - gap, high - 4 * gap],
-                    // A guess far beyond the bounds is wrong, and tells nothing about the candidates between
+                    // A guess far beyond the bounds is wrong, and shows nothing about the candidates between
                     // them.
                     _ => parts(low, high, room),
                 }
@@ -135,10 +137,10 @@ fn around(guess: Guess, gap: i64, room: usize) -> Vec<i64> {
     all
 }
 
-/// One candidate between the bounds, by a guess that both narrow.
+/// Returns one candidate between the bounds, near a guess that the bounds limit.
 fn one(guess: i64, low: i64, high: i64, gap: i64) -> i64 {
     if guess < low + gap {
-        // What is left to know is whether the limit is here.
+        // It only remains to check whether the limit is here.
         low + gap
     } else if guess < high {
         guess

@@ -1,4 +1,5 @@
-//! The searches of one request: their runs share what they show of the program's memory.
+//! The searches of one request. Each search also uses what the runs of the others show about the program's
+//! memory.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -16,7 +17,7 @@ use super::values::Values;
 const UNCHANGED: usize = 5;
 /// If this many numbers of GPUs fail before any works, the program is assumed to fail with every number.
 const HOPELESS: usize = 2;
-/// The most runs of one search at once: more would ask what the first two answer.
+/// The maximum number of concurrent runs of one search: more would only repeat what the first two show.
 const BATCH: usize = 2;
 
 /// A search and its runs.
@@ -78,8 +79,8 @@ impl<'a> Lane<'a> {
         self.trial(self.search.too_big?)
     }
 
-    /// What is wrong when a value fits that comes after one that does not: the search takes for granted that each needs
-    /// at least the memory of the one before it.
+    /// Returns an explanation if a value fits although an earlier one does not. The search assumes that each
+    /// value needs at least the memory of the one before it.
     pub(super) fn disorder(&self) -> Option<String> {
         let (fits, too_big) = self.search.fits.zip(self.search.too_big)?;
         let (fits_text, too_big_text) = (self.values.text(fits), self.values.text(too_big));
@@ -109,7 +110,7 @@ impl<'a> Lane<'a> {
         points
     }
 
-    /// A number of GPUs that the program cannot use is no candidate any more.
+    /// Removes a number of GPUs that the program cannot use from the candidates.
     fn leave_out(&mut self, text: &str, within: f64) {
         if let Values::Gpus(list) = &mut self.values {
             list.retain(|gpus| gpus.to_string() != text);
@@ -219,7 +220,8 @@ impl<'a> Searches<'a> {
         None
     }
 
-    /// More GPUs fit what fewer fit: what the other rows of a table show is known here.
+    /// Records what the other rows of a table imply for this one: a value that fits on some GPUs fits on more
+    /// GPUs.
     fn record_implied(&mut self, number: usize) {
         let (here, rest) = (&self.lanes[number], &self.lanes);
         let card = self.plan.card_of(here.row);

@@ -152,7 +152,7 @@ fn grid(page: &mut Printer, plan: &Plan, lanes: &[&Lane<'_>]) {
     );
 }
 
-/// The reasons why a search has no answer, and what its runs said.
+/// Prints why a search has no answer, the end of the stderr of its failed runs, and doubts about its limit.
 fn notes(page: &mut Printer, plan: &Plan, lane: &Lane<'_>) {
     let name = name(plan, lane);
     if let Some(why) = &lane.stopped {

@@ -23,7 +23,7 @@ use crate::recovery;
 
 /// The name of the file in the output folder that has a line for each run.
 pub(super) const TRIALS_FILE: &str = "trials.txt";
-/// The last lines of a failed program's stderr that are shown.
+/// The number of last lines of a failed program's stderr that are shown.
 const TAIL_LINES: usize = 12;
 
 /// The outcome of a run with one value.
@@ -78,7 +78,7 @@ pub(super) struct PeakUse {
     pub(super) phantom: bool,
     /// Allocations that failed at first and succeeded after the allocator had emptied its cache.
     pub(super) retries: i64,
-    /// True if a real card may answer otherwise, because its context may take more or less.
+    /// True if the outcome may differ on a real card, because its context may take more or less.
     pub(super) inside_range: bool,
     /// True if the device shares the machine's memory, and device and host had all of it.
     pub(super) fills_machine: bool,
@@ -113,10 +113,11 @@ fn folder_name(run: &str) -> String {
     run.chars().map(|c| if c.is_alphanumeric() || "-_.".contains(c) { c } else { '_' }).collect()
 }
 
-/// Checks that the folders of these runs have different names, and none that the output folder has itself.
+/// Checks that the folders of these runs have different names, and no name that the output folder uses
+/// itself.
 ///
 /// # Errors
-/// When two have the same name, or one is no name of a folder.
+/// When two have the same name, or a name cannot be a folder's.
 pub(super) fn check_names(runs: impl IntoIterator<Item = String>) -> Result<()> {
     let mut names: HashMap<String, String> = HashMap::new();
     for run in runs {
@@ -214,7 +215,7 @@ pub(super) struct Running {
     folder: PathBuf,
     /// `folder` as the user would type it.
     shown: PathBuf,
-    /// The limit of host memory in bytes (`--host-mem`).
+    /// The limit of host memory, in bytes (`--host-mem`).
     host_limit: Option<i64>,
     /// Before `_scratch`, because fields are dropped in this order: the processes have ended when that is removed.
     pub(super) tree: ProcessTree,
@@ -264,7 +265,7 @@ impl Running {
         Ok(Trial { value, candidate, outcome, took, folder: self.shown, files: self.folder, peak })
     }
 
-    /// Removes what the run left, which has ended: its peak is not the program's.
+    /// Removes the files of a run that has ended and whose peak does not count.
     pub(super) fn discard(self) {
         fs::remove_dir_all(&self.folder).ok();
     }

@@ -5,7 +5,7 @@
 pub(super) enum Values {
     /// `first`, `first + step`, ..., up to the index `last`.
     Numbers { first: usize, step: usize, last: usize },
-    /// Those of `--values`.
+    /// The candidates of `--values`.
     List(Vec<String>),
     /// Numbers of GPUs, the largest first: with more of them each needs less memory.
     Gpus(Vec<u64>),
@@ -34,7 +34,7 @@ impl Values {
         matches!(self, Values::Gpus(_))
     }
 
-    /// The first candidate in steps between two candidates.
+    /// Returns the value of the first candidate, in units of the step between two candidates.
     pub(super) fn first_in_steps(&self) -> f64 {
         match self {
             Values::Numbers { first, step, .. } => *first as f64 / *step as f64,
@@ -51,8 +51,8 @@ impl Values {
         }
     }
 
-    /// The quantity in which memory grows about linearly: the value, or the share of each GPU. A list of words has
-    /// their places in the list.
+    /// Returns the quantity in which memory grows about linearly: the value, or the share of each GPU. For a
+    /// list of words, it is the index in the list.
     pub(super) fn position(&self, index: usize) -> f64 {
         match self {
             Values::Numbers { first, step, .. } => (first + step * index) as f64,

@@ -25,7 +25,7 @@ use crate::terminal;
 use screen::Screen;
 use view::{SORTS, View, ViewSettings};
 
-/// The steps that the key `d` asks for.
+/// The number of detailed steps that the key `d` asks for.
 const DETAIL_STEPS: u32 = 5;
 
 /// The ways to group live blocks.
@@ -248,7 +248,7 @@ fn ask(request: &mut Option<Request>, process: Option<&LiveProcess>) -> String {
     }
 }
 
-/// The line about a request that is answered, or will not be.
+/// Returns the line about a request that was answered or has failed.
 fn answer(request: &mut Option<Request>) -> Option<String> {
     let answer = match request.as_ref()?.answer() {
         Ok(None) => return None,

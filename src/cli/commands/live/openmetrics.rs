@@ -21,8 +21,8 @@ use prometheus_client::registry::{Registry, Unit};
 /// The labels of a sample.
 type Labels = Vec<(&'static str, String)>;
 
-/// Writes `file`, which is replaced as a whole, so its reader never sees half of it. Only the processes of `rank` are in
-/// it, if one is given.
+/// Replaces `file` atomically, so that its reader never sees a part of it. With `rank`, only the processes of
+/// that rank are included.
 ///
 /// # Errors
 /// When `file` cannot be written.

@@ -18,7 +18,7 @@ use super::GROUPINGS;
 /// [`NO_BREAK`] as a text.
 const NO_BREAK_TEXT: &str = "\u{a0}";
 
-/// The orders of owners.
+/// The keys by which owners can be sorted.
 pub(super) const SORTS: [&str; 4] = ["bytes", "growth", "blocks", "name"];
 
 /// The settings that keys change.

@@ -102,7 +102,7 @@ pub(super) fn parse(list: &str, known: &'static [Field]) -> Result<Vec<&'static 
         .collect()
 }
 
-/// The answer to `--help-query-gpu` and its kin.
+/// Returns the answer to `--help-query-gpu` or `--help-query-compute-apps`.
 pub(super) fn help(switch: &str, known: &[Field]) -> String {
     let mut text = format!("List of valid properties to query for the switch \"{switch}\":\n\n");
     for field in known {

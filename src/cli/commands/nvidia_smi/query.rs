@@ -53,7 +53,7 @@ fn head(fields: &[&Field], header: bool) -> String {
     }
     let name = |field: &&Field| match field.unit {
         "" => field.names[0].to_owned(),
-        // `nounits` leaves the units of the header.
+        // `nounits` does not remove the units in the header.
         unit => format!("{} [{unit}]", field.names[0]),
     };
     fields.iter().map(name).collect::<Vec<_>>().join(", ") + "\n"

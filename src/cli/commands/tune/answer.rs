@@ -19,7 +19,8 @@ struct Trial {
     settings: String,
     peak_reserved: i64,
     peak_allocated: i64,
-    /// Bytes that are reserved and in no block, at the peak of allocated memory; `None` when it ran out before.
+    /// Bytes that are reserved but in no block, at the peak of allocated memory; `None` if the replay ran out
+    /// of memory before.
     unused_at_peak: Option<i64>,
     retries: i64,
     /// Segments that the allocator took from CUDA and gave back; `None` for expandable segments, which torch does not
@@ -46,9 +47,9 @@ pub(super) struct TuneAnswer<'a> {
     trace: &'a TraceFile,
     requests: &'a Requests,
     torch: String,
-    /// The replay with the run's own settings: its JSON.
+    /// The JSON of the replay with the run's own settings.
     own: Value,
-    /// By memory, the least first.
+    /// The replays by memory, the least first.
     trials: Vec<Trial>,
     /// The index of the run's own settings.
     own_index: usize,
@@ -94,7 +95,7 @@ impl<'a> TuneAnswer<'a> {
         self.trials.iter().any(|trial| trial.fits() && trial.lost(self.requests) == 0)
     }
 
-    /// The settings to take; `None` when the run's own are as good.
+    /// Returns the best settings; `None` if the run's own are as good.
     fn best(&self) -> Option<&Trial> {
         let (best, own) = (self.trials.first()?, self.own());
         if !best.fits() || self.own_index == 0 {

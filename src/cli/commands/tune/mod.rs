@@ -1,7 +1,8 @@
 //! `memtrace tune`: the settings of PyTorch's caching allocator with which a run needs the least memory.
 //!
-//! The requests of a trace are made again, of the real allocator of the installed torch, on a simulated GPU with as
-//! much memory: once for each of some settings. A replay with the run's own settings shows how far to trust it.
+//! The requests of a trace are repeated with the real allocator of the installed torch, on a simulated GPU
+//! with the same memory: once for each of several settings. A replay with the run's own settings shows how
+//! far to trust it.
 
 mod answer;
 mod candidates;

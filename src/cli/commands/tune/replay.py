@@ -3,8 +3,8 @@
 usage: replay.py REQUESTS PLAN
 
 REQUESTS has four 64-bit integers for each operation (src/analysis/requests). PLAN is JSON. Prints a line of
-JSON for each setting. Each setting has a process of its own, because the allocator reads its settings once;
-torch is imported before, which takes longest.
+JSON for each setting. Each setting has a process of its own, because the allocator reads its settings once.
+The processes are forked after torch is imported, because the import takes longest.
 """
 
 import ctypes

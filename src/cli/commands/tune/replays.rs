@@ -19,7 +19,7 @@ use crate::libraries::{PHANTOM, library};
 
 /// The program that makes the requests.
 const PROGRAM: &str = include_str!("replay.py");
-/// The most processes at once: each needs some 500 MB for torch.
+/// The maximum number of concurrent processes. Each needs about 500 MB for torch.
 const MOST_PROCESSES: usize = 4;
 
 /// The device on which the requests are made again.
@@ -32,7 +32,7 @@ pub(super) struct Capacity {
 }
 
 impl Capacity {
-    /// The device of a trace. Without its size, twice what the run reserved.
+    /// Returns the device of a trace. If its size is unknown, it gets twice the memory that the run reserved.
     pub(super) fn of(trace: &TraceFile, requests: &Requests) -> Capacity {
         let total = trace.meta.total_bytes(requests.device);
         let total = if total > 0 { total } else { requests.peak_reserved * 2 };

@@ -1,8 +1,8 @@
 //! Memory of one device that may hold device addresses.
 //!
-//! A kernel writes where its parameters point, or where an address points that it loads from memory. The second
-//! kind needs an address in memory: the host copied it there, or a kernel stored it. A range that holds
-//! addresses is a *table*, and whoever reaches the table reaches its targets.
+//! A kernel writes to the addresses in its parameters, or to addresses that it loads from memory. In the
+//! second case the address must be in memory: the host copied it there, or a kernel stored it. A range that
+//! holds addresses is a *table*, and a kernel that reaches the table reaches its targets.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// The number of tables of all devices. Zero in most programs, which then pay nothing for them.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// More targets than this count as all memory.
+/// The maximum number of targets. With more, every address counts as a target.
 const MOST_TARGETS: usize = 1024;
 
 /// Returns true if any device has a table.
@@ -21,9 +21,9 @@ pub(crate) fn exist() -> bool {
 /// The addresses that a range may hold.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Targets {
-    /// Sorted, each once.
+    /// The addresses, sorted and without duplicates.
     addresses: Vec<usize>,
-    /// Too many to list: any address.
+    /// True if any address is possible, because there are too many to list.
     any: bool,
 }
 
@@ -41,7 +41,7 @@ impl Targets {
         }
     }
 
-    /// Any address is possible.
+    /// Marks any address as possible.
     pub(crate) fn add_any(&mut self) {
         self.any = true;
         self.limit();
@@ -66,7 +66,7 @@ impl Targets {
         }
     }
 
-    /// Returns true if there are none.
+    /// Returns true if there are no targets.
     pub(crate) fn is_empty(&self) -> bool {
         self.addresses.is_empty() && !self.any
     }
@@ -82,7 +82,7 @@ impl Targets {
 pub(crate) struct AddressTables(BTreeMap<usize, (usize, Targets)>);
 
 impl AddressTables {
-    /// Makes a range a table, with the targets of the tables that it overlaps and these.
+    /// Makes a range a table, with the given targets and the targets of all tables that it overlaps.
     pub(crate) fn add(&mut self, start: usize, end: usize, targets: &Targets) {
         let (mut start, mut end, mut all) = (start, end, targets.clone());
         while let Some((&first, (stop, old))) = self.0.range(..end).next_back()
@@ -102,7 +102,8 @@ impl AddressTables {
         }
     }
 
-    /// The range was overwritten or freed. A table that reaches out of it stays.
+    /// Removes the tables inside a range that was overwritten or freed. A table that extends beyond the range
+    /// stays.
     pub(crate) fn forget(&mut self, start: usize, end: usize) {
         let gone: Vec<_> =
             self.0.range(start..end).filter(|(_, (stop, _))| *stop <= end).map(|(&first, _)| first).collect();

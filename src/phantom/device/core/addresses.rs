@@ -2,9 +2,9 @@
 
 use crate::core::vram;
 
-/// Calls `found` with each device address at a multiple of four bytes and its offset. An address has eight
-/// bytes; structs that are not packed hold it at a multiple of eight, and packed ones hardly ever at an odd
-/// place.
+/// Calls `found` with each device address at a multiple of four bytes, and with its offset. An address has
+/// eight bytes: ordinary structs hold it at a multiple of eight, and packed structs hardly ever at an odd
+/// offset.
 pub(crate) fn in_parameter(bytes: &[u8], found: impl FnMut(usize, usize)) {
     scan(bytes, 4, found);
 }

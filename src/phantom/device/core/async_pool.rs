@@ -56,7 +56,8 @@ impl Default for AsyncPool {
 }
 
 impl AsyncPool {
-    /// Allocates a block, with a new chunk from `vram` where none has room. `None` when the device is full.
+    /// Allocates a block, taking a new chunk from `vram` if no chunk has room. Returns `None` when the device
+    /// is full.
     pub(crate) fn alloc(&mut self, vram: &Mutex<Vram>, size: usize) -> Option<usize> {
         let size = size.checked_add(511)? & !511;
         let found = self.chunks.values_mut().find_map(|chunk| chunk.ranges.alloc(size, 512));

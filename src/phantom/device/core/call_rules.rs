@@ -7,10 +7,10 @@
 //! itself (CUDA C++ Programming Guide, Initialization).
 //!
 //! While a stream is captured, "some actions, such as a call to cudaMalloc, may be unsafe"
-//! (`cudaThreadExchangeStreamCaptureMode` in `cuda_runtime_api.h`). NVIDIA lists no others. Those assumed
-//! here allocate or free at once, or wait for the device; ROCm refuses the same, "to match the behavior of
-//! CUDA" (its release notes, Stream capture). Calls with a stream or an event have their rules where they
-//! are answered.
+//! (`cudaThreadExchangeStreamCaptureMode` in `cuda_runtime_api.h`). NVIDIA lists no others. The calls assumed
+//! to be unsafe here are those that allocate or free at once, or that wait for the device; ROCm refuses the
+//! same calls, "to match the behavior of CUDA" (its release notes, Stream capture). Calls with a stream or an
+//! event have their rules where they are answered.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -27,7 +27,7 @@ pub(crate) struct CallRules {
     part: Part,
     initialization: Initialization,
     capture: CaptureRule,
-    /// The runtime keeps the refusal for `cudaGetLastError`.
+    /// True if the runtime keeps the refusal for `cudaGetLastError`.
     is_runtime: bool,
 }
 
@@ -43,7 +43,7 @@ impl CallRules {
         }
     }
 
-    /// The status with which the call must fail.
+    /// Returns the status with which the call must fail, or `None` if it is allowed.
     #[inline]
     pub(crate) fn refusal(self) -> Option<Status> {
         if let Some(status) = self.initialization.refusal() {
@@ -60,11 +60,11 @@ impl CallRules {
 }
 
 impl CallRules {
-    /// The status with which an injected fault lets the call fail.
+    /// Returns the status with which an injected fault makes the call fail.
     #[cold]
     fn fault(self) -> Option<Status> {
         let status = faults::refusal(self.name, self.part, current().card, code_of(self.name))?;
-        // "Returns the last error": that of an unusable context stays.
+        // "Returns the last error": the error of an unusable context stays.
         Some(if self.is_runtime && self.part != Part::LastError { fail(status) } else { status })
     }
 }
@@ -82,7 +82,7 @@ const fn part_of(name: &str) -> Part {
     } else if starts_with(name, "nvml") || starts_with(name, "__cuda") {
         Part::None
     } else if is_runtime || is_driver {
-        // These ask for the driver, its devices or its errors and need no context.
+        // These query the driver, its devices or its errors, and need no context.
         let without = contains(name, "DeviceGet")
             || contains(name, "GetDevice")
             || contains(name, "SetDevice")
@@ -104,7 +104,8 @@ const fn part_of(name: &str) -> Part {
     }
 }
 
-/// Turns a code of the runtime into the one with which the library of a call says that its kernel failed.
+/// Returns a function that converts a status of the runtime to the status with which the library of this call
+/// reports a failed kernel.
 fn code_of(name: &str) -> fn(Status) -> Status {
     match name {
         _ if name.starts_with("cublas") => |_| 13, // CUBLAS_STATUS_EXECUTION_FAILED
@@ -120,7 +121,7 @@ fn code_of(name: &str) -> fn(Status) -> Status {
 /// The rule for a call while a stream is captured.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum CaptureRule {
-    /// None by its name.
+    /// The name alone implies no rule.
     Free,
     /// It is potentially unsafe: the modes of the thread and of the captures decide.
     Unsafe,
@@ -195,15 +196,15 @@ impl CaptureRule {
 /// The relation of a call to the initialization of the driver.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Initialization {
-    /// Fails before the driver is initialized.
+    /// The call fails before the driver is initialized.
     Needed,
-    /// Initializes the driver.
+    /// The call initializes the driver.
     Implied,
-    /// Neither.
+    /// The call neither needs nor initializes the driver.
     Unrelated,
 }
 
-/// Driver calls that work without `cuInit`: those of the version, of errors and of entry points, which
+/// Driver calls that work without `cuInit`: calls for the version, for errors and for entry points, which
 /// `cuda.h` documents without CUDA_ERROR_NOT_INITIALIZED. `cuGetExportTable` is undocumented.
 const WITHOUT_INIT: [&str; 7] = [
     "cuInit",

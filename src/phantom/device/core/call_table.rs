@@ -62,7 +62,7 @@ impl CallEntry {
     #[cold]
     fn warn_if_unsupported(&self) {
         use std::io::Write;
-        // Programs call these to find out whether they are there, and then do without.
+        // Programs call these functions to check whether they exist, and then do without them.
         let is_a_probe = self.name == "cuGetExportTable" || self.name.starts_with("nvml");
         if self.kind == AnswerKind::Unsupported && !is_a_probe {
             let name = self.name;
@@ -147,7 +147,8 @@ macro_rules! by_contract {
     }};
 }
 
-/// Defines exported functions that ignore their arguments. They take none: on x86-64 the caller removes them.
+/// Defines exported functions that ignore their arguments. They declare no parameters: on x86-64 the caller
+/// removes the arguments.
 macro_rules! constant_answers {
     ($table:ident, $module:ident, $kind:ident, $answer:expr, $($name:ident),*) => {
         #[expect(non_upper_case_globals, reason = "named as the functions that they describe")]

@@ -41,7 +41,7 @@ codes!(cudaStreamCaptureStatus {
     cudaStreamCaptureStatusInvalidated,
 });
 
-/// The work of a graph: its size alone, since kernels do nothing.
+/// The work of a graph. Only its size is kept, because kernels do nothing.
 #[derive(Debug, Default)]
 pub(crate) struct RecordedWork {
     nodes: AtomicU64,
@@ -65,7 +65,7 @@ impl RecordedWork {
         self.cost_ns.load(Ordering::Relaxed)
     }
 
-    /// A copy that later nodes do not change.
+    /// Returns a copy that later nodes do not change.
     pub(crate) fn snapshot(&self) -> Self {
         Self { nodes: AtomicU64::new(self.nodes()), cost_ns: AtomicU64::new(self.cost_ns()) }
     }
@@ -104,7 +104,7 @@ pub(crate) struct CapturedStream {
     pub(crate) blocking: bool,
 }
 
-/// Nodes of a capture: in each stream those up to a number.
+/// Nodes of a capture: for each stream, all nodes up to a number.
 #[derive(Clone, Default)]
 pub(crate) struct Nodes(HashMap<u64, u64>);
 
@@ -152,7 +152,7 @@ impl Capture {
 
 /// The captures in progress, by number.
 static OPEN: Mutex<BTreeMap<u64, Capture>> = Mutex::new(BTreeMap::new());
-/// Their number, which calls read without the lock.
+/// The number of open captures, which calls read without the lock.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 fn open() -> Option<MutexGuard<'static, BTreeMap<u64, Capture>>> {
@@ -174,7 +174,7 @@ pub(crate) fn is_mode(mode: c_int) -> bool {
     (cudaStreamCaptureModeGlobal..=cudaStreamCaptureModeRelaxed).contains(&mode)
 }
 
-/// Replaces the calling thread's mode and returns the one before.
+/// Replaces the calling thread's mode and returns the previous one.
 pub(crate) fn exchange_mode(mode: c_int) -> c_int {
     MODE.try_with(|cell| cell.replace(mode)).unwrap_or(cudaStreamCaptureModeGlobal)
 }
@@ -194,7 +194,7 @@ pub(crate) fn begin(work: &'static RecordedWork, mode: c_int, stream: CapturedSt
 /// The end of a capture.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum End {
-    /// Goes on: the call came from the wrong stream or thread.
+    /// The capture continues: the call came from the wrong stream or thread.
     Refused(Status),
     /// It is over, and its graph is lost.
     Failed(Status),
@@ -254,7 +254,7 @@ pub(crate) fn nodes_before(number: u64, stream: u64) -> Nodes {
     capture.and_then(|capture| capture.before(stream).cloned()).unwrap_or_default()
 }
 
-/// Makes a stream wait for nodes of a capture, and so a part of it.
+/// Makes a stream wait for nodes of a capture, which makes it a part of the capture.
 pub(crate) fn join(number: u64, stream: CapturedStream, nodes: &Nodes) {
     if let Some(capture) = open().as_mut().and_then(|open| open.get_mut(&number)) {
         match capture.before(stream.id) {
@@ -271,7 +271,7 @@ pub(crate) fn invalidate(number: u64) {
     }
 }
 
-/// Invalidates the captures for which a rule holds. Returns true if there was one.
+/// Invalidates the captures for which `rule` returns true. Returns true if there was one.
 fn invalidate_where(rule: impl Fn(&Capture) -> bool) -> bool {
     let Some(mut open) = open() else { return false };
     let mut found = false;

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(crate) struct DeviceClock {
     /// Nanoseconds of work launched so far. Only work advances it, so it is the same in every run.
     time_ns: AtomicU64,
-    /// The same time where other processes see it; set once.
+    /// A copy of the time that other processes can see; set once.
     shown: OnceLock<&'static AtomicU64>,
 }
 
@@ -26,7 +26,7 @@ impl DeviceClock {
         }
     }
 
-    /// Lets the device time also be stored in this word.
+    /// Also stores the device time in this word from now on.
     pub(crate) fn show(&self, word: &'static AtomicU64) {
         let _ = self.shown.set(word);
     }

@@ -1,4 +1,4 @@
-//! Questions about the name of a call that the compiler answers. `str`'s own methods are not `const`.
+//! Text functions for the names of calls, evaluated at compile time. `str`'s own methods are not `const`.
 
 /// Returns true if a text begins with another.
 pub(crate) const fn starts_with(text: &str, start: &str) -> bool {

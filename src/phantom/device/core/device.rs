@@ -80,7 +80,8 @@ impl Device {
         self.pool().trim(&self.vram, keep);
     }
 
-    /// Trims the default memory pool to its release threshold: the program waited for the device.
+    /// Trims the default memory pool to its release threshold. Called when the program has waited for the
+    /// device.
     pub(crate) fn synchronize_pool(&self) {
         self.pool().synchronize(&self.vram);
     }

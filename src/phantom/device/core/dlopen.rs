@@ -1,16 +1,18 @@
-//! An interposed `dlopen`, which loads this library under the names of the driver's libraries, and lets the
-//! answers come first in the runtime and in NCCL.
+//! An interposed `dlopen`. It loads this library under the names of the driver's libraries, and gives its
+//! answers precedence over the functions of the CUDA runtime and of NCCL.
 //!
-//! `libcuda.so.1` is the soname of this library, so the loader finds it by itself. NVML is this library too,
-//! but the loader does not know it by that name. PyTorch asks NVML for the text of an out-of-memory error,
-//! and 2.1 cannot do without it. Libraries that are linked against it need more ([`nvml_file`]). Every other call continues by a jump, so that glibc sees the return
-//! address of the program and uses the `RUNPATH` of the right library.
+//! `libcuda.so.1` is the soname of this library, so the loader finds it by itself. This library also serves
+//! as NVML, but the loader does not know it by that name. PyTorch asks NVML for the text of an out-of-memory
+//! error, and 2.1 cannot do without it. Libraries that are linked against NVML need more ([`nvml_file`]).
+//! Every other call continues by a jump, so that glibc sees the return address of the program and uses the
+//! `RUNPATH` of the right library.
 //!
-//! A program that loads `libcudart.so.13`, `libnccl.so.2` or `libnvrtc.so.13`, or a copy of one of these from a wheel, by itself (`ctypes`, vLLM, cuDNN) looks its functions up
-//! in the handle, where NVIDIA's own come first: they need undocumented tables of the driver. So it gets the
-//! handle of the global scope instead, to which the library is added. There the tracer's hooks come first,
-//! then the answers here, then the library with its remaining functions. A call with `RTLD_NOLOAD` asks for
-//! the library itself, as the tracer does.
+//! A program may load `libcudart.so.13`, `libnccl.so.2` or `libnvrtc.so.13`, or a copy of one of these from a
+//! wheel, by itself (`ctypes`, vLLM, cuDNN), and look up its functions through the handle. There it would
+//! find NVIDIA's own functions first, which need undocumented tables of the driver. So it gets the handle of
+//! the global scope instead, to which the library is added. In that scope the tracer's hooks come first, then
+//! the answers here, then the library with its remaining functions. A call with `RTLD_NOLOAD` gets the
+//! library itself, as the tracer needs it.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::io::Write;
@@ -21,7 +23,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::core::nvml_file;
 
-/// The names of this library beside its soname.
+/// The names of this library other than its soname.
 const NAMES: [&[u8]; 3] = [b"libnvidia-ml.so.1", b"libnvidia-ml.so", b"libcuda.so"];
 
 /// Libraries whose functions are answered here, and which a program may load by name or by path.
@@ -114,7 +116,7 @@ fn is_jax_plugin(name: &[u8]) -> bool {
     folder.starts_with(b"jax_cuda") && folder.ends_with(b"_plugin")
 }
 
-/// Says once why JAX finds no GPU: its own words advise to install a driver.
+/// Prints once why JAX finds no GPU, because JAX's own message advises to install a driver.
 fn warn_of_device_files(name: &[u8]) {
     static WARNED: AtomicBool = AtomicBool::new(false);
     let warns = is_jax_plugin(name) && !Path::new("/dev/nvidiactl").exists();
@@ -127,7 +129,7 @@ fn warn_of_device_files(name: &[u8]) {
     }
 }
 
-/// The fewest digits of a hash in a file name: auditwheel writes eight.
+/// The minimum number of digits of a hash in a file name: auditwheel writes eight.
 const LEAST_HASH: usize = 8;
 
 unsafe extern "C" fn fail(_: *const c_char, _: c_int) -> *mut c_void {

@@ -3,8 +3,8 @@
 //! The macros that define the exported functions ask [`refusal`] at every call, when a fault was requested.
 //!
 //! - *Out of memory*: `cudaErrorMemoryAllocation`, which "does not affect" later calls. A caching allocator
-//!   frees its cache and asks again, so the fault lasts for a whole request: until the thread asks for the
-//!   free memory, as PyTorch does for the text of its error, or queues work.
+//! frees its cache and retries, so the fault lasts for a whole request: until the thread queries the free
+//! memory, as PyTorch does for the text of its error, or queues work.
 //! - *ECC*: `cudaErrorECCUncorrectable`. The context is unusable: every later call of the process on that
 //!   card fails with the same code, `cudaGetLastError` does not clear it, and only a new process can go on.
 //! - *Lost*: `cudaErrorUnknown` for every process, and NVML says that the GPU is lost. NVIDIA documents no
@@ -25,27 +25,28 @@ use crate::core::machine;
 const ECC: Status = cudaError::cudaErrorECCUncorrectable as Status;
 const UNKNOWN: Status = cudaError::cudaErrorUnknown as Status;
 
-/// The most failures of one request: an allocator that asks more often than this does not give up.
+/// The maximum number of failures of one request: an allocator that retries more often than this would never
+/// give up.
 const MAX_RETRIES: u32 = 8;
 
 /// True if a fault was requested.
 static ARMED: AtomicBool = AtomicBool::new(false);
 /// The training step that the tracer reported last; -1 before the first report.
 static STEP: AtomicI64 = AtomicI64::new(-1);
-/// Calls that take memory.
+/// The number of calls that take memory.
 static ALLOCATED: AtomicU64 = AtomicU64::new(0);
 /// The code with which every call on a card fails in this process; 0 on a card that works.
 static STICKY: [AtomicU32; MAX_DEVICES as usize] = [const { AtomicU32::new(0) }; MAX_DEVICES as usize];
 
-/// A requested fault and its course.
+/// A requested fault and its progress.
 struct Armed {
     fault: Fault,
-    /// Calls of the function that the fault names.
+    /// The number of calls of the function that the fault names.
     calls: AtomicU64,
     has_begun: AtomicBool,
-    /// Failures that it still causes, for a fault with a number.
+    /// The number of failures that it still causes, for a fault with a number.
     left: AtomicU32,
-    /// Failures that it has caused.
+    /// The number of failures that it has caused.
     failures: AtomicU32,
     /// The first function that failed.
     first: OnceLock<&'static str>,
@@ -103,7 +104,7 @@ pub(crate) fn begins_at_step(step: i64) -> bool {
 /// The part of a call in faults, by its name.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Part {
-    /// None: it fails on no card.
+    /// A call that no fault affects.
     None,
     /// `cudaGetLastError`: it returns the code of an unusable context and never fails.
     LastError,
@@ -159,7 +160,7 @@ pub(crate) fn refusal(
         }
     }
     if is_allocation {
-        // The request that failed before has been healed by a retry, or given up and reported.
+        // The request that failed before has succeeded on a retry, or was given up and reported.
         take_last();
     }
     None
@@ -176,7 +177,7 @@ pub(crate) fn fails_at(bytes: u64, card: usize) -> bool {
     for (index, armed) in faults.iter().enumerate() {
         let here = armed.fault.card.is_none_or(|wanted| wanted as usize == card);
         if here && matches!(armed.fault.moment, Moment::Bytes(limit) if bytes > limit) {
-            // An unusable context shows at the next call.
+            // An unusable context takes effect at the next call.
             if begin(index, armed, "an allocation", card) == Some(OUT_OF_MEMORY) {
                 return true;
             }
@@ -194,7 +195,7 @@ pub(crate) fn sticky(card: usize) -> Option<Status> {
     machine::table().is_some_and(|table| table.is_lost(card)).then_some(UNKNOWN)
 }
 
-/// The next failure of a request that has begun to fail, or of a fault with a number.
+/// Returns the next failure of a request that has begun to fail, or of a fault with a number.
 fn continue_request(faults: &[Armed], name: &'static str) -> Option<Status> {
     if let Some((index, left)) = REQUEST.try_with(Cell::get).ok().flatten() {
         let _ = REQUEST.try_with(|request| request.set((left > 1).then_some((index, left - 1))));
@@ -276,7 +277,7 @@ fn make_sticky(card: usize, status: Status) {
     }
 }
 
-/// The fault that made the last allocation fail, until it is asked for.
+/// Takes the fault that made the last allocation fail, if it was not taken before.
 pub(crate) fn take_last() -> Option<&'static str> {
     lock(&LAST).take()
 }

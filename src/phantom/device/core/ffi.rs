@@ -64,7 +64,7 @@ impl<T> Clone for In<'_, T> {
 impl<T> Copy for In<'_, T> {}
 
 impl<'call, T: Copy> In<'call, T> {
-    /// No place.
+    /// A null pointer.
     pub(crate) const fn null() -> Self {
         Self(std::ptr::null(), PhantomData)
     }
@@ -304,12 +304,12 @@ impl<T> Handle<T> {
     }
 }
 
-/// Destroyed objects, which the next creations take: a program that makes one for each op does not grow. Their memory is
-/// never freed, so a handle that the program still uses leads to an object.
+/// Destroyed objects, which later creations reuse, so that a program that creates one for each op does not
+/// grow. Their memory is never freed, so a handle that the program still uses leads to an object.
 pub(crate) struct Destroyed<T: 'static>(Mutex<Vec<Handle<T>>>);
 
 impl<T> Destroyed<T> {
-    /// No object.
+    /// Returns an empty list.
     pub(crate) const fn none() -> Self {
         Self(Mutex::new(Vec::new()))
     }
@@ -323,17 +323,17 @@ impl<T> Destroyed<T> {
         is_new
     }
 
-    /// Takes an object out. The caller sets its flag back.
+    /// Takes an object out. The caller resets its flag.
     pub(crate) fn take(&self) -> Option<(Handle<T>, &'static T)> {
         let handle = lock(&self.0).pop()?;
         Some((handle, handle.get()?))
     }
 }
 
-/// A handle without an object: an address that can be read and that no other handle without an object has.
+/// Returns a handle without an object: a readable address that differs from every other such handle.
 ///
-/// A program makes some of them for each op (the descriptors of `cublasLtMatmul`) and destroys them through calls
-/// that do nothing, so a handle takes no memory.
+/// A program creates several of them for each op (the descriptors of `cublasLtMatmul`) and destroys them
+/// through calls that do nothing, so a handle must not take memory.
 pub(crate) fn opaque_handle() -> usize {
     static FIRST: LazyLock<Option<usize>> = LazyLock::new(|| {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;

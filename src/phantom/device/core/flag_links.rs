@@ -1,14 +1,14 @@
-//! Unknown flags that are copies or opposites of others.
+//! Links between unknown flags that are copies or opposites of each other.
 //!
-//! A program that asks for a mask and for its opposite must get answers that fit. So the first answer about
-//! one of them decides all of them.
+//! A program that reads both a mask and its opposite must get consistent answers. So the first answer about
+//! one of the linked ranges decides all of them.
 
 use std::collections::BTreeMap;
 
 /// Ranges of unknown flags, a byte each, that depend on one another.
 #[derive(Debug, Default)]
 pub(crate) struct FlagLinks {
-    /// By their start.
+    /// The linked ranges, by start address.
     ranges: BTreeMap<usize, Linked>,
     /// The number of groups so far.
     groups: u64,
@@ -23,10 +23,10 @@ struct Linked {
 }
 
 impl FlagLinks {
-    /// The flags at `to` became a copy of those at `from`, or their opposite.
+    /// Notes that the flags at `to` became a copy of the flags at `from`, or their opposite.
     pub(crate) fn add(&mut self, from: usize, to: usize, size: usize, is_opposite: bool) {
         if from < to + size && to < from + size {
-            // In place. Other ranges of the group would have to turn, too.
+            // In place. Other ranges of the group would have to be inverted, too.
             return self.forget(to, to + size);
         }
         let source = match self.ranges.get(&from).filter(|source| source.end == from + size) {
@@ -44,7 +44,7 @@ impl FlagLinks {
         self.ranges.insert(to, Linked { end: to + size, is_opposite, ..source });
     }
 
-    /// The flags of a range are others now.
+    /// Removes the links of a range whose flags have changed.
     pub(crate) fn forget(&mut self, start: usize, end: usize) {
         while let Some((&first, _)) =
             self.ranges.range(..end).next_back().filter(|(_, range)| range.end > start)
@@ -58,7 +58,7 @@ impl FlagLinks {
         self.ranges.clear();
     }
 
-    /// The places of the flags that depend on a range's flags, and whether they are the opposite.
+    /// Returns the addresses of the flags that depend on a range's flags, and whether they are the opposite.
     pub(crate) fn of(&self, start: usize, size: usize) -> Vec<(usize, bool)> {
         let Some((&first, range)) =
             self.ranges.range(..=start).next_back().filter(|(_, range)| range.end >= start + size)

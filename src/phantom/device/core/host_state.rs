@@ -113,8 +113,8 @@ thread_local! {
 /// The calling thread's device.
 pub(crate) fn current() -> &'static Device {
     let index = CURRENT_DEVICE.try_with(Cell::get).unwrap_or(0);
-    // With no visible device, calls that need one fail before they come here. The spare device keeps a
-    // program alive that ignores those failures.
+    // Without a visible device, calls that need one fail before this point. The spare device keeps alive a
+    // program that ignores those failures.
     host_state().devices.get(index).unwrap_or_else(|| spare_device())
 }
 
@@ -128,7 +128,7 @@ pub(crate) fn current_index() -> c_int {
     CURRENT_DEVICE.try_with(Cell::get).unwrap_or(0) as c_int
 }
 
-/// Makes a device the calling thread's.
+/// Makes a device the calling thread's current device.
 pub(crate) fn set_current(index: c_int) -> Status {
     match device(index) {
         Some(device) => {

@@ -1,4 +1,4 @@
-//! Loops on invented values. A program that waits for a value that no kernel computes would never end.
+//! Stops loops on invented values. A program that waits for a value that no kernel computes would never end.
 //!
 //! Two bounds stop it. The first counts all small reads of invented values without input from the host. The
 //! second counts the reads of one place with one answer while every input from the host repeats an earlier
@@ -25,17 +25,18 @@ const MAX_IDLE_READS: u64 = 100_000;
 pub(crate) const READS_VARIABLE: &str = "MEMTRACE_PHANTOM_READS";
 /// The second bound when the variable is not set.
 const DEFAULT_READS: u64 = 20_000;
-/// The places that are counted. A program that loops reads few.
+/// The maximum number of places that are counted. A program that loops reads only a few.
 const MOST_PLACES: usize = 4096;
 /// The number of recent inputs that are remembered.
 const RECENT_INPUTS: usize = 4096;
 
-/// Reads of invented values since the last input from the host, and how many of them read a single byte.
+/// The number of reads of invented values since the last input from the host, and the number of single-byte
+/// reads among them.
 static IDLE_READS: AtomicU64 = AtomicU64::new(0);
 static IDLE_FLAGS: AtomicU64 = AtomicU64::new(0);
 /// A place and its answer: address, size, number.
 type CallPlace = (usize, usize, u64);
-/// The reads of each place since the last new input.
+/// The number of reads of each place since the last new input.
 static PLACES: LazyLock<Mutex<HashMap<CallPlace, u64>>> = LazyLock::new(Mutex::default);
 /// Hashes of recent inputs, each at the place that it selects.
 static INPUTS: [AtomicU64; RECENT_INPUTS] = [const { AtomicU64::new(0) }; RECENT_INPUTS];
@@ -69,7 +70,7 @@ pub(crate) enum Verdict {
     Stop,
 }
 
-/// Counts a read of `size` bytes at an address that gives this answer.
+/// Counts a read of `size` bytes at `address` whose answer is `answer`.
 pub(crate) fn read(address: usize, size: usize, answer: u64) -> Verdict {
     if is_repeated(address, size, answer) {
         return Verdict::Stop;
@@ -87,7 +88,7 @@ pub(crate) fn read(address: usize, size: usize, answer: u64) -> Verdict {
     Verdict::Continue
 }
 
-/// Returns true if the same read came too often.
+/// Returns true if the same read has occurred too often.
 fn is_repeated(address: usize, size: usize, answer: u64) -> bool {
     let most = most_reads();
     if most == 0 {
@@ -102,8 +103,8 @@ fn is_repeated(address: usize, size: usize, answer: u64) -> bool {
     *count >= most
 }
 
-/// Counts an input from the host whose bytes are not looked at. It shows that the program does not wait for an
-/// invented value.
+/// Counts an input from the host whose bytes are not examined. It shows that the program is not waiting for
+/// an invented value.
 pub(crate) fn count_large_input() {
     IDLE_READS.store(0, Ordering::Relaxed);
     IDLE_FLAGS.store(0, Ordering::Relaxed);

@@ -67,8 +67,8 @@ fn slot() -> Option<(Table<'static>, Slot)> {
     if *pid == std::process::id() {
         return Some((table, (*slot)?));
     }
-    // CUDA refuses to work in the child of a process that has used it. A child that tries all the same is not
-    // listed; it must not change the figures of its parent.
+    // CUDA does not work in the child of a process that has used it. A child that uses it anyway is not
+    // listed, so that it does not change the figures of its parent.
     None
 }
 
@@ -131,7 +131,7 @@ impl Share {
         self.enter();
         let limit = if limit == u64::MAX { limit } else { limit.saturating_sub(self.host()) };
         let Some((table, slot)) = slot() else { return bytes <= limit };
-        // First stored, then compared: of two processes at once at most one gets the last bytes.
+        // Stored first and compared afterwards: of two concurrent processes, at most one gets the last bytes.
         table.set_allocated(slot, self.card, bytes);
         let fits = || bytes.saturating_add(table.bytes_of_others(Some(slot), self.card)) <= limit;
         if fits() {

@@ -1,4 +1,4 @@
-//! A loaded library of the name `libnvidia-ml.so.1`, for libraries that are linked against it.
+//! Provides a loaded library with the name `libnvidia-ml.so.1`, for libraries that are linked against it.
 //!
 //! The dynamic loader asks for a file of each name in a `NEEDED` entry, unless a library with that soname is loaded
 //! (`_dl_map_object` of glibc). A machine without a driver has no such file, and this library has another soname.
@@ -17,7 +17,7 @@ const SONAME: &[u8] = b"libnvidia-ml.so.1\0";
 const FILE_HEADER: u64 = 64;
 const PROGRAM_HEADER: u64 = 56;
 const PROGRAM_HEADERS: u64 = 3;
-/// The places of the parts after the headers: the names, the one null symbol, the dynamic section.
+/// The offsets of the parts after the headers: the names, the one null symbol, the dynamic section.
 const NAMES: u64 = FILE_HEADER + PROGRAM_HEADERS * PROGRAM_HEADER;
 const SYMBOL: u64 = NAMES + 24;
 const DYNAMIC: u64 = SYMBOL + 24;

@@ -1,4 +1,4 @@
-//! Calls of the driver that this library makes in the place of another, such as NCCL.
+//! Driver calls that this library makes on behalf of another library, such as NCCL.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_char};

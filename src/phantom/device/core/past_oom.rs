@@ -1,9 +1,9 @@
-//! Going on past the card's capacity (`--past-oom`): a request that does not fit is granted all the same, and
-//! the peak of device use is what the program needs.
+//! Going on past the card's capacity (`--past-oom`): a request that does not fit is granted anyway, and the
+//! peak of device use shows what the program needs.
 //!
-//! PyTorch's caching allocator answers a refusal by freeing its cache and asking again. So it is refused once,
-//! as on the card, and its retry is granted: the cache does not count as needed. A caller that does not ask
-//! again is granted at once.
+//! PyTorch's caching allocator reacts to a refusal by freeing its cache and retrying. So it is refused once,
+//! as on a real card, and its retry is granted: the cache then does not count as needed. The request of a
+//! caller that does not retry is granted at once.
 
 use std::cell::Cell;
 use std::sync::OnceLock;
@@ -19,7 +19,7 @@ pub(crate) enum Caller {
     /// Like `AsksAgain`, with one call per page, up to the call that makes the pages accessible
     /// ([`request_ends`]).
     AsksAgainByPage,
-    /// Fails.
+    /// The caller does not retry: it fails.
     GivesUp,
 }
 
@@ -35,19 +35,19 @@ impl Caller {
     }
 }
 
-/// The course of a thread's request.
+/// The progress of a thread's request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Request {
     New,
     Refused,
-    /// A page of it was granted.
+    /// A page of the request was granted.
     Granted,
 }
 
 static IS_ON: AtomicBool = AtomicBool::new(false);
 /// The highest use of a card so far by allocations and by other processes, in bytes.
 static PEAK: AtomicU64 = AtomicU64::new(0);
-/// The first grant of the process.
+/// Whether the process had its first grant, and whether it was reported.
 static FIRST_GRANT: AtomicU8 = AtomicU8::new(NOT_YET);
 const NOT_YET: u8 = 0;
 const UNREPORTED: u8 = 1;
@@ -57,7 +57,7 @@ thread_local! {
     static REQUEST: Cell<Request> = const { Cell::new(Request::New) };
 }
 
-/// The value of the variable: `None` when it is neither 0 nor 1.
+/// Parses the value of the variable. Returns `None` if it is neither 0 nor 1.
 pub(crate) fn requested() -> Option<bool> {
     match std::env::var_os(PAST_OOM_VARIABLE).unwrap_or_default().to_str() {
         Some("" | "0") => Some(false),
@@ -66,7 +66,7 @@ pub(crate) fn requested() -> Option<bool> {
     }
 }
 
-/// Lets requests be granted, before the program starts.
+/// Enables the grants, before the program starts.
 pub(crate) fn turn_on() {
     IS_ON.store(true, Ordering::Relaxed);
 }
@@ -97,7 +97,8 @@ pub(crate) fn grants(caller: Caller) -> bool {
     is_granted
 }
 
-/// The thread's next request that does not fit is a new one: work was queued, or pages were made accessible.
+/// Ends the thread's request, because work was queued or pages were made accessible: the next one that does
+/// not fit is new.
 #[inline]
 pub(crate) fn request_ends() {
     if is_on() {
@@ -105,7 +106,7 @@ pub(crate) fn request_ends() {
     }
 }
 
-/// Takes the bytes that are allocated on a card, other processes' included.
+/// Updates the peak with the bytes that are allocated on a card, including other processes' bytes.
 pub(crate) fn note_use(bytes: u64) {
     PEAK.fetch_max(bytes, Ordering::Relaxed);
 }
@@ -115,7 +116,7 @@ pub(crate) fn peak() -> Option<u64> {
     is_on().then(|| PEAK.load(Ordering::Relaxed))
 }
 
-/// Returns true after the process's first grant, at the first call.
+/// Returns true once, at the first call after the process's first grant.
 pub(crate) fn take_grant() -> bool {
     FIRST_GRANT.compare_exchange(UNREPORTED, REPORTED, Ordering::Relaxed, Ordering::Relaxed).is_ok()
 }

@@ -72,7 +72,7 @@ impl RangeAllocator {
         true
     }
 
-    /// Frees a range and joins it with the holes beside it.
+    /// Frees a range and merges it with adjacent holes.
     pub(crate) fn free(&mut self, at: usize, size: usize) {
         let (mut start, mut end) = (at, at + size);
         if let Some((&before, &len)) = self.holes.range(..at).next_back()

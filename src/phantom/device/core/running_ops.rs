@@ -1,8 +1,8 @@
-//! The ops of PyTorch that run on a thread, and what their kernels cannot write.
+//! The ops of PyTorch that run on a thread, and the blocks that their kernels cannot write.
 //!
-//! The kernels of an op write its new memory and the arguments that its schema names as written. So a block
-//! that was there before the innermost op, and is no such argument, keeps its values, whatever addresses its
-//! kernels are given. Of an op that is not trusted, and outside of ops, nothing is assumed.
+//! The kernels of an op write its new memory and the arguments that its schema marks as written. So a block
+//! that existed before the innermost op began, and is not such an argument, keeps its values, whatever
+//! addresses the kernels get. Nothing is assumed for an op that is not trusted, or outside of ops.
 
 use std::cell::RefCell;
 
@@ -20,12 +20,13 @@ thread_local! {
     static RUNNING: RefCell<Vec<RunningOp>> = const { RefCell::new(Vec::new()) };
 }
 
-/// An op starts on this thread.
+/// Adds an op that starts on this thread.
 pub(crate) fn push(op: RunningOp) {
     let _ = RUNNING.try_with(|running| running.borrow_mut().push(op));
 }
 
-/// An op ends on this thread. Those that started after it ended without a word.
+/// Removes an op that ends on this thread, and any ops that started after it and whose ends were not
+/// reported.
 pub(crate) fn pop(record: usize) {
     let _ = RUNNING.try_with(|running| {
         let mut running = running.borrow_mut();

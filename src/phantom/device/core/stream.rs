@@ -4,9 +4,9 @@
 //! it, or when the device has worked [`LAG_NS`] longer. Time is device time ([`DeviceClock`]), so it is the
 //! same in every run.
 //!
-//! An event, a wait and a synchronization cover exact work: a position in each of some streams
-//! ([`Work`]). A wait in a stream adds the positions of the event to all later work there, and an event that
-//! is recorded later has them, too, whatever devices the streams belong to.
+//! An event, a wait and a synchronization cover an exact amount of work: a position in each of some streams
+//! ([`Work`]). A wait in a stream adds the event's positions to all later work of that stream, and events
+//! that are recorded there later include them, whatever devices the streams belong to.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -20,10 +20,11 @@ use crate::core::lock::lock;
 /// The lag of the device behind the program: the time of a few hundred kernels.
 pub(crate) const LAG_NS: u64 = 500_000;
 
-/// The number of polls without other work after which everything queued is done: a loop that polls must end.
+/// The number of polls without other work after which everything queued counts as done, so that polling loops
+/// end.
 pub(crate) const MAX_POLLS: u64 = 64;
 
-/// `cudaStreamNonBlocking`: the stream does not wait for the legacy default stream, nor that for it.
+/// `cudaStreamNonBlocking`: the stream and the legacy default stream do not wait for each other.
 const NON_BLOCKING: u32 = 1;
 
 /// A stream.
@@ -53,7 +54,7 @@ pub(crate) struct Stream {
 struct Position {
     stream: &'static Stream,
     launches: u64,
-    /// Device time of the last of them.
+    /// Device time of the last of these launches.
     time_ns: u64,
 }
 
@@ -64,7 +65,7 @@ impl Position {
     }
 }
 
-/// Work of some streams: at most one position in each. What this work waited for belongs to it.
+/// Work of some streams: at most one position in each. It includes the work that this work waited for.
 #[derive(Clone, Default)]
 pub(crate) struct Work(Vec<Position>);
 
@@ -98,8 +99,8 @@ thread_local! {
     static QUEUED_WORK: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Returns true if the calling thread never queued work. Such a thread only observes, as NCCL's watchdog
-/// does ten times a second: the work that it asks about would be done on a card.
+/// Returns true if the calling thread never queued work. Such a thread only observes, like NCCL's watchdog,
+/// which polls ten times a second: on a real card, the work that it asks about would be done.
 pub(crate) fn thread_only_observes() -> bool {
     !QUEUED_WORK.try_with(Cell::get).unwrap_or(false)
 }
@@ -178,7 +179,7 @@ impl Stream {
     pub(crate) fn work(&'static self) -> Work {
         let mut work = Work::default();
         work.add(&lock(&self.waits));
-        // The number first: a launch at the same time may only make the position later.
+        // Read the number first: a concurrent launch can then only make the time later.
         let launches = self.queued.load(Ordering::Acquire);
         let time_ns = self.queued_ns.load(Ordering::Relaxed);
         work.add(&Work(vec![Position { stream: self, launches, time_ns }]));

@@ -36,7 +36,7 @@ impl Blocks {
 static BLOCKS: Mutex<Blocks> =
     Mutex::new(Blocks { sorted: BTreeMap::new(), hashed: HashMap::with_hasher(FxBuildHasher), count: 0 });
 
-/// A block was handed out (`size` > 0) or taken back (`size` < 0).
+/// Records that a block was handed out (`size` > 0) or taken back (`size` < 0).
 pub(crate) fn report(address: usize, size: i64) {
     let mut blocks = lock(&BLOCKS);
     if size <= 0 {
@@ -72,8 +72,8 @@ pub(crate) fn number(start: usize) -> Option<u64> {
     lock(&BLOCKS).hashed.get(&start).map(|&(_, number)| number)
 }
 
-/// The free part around an address that is in no block, of an allocation of the driver that has this start
-/// and this end: the whole when it has no block.
+/// Returns the range around an address that no block covers, within the driver's allocation from `start` to
+/// `end`. If the allocation has no block, this is the whole allocation.
 pub(crate) fn gap(address: usize, start: usize, end: usize) -> (usize, usize) {
     let blocks = lock(&BLOCKS);
     let before = blocks.sorted.range(start..=address).next_back().map_or(start, |(_, &stop)| stop);

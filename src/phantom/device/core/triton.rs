@@ -9,7 +9,7 @@ use memtrace_machine::libcuda::{self, FOLDER_VARIABLE};
 
 use crate::core::loaded_library::library_of;
 
-/// The reason why there is no folder.
+/// The reason why the folder could not be created.
 static FAILURE: OnceLock<String> = OnceLock::new();
 
 /// Sets [`FOLDER_VARIABLE`] to a folder with this library, unless it names one. Called once, from the library's
@@ -37,7 +37,7 @@ pub(crate) fn find_libcuda() {
     }
 }
 
-/// Says in a process that uses CUDA why Triton will not work.
+/// Prints, in a process that uses CUDA, why Triton will not work.
 pub(crate) fn report_failure() {
     if let Some(why) = FAILURE.get() {
         eprintln!("memtrace: {why}");

@@ -1,10 +1,10 @@
 //! The known content of device memory.
 //!
-//! Kernels do nothing, so most content is unknown. Device memory reads as zero, except a small range that a
-//! copy, a collective or a fill wrote, until a launch may have written it. A kernel of unknown effect may
-//! write the memory that its arguments reach ([`reach`](crate::cuda::reach)); with other effects see
-//! [`kernel_effects`](crate::kernels::kernel_effects). A block that is freed loses its values: stale bytes of
-//! recycled blocks would come back as sizes.
+//! Kernels do nothing, so most content is unknown. Device memory reads as zero, except for small ranges that
+//! a copy, a collective or a fill wrote, as long as no later launch may have written there. A kernel of
+//! unknown effect may write the memory that its arguments reach ([`reach`](crate::cuda::reach)); for kernels
+//! of known effect, see [`kernel_effects`](crate::kernels::kernel_effects). A freed block loses its values,
+//! because stale bytes of recycled blocks would reappear as sizes.
 //!
 //! A value that nothing computed or wrote is *invented*. Reads of invented values are counted and reported,
 //! and a program that loops on one is stopped ([`loop_guard`]). The answer about a flag or a single number is
@@ -105,7 +105,7 @@ struct Ranges(BTreeMap<usize, usize>);
 impl Ranges {
     fn add(&mut self, mut start: usize, mut end: usize) {
         self.remove(start, end);
-        // Neighbours become one range.
+        // Adjacent ranges become one.
         if let Some((&first, _)) = self.0.range(..start).next_back().filter(|&(_, &stop)| stop == start) {
             start = first;
         }
@@ -162,8 +162,8 @@ impl Ranges {
 pub(crate) struct KnownValues {
     /// Ranges with real bytes.
     known: Ranges,
-    /// The parts of these that hold an answer, which no kernel computed, a copy of one, or what a kernel makes
-    /// of one.
+    /// The parts of `known` that hold an answer: a value that no kernel computed, a copy of one, or a
+    /// kernel's result from one.
     answered: Ranges,
     /// Ranges of unknown flags, a byte each, that a kernel of known type wrote.
     masks: Ranges,
@@ -192,7 +192,7 @@ impl KnownValues {
         }
     }
 
-    /// Marks a range as known that was so before a launch, which did not write there.
+    /// Marks a range as known again after a launch that did not write there.
     pub(crate) fn keep_known(&mut self, address: usize, size: usize, is_answer: bool) {
         self.known.add(address, address + size);
         if is_answer {
@@ -200,7 +200,8 @@ impl KnownValues {
         }
     }
 
-    /// Marks a range as known that holds the answer to a read. `number`: the answer, if it is a single one.
+    /// Marks a range as known, with the answer to a read as its content. `number` is the answer if it is a
+    /// single number.
     pub(crate) fn mark_answered(&mut self, address: usize, size: usize, number: Option<u64>) {
         let is_mask = self.is_mask(address, size);
         self.mark_known(address, size);
@@ -266,7 +267,7 @@ impl KnownValues {
         self.shared.add(address, address + size);
     }
 
-    /// The range is freed: it is nobody's any more.
+    /// Forgets everything about a range that is freed.
     pub(crate) fn free(&mut self, address: usize, size: usize) {
         self.overwrite(address, size);
         self.shared.remove(address, address.saturating_add(size));

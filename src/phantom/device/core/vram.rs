@@ -18,7 +18,7 @@ use crate::core::range_allocator::RangeAllocator;
 
 /// The unit in which the driver takes memory from the card.
 pub(crate) const PAGE: usize = 2 << 20;
-/// The lowest device address. Nothing else uses this range on x86-64 Linux: the heap of a program lies above
+/// The lowest device address. Nothing else uses this range on x86-64 Linux: the heap of a program is above
 /// 0x5555_0000_0000, libraries and stacks above 0x7000_0000_0000.
 const FIRST: usize = 0x1000_0000_0000;
 /// Each device has one TiB of addresses: more than its memory, so that fragmentation never makes it fail.
@@ -46,7 +46,7 @@ pub(crate) fn share_of(address: usize) -> Option<usize> {
 /// The purpose of a block. Only [`Plain`](Self::Plain) blocks are charged to the device here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BlockPurpose {
-    /// Allocated with `cudaMalloc` or one of its kind.
+    /// Allocated with `cudaMalloc` or a similar call.
     Plain,
     /// Managed memory. It lives on the host until a kernel touches it, and there may be more of it than the
     /// card has.
@@ -65,7 +65,7 @@ pub(crate) struct Block {
     /// The length in bytes.
     pub(crate) size: usize,
     pub(crate) purpose: BlockPurpose,
-    /// The start of the shared page that it lies in.
+    /// The start of the shared page that contains it; `None` for a block with pages of its own.
     slab: Option<usize>,
 }
 
@@ -92,7 +92,7 @@ impl Vram {
     /// An empty memory of `limit` bytes.
     pub(crate) fn new(device: usize, limit: u64, share: Option<Arc<Share>>) -> Self {
         let start = FIRST + (device << SHARE_BITS);
-        // The first page is left out, so that no block begins where a device's share does.
+        // The first page is left out, so that no block begins exactly at the start of a device's share.
         let ranges = RangeAllocator::new(start + PAGE, start + (1 << SHARE_BITS));
         Self { ranges, blocks: BTreeMap::new(), slabs: BTreeMap::new(), used: 0, limit, share }
     }
@@ -108,7 +108,8 @@ impl Vram {
         self.limit.saturating_sub(self.used).saturating_sub(others)
     }
 
-    /// Charges bytes without an address. False when they do not fit, or are refused all the same (`--past-oom`).
+    /// Charges bytes without an address. Returns false if they do not fit, or if an injected fault or
+    /// `--past-oom` refuses them.
     pub(crate) fn charge(&mut self, size: u64, caller: Caller) -> bool {
         if size == 0 {
             if let Some(share) = &self.share {

@@ -24,8 +24,8 @@ pub(crate) fn graph_of(capture: u64) -> Handle<Graph> {
     lock(&GRAPHS).get(&capture).copied().unwrap_or(Handle::null())
 }
 
-/// Runs an operation that a program queues: at once, or when the graph is launched that the stream is
-/// captured into.
+/// Runs an operation that a program queues: at once, or, if the stream is captured, when the graph is
+/// launched.
 pub(crate) fn queue_effect(
     stream: StreamHandle,
     effect: impl Fn(&'static Stream) -> Status + Send + Sync + 'static,
@@ -104,7 +104,7 @@ struct CaptureInfo<'call> {
     count: Out<'call, usize>,
 }
 
-/// The part of a stream in captures. The legacy stream has none while a blocking stream is captured.
+/// Returns the stream's role in captures. The legacy stream has none while a blocking stream is captured.
 fn status_of(handle: StreamHandle) -> Result<CaptureStatus, Status> {
     let stream = handle.stream();
     match capture::refuse_legacy_status(stream.device).filter(|_| handle.is_legacy()) {

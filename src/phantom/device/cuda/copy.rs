@@ -1,4 +1,4 @@
-//! Copies and fills. [`values`] decides which bytes are really moved: small ones of known content. A large
+//! Copies and fills. [`values`] decides which bytes are really moved: small ranges of known content. A large
 //! copy moves nothing, because its bytes cannot be read back.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -102,7 +102,7 @@ unsafe fn take_input(device: &Device, to: usize, from: usize, size: usize) {
     note_addresses(device, to, beginning, size);
 }
 
-/// Copies device memory to a device, with all that is known of it.
+/// Copies device memory to a device, with everything that is known about its content.
 ///
 /// # Safety
 /// Both ranges are mapped.
@@ -212,7 +212,7 @@ unsafe fn read_to_host(to: usize, device: &Device, from: usize, size: usize) -> 
     OK
 }
 
-/// Makes the answer to a read the known content of its place, and of the flags that depend on it.
+/// Stores the answer to a read as the known content of its place, and updates the flags that depend on it.
 ///
 /// # Safety
 /// `from` is mapped for these bytes.
@@ -227,15 +227,15 @@ unsafe fn remember(device: &Device, from: usize, answer: &[u8]) {
     }
 }
 
-/// An answer as a number. `None` when it has more bytes than one.
+/// Returns an answer as a number, or `None` if it has more bytes than a number.
 fn number(answer: &[u8]) -> Option<u64> {
     let mut word = [0; size_of::<u64>()];
     word.get_mut(..answer.len())?.copy_from_slice(answer);
     Some(u64::from_le_bytes(word))
 }
 
-/// The bytes of a small range of unknown flags, with the assumption about dynamic sizes as the answer.
-/// `None` when they are many, or no flags.
+/// Answers a read of a small range of unknown flags by the assumption about dynamic sizes. Returns `None` if
+/// the range is large or does not hold flags.
 ///
 /// # Safety
 /// `from` is device memory, or host memory good for `size` bytes.
@@ -287,7 +287,7 @@ pub(crate) struct Known {
     pub(crate) is_answer: bool,
 }
 
-/// The content of a small range, when all of it is known.
+/// Returns the content of a small range if all of it is known.
 ///
 /// # Safety
 /// As for [`read_prefix`].
@@ -299,7 +299,7 @@ pub(crate) unsafe fn read_known(from: usize, size: usize) -> Option<Known> {
     Some(Known { bytes, is_answer })
 }
 
-/// Writes what a kernel made of known values. What it made of an answer is one.
+/// Writes a kernel's result from known values. A result from an answer counts as an answer, too.
 ///
 /// # Safety
 /// As for [`write_known`].
@@ -378,7 +378,7 @@ pub(crate) fn set_opposite_mask(from: usize, to: usize, size: usize) {
     }
 }
 
-/// Marks a range as unknown that is freed or handed out anew.
+/// Marks a range as unknown because it is freed or handed out again.
 pub(crate) fn free(address: usize, size: usize) {
     for device in devices_of(address) {
         device.values().overwrite(address, size);

@@ -40,8 +40,8 @@ unsafe fn copy_rows(to: Rows, from: Rows, width: usize, height: usize) -> Status
     OK
 }
 
-/// Queues a copy in a stream, as [`copy`]. A captured one reads and writes at the launch of the graph only
-/// host memory that is still pinned then: the program may have freed any other.
+/// Queues a copy in a stream, as [`copy`]. When a captured copy runs at the launch of the graph, it accesses
+/// host memory only if that is still pinned: the program may have freed any other memory.
 ///
 /// # Safety
 /// As for [`copy`].
@@ -92,7 +92,7 @@ unsafe fn queue_fill<const N: usize>(
     captures::queue_effect(stream, move |_| unsafe { fill(to, &pattern, count.saturating_mul(N)) })
 }
 
-/// Remembers the device addresses that a kernel's global variable gets.
+/// Remembers the device addresses that are copied into a kernel's global variable.
 ///
 /// # Safety
 /// `from` is device memory, or host memory good for `size` bytes.
@@ -108,7 +108,7 @@ unsafe fn hold_addresses(from: usize, size: usize) -> Status {
     OK
 }
 
-/// The status of a copy for which the program waits.
+/// Synchronizes the current stream after a copy for which the program waits, and returns the copy's status.
 fn synchronous(status: Status) -> Status {
     streams::synchronize(&current().stream);
     status

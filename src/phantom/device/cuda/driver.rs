@@ -21,7 +21,7 @@ fn make_current(context: usize) -> Status {
     if context == 0 { OK } else { set_current(device_of_context(context) as c_int) }
 }
 
-/// Success when a device has this index.
+/// Returns success if a device has this index.
 fn check_index(index: c_int) -> Status {
     if device(index).is_some() { OK } else { INVALID_DEVICE }
 }
@@ -121,7 +121,7 @@ fn error_name(status: Status) -> &'static CStr {
     }
 }
 
-/// Beginnings of the names of libraries that need no warning: they have a static runtime, too, but their
+/// Prefixes of the names of libraries that need no warning. They have a static runtime, too, but their
 /// functions are answered here before they use it.
 const KNOWN_LIBRARIES: [&str; 9] =
     ["libcu", "libnccl", "libnv", "libtorch", "libc10", "libcaffe2", "libcupti", "libnpp", "libmemtrace"];
@@ -192,7 +192,7 @@ answers! {
     }
     Success fn cuCtxEnablePeerAccess(_peer: Word, _flags: u32) { OK }
     Success fn cuCtxDisablePeerAccess(_peer: Word) { OK }
-    /// PyTorch asks it before it makes a device current again, which would create a context there.
+    /// PyTorch calls this before it makes a device current again, which would create a context there.
     Real fn cuDevicePrimaryCtxGetState(index: c_int, flags: Out<u32>, active: Out<c_int>) {
         flags.put(0);
         active.put(c_int::from(device(index).is_some_and(|device| device.share().is_entered())));

@@ -128,9 +128,9 @@ fn record(event: Handle<Event>, stream: StreamHandle, flags: u32) -> Status {
 /// captured.
 const EXTERNAL: u32 = 1;
 
-/// Refuses to ask for the progress of an event: one of captured work, in every mode ("It is invalid to
-/// synchronize or query [...] a captured event"), and any other as a potentially unsafe call. PyTorch saw the
-/// latter with a thread that asked for an event while another captured (pytorch/pytorch pull request 104487).
+/// Refuses a query of an event's progress: for an event of captured work in every mode ("It is invalid to
+/// synchronize or query [...] a captured event"), for any other as a potentially unsafe call. PyTorch saw the
+/// latter when a thread queried an event while another captured (pytorch/pytorch pull request 104487).
 fn refuse_progress(recording: &Recording) -> Option<Status> {
     match recording.capture {
         0 => capture::refuse_unsafe().map(fail),
@@ -243,7 +243,7 @@ fn elapsed(out: Out<f32>, from: Handle<Event>, to: Handle<Event>) -> Status {
     });
     let (start, end) = match times {
         [Ok(start), Ok(end)] => (start, end),
-        // A program error comes before work that is not done.
+        // A program error takes precedence over work that is not done.
         [Err(NOT_READY), Err(status)] | [Err(status), _] | [_, Err(status)] => return status,
     };
     // On a card two events are half a microsecond apart even with no work between them, and a script may

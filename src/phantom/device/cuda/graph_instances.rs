@@ -21,7 +21,7 @@ use crate::core::vram::PAGE;
 const NODE_BYTES: u64 = 10 << 10;
 const GRAPH_BYTES: u64 = 128 << 10;
 
-/// The bytes of all instantiated graphs, by device index. Charged to the device are whole pages.
+/// The bytes of all instantiated graphs, by device index. The device is charged whole pages.
 static BYTES: LazyLock<Mutex<HashMap<usize, u64>>> = LazyLock::new(Mutex::default);
 
 /// The memory of an instantiated graph, until it is dropped.
@@ -30,7 +30,7 @@ pub(crate) struct GraphInstance {
     bytes: u64,
 }
 
-/// The charged bytes for this many used ones.
+/// Returns the charged bytes for this many used bytes.
 const fn pages(bytes: u64) -> u64 {
     bytes.next_multiple_of(PAGE as u64)
 }

@@ -21,7 +21,7 @@ use crate::core::vram::{BlockPurpose, PAGE};
 /// The memory nodes of a graph.
 #[derive(Default)]
 pub(crate) struct GraphMemory {
-    /// In the order of their creation.
+    /// The nodes, in the order of their creation.
     steps: Mutex<Vec<MemoryStep>>,
     /// For an executable graph: a launch frees the memory that earlier launches left allocated.
     auto_free: bool,
@@ -40,18 +40,18 @@ enum MemoryStep {
 struct NodeBlock {
     device: &'static Device,
     size: u64,
-    /// A launch allocated it, and nothing freed it since.
+    /// True if a launch allocated it and nothing has freed it since.
     live: bool,
-    /// A graph with this node exists.
+    /// True if a graph with this node exists.
     owned: bool,
 }
 
 /// The memory of all graphs on one device, in bytes.
 #[derive(Default, Clone, Copy)]
 struct DeviceUsage {
-    /// Charged to the device.
+    /// Bytes charged to the device.
     reserved: u64,
-    /// Allocated by launches and not freed since.
+    /// Bytes allocated by launches and not freed since.
     used: u64,
     reserved_high: u64,
     used_high: u64,

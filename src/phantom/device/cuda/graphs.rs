@@ -25,7 +25,7 @@ use crate::cuda::graph_memory::{self, GraphMemory};
 use crate::cuda::reach::forget_everything;
 use crate::cuda::streams::StreamHandle;
 
-/// A node that does something here when the graph is launched.
+/// A node with an effect here when the graph is launched.
 #[derive(Clone)]
 struct NodeEffect {
     /// The number of nodes before it.
@@ -44,7 +44,7 @@ pub(crate) struct Graph {
     effects: Mutex<Vec<NodeEffect>>,
     /// Replaced by an empty one when the graph is destroyed; its handle stays valid.
     memory: Mutex<Arc<GraphMemory>>,
-    /// Of an executable graph, until it is destroyed.
+    /// The driver's memory for an executable graph, until the graph is destroyed.
     instance: Mutex<Option<GraphInstance>>,
 }
 
@@ -245,8 +245,8 @@ answers! {
     ) {
         add_free_node(out, graph, address)
     }
-    /// Not a guess: it reports the bytes that launches took, and only the launches guess. The tracer's own
-    /// samples call it in every run.
+    /// Not a guess: it reports the bytes that launches took; only the bytes of a launch are guessed. The
+    /// tracer's own samples call it in every run.
     Real fn cudaDeviceGetGraphMemAttribute(index: c_int, attribute: c_int, out: Out<u64>) {
         graph_memory::attribute(index, attribute, out)
     }

@@ -44,14 +44,14 @@ struct OpenedBlock {
     references: u32,
 }
 
-/// By the exporting process, the address there and the length.
+/// The opened blocks, by exporting process, address there, and length.
 static OPENED: LazyLock<Mutex<HashMap<[u64; 3], OpenedBlock>>> = LazyLock::new(Mutex::default);
 
 fn this_process() -> u64 {
     u64::from(std::process::id())
 }
 
-/// The values of memory that several processes use stay unknown.
+/// Marks memory that several processes use: its values stay unknown.
 fn share(address: usize, size: usize) {
     if let Some(device) = vram::share_of(address).and_then(|index| device(index as c_int)) {
         device.values().share(address, size);

@@ -72,7 +72,7 @@ pub(crate) fn free(address: usize) -> Status {
 #[derive(Clone, Copy)]
 struct HostRange {
     size: usize,
-    /// Allocated here; else the program registered memory that it had.
+    /// True if it was allocated here, false if the program registered its own memory.
     pinned: bool,
 }
 

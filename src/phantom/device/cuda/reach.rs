@@ -1,11 +1,12 @@
 //! The memory that a launch may write.
 //!
-//! A kernel of unknown effect may write each block to which an argument points, each block to which an
-//! address points that it can load from there ([`address_tables`]), and nothing else. So only these blocks
-//! become unknown. Where the arguments are not known, all memory does.
+//! A kernel of unknown effect may write each block to which an argument points, and each block whose address
+//! it can load from there ([`address_tables`]), and nothing else. So only these blocks become unknown. If the
+//! arguments are not known, all memory becomes unknown.
 //!
-//! Assumed is that a kernel does not leave the blocks whose addresses it has, which C++ demands, and that it
-//! stores no address of its own parameters in memory, unless its name says so ([`Launch::stores_addresses`]).
+//! Two assumptions are made: a kernel stays inside the blocks whose addresses it has, as C++ demands, and it
+//! stores no address from its parameters in memory, unless its name shows that it does
+//! ([`Launch::stores_addresses`]).
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -140,7 +141,7 @@ pub(crate) enum Holder {
 }
 
 static HELD: [Mutex<Targets>; 2] = [const { Mutex::new(Targets::new()) }; 2];
-/// Whether there are any: most programs have none.
+/// True if any address is held. Most programs hold no address.
 static IS_HELD: [AtomicBool; 2] = [const { AtomicBool::new(false) }; 2];
 
 /// Remembers an address that later launches may write to without an argument.
@@ -167,16 +168,16 @@ pub(crate) struct Launch {
     written: Vec<Extent>,
     /// The memory to which its arguments point and which it only reads.
     read: Vec<Extent>,
-    /// May store the addresses of its arguments in memory, for a later kernel.
+    /// True if it may store the addresses of its arguments in memory, for a later kernel.
     pub(crate) stores_addresses: bool,
-    /// Loads addresses to write through them and copies none.
+    /// True if it only writes through the addresses that it loads, and copies no address.
     pub(crate) only_dereferences: bool,
-    /// Belongs to a math library.
+    /// True if it belongs to a math library.
     is_library: bool,
 }
 
-/// An extent that was added this long ago may be added again, which does no harm: a list of tensors has
-/// hundreds.
+/// The number of recent extents that are searched for duplicates. An older extent may be added again, which
+/// is harmless; a list of tensors has hundreds of extents.
 const SEARCHED: usize = 8;
 
 fn add_extent(list: &mut Vec<Extent>, address: usize) {
@@ -206,7 +207,7 @@ impl Launch {
         }
     }
 
-    /// Adds what another launch reaches.
+    /// Adds the memory that another launch reaches.
     pub(crate) fn add(&mut self, other: &Self) {
         for (mine, others) in [(&mut self.written, &other.written), (&mut self.read, &other.read)] {
             for &extent in others {
@@ -232,7 +233,7 @@ impl Launch {
         if self.is_library {
             targets.add_all(&held(Holder::Libraries));
         }
-        // Most launches: no address except the arguments'.
+        // Most launches have no addresses except their arguments.
         if targets.is_empty() && !self.stores_addresses {
             return;
         }
@@ -240,7 +241,7 @@ impl Launch {
         if !forget_targets(&mut targets, &self.written) {
             return forget_everything();
         }
-        // A range over plain numbers has one address: its output.
+        // A kernel over plain numbers has one address: its output.
         let stores_addresses = self.stores_addresses && self.written.len() + self.read.len() > 1;
         if stores_addresses {
             for extent in self.written.iter().chain(&self.read) {
@@ -256,8 +257,8 @@ impl Launch {
     }
 }
 
-/// Marks the memory around the targets as unknown, and the memory that it leads to. Adds what it finds to the
-/// targets. False when they may be any address.
+/// Marks the memory around the targets, and all memory that it leads to, as unknown. Adds the addresses that
+/// it finds to the targets. Returns false if they may be any address.
 fn forget_targets(targets: &mut Targets, done: &[Extent]) -> bool {
     let mut done = done.to_vec();
     loop {
@@ -287,8 +288,8 @@ fn is_protected(start: usize, end: usize) -> bool {
         && torch_blocks::number(start).is_some_and(|number| running_ops::protects(start, end, number))
 }
 
-/// Marks all memory of all devices as unknown: a launch may have written any of it. What the running op cannot
-/// write stays.
+/// Marks all memory of all devices as unknown, because a launch may have written any of it. Blocks that the
+/// running op cannot write keep their values.
 pub(crate) fn forget_everything() {
     let is_trusted = running_ops::is_trusted();
     for device in &host_state().devices {

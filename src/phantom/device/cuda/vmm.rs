@@ -26,7 +26,7 @@ struct PhysicalMemory {
     /// Bytes charged to the device.
     charged: u64,
     device: usize,
-    /// One for its handle, and one for each mapping.
+    /// The number of references: one for its handle, and one for each mapping.
     references: u32,
 }
 

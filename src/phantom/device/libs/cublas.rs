@@ -41,7 +41,7 @@ fn get(handle: Handle<BlasHandle>, out: Out<c_int>, field: impl Fn(&BlasHandle) 
     out.give(field(handle).load(Ordering::Relaxed))
 }
 
-/// The device addresses that descriptions of products hold: of a bias, of a second output, of scales.
+/// The device addresses in the descriptors of products: the addresses of biases, second outputs and scales.
 static ADDRESSES: LazyLock<Mutex<HashMap<usize, Vec<usize>>>> = LazyLock::new(Mutex::default);
 
 fn add_address(description: usize, address: usize) {

@@ -63,7 +63,7 @@ codes!(cudnnBackendAttributeName_t {
 
 codes!(cudnnBackendAttributeType_t { CUDNN_TYPE_BACKEND_DESCRIPTOR, CUDNN_TYPE_CHAR, CUDNN_TYPE_VOID_PTR });
 
-/// The attribute by which a descriptor of this type takes the description of a device.
+/// The attribute that gives a descriptor of this type the description of a device.
 fn description_attribute(descriptor_type: c_int) -> Option<c_int> {
     match descriptor_type {
         CUDNN_BACKEND_ENGINE_DESCRIPTOR => Some(CUDNN_ATTR_ENGINE_DEVICEPROP),
@@ -192,8 +192,8 @@ fn card_description() -> CString {
 /// The largest workspace that the real library asked for, in bytes.
 static LARGEST_WORKSPACE: AtomicUsize = AtomicUsize::new(0);
 
-/// True if the real library chose the plans (`None` when there were none), and the largest workspace in bytes
-/// that it asked for.
+/// Returns true if the real library chose the plans (`None` if the program created no descriptor), and the
+/// largest workspace in bytes that the library asked for.
 pub(crate) fn plans() -> (Option<bool>, usize) {
     let used = entries::cudnnBackendCreateDescriptor.calls() > 0;
     (used.then(|| real().is_some()), LARGEST_WORKSPACE.load(Ordering::Relaxed))
@@ -227,7 +227,7 @@ unsafe fn destroy_descriptor(descriptor: usize) -> Status {
     unsafe { (real.destroy)(descriptor) }
 }
 
-/// Finalizes a descriptor, with the description of the card where it takes one.
+/// Finalizes a descriptor. A type of descriptor that takes the description of the card gets it first.
 ///
 /// # Safety
 /// By the contract of `cudnnBackendFinalize`.
@@ -312,7 +312,7 @@ unsafe fn stand_in(name: c_int, count: Out<i64>, values: usize) -> Status {
 /// The device addresses that descriptors of variant packs hold.
 static ADDRESSES: LazyLock<Mutex<HashMap<usize, Vec<usize>>>> = LazyLock::new(Mutex::default);
 
-/// Keeps the addresses that a descriptor gets.
+/// Stores the addresses that the program gives a descriptor.
 ///
 /// # Safety
 /// `values` is null or has `count` elements.
@@ -337,7 +337,7 @@ answers! {
     }
     Real fn cudnnBackendDestroyDescriptor(descriptor: Word) { by_contract!(destroy_descriptor(descriptor)) }
     Real fn cudnnBackendSetAttribute(descriptor: Word, name: c_int, kind: c_int, count: i64, values: Word) {
-        // The real library cannot use our handle.
+        // The phantom's handle means nothing to the real library.
         let is_handle = matches!(name, CUDNN_ATTR_OPERATIONGRAPH_HANDLE | CUDNN_ATTR_EXECUTION_PLAN_HANDLE);
         if kind == CUDNN_TYPE_VOID_PTR {
             by_contract!(keep_addresses(descriptor, count, In::from_address(values)));

@@ -1,5 +1,5 @@
-//! cuDNN's older convolution calls, which PyTorch uses where the graph API has no engine. They offer one
-//! algorithm that needs no workspace, which is a guess.
+//! cuDNN's older convolution calls, which PyTorch uses where the graph API has no engine. A search returns
+//! one algorithm that needs no workspace; the answer is a guess.
 
 use std::ffi::c_int;
 
@@ -12,7 +12,7 @@ use cudarc::cudnn::sys::{
 use crate::core::call_table::answers;
 use crate::core::ffi::{Out, Status, Word};
 
-// The three structs have one layout.
+// The three structs have the same layout.
 const _: () = assert!(size_of::<cudnnConvolutionFwdAlgoPerf_t>() == 48);
 const _: () = assert!(size_of::<cudnnConvolutionBwdDataAlgoPerf_t>() == 48);
 const _: () = assert!(size_of::<cudnnConvolutionBwdFilterAlgoPerf_t>() == 48);
@@ -33,7 +33,7 @@ macro_rules! one_result {
     }};
 }
 
-/// The implicit product with precomputed indices.
+/// Chooses the implicit matrix product with precomputed indices.
 fn one_forward(count: Out<c_int>, results: Out<cudnnConvolutionFwdAlgoPerf_t>) -> Status {
     use cudnnConvolutionFwdAlgo_t::CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM as ALGORITHM;
     one_result!(cudnnConvolutionFwdAlgoPerf_t, ALGORITHM, count, results)

@@ -1,9 +1,10 @@
 //! The effect of the math libraries' calls on memory, from their arguments alone.
 //!
-//! A call of cuBLAS, cuDNN or cuSOLVER's dense part writes to the addresses among its arguments, to those in
-//! arrays of addresses among them, and to those that its handle or its descriptors hold. The signatures of most
-//! functions are not needed: every word that may be an argument counts, and a word too many only makes more
-//! memory unknown. Calls of libraries whose descriptors hold addresses make all memory unknown.
+//! A call of cuBLAS, cuDNN or cuSOLVER's dense part may write to three kinds of addresses: its arguments, the
+//! elements of arrays among its arguments, and the addresses that its handle or its descriptors hold. The
+//! signatures of most functions are not needed: every word that may be an argument counts, and a superfluous
+//! word only makes more memory unknown. Calls of libraries whose descriptors hold addresses make all memory
+//! unknown.
 
 use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex};
@@ -18,8 +19,8 @@ use crate::cuda::streams::StreamHandle;
 use crate::kernels::kernel::{launch_library, launch_library_on_default_stream};
 use crate::libs::solver_codes::SolverCodes;
 
-/// The words on the stack that are arguments of a call with very many of them. The longest signature is that
-/// of `cudnnBatchNormalizationBackwardEx`, with 31 arguments.
+/// The maximum number of arguments of a call that are on the stack. The longest signature is
+/// `cudnnBatchNormalizationBackwardEx`, with 31 arguments.
 const STACK_WORDS: usize = 26;
 
 /// The words of a call as they arrive: six registers, the return address, the stack.
@@ -27,7 +28,8 @@ const STACK_WORDS: usize = 26;
 pub(crate) struct RawArguments {
     registers: [usize; 6],
     return_address: usize,
-    /// As many of these as the call has; then its callers' arguments, which every thread has.
+    /// The arguments of the call on the stack. The words after its last argument are the stack of its
+    /// callers.
     stack: [usize; STACK_WORDS],
 }
 
@@ -39,7 +41,7 @@ impl RawArguments {
     }
 }
 
-/// The reach of a call.
+/// The memory that a call may write to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CallEffect {
     /// The addresses among its arguments.
@@ -49,7 +51,7 @@ pub(crate) enum CallEffect {
 }
 
 impl CallEffect {
-    /// The reach of the call with this name.
+    /// Returns the memory that the call with this name may write to.
     pub(crate) const fn of(name: &str) -> Self {
         let has_no_addresses_inside =
             starts_with(name, "cublas") || starts_with(name, "cudnn") || starts_with(name, "cusolverDn");
@@ -57,7 +59,7 @@ impl CallEffect {
     }
 }
 
-/// The launch of a call with these words among its arguments.
+/// Returns the launch of a call that has these words among its arguments.
 pub(crate) fn launch_of(words: &[usize]) -> Launch {
     let mut launch = Launch::default();
     for &word in words {
@@ -76,7 +78,7 @@ pub(crate) fn set_stream(handle: usize, stream: StreamHandle) {
     lock(&STREAMS).insert(handle, stream);
 }
 
-/// The stream of a handle; the default one for a handle without.
+/// Returns the stream of a handle, or the default stream if the program set none.
 pub(crate) fn stream_of(handle: usize) -> StreamHandle {
     known_stream(handle).unwrap_or(StreamHandle::DEFAULT)
 }
@@ -85,7 +87,7 @@ fn known_stream(handle: usize) -> Option<StreamHandle> {
     lock(&STREAMS).get(&handle).copied()
 }
 
-/// Queues the work of a call, which may leave codes in device memory.
+/// Queues the work of a call. Solvers leave error codes in device memory.
 pub(crate) fn launch(effect: CallEffect, codes: Option<SolverCodes>, arguments: &RawArguments) -> Status {
     let launch = (effect == CallEffect::Arguments).then(|| {
         let on_stack = codes.map_or(STACK_WORDS, |codes| codes.last_argument().saturating_sub(5));

@@ -1,4 +1,4 @@
-//! NCCL: communicators that know their size and rank, and collectives with the right memory.
+//! NCCL: communicators that know their size and rank, and collectives that take the right memory.
 //!
 //! Small data of known content is exchanged with the other ranks
 //! ([`rank_mailbox`](crate::libs::rank_mailbox)). Other data is not moved, and no rank waits for it. Where
@@ -57,7 +57,7 @@ struct UniqueId([u64; 16]);
 
 const _: () = assert!(size_of::<UniqueId>() == size_of::<ncclUniqueId>());
 
-/// Creates a communicator; `near`: its ranks on this machine, where they are known.
+/// Creates a communicator. `near` is the number of its ranks on this machine, if known.
 fn create(
     out: Out<Handle<Communicator>>,
     (ranks, rank): (usize, usize),
@@ -117,7 +117,7 @@ fn hash(value: impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// Identifies the machine and its boot.
+/// Returns a number that identifies the machine and its current boot.
 fn machine_hash() -> u64 {
     hash(std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default())
 }
@@ -134,7 +134,7 @@ fn unique_id(out: Out<UniqueId>) -> Status {
 }
 
 impl Communicator {
-    /// Allocates what an operation needs and no earlier one needed.
+    /// Allocates the buffers that this operation needs and that no earlier operation allocated.
     fn alloc_memory(&self, action: Action) -> Status {
         let mut memory = lock(&self.memory);
         let mut peer = |peer, sends| memory.connect_peer(self.device, &self.place, (peer, sends));
@@ -158,8 +158,8 @@ impl Communicator {
         self.mailbox.get_or_init(attach).as_ref()
     }
 
-    /// The contributions of all ranks to an operation. Its own replaces the contributions of ranks that cannot be
-    /// reached.
+    /// Returns the contributions of all ranks to an operation. For ranks that cannot be reached, this rank's
+    /// own contribution is used.
     fn exchange(&self, mine: Contribution) -> Vec<Contribution> {
         let all = self.mailbox().and_then(|mailbox| mailbox.exchange(mine.as_deref()));
         all.unwrap_or_else(|| vec![mine; self.ranks])
@@ -169,7 +169,8 @@ impl Communicator {
     fn split(&self, color: c_int, key: c_int, out: Out<Handle<Communicator>>) -> Status {
         let child = self.children.fetch_add(1, Ordering::Relaxed);
         if color != NO_COLOR && stand_ins::exist() {
-            // The other ranks' colors are not known, but the size of the group that PyTorch makes.
+            // The other ranks' colors are not known, but PyTorch announced the size of the group that it is
+            // making.
             let (ranks, rank, near) = match stand_ins::announced_size() {
                 Some(ranks) => (ranks, unsigned(key), stand_ins::announced_near()),
                 None => (self.ranks, self.rank, Some(self.place.near)),
@@ -232,7 +233,8 @@ struct Operation {
     comm: Handle<Communicator>,
     from: usize,
     to: usize,
-    /// The header's count: elements that each rank contributes to each result.
+    /// The count as NCCL's header defines it: the number of elements that each rank contributes to each
+    /// result.
     count: usize,
     data_type: DataType,
 }
@@ -264,13 +266,13 @@ impl Operation {
             return unsafe { self.run_among_stand_ins(comm, part, (input, output)) };
         }
         if input > SMALL {
-            // Too large to be known. The content of the output becomes unknown.
+            // The data is too large to be exchanged, so the content of the output becomes unknown.
             // SAFETY: the caller's promise.
             return if output == 0 { OK } else { unsafe { write_known(self.to, None, output) } };
         }
         let mine = match self.action {
             Action::Receive(_) => None,
-            // Only the root's input is read. The others' may not exist.
+            // Only the root's input is read. The inputs of the other ranks may not exist.
             Action::Broadcast(root) if root != comm.rank => None,
             // SAFETY: the caller's promise.
             _ => unsafe { read_prefix(self.from, input) },
@@ -292,7 +294,7 @@ impl Operation {
         }
     }
 
-    /// Runs the operation with stand-ins: ranks that hold what this rank holds.
+    /// Runs the operation with stand-ins, which hold the same data as this rank.
     ///
     /// # Safety
     /// As for [`run`](Self::run). `input` and `output` are the sizes of the data in bytes.
@@ -351,8 +353,9 @@ impl Operation {
         }
     }
 
-    /// Receives from a stand-in what this rank sends to itself in the same group: an exchange of all with all is
-    /// such a group in PyTorch, and a stand-in holds what this rank holds. `None` when there is no such message.
+    /// Receives a message from a stand-in: the message that this rank sends to itself in the same group.
+    /// PyTorch implements an all-to-all exchange as such a group, and a stand-in holds the same data as this
+    /// rank. `None` when there is no such message.
     ///
     /// # Safety
     /// The pointers of both operations are good for their data.
@@ -402,7 +405,7 @@ impl Operation {
                 }
                 Action::Reduce(..) => OK,
                 Action::Broadcast(root) => {
-                    // When the root cannot be reached, its contribution is unknown, except to itself.
+                    // When the root cannot be reached, its contribution is unknown to all other ranks.
                     let bytes = all.get(root).and_then(|bytes| slice(bytes, 0, part));
                     write_known(self.to, bytes.as_deref(), part)
                 }
@@ -432,7 +435,7 @@ impl Operation {
     }
 }
 
-/// The part of a contribution with this index, as far as it is known.
+/// Returns the part of a contribution with this index, or as many of its bytes as are known.
 fn slice(bytes: &Contribution, index: usize, part: usize) -> Contribution {
     let bytes = bytes.as_ref()?;
     Some(bytes.get(index * part..bytes.len().min((index + 1) * part))?.to_vec())
@@ -458,7 +461,7 @@ unsafe fn submit(operation: Operation) -> Status {
     if queued { OK } else { nccl_status(unsafe { operation.run() }) }
 }
 
-/// The status that NCCL returns for the status of an operation.
+/// Returns NCCL's status for the status of a CUDA operation.
 fn nccl_status(status: Status) -> Status {
     if status == OK || status == INVALID_ARGUMENT { status } else { UNHANDLED_CUDA_ERROR }
 }
@@ -469,7 +472,7 @@ fn group_end() -> Status {
         return OK;
     }
     let group = GROUP.try_with(RefCell::take).unwrap_or_default();
-    // An operation must not wait for another one of its group, so sends run first.
+    // Sends run first, so that a receive never waits for a send of its own group.
     let (sends, others): (Vec<_>, Vec<_>) =
         group.into_iter().partition(|operation| matches!(operation.action, Action::Send(_)));
     let statuses: Vec<_> = sends
@@ -557,7 +560,7 @@ answers! {
     }
     Real fn ncclGroupEnd() { group_end() }
     Success fn ncclGroupSimulateEnd(_info: Word) { OK }
-    /// The number of an operation that the program created: `ncclNumOps`, which counts as a sum.
+    /// Returns the number of an operation that the program created: `ncclNumOps`, which counts as a sum.
     Guess fn ncclRedOpCreatePreMulSum(
         out: Out<c_int>, _scalar: Word, _data_type: DataType, _residence: c_int, _comm: Word,
     ) {

@@ -1,8 +1,8 @@
-//! The allocations of a communicator: memory that NCCL takes from the driver, in the sizes of
-//! [`nccl_memory`](crate::libs::nccl_memory), on its behalf.
+//! The allocations of a communicator. They are made through the driver on behalf of NCCL, in the sizes that
+//! [`nccl_memory`](crate::libs::nccl_memory) computes.
 //!
-//! cuBLAS, cuDNN, cuFFT, cuSOLVER and cuSPARSE take nothing here: we found no source that says how much their
-//! handles take. `scripts/calibrate` measures it.
+//! cuBLAS, cuDNN, cuFFT, cuSOLVER and cuSPARSE allocate nothing here, because we found no source that states
+//! how much memory their handles take. `scripts/calibrate` measures it.
 
 use std::collections::HashSet;
 use std::ffi::{CStr, c_int};
@@ -21,9 +21,9 @@ use crate::core::vram::PAGE;
 use crate::libs::nccl_groups::RankPlace;
 use crate::libs::nccl_memory::{HOPPER_CODE, HOPPER_FIRST_KERNEL, NcclMemory, hopper_message_kernel};
 
-/// Finds a function of the driver as any other library finds it, so that a tracer which was loaded before
-/// this library sees the call. (This library is linked to bind its own names first, so `RTLD_DEFAULT` would
-/// find itself.)
+/// Finds a function of the driver in the same way as any other library does, so that a tracer which was
+/// loaded before this library sees the call. (`RTLD_DEFAULT` would find this library's own function, because
+/// this library is linked to bind its own names first.)
 ///
 /// # Safety
 /// `F` is the type of a function pointer, with the signature that `cuda.h` gives the function of this name.
@@ -99,7 +99,8 @@ impl LibraryMemory {
 /// The library that the buffers are attributed to.
 const LIBRARY: &CStr = c"libnccl.so.2";
 
-/// The version of the program's NCCL, such as 22809; the newest that was read when it has none.
+/// Returns the version of the program's NCCL, such as 22809. If the program has no NCCL, the newest version
+/// that we read.
 fn version() -> u32 {
     type GetVersion = unsafe extern "C" fn(Out<c_int>) -> Status;
     static VERSION: OnceLock<u32> = OnceLock::new();
@@ -127,16 +128,16 @@ fn version() -> u32 {
 /// A part of the memory that NCCL's kernels take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum KernelMemory {
-    /// The code, with the first communicator.
+    /// The code, which is loaded with the first communicator.
     Code,
     /// The stack of the first kernel.
     FirstKernel,
-    /// The larger stack of the kernel of messages.
+    /// The additional stack of the kernel that sends and receives messages.
     Messages,
 }
 
 impl KernelMemory {
-    /// The bytes on a card of capability 9.0.
+    /// Returns the size of the part in bytes on a card of compute capability 9.0.
     fn bytes(self) -> u64 {
         match self {
             Self::Code => HOPPER_CODE,
@@ -146,10 +147,11 @@ impl KernelMemory {
     }
 }
 
-/// The parts that a device has loaded.
+/// The parts that each device has loaded.
 static LOADED: Mutex<Vec<(usize, KernelMemory)>> = Mutex::new(Vec::new());
 
-/// Charges parts of the memory of NCCL's kernels to a device, each once. It is part of the context.
+/// Charges parts of the memory of NCCL's kernels to a device, each part once. The memory belongs to the
+/// context.
 fn load_kernels(index: usize, parts: &[KernelMemory]) -> Result<(), Status> {
     if host_state().spec.cc != (9, 0) {
         return Ok(());
@@ -167,20 +169,21 @@ fn load_kernels(index: usize, parts: &[KernelMemory]) -> Result<(), Status> {
     Ok(())
 }
 
-/// The memory of a communicator of one rank.
+/// The memory that one rank's communicator takes.
 #[derive(Debug, Default)]
 pub(crate) struct CommunicatorMemory {
     held: LibraryMemory,
     /// True after the first operation with others.
     connected: bool,
-    /// True after the first message to other machines, and from them.
+    /// True after the first message to other machines, and after the first message from them.
     connected_to_machines: [bool; 2],
-    /// The ranks that messages go to or come from, with true for those that they go to.
+    /// The ranks that have exchanged messages with this rank. The flag is true for messages to the rank,
+    /// false for messages from it.
     peers: HashSet<(usize, bool)>,
 }
 
 impl CommunicatorMemory {
-    /// What comes with the communicator.
+    /// Allocates the memory that comes with the communicator.
     pub(crate) fn new(device: usize, place: &RankPlace) -> Result<Self, Status> {
         let mut memory = Self::default();
         if host_state().spec.channels == 0 {
@@ -196,7 +199,7 @@ impl CommunicatorMemory {
         }
     }
 
-    /// What comes with the first operation among several ranks.
+    /// Allocates the memory for the first operation among several ranks.
     pub(crate) fn connect(&mut self, device: usize, place: &RankPlace) -> Result<(), Status> {
         if self.connected || place.ranks < 2 || host_state().spec.channels == 0 {
             return Ok(());
@@ -207,7 +210,8 @@ impl CommunicatorMemory {
         Ok(())
     }
 
-    /// What comes with the first message to (`sends`) or from another rank, or the first to or from other machines.
+    /// Allocates the memory for the first message to another rank (`sends`) or from it, and for the first
+    /// message to or from other machines.
     pub(crate) fn connect_peer(
         &mut self,
         device: usize,
@@ -234,7 +238,7 @@ impl CommunicatorMemory {
         Ok(())
     }
 
-    /// Frees all of it.
+    /// Frees all memory of the communicator.
     pub(crate) fn free(&mut self) {
         std::mem::take(self).held.free(LIBRARY);
     }

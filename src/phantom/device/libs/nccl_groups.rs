@@ -1,8 +1,8 @@
 //! How the ranks of a communicator are spread over machines.
 //!
-//! NCCL learns this from the other ranks. Among stand-ins, PyTorch's groups provide it: each is announced
-//! with its name and the number of its ranks on this machine, and the store of this rank knows by which
-//! group's key the id of a communicator was shared.
+//! NCCL learns this from the other ranks. Stand-ins cannot answer, so the information comes from PyTorch's
+//! groups. Each group is announced with its name and the number of its ranks on this machine. This rank's
+//! store shows which group's key shared the id of a communicator.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char};
@@ -22,23 +22,23 @@ use crate::libs::stand_ins;
 pub(crate) struct RankPlace {
     pub(crate) ranks: usize,
     pub(crate) rank: usize,
-    /// The ranks on this machine, this one included.
+    /// The number of ranks on this machine, including this one.
     pub(crate) near: usize,
 }
 
 impl RankPlace {
-    /// Returns true if a rank is on this machine: NCCL's ranks of a machine follow one another.
+    /// Returns true if a rank is on this machine. The ranks of a machine have consecutive numbers in NCCL.
     pub(crate) fn is_near(&self, rank: usize) -> bool {
         rank / self.near.max(1) == self.rank / self.near.max(1)
     }
 
-    /// A place in a communicator if only its number of ranks is known, and perhaps how many of them are on
-    /// this machine (`near`).
+    /// Makes a place from the number of ranks of the communicator and, if known, the number of them on this
+    /// machine (`near`).
     pub(crate) fn new(ranks: usize, rank: usize, near: Option<usize>) -> RankPlace {
         let number = |name: &str| std::env::var(name).ok()?.trim().parse().ok().filter(|number| *number > 0);
         let of_machine = match stand_ins::exist() {
             true => Some(host_state().spec.count as usize),
-            // Real ranks of one machine may play several.
+            // Ranks that run on one machine may simulate several machines.
             false => number("LOCAL_WORLD_SIZE"),
         };
         let near = near.filter(|near| *near > 0).or(of_machine).unwrap_or(ranks);
@@ -46,10 +46,10 @@ impl RankPlace {
     }
 }
 
-/// For each name: the ranks of a group on this machine.
+/// For the name of each group, the number of its ranks on this machine.
 static GROUPS: Mutex<Option<HashMap<String, usize>>> = Mutex::new(None);
 
-/// PyTorch makes a group of this name, with `near` ranks on this machine.
+/// Records that PyTorch makes a group of this name, with `near` ranks on this machine.
 ///
 /// # Safety
 /// `name` is null or a C string.
@@ -64,7 +64,7 @@ unsafe extern "C" fn memtrace_phantom_place_group(name: *const c_char, near: usi
     lock(&GROUPS).get_or_insert_default().insert(name, near);
 }
 
-/// The ranks on this machine of the group whose communicator has this id.
+/// Returns how many ranks are on this machine in the group whose communicator has this id.
 pub(crate) fn near_of_id(id: &[u8]) -> Option<usize> {
     if !stand_ins::exist() || lock(&GROUPS).is_none() {
         return None;
@@ -73,7 +73,7 @@ pub(crate) fn near_of_id(id: &[u8]) -> Option<usize> {
     lock(&GROUPS).as_ref()?.get(&group).copied()
 }
 
-/// The key in this rank's store that has the id as its value.
+/// Returns the key in this rank's store that has the id as its value.
 fn key_of_id(id: &[u8]) -> Option<String> {
     let port = std::env::var(STORE_VARIABLE).ok()?.parse().ok()?;
     let mut store = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok()?;
@@ -85,7 +85,7 @@ fn key_of_id(id: &[u8]) -> Option<String> {
     Some(line.trim().to_owned()).filter(|line| !line.is_empty())
 }
 
-/// The group that a key belongs to: the group's name precedes the device.
+/// Returns the name of the group that a key belongs to. In a key, the name precedes the device.
 fn group_of_key(key: &str) -> Option<&str> {
     key.split("/cuda/").next()?.split('/').rev().find(|part| !part.is_empty())
 }

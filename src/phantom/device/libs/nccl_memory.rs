@@ -1,4 +1,4 @@
-//! The device memory that NCCL takes for a communicator, as its source has it.
+//! The device memory that NCCL takes for a communicator, computed as in NCCL's source code.
 //!
 //! Sources, in NCCL's tree (<https://github.com/NVIDIA/nccl>), read at v2.21.5, v2.22.3, v2.27.5 and v2.28.9:
 //!
@@ -20,14 +20,15 @@
 //!
 //! A communicator over several machines, read at v2.28.9:
 //!
-//! - `sendProxyConnect` and `recvProxyConnect` (`transport/net.cc`): a ring's connection to another machine has the
-//!   protocols' buffers in whole 2 MiB (`CUDA_IPC_MIN`) on both sides, without that of *LL* on the sender's. They
-//!   lie in device memory with GPUDirect RDMA, else in host memory.
-//! - Each channel enters and leaves a machine once, so a card has the connections to other machines of the channels
-//!   divided by its machine's ranks (with PXN the card beside the network card has them).
-//! - `sharedNetBuffersInit` (`transport/net.cc`): messages to all other machines share one buffer, those from them
-//!   another, of `NCCL_SHARED_STEPS` chunks for each channel of messages; `computeBuffSizes` (`init.cc`) takes
-//!   `NCCL_P2P_NET_CHUNKSIZE` for the chunk there.
+//! - `sendProxyConnect` and `recvProxyConnect` (`transport/net.cc`): a ring's connection to another machine
+//! has the protocols' buffers in whole 2 MiB (`CUDA_IPC_MIN`) on both sides; the sender has no buffer of the
+//! protocol *LL*. The buffers are in device memory with GPUDirect RDMA, otherwise in host memory.
+//! - Each channel enters and leaves a machine once. So the number of connections that a card has to other
+//! machines is the number of channels divided by the ranks of its machine. (With PXN, the card next to the
+//! network card has them.)
+//! - `sharedNetBuffersInit` (`transport/net.cc`): messages to all other machines share one buffer, and
+//! messages from them share another. Each has `NCCL_SHARED_STEPS` chunks for each channel of messages. The
+//! size of these chunks is `NCCL_P2P_NET_CHUNKSIZE` (`computeBuffSizes` in `init.cc`).
 //! - Channels: the search of rings (`graph/search.cc`) finds as many as there are network cards, and
 //!   `ncclTopoPostset` (`graph/connect.cc`) doubles them, twice from Hopper on while there are fewer than 16 and the
 //!   ring is faster than 45 GB/s. With a network card for each card of the machine, of 400 Gb/s for Hopper, that is the
@@ -42,9 +43,9 @@ use memtrace_cards::Links;
 const MIB: usize = 1 << 20;
 /// The unit of `cuMemCreate`, and `CUDA_IPC_MIN`.
 const PAGE: usize = 2 * MIB;
-/// The bytes of a buffer's control structures on either side.
+/// The size in bytes of a buffer's control structures, on the sender and on the receiver.
 const CONTROL: usize = 4096;
-/// A bound above any buffer size that a variable may set.
+/// An upper bound for the buffer sizes that environment variables set.
 const MAX_BUFFER: usize = 1 << 32;
 /// `NCCL_STEPS`, and `NCCL_SHARED_STEPS` of the network's shared buffers.
 const STEPS: usize = 8;
@@ -80,19 +81,20 @@ const MOST_BETWEEN_MACHINES: usize = 16;
 pub(crate) struct NcclMemory<'a> {
     /// NCCL's version: 22809 is 2.28.9.
     pub(crate) version: u32,
-    /// The ranks of the communicator on this machine.
+    /// The number of ranks of the communicator on this machine.
     pub(crate) ranks: usize,
     /// The position of the rank among the ranks on this machine.
     pub(crate) rank: usize,
     /// True if the communicator has ranks on other machines.
     pub(crate) has_others: bool,
-    /// The number of channels of a collective among several ranks; 0: NCCL takes no memory.
+    /// The number of channels of a collective among several ranks. If it is 0, the simulated NCCL takes no
+    /// memory.
     pub(crate) channels: usize,
     pub(crate) links: Links,
     pub(crate) cc: (u32, u32),
     /// True if the card has GPUDirect RDMA.
     pub(crate) rdma: bool,
-    /// The value of a variable of the environment.
+    /// Returns the value of an environment variable.
     pub(crate) variable: &'a dyn Fn(&str) -> Option<String>,
 }
 
@@ -104,7 +106,7 @@ impl NcclMemory<'_> {
             return Vec::new();
         }
         let all = channels.max(self.p2p_channels());
-        // Without cuMem these are small pieces of one page.
+        // Without cuMem, these allocations are small and share one page.
         let mut sizes = vec![PAGE; if self.has_cumem() { 3 * all + 2 } else { 1 }];
         if self.has_multicast() {
             let control = if self.has_cumem() { self.multicast_channels() + 1 } else { 0 };
@@ -138,7 +140,7 @@ impl NcclMemory<'_> {
         if self.rdma { vec![self.shared_buffer()] } else { Vec::new() }
     }
 
-    /// The channels of collectives.
+    /// The number of channels of collectives.
     fn channels(&self) -> usize {
         let most = if self.version < 22500 { 32 } else { 64 };
         if self.channels == 0 {
@@ -149,7 +151,7 @@ impl NcclMemory<'_> {
                 let each = if self.cc >= (9, 0) { 4 } else { 2 };
                 self.channels.min((each * ranks).min(MOST_BETWEEN_MACHINES))
             }
-            // A rank alone has all of them: no link limits it.
+            // A communicator of one rank has all channels, because no link limits their number.
             1 => most,
             _ => self.channels,
         };
@@ -189,7 +191,7 @@ impl NcclMemory<'_> {
         }
     }
 
-    /// The buffers of multicast: two of each channel for each rank.
+    /// Returns the sizes of the buffers of multicast. Each channel has two for each rank.
     fn multicast_buffers(&self) -> Vec<usize> {
         if !self.has_multicast() {
             return Vec::new();
@@ -211,7 +213,8 @@ impl NcclMemory<'_> {
                 .flat_map(|_| [self.receiver(), self.sender()])
                 .collect();
         }
-        // The connections of this rank to and from other machines; the others belong to the ring in this machine.
+        // This rank's connections to and from other machines. All other connections belong to the ring inside
+        // this machine.
         let between = channels.div_ceil(self.ranks);
         let inside = channels - between.min(channels);
         let mut sizes: Vec<usize> = (0..inside).flat_map(|_| [self.receiver(), self.sender()]).collect();
@@ -233,7 +236,7 @@ impl NcclMemory<'_> {
         self.p2p_channels() * SHARED_STEPS * self.p2p_chunk()
     }
 
-    /// The connections of the tree, a chain inside a machine, that the ring does not have.
+    /// Returns the connections that only the tree has, not the ring. Inside a machine, the tree is a chain.
     fn tree(&self) -> Vec<usize> {
         let mut each = Vec::new();
         if self.ranks > 2 && self.rank + 1 < self.ranks {
@@ -318,7 +321,8 @@ mod tests {
 
     #[test]
     fn nccl_on_four_a100_cards_takes_what_issue_964_shows() {
-        // August 2023: no cuMem yet. A page of small pieces comes on top of the buffers.
+        // This version, of August 2023, has no cuMem. One page of small allocations comes on top of the
+        // buffers.
         let of = |ranks| mib(&rank_of(21803, ranks, 0, (8, 0)).at_creation());
         assert_eq!((of(2), of(4)), (544 + 2, 688 + 2));
     }
@@ -331,7 +335,7 @@ mod tests {
             let code = ((HOPPER_CODE + first) >> 20) as usize;
             mib(&memory.at_creation()) + mib(&memory.at_first_operation()) + code
         };
-        // Beside 614 MiB of each process, 1174 and 1510.
+        // With the 614 MiB that each process takes without NCCL, the totals are 1174 and 1510 MiB.
         assert_eq!((of(1), of(8)), (560, 896));
     }
 
@@ -365,18 +369,21 @@ mod tests {
     #[test]
     fn nccl_between_machines_has_the_buffers_of_its_source() {
         let of = |ranks| NcclMemory { has_others: true, ..rank_of(22809, ranks, 0, (9, 0)) };
-        // Eight cards: 16 channels. Two of them enter and two leave the machine here. The receiver has 10 MiB in
-        // either case; the sender 2 MiB to a card and 10 to a machine.
+        // Eight cards with 16 channels: two channels enter and two leave the machine at this card. The
+        // receiver has 10 MiB for each connection. The sender has 2 MiB for a connection to a card and 10 MiB
+        // for one to a machine.
         assert_eq!(mib(&of(8).at_first_operation()), 16 * 10 + 14 * 2 + 2 * 10);
-        // A card of each machine, such as the group of data parallel ranks beside tensor parallel ones.
+        // One card of each machine, such as a group of data-parallel ranks when tensor parallelism is used
+        // inside the machines.
         assert_eq!(of(1).at_first_operation(), [10_485_760; 8]);
-        // 16 channels of 16 steps of 128 KiB, for all machines; 2.21 has it from the start.
+        // 16 channels of 16 steps of 128 KiB, shared by all machines. In 2.21 this buffer exists from the
+        // start.
         assert_eq!(of(8).for_machines(), [33_554_432]);
         let before = NcclMemory { version: 22105, ..of(8) };
         assert!(before.at_creation().contains(&33_554_432), "{:?}", before.at_creation());
-        // Three allocations a channel and two for the communicator, and for multicast 17 of 2 MiB.
+        // Three allocations for each channel, two for the communicator, and 17 for multicast, of 2 MiB each.
         assert_eq!(mib(&of(8).at_creation()), (3 * 16 + 2 + 17) * 2);
-        // Without GPUDirect RDMA the buffers lie in host memory.
+        // Without GPUDirect RDMA the buffers are in host memory.
         let host =
             NcclMemory { rdma: false, version: 22105, cc: (8, 9), links: Links::None, channels: 2, ..of(8) };
         assert!(host.for_machines().is_empty());

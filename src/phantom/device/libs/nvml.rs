@@ -1,6 +1,6 @@
-//! NVML: the devices of the machine, their memory, and the processes on them. PyTorch asks for these for the
-//! text of an out-of-memory error, monitors and scripts through `pynvml`. [`dlopen`](crate::core::dlopen) loads
-//! this library as `libnvidia-ml.so.1`.
+//! NVML: the devices of the machine, their memory, and the processes on them. PyTorch uses NVML for the text
+//! of an out-of-memory error, monitors and scripts use it through `pynvml`. [`dlopen`](crate::core::dlopen)
+//! loads this library as `libnvidia-ml.so.1`.
 //!
 //! NVML lists every card of the machine, whatever `CUDA_VISIBLE_DEVICES` hides, and the processes of the whole
 //! machine ([`machine_state`]).
@@ -47,12 +47,13 @@ fn shut_down() -> Status {
     if less.is_ok() { OK } else { UNINITIALIZED }
 }
 
-/// Success once NVML is initialized.
+/// Returns success if NVML is initialized.
 fn check_initialized() -> Status {
     if INITIALIZED.load(Ordering::Relaxed) > 0 { OK } else { UNINITIALIZED }
 }
 
-/// The card of an NVML device handle: its position plus 1, so that none is null.
+/// Returns the card of an NVML device handle. A handle is the position of the card plus 1, so that none is
+/// null.
 pub(super) fn card_of(handle: usize) -> Result<usize, Status> {
     if check_initialized() != OK {
         return Err(UNINITIALIZED);
@@ -156,7 +157,7 @@ struct MemoryInfo2 {
 const _: () = assert!(size_of::<ProcessInfo>() == 24 && size_of::<ProcessInfo1>() == 16);
 const _: () = assert!(size_of::<MemoryInfo>() == 24 && size_of::<MemoryInfo2>() == 40);
 
-/// `nvmlMemory_v2`: the size of the struct and the number of its version.
+/// The version word of `nvmlMemory_v2_t`: the size of the struct and its version number.
 const MEMORY_2: u32 = size_of::<MemoryInfo2>() as u32 | 2 << 24;
 
 /// Writes a value about the card's own memory, which NVML does not support where memory is unified.
@@ -182,7 +183,8 @@ fn memory_info_2(handle: usize, place: InOut<MemoryInfo2>) -> Status {
     })
 }
 
-/// The process id of all processes outside the machine: the first of a host, which uses no device.
+/// The process id that is reported for all processes outside the machine: 1, the first process of a host,
+/// which uses no device.
 pub(crate) const OTHER_PID: u32 = 1;
 
 /// Lists the processes with a context on a card.
@@ -302,8 +304,9 @@ answers! {
     Real fn nvmlDeviceGetMemoryInfo_v2(handle: Word, place: InOut<MemoryInfo2>) {
         memory_info_2(handle, place)
     }
-    /// A window as large as the memory, as on data-centre cards, and the little of it that a process maps.
-    /// Not a guess: no amount of memory follows from it, and the tracer's own samples call it in every run.
+    /// Reports a BAR1 window as large as the memory, as on data center cards, and the little of it that a
+    /// process maps. The answer is not counted as a guess, because no amount of memory follows from it and
+    /// the tracer's own samples make this call in every run.
     Real fn nvmlDeviceGetBAR1MemoryInfo(handle: Word, out: Out<MemoryInfo>) {
         let (total, used) = (host_state().spec.memory.next_power_of_two(), 2 << 20);
         give_memory(handle, out, |_| MemoryInfo { total, free: total - used, used })

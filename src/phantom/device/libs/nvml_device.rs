@@ -28,10 +28,11 @@ struct Utilization {
 /// "depending on the product" (`nvml.h`).
 const SHORTEST: Duration = Duration::from_millis(160);
 
-/// The share of the last moment in which the card worked. Kernels do not run: their time is the simulated one,
-/// which passes faster or slower than wall-clock time.
+/// Returns the share of a recent interval in which the card worked, in percent. Kernels do not run: their
+/// time is simulated, and passes faster or slower than wall-clock time.
 fn utilization(card: usize) -> Utilization {
-    /// The time that each card had worked at a moment, and the answer of that moment.
+    /// For each card: the time that it had worked at the last measurement, and the answer of that
+    /// measurement.
     type Last = Vec<Option<(Instant, u64, Utilization)>>;
     static LAST: Mutex<Last> = Mutex::new(Vec::new());
     let busy = machine_state::state().busy_ns(card);
@@ -80,7 +81,8 @@ fn pci_info(card: usize) -> PciInfo {
         domain: 0,
         bus: identity::bus(card),
         device: 0,
-        // NVIDIA's vendor id alone: the ids of the cards are not in their descriptions.
+        // Only NVIDIA's vendor id is filled in, because the descriptions of the cards do not contain their
+        // device ids.
         device_id: 0x10de,
         subsystem_id: 0,
         bus_id: chars(&identity::long_bus_id(card)),
@@ -132,7 +134,7 @@ fn ecc_errors(handle: usize, kind: c_int, out: Out<u64>) -> Status {
     }
 }
 
-/// Not supported, for a card that is there.
+/// Returns that the call is not supported, if the handle is a card.
 fn unsupported(handle: usize) -> Status {
     card_of(handle).err().unwrap_or(NOT_SUPPORTED)
 }

@@ -1,9 +1,9 @@
 //! NVRTC, the compiler that cuDNN calls when it finalizes a plan of an engine that is compiled at run time.
 //!
-//! No kernel runs here, and neither the workspace of a plan nor its order among the plans comes from the
-//! code. A search for the fastest plan (`torch.backends.cudnn.benchmark`) finalizes hundreds of them, and
-//! would spend all its time in the compiler. So cuDNN's programs are not compiled: they have a file without
-//! code. All other programs are compiled by the real library.
+//! No kernel runs here, and neither the workspace of a plan nor its order among the plans depends on the
+//! code. A search for the fastest plan (`torch.backends.cudnn.benchmark`) finalizes hundreds of plans, and
+//! would spend all its time in the compiler. So the programs of cuDNN are not compiled: each gets a file
+//! without code. All other programs are compiled by the real library.
 
 use std::cell::Cell;
 use std::collections::HashSet;
@@ -20,7 +20,7 @@ use crate::core::lock::lock;
 const SUCCESS: c_int = 0;
 const INTERNAL_ERROR: c_int = 11;
 
-/// The file of a program that was not compiled: an ELF header without sections.
+/// The compiled file of a program that was not compiled: an ELF header without sections.
 const EMPTY_FILE: [u8; 64] = {
     let mut file = [0; 64];
     [file[0], file[1], file[2], file[3]] = *b"\x7fELF";
@@ -43,7 +43,7 @@ pub(crate) fn programs() -> (u64, u64) {
 /// The programs that were not compiled, until they are destroyed.
 static SKIPPED: LazyLock<Mutex<HashSet<usize>>> = LazyLock::new(Mutex::default);
 
-/// Calls a function that may compile programs, in which this thread compiles none.
+/// Calls a function during which this thread compiles no programs.
 pub(crate) fn without_compiling<T>(function: impl FnOnce() -> T) -> T {
     let before = IS_SKIPPED.try_with(|cell| cell.replace(true)).unwrap_or(false);
     let result = function();
@@ -55,7 +55,8 @@ fn is_skipped(program: usize) -> bool {
     lock(&SKIPPED).contains(&program)
 }
 
-/// A function of the real library, which the caller of the same function here has loaded.
+/// Returns a function of the real library. The library is loaded: the program called the function of the same
+/// name here.
 fn real(name: &CStr) -> Option<*mut c_void> {
     [c"libnvrtc.so.13", c"libnvrtc.so.12", c"libnvrtc.so.11.2"].into_iter().find_map(|library| {
         // SAFETY: a search by name that loads nothing; a handle that is never closed.
@@ -133,7 +134,7 @@ answers! {
         }
         pass!(c"nvrtcGetPTX", program: Word, out: Word)
     }
-    /// The name of a kernel in the file: of a file without code, the expression itself.
+    /// Returns the name of a kernel in the file. For a file without code, the name is the expression itself.
     Real fn nvrtcGetLoweredName(program: Word, expression: Word, out: Out<*const c_char>) -> c_int {
         if is_skipped(program) {
             return out.give(expression as *const c_char);

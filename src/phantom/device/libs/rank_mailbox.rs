@@ -2,8 +2,8 @@
 //!
 //! A rank publishes its contribution to its n-th operation and waits until the other ranks have published
 //! theirs. So object collectives, barriers and reductions of metrics give their real results. Large data is
-//! never exchanged, so training never waits. A rank that does not answer within [`PATIENCE`] is given up with
-//! one line on stderr, so no rank hangs forever.
+//! never exchanged, so training never waits. If a rank does not answer within [`PATIENCE`], the others print
+//! one line on stderr and stop waiting for it, so no rank hangs forever.
 
 use std::ffi::CString;
 use std::ptr::NonNull;
@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 
 use crate::core::values::SMALL;
 
-/// The longest wait for another rank.
+/// The time limit for a wait for another rank.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The bytes of a cache line: each control block has its own, so that ranks do not slow each other down.
+/// The size of a cache line in bytes. Each control block has a cache line of its own, so that ranks do not
+/// slow each other down.
 const CACHE_LINE: usize = 64;
 /// The bytes before the control blocks. The first word counts the attached ranks.
 const HEADER: usize = 4096;
@@ -47,7 +48,7 @@ unsafe impl Sync for RankMailbox {}
 struct Control {
     /// The number of the last message.
     written: AtomicU64,
-    /// In a rank's own mailbox, the number of operations that the rank has finished; in a pair's, of messages
+    /// The number of operations that the rank has finished; in the mailbox of a pair, the number of messages
     /// received.
     read: AtomicU64,
     /// 1 if the content of the message is known, or else 0.
@@ -66,7 +67,7 @@ impl RankMailbox {
         if file < 0 {
             return None;
         }
-        // Pages are allocated when they are touched, and most never are.
+        // The kernel allocates a page when it is touched, and most pages never are.
         // SAFETY: the descriptor was opened above. Every rank sets the same size.
         let sized = unsafe { libc::ftruncate(file, size as libc::off_t) } == 0;
         // SAFETY: a new shared mapping of that file.
@@ -97,7 +98,7 @@ impl RankMailbox {
         Some(Self { base, ranks, rank, operations, given_up })
     }
 
-    /// The number of mailboxes.
+    /// Returns the number of mailboxes.
     fn mailboxes(&self) -> usize {
         self.ranks + self.ranks * self.ranks
     }
@@ -114,7 +115,7 @@ impl RankMailbox {
         unsafe { self.base.add(HEADER + self.mailboxes() * CACHE_LINE + mailbox * SMALL) }.as_ptr()
     }
 
-    /// The mailbox for messages from one rank to another.
+    /// Returns the index of the mailbox for messages from one rank to another.
     fn pair(&self, from: usize, to: usize) -> usize {
         self.ranks + from * self.ranks + to
     }
@@ -132,8 +133,8 @@ impl RankMailbox {
         control.written.store(number, Ordering::Release);
     }
 
-    /// Reads the last message. The caller has seen its number, so its writer waits until it has been
-    /// received.
+    /// Reads the last message. The caller has seen the number of the message, and the writer writes no other
+    /// one before this one is received.
     fn read(&self, mailbox: usize) -> Contribution {
         let control = self.control(mailbox);
         if control.known.load(Ordering::Relaxed) == 0 {
@@ -146,7 +147,8 @@ impl RankMailbox {
         Some(bytes)
     }
 
-    /// Waits until a condition on another rank holds. False when that rank is given up.
+    /// Waits until a condition on another rank holds. Returns false when this process stops waiting for that
+    /// rank.
     fn wait_until(&self, condition: impl Fn() -> bool) -> bool {
         let started = Instant::now();
         let mut rounds = 0u32;
@@ -177,7 +179,7 @@ impl RankMailbox {
     }
 
     /// Publishes this rank's contribution to the next operation and returns all ranks' contributions, in order.
-    /// `None` when the other ranks are given up.
+    /// `None` when this process has stopped waiting for the others.
     pub(crate) fn exchange(&self, mine: Option<&[u8]>) -> Option<Vec<Contribution>> {
         if self.given_up.load(Ordering::Relaxed) {
             return None;
@@ -207,7 +209,7 @@ impl RankMailbox {
         }
     }
 
-    /// Receives from one rank. `None` when that rank is given up.
+    /// Receives from one rank. Returns `None` when this process has stopped waiting for that rank.
     pub(crate) fn receive(&self, from: usize) -> Option<Contribution> {
         let mailbox = self.pair(from, self.rank);
         let control = self.control(mailbox);

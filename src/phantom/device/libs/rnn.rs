@@ -2,7 +2,7 @@
 //! sizes of the scratch memory.
 //!
 //! The layout is the documented one: all matrices, layer by layer and direction by direction, then all
-//! biases. cuDNN does not document whether it aligns or pads inside. PyTorch only needs the parts to be
+//! biases. cuDNN does not document alignment or padding between them. PyTorch only needs the parts to be
 //! disjoint and inside the buffer. The sizes of workspace and reserve space are guesses.
 
 use std::ffi::c_int;
@@ -34,7 +34,7 @@ codes!(cudnnDataType_t {
 /// The status of a call with a null descriptor.
 const NOT_INITIALIZED: Status = cudnnStatus_t::CUDNN_STATUS_NOT_INITIALIZED as Status;
 
-/// The most dimensions of a tensor (`CUDNN_DIM_MAX`).
+/// The maximum number of dimensions of a tensor (`CUDNN_DIM_MAX`).
 const MAX_RANK: usize = 8;
 
 /// The shape of a recurrent network.
@@ -76,12 +76,12 @@ struct Descriptor {
     network: Mutex<RnnShape>,
     sequences: Mutex<SequenceShape>,
     tensor: Mutex<TensorShape>,
-    /// True after its destruction, until the next creation takes it.
+    /// True from the destruction of the descriptor until the next creation reuses it.
     destroyed: AtomicBool,
 }
 
 impl Descriptor {
-    /// Makes it a new one.
+    /// Resets the descriptor to the state of a new one.
     fn reset(&self) {
         *lock(&self.network) = RnnShape::default();
         *lock(&self.sequences) = SequenceShape::default();
@@ -152,7 +152,7 @@ impl RnnShape {
     }
 }
 
-/// The destroyed descriptors: PyTorch makes several for each call of a recurrent network.
+/// The destroyed descriptors, which are reused: PyTorch makes several for each call of a recurrent network.
 static DESTROYED: Destroyed<Descriptor> = Destroyed::none();
 
 fn create(out: Out<Handle<Descriptor>>) -> Status {
@@ -170,7 +170,7 @@ fn destroy(handle: Handle<Descriptor>) -> Status {
     OK
 }
 
-/// Makes a descriptor one of a contiguous tensor of three dimensions.
+/// Sets a descriptor to a contiguous tensor of three dimensions.
 fn set_contiguous(descriptor: Handle<Descriptor>, data_type: c_int, sizes: [usize; 3]) {
     if let Some(descriptor) = descriptor.get() {
         let mut tensor = TensorShape { data_type, rank: 3, ..TensorShape::default() };

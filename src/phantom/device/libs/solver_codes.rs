@@ -1,7 +1,7 @@
 //! The codes that solvers leave in device memory: 0 for a matrix that could be factored or solved.
 //!
-//! PyTorch looks at them after each call (`at::native::_linalg_check_errors`). A code that nothing wrote would
-//! be an invented value, and a loop over small systems reads thousands of them.
+//! PyTorch reads the codes after each call (`at::native::_linalg_check_errors`). If nothing wrote a code, the
+//! phantom would have to invent the value, and a loop over small systems reads thousands of them.
 
 use crate::core::const_text::{contains, ends_with, starts_with};
 use crate::core::stream::Stream;
@@ -16,7 +16,8 @@ pub(crate) struct SolverCodes {
     count: Option<usize>,
 }
 
-/// By a part of the name after the type of the elements; the first part that occurs counts.
+/// The place of the codes for each part of a function's name after the type of the elements. The first part
+/// that occurs in a name counts.
 const CUSOLVER: [(&str, SolverCodes); 28] = [
     ("XsyevBatched", many(15, 16)),
     ("Xsyevd", one(15)),
@@ -52,7 +53,7 @@ const CUBLAS: [(&str, SolverCodes); 6] = [
     ("getriBatched", many(7, 8)),
     ("matinvBatched", many(6, 7)),
     ("gelsBatched", many(10, 11)),
-    // Their own code is a single value in host memory, for invalid arguments.
+    // The next two functions return a single code in host memory, for invalid arguments.
     ("getrsBatched", many(9, 10)),
     ("geqrfBatched", many(6, 7)),
 ];
@@ -65,11 +66,11 @@ const fn many(address: usize, count: usize) -> SolverCodes {
     SolverCodes { address, count: Some(count) }
 }
 
-/// More systems than one call gets: a count beyond is no count.
+/// An upper bound for the number of systems in one call. A larger word is not a count.
 const MOST: usize = 1 << 20;
 
 impl SolverCodes {
-    /// The codes of the call with this name; `None` for a call without.
+    /// Returns the place of the codes of the call with this name, or `None` if it leaves none.
     pub(crate) const fn of(name: &str) -> Option<Self> {
         let table: &[(&str, SolverCodes)] = if ends_with(name, "bufferSize") {
             &[]
@@ -90,18 +91,20 @@ impl SolverCodes {
         None
     }
 
-    /// The place of the last argument, or one more: in some calls a word with parameters follows the codes.
+    /// The place of the last argument, or one after it: in some calls a word with parameters follows the
+    /// codes.
     pub(crate) fn last_argument(self) -> usize {
         self.count.unwrap_or(self.address + 1)
     }
 
-    /// Writes success. A captured call wrote nothing yet, and the launch of its graph makes the codes unknown.
+    /// Writes the code of success. A captured call has written nothing yet; the launch of its graph makes the
+    /// codes unknown.
     pub(crate) fn succeed(self, arguments: &RawArguments, stream: &Stream) {
         if stream.capturing().is_some() {
             return;
         }
         let address = arguments.word(self.address);
-        // The upper half of a register with an `int` is undefined.
+        // The upper half of a register that holds an `int` is undefined.
         let count = self.count.map_or(1, |place| arguments.word(place) as u32 as usize);
         if count <= MOST && device_of(address).is_some() {
             let codes = Known { bytes: vec![0; 4 * count], is_answer: false };

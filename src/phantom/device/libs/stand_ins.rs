@@ -1,9 +1,10 @@
 //! Stand-ins: the ranks of a simulated cluster that do not run.
 //!
-//! `memtrace run --ranks` starts a few ranks of a job, and each of them is alone: for it all other ranks are
-//! stand-ins. A stand-in holds what the asking rank holds, so a gather repeats its data, a sum multiplies it and
-//! a maximum is its own; a message from a stand-in is unknown. What a stand-in contributed counts as an
-//! answer: the host's reads of it are reads of invented values.
+//! `memtrace run --ranks` starts a few ranks of a job. Each of these ranks runs alone, and treats all other
+//! ranks as stand-ins. A stand-in holds the same data as the rank that asks. So a gather repeats that data, a
+//! sum multiplies it, and a maximum equals it; the content of a message from a stand-in is unknown. A value
+//! that a stand-in contributed counts as an answer: when the host reads it, that is a read of an invented
+//! value.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -15,17 +16,18 @@ use crate::core::host_state::host_state;
 use crate::cuda::copy::write_known;
 use crate::kernels::kernel::launches;
 
-/// The most bytes of a gathered result that are written. A larger one is unknown: writing takes real memory.
+/// The maximum size in bytes of a gathered result that is written. A larger result is unknown, because
+/// writing takes real memory.
 const MOST_GATHERED: usize = 16 << 20;
 
-/// Operations that were answered for stand-ins.
+/// The number of operations that were answered for stand-ins.
 static ANSWERS: AtomicU64 = AtomicU64::new(0);
 /// The size of the group that PyTorch is making, or 0.
 static ANNOUNCED: AtomicUsize = AtomicUsize::new(0);
-/// The ranks on this machine; 0 where that is not known.
+/// The number of ranks of that group on this machine, or 0 if it is not known.
 static ANNOUNCED_NEAR: AtomicUsize = AtomicUsize::new(0);
 
-/// The ranks that run, and the number of all; `None` when all of them run.
+/// The ranks that run, and the number of all ranks. `None` when all ranks run.
 pub(crate) fn ranks() -> Option<&'static (String, u64)> {
     static RANKS: OnceLock<Option<(String, u64)>> = OnceLock::new();
     RANKS.get_or_init(|| parse(&std::env::var(RANKS_VARIABLE).ok()?)).as_ref()
@@ -47,7 +49,7 @@ pub(crate) fn count_answer() {
     ANSWERS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// The operations that were answered for stand-ins so far.
+/// Returns the number of operations that were answered for stand-ins so far.
 pub(crate) fn answers() -> u64 {
     ANSWERS.load(Ordering::Relaxed)
 }
@@ -57,13 +59,14 @@ pub(crate) fn announced_size() -> Option<usize> {
     Some(ANNOUNCED.load(Ordering::Relaxed)).filter(|size| *size > 0)
 }
 
-/// The ranks on this machine of the group that PyTorch is making, if they are known.
+/// Returns how many ranks are on this machine in the group that PyTorch is making, if known.
 pub(crate) fn announced_near() -> Option<usize> {
     Some(ANNOUNCED_NEAR.load(Ordering::Relaxed)).filter(|near| *near > 0)
 }
 
-/// PyTorch makes a group of this size now, with `near` ranks on this machine (0: not known); 0: it is done. A split of a communicator gives the color and not the
-/// number of the ranks that have it.
+/// Announces that PyTorch makes a group of this size now, with `near` ranks on this machine (0 if not known).
+/// A size of 0 means that the group is finished. The announcement is needed because the split of a
+/// communicator states a color and not the number of ranks with that color.
 // SAFETY: only this library defines the name; here and below.
 #[unsafe(no_mangle)]
 extern "C" fn memtrace_phantom_announce_group(size: usize, near: usize) {
@@ -71,13 +74,14 @@ extern "C" fn memtrace_phantom_announce_group(size: usize, near: usize) {
     ANNOUNCED_NEAR.store(near, Ordering::Relaxed);
 }
 
-/// An operation on the host was answered for stand-ins.
+/// Counts an operation on the host that was answered for stand-ins.
 #[unsafe(no_mangle)]
 extern "C" fn memtrace_phantom_stand_in_answer() {
     count_answer();
 }
 
-/// The kernels that were launched so far: while this number stays, the program gives the GPU no work.
+/// Returns the number of kernels launched so far. While it does not change, the program gives the GPU no
+/// work.
 #[unsafe(no_mangle)]
 extern "C" fn memtrace_phantom_launches() -> u64 {
     launches()
@@ -106,8 +110,8 @@ pub(crate) unsafe fn write(to: usize, bytes: Option<&[u8]>, size: usize) -> Stat
     status
 }
 
-/// Writes the same part for each rank; `mine` is the rank whose part is its own. Without bytes, or when the whole
-/// is large, the result is unknown but for that part.
+/// Writes the same part for each rank; `mine` is the rank whose part is its own. If the bytes are not known
+/// or the whole result is large, every part except this rank's own becomes unknown.
 ///
 /// # Safety
 /// `to` is good for `part * ranks` bytes, as for [`write_known`].

@@ -1,10 +1,10 @@
-//! The forward that made a backward function, by autograd's sequence numbers.
+//! Finds the forward op that created a backward function, by autograd's sequence number.
 //!
-//! An op that makes a node of autograd's graph has a number, counted per thread, and the backward function of
-//! that node has the same: (forward thread, number) identifies both. The number is a field of torch's
-//! `RecordFunction` without a symbol. While an op starts it equals the result of the exported
+//! An op that creates a node of autograd's graph has a sequence number, counted per thread, and the node's
+//! backward function has the same number: (forward thread, number) identifies both. The number is a field of
+//! torch's `RecordFunction` without a symbol. While an op starts, the field equals the result of the exported
 //! `at::sequence_number::peek`, so its place is found by watching ops. The id of the forward thread is at one
-//! of two distances after it (`RecordFunction` in ATen/record_function.h, 2.1 to 2.15).
+//! of two distances after the number (`RecordFunction` in ATen/record_function.h, 2.1 to 2.15).
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -31,46 +31,49 @@ static CURRENT_THREAD_ID: Symbol<Query> =
 
 /// True if module paths are known in this process. Without them no origin is stored.
 static MODULES: AtomicBool = AtomicBool::new(false);
-/// The index of the number among the words of a `RecordFunction`; 0 while it is sought, `NOT_FOUND` when the
-/// search has failed.
+/// The index of the word of a `RecordFunction` that holds the sequence number; 0 during the search,
+/// `NOT_FOUND` if the search has failed.
 static PLACE: AtomicUsize = AtomicUsize::new(0);
 const NOT_FOUND: usize = usize::MAX;
-/// The words of a `RecordFunction` that are searched; it is longer in every version.
+/// The number of words of a `RecordFunction` that are searched. The object is longer in every version.
 const WORDS: usize = 32;
-/// The distance from the number to the forward thread's id, in words. The inputs and the outputs are between
-/// them, and in later versions the inputs by name, a `std::unordered_map` after the inputs.
+/// The distance in words from the sequence number to the forward thread's id. The inputs and outputs are
+/// between them; later versions also have the inputs by name there, a `std::unordered_map`.
 const TO_THREAD: usize = 6;
 const TO_THREAD_WITH_NAMES: usize = 13;
 const TO_NAMES: usize = 3;
-/// The distance from the start of the map to the bucket that it points at while it is empty.
+/// The distance in words from the start of the map to its built-in bucket, which an empty map points to.
 const TO_BUCKET: usize = 6;
-/// The distance in this torch; 0 before the first backward function.
+/// The distance that this torch uses, `TO_THREAD` or `TO_THREAD_WITH_NAMES`; 0 before the first backward
+/// function.
 static DISTANCE: AtomicUsize = AtomicUsize::new(0);
-/// The number of ops that must agree on a word. `tracer.py` runs twice as many when it is installed, so that
-/// the place is known before the first forward.
+/// The number of ops that must agree on a word. `tracer/known_objects.py` runs more than twice as many when
+/// the tracer starts, so that the place is known before the first forward.
 const ENOUGH: u32 = 8;
 /// The search fails after this many ops.
 const TOO_MANY: u32 = 20_000;
 
-/// The number of times that each word was the expected number, over ops of one thread with different numbers.
+/// For each word, how often it equaled the expected number. Only ops of one thread count, each with a new
+/// number.
 static AGREED: [AtomicU32; WORDS] = [const { AtomicU32::new(0) }; WORDS];
 static WATCHED: AtomicU32 = AtomicU32::new(0);
 static WATCHER: AtomicU64 = AtomicU64::new(0);
 static LAST: AtomicU64 = AtomicU64::new(0);
 
-/// The modules of the latest numbers of all threads; 0 is empty. One table for all: a program may start a
-/// thread for every forward (`DataParallel` does), and torch never reuses the id of a thread.
+/// The module of each recent sequence number of every thread; 0 marks an empty entry. All threads share one
+/// table because a program may start a thread for every forward (`DataParallel` does), and torch never reuses
+/// a thread's id.
 static MODULE_OF: [AtomicU64; PLACES] = [const { AtomicU64::new(0) }; PLACES];
 /// The numbers of the module calls of the latest numbers.
 static CALL_OF: [AtomicU64; PLACES] = [const { AtomicU64::new(0) }; PLACES];
-/// The Python stacks of the latest numbers, which exist only if they were asked for.
+/// The Python stack of each recent sequence number. Filled only with `MEMTRACE_STACKS=python`.
 static PYTHON_OF: [AtomicU64; PLACES] = [const { AtomicU64::new(0) }; PLACES];
-/// The nodes of all graphs that can be alive at once; older ones are overwritten. The numbers of a thread are
-/// consecutive, so two of one thread meet only this far apart.
+/// The number of entries in each table: enough for the nodes of all live graphs. Older entries are
+/// overwritten. A thread numbers its nodes consecutively, so two of its numbers collide only this far apart.
 const PLACES: usize = 1 << 19;
 
-/// The index of a thread's number in the tables, and its key: the upper half of an entry, whose lower half is
-/// the value.
+/// Returns the table index of a thread's sequence number, and its key. An entry of a table has the key in its
+/// upper half and the value in its lower half.
 fn place_of(thread: u64, number: u64) -> (usize, u64) {
     // The threads start anywhere in the table, far from each other.
     let first = thread.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20;
@@ -86,7 +89,7 @@ pub(crate) fn install() {
     }
 }
 
-/// The index of the number among the words of a `RecordFunction`, once it is known.
+/// Returns the index of the word that holds the sequence number, once it is known.
 pub(crate) fn place() -> Option<usize> {
     match PLACE.load(Ordering::Relaxed) {
         0 | NOT_FOUND => None,
@@ -94,12 +97,12 @@ pub(crate) fn place() -> Option<usize> {
     }
 }
 
-/// Module paths are known from now on.
+/// Records that module paths are known from now on.
 pub(crate) fn modules_are_known() {
     MODULES.store(true, Ordering::Release);
 }
 
-/// The module of an op outside every module: the script once modules are known, 0 before.
+/// Returns the module of an op that runs outside every module: the script, or 0 while modules are unknown.
 pub(crate) fn script_module() -> TextId {
     static SCRIPT_MODULE: FixedText = FixedText::new(SCRIPT);
     if MODULES.load(Ordering::Relaxed) { SCRIPT_MODULE.id() } else { 0 }
@@ -128,8 +131,9 @@ unsafe fn word(record: *const c_void, index: usize) -> u64 {
     unsafe { record.cast::<u64>().add(index).read() }
 }
 
-/// The number of the node that a starting op may make; `None` for an op that makes none, and while the place
-/// of numbers or the modules are unknown.
+/// Returns the sequence number of the node that a starting op may create. Returns `None` for an op that
+/// creates no node, while the place of the number is unknown, and if neither modules nor Python stacks are
+/// recorded.
 ///
 /// # Safety
 /// `record` is a live `RecordFunction`.
@@ -148,7 +152,7 @@ pub(crate) unsafe fn number_of(state: &ThreadState, record: *const c_void) -> Op
     }
 }
 
-/// Remembers the origin of the node with this number of the thread: the module, 0 for none, and the Python
+/// Remembers where the thread's node with this number comes from: the module (0 if unknown) and the Python
 /// stack.
 #[inline]
 pub(crate) fn remember(state: &ThreadState, number: u64, module: TextId, python: impl FnOnce() -> StackId) {
@@ -161,7 +165,7 @@ pub(crate) fn remember(state: &ThreadState, number: u64, module: TextId, python:
     }
 }
 
-/// The forward thread of a backward function.
+/// Returns the id of the thread that ran the forward of a backward function.
 ///
 /// # Safety
 /// `record` is the live `RecordFunction` of a backward function, and `place` the place of its number.
@@ -180,7 +184,7 @@ unsafe fn forward_thread(record: *const c_void, place: usize) -> u64 {
     unsafe { word(record, place + distance) }
 }
 
-/// The origin of the node of a backward function, when it is known.
+/// Returns the origin of a backward function's node, if it is known.
 ///
 /// # Safety
 /// `record` is the live `RecordFunction` of a backward function.
@@ -204,7 +208,8 @@ pub(crate) unsafe fn origin_of(record: *const c_void) -> Option<Origin> {
     })
 }
 
-/// Returns true if this backward function has a number. One that adds to a gradient has none.
+/// Returns true if this backward function has a sequence number. A function that accumulates a gradient has
+/// no number.
 ///
 /// # Safety
 /// `record` is a live `RecordFunction`.
@@ -215,15 +220,16 @@ pub(crate) unsafe fn has_number(record: *const c_void) -> bool {
 
 /// Torch's id of the thread that runs the interpreter's pending calls; 0 before the tracer starts.
 static MAIN: AtomicU64 = AtomicU64::new(0);
-/// The value of [`MAIN`] while that thread has run no pending call: no thread has this id.
+/// The value of [`MAIN`] while that thread has not run a pending call. No thread has this id.
 const UNKNOWN: u64 = u64::MAX;
 
-/// This thread runs the interpreter's pending calls.
+/// Records that the calling thread runs the interpreter's pending calls.
 pub(crate) fn this_is_main() {
     thread::with(|state| MAIN.store(thread_id(state), Ordering::Relaxed));
 }
 
-/// The tracer starts on another thread than the one that runs the interpreter's pending calls.
+/// Records that the tracer starts on a different thread from the one that runs the interpreter's pending
+/// calls.
 pub(crate) fn main_is_unknown() {
     let _ = MAIN.compare_exchange(0, UNKNOWN, Ordering::Relaxed, Ordering::Relaxed);
 }
@@ -233,8 +239,7 @@ pub(crate) fn is_main_unknown() -> bool {
     MAIN.load(Ordering::Relaxed) == UNKNOWN
 }
 
-/// Returns true if the main thread ran the op of this backward function; `true` while the place of numbers is
-/// not known.
+/// Returns true if the main thread ran the forward op of this backward function, or if that is unknown.
 ///
 /// # Safety
 /// `record` is the live `RecordFunction` of a backward function.
@@ -244,11 +249,12 @@ pub(crate) unsafe fn is_of_main(record: *const c_void) -> bool {
     place == 0 || place == NOT_FOUND || main == 0 || unsafe { forward_thread(record, place) } == main
 }
 
-/// Runs `work`, whose nodes take no numbers: afterwards the thread's next number is what it was. The engine
-/// orders the nodes of a double backward by their numbers, so nodes of ours would change the program's order.
+/// Runs `work` and then restores the thread's next sequence number, so that the nodes of `work` take no
+/// numbers. The engine orders the nodes of a double backward by their numbers, so nodes of ours would change
+/// the program's order.
 ///
-/// torch has no function that sets the number, which is a variable of the thread: it is the word among
-/// libtorch's for this thread with which the result of `peek` changes.
+/// torch has no function that sets the number, a thread-local variable. It is found by trial: the word of
+/// libtorch's thread-local storage that changes the result of `peek`.
 pub(crate) fn keeping_number<R>(work: impl FnOnce() -> R) -> R {
     let before = query(&PEEK);
     let result = work();
@@ -274,7 +280,7 @@ pub(crate) fn keeping_number<R>(work: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Searches for the place of the number: the word that again and again is the next number.
+/// Searches for the place of the sequence number: the word that repeatedly equals the next number.
 ///
 /// # Safety
 /// `record` is a live `RecordFunction`.
@@ -290,7 +296,7 @@ unsafe fn watch(state: &ThreadState, record: *const c_void) {
         return;
     }
     let next = query(&PEEK);
-    // Small numbers are in many words, and the same number twice proves nothing.
+    // Small values occur in many words, and a repeated number proves nothing.
     if next < 2 || LAST.swap(next, Ordering::Relaxed) == next {
         return;
     }

@@ -8,11 +8,11 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// The backward functions that have begun.
+/// The count of backward functions that have begun.
 static FUNCTIONS: AtomicU64 = AtomicU64::new(0);
 /// True if the next backward pass has gradients to report.
 static ARE_GRADIENTS_DUE: AtomicBool = AtomicBool::new(true);
-/// Schedules the report; `false` when that failed.
+/// Schedules the report of gradients. Returns false on failure.
 static SCHEDULE: OnceLock<fn() -> bool> = OnceLock::new();
 
 /// Sets the function that schedules the report of gradients on the main thread; once, by the Python side.
@@ -20,9 +20,9 @@ pub(crate) fn set_schedule(schedule: fn() -> bool) {
     let _ = SCHEDULE.set(schedule);
 }
 
-/// A backward function begins, on any thread. `is_of_main`: the main thread ran the op that it belongs to, so
-/// the main thread waits for this pass. It does not wait for the pass of another thread, which reports its
-/// gradients itself.
+/// Counts a backward function that begins, on any thread. `is_of_main` means that the main thread ran its
+/// forward op and so waits for this pass; then the report of gradients is scheduled. The main thread does not
+/// wait for the pass of another thread, which reports its gradients itself.
 #[inline]
 pub(crate) fn function_begins(is_of_main: bool) {
     FUNCTIONS.fetch_add(1, Ordering::Relaxed);
@@ -36,12 +36,14 @@ pub(crate) fn function_begins(is_of_main: bool) {
     }
 }
 
-/// A thread of autograd allocates outside the detailed steps, where no backward function is seen.
+/// Counts backward work that only an allocation shows: outside the detailed steps, torch reports no backward
+/// function.
 pub(crate) fn runs_unseen() {
     FUNCTIONS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// A forward, a step or `zero_grad` runs: the backward pass after it has gradients to report.
+/// Notes that a forward, an optimizer's step or `zero_grad` runs: the next backward pass has gradients to
+/// report.
 #[inline]
 pub(crate) fn gradients_are_due() {
     if !ARE_GRADIENTS_DUE.load(Ordering::Relaxed) {

@@ -1,11 +1,11 @@
-//! The step in which each live block was allocated, and its size, for the search of what holds it (`memtrace leaks --holders`).
+//! The allocation step and the size of each live block, for `memtrace leaks --holders`.
 //!
-//! The table is small and never waits: where too many live blocks meet in one place, the oldest entry gives way,
-//! and the age of that block is unknown.
+//! The table is small and lock-free. If too many live blocks map to one set, the oldest entry is overwritten,
+//! and the age of its block becomes unknown.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Entries that an address may lie in.
+/// The number of entries in a set: an address can be in any entry of its set.
 const WAYS: usize = 4;
 const SETS: usize = 1 << 15;
 /// Torch's allocator aligns every address to 2 to the power of this many bytes.
@@ -28,7 +28,7 @@ fn set_of(address: u64) -> (&'static [AtomicU64], u64) {
     (&TABLE[first_of(key)..][..WAYS], key)
 }
 
-/// A block was allocated in this step.
+/// Adds a block that was allocated in `step`.
 #[inline]
 pub(crate) fn allocated(address: u64, bytes: u64, step: i32) {
     let (set, key) = set_of(address);
@@ -42,7 +42,7 @@ pub(crate) fn allocated(address: u64, bytes: u64, step: i32) {
     }
 }
 
-/// A block is no longer allocated.
+/// Removes a block that was freed.
 #[inline]
 pub(crate) fn freed(address: u64) {
     let (set, key) = set_of(address);
@@ -58,11 +58,12 @@ pub(crate) fn freed(address: u64) {
 pub(crate) struct Birth {
     /// The step in which it was allocated; -1 before training.
     pub(crate) step: i32,
-    /// The size.
+    /// The size in bytes.
     pub(crate) bytes: u64,
 }
 
-/// The live block at this address; `None` when it is no live block of torch's allocator or its age is unknown.
+/// Returns the live block at this address, or `None` if torch's allocator has none there or its age is
+/// unknown.
 pub(crate) fn of(address: u64) -> Option<Birth> {
     let (set, key) = set_of(address);
     let value = |way: usize| set[way].load(Ordering::Relaxed);

@@ -1,8 +1,9 @@
-//! NCCL's communicators: the one that NCCL works for now, whose memory it allocates.
+//! NCCL's communicators, and the one for which NCCL allocates memory at the moment.
 //!
-//! A communicator has a number and a text, such as `communicator 2: rank 0 of 8`, which stands in the column `name` of its
-//! memory's rows. NCCL allocates in the calling thread and in threads of its own. Those get the communicator of
-//! the call that is open, and none while calls for several are.
+//! A communicator has a number and a text, such as `communicator 2: rank 0 of 8`. The text is the value of
+//! the column `name` in the rows of the communicator's memory. NCCL allocates in the calling thread and in
+//! threads of its own. Memory that NCCL's own threads allocate belongs to the communicator of the open call,
+//! or to no communicator if several calls are open.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
@@ -11,20 +12,20 @@ use memtrace_record::recorder::text_id;
 
 use crate::runtime::thread;
 
-/// The most communicators that are known at once. The memory of further ones has no name.
+/// The maximum number of communicators known at once. The memory of any others has no name.
 const MOST: usize = 256;
-/// In the place of a text: operations of several communicators are in one group.
+/// Used in place of a text when one group has operations of several communicators.
 const SEVERAL: TextId = TextId::MAX;
 
 /// A live communicator.
 struct KnownCommunicator {
-    /// The handle; 0 for a free place.
+    /// The handle; 0 if the entry is free.
     handle: AtomicUsize,
     number: AtomicU32,
     text: AtomicU32,
-    /// True when an operation on it succeeded.
+    /// True once an operation on the communicator has succeeded.
     used: AtomicBool,
-    /// True when its group's name was recorded.
+    /// True once the name of the communicator's group was recorded.
     named: AtomicBool,
 }
 
@@ -39,11 +40,11 @@ static KNOWN: [KnownCommunicator; MOST] = [const {
 }; MOST];
 /// The number of the last communicator.
 static LAST_NUMBER: AtomicU32 = AtomicU32::new(0);
-/// The communicators that have had an operation.
+/// The number of communicators that have had an operation.
 static USED: AtomicU32 = AtomicU32::new(0);
-/// True if a call has returned before it was done: a communicator of the process does not block.
+/// True if a call has returned before it was done, so that at least one communicator is non-blocking.
 static IN_PROGRESS: AtomicBool = AtomicBool::new(false);
-/// The calls of NCCL that are open, and the communicator of the last one that began.
+/// The number of open calls of NCCL, and the communicator of the call that began last.
 static OPEN: AtomicU32 = AtomicU32::new(0);
 static LAST_OPENED: AtomicU32 = AtomicU32::new(0);
 
@@ -54,18 +55,19 @@ pub(crate) struct Created {
     pub(crate) text: TextId,
 }
 
-/// A communicator is being created: this rank and the number of ranks, or the one that it is split from.
+/// Numbers a communicator that is being created. `what` returns its text for the number: this rank and the
+/// number of ranks, or the communicator that it is split from.
 pub(crate) fn create(what: impl FnOnce(u32) -> String) -> Created {
     let number = LAST_NUMBER.fetch_add(1, Ordering::Relaxed).saturating_add(1);
     Created { number, text: text_id(&what(number)) }
 }
 
-/// The created communicator has this handle.
+/// Stores the handle of a communicator that was created.
 pub(crate) fn created(new: Created, handle: usize) {
     if handle == 0 {
         return;
     }
-    // The one that had this handle is gone, however it was destroyed.
+    // NCCL reuses handles: an older communicator with this handle is gone, however it was destroyed.
     destroyed(handle);
     let is_mine = |known: &&KnownCommunicator| {
         known.handle.compare_exchange(0, handle, Ordering::AcqRel, Ordering::Relaxed).is_ok()
@@ -92,7 +94,7 @@ pub(crate) fn number_of(handle: usize) -> u32 {
     find(handle).map_or(0, |known| known.number.load(Ordering::Relaxed))
 }
 
-/// A communicator is about to be destroyed: its handle may come back for another one.
+/// Forgets a communicator that is about to be destroyed. NCCL may reuse its handle.
 pub(crate) fn destroyed(handle: usize) {
     if let Some(known) = find(handle) {
         known.text.store(0, Ordering::Relaxed);
@@ -100,7 +102,7 @@ pub(crate) fn destroyed(handle: usize) {
     }
 }
 
-/// An operation on a communicator succeeded: it is made, and PyTorch knows it.
+/// Notes that an operation on a communicator succeeded: the communicator is complete, and PyTorch knows it.
 pub(crate) fn used(handle: usize) {
     if let Some(known) = find(handle)
         && !known.used.swap(true, Ordering::Relaxed)
@@ -109,24 +111,25 @@ pub(crate) fn used(handle: usize) {
     }
 }
 
-/// A call returned before it was done.
+/// Notes that a call returned before it was done, so that a communicator is non-blocking.
 pub(crate) fn is_in_progress() {
     IN_PROGRESS.store(true, Ordering::Relaxed);
 }
 
-/// The number of communicators that have had an operation; 0 if the names of their groups must not be asked for:
-/// PyTorch waits until a communicator that does not block is ready, and other ranks may wait for this one.
+/// Returns the number of communicators that have had an operation; 0 if a communicator is non-blocking. To
+/// name its group, PyTorch would wait until it is ready, and other ranks may wait for this one.
 pub(crate) fn nameable() -> u32 {
     if IN_PROGRESS.load(Ordering::Relaxed) { 0 } else { USED.load(Ordering::Relaxed) }
 }
 
-/// The number of a communicator whose group gets its name now; `None` when it has one, or is unknown.
+/// Marks the communicator's group as named and returns the communicator's number. Returns `None` if the group
+/// has a name already or the communicator is unknown.
 pub(crate) fn name(handle: usize) -> Option<u32> {
     let known = find(handle)?;
     (!known.named.swap(true, Ordering::Relaxed)).then(|| known.number.load(Ordering::Relaxed))
 }
 
-/// In the child of a fork: only the calls of the thread that forked are open there.
+/// Resets the state in the child of a fork, where only the calls of the forking thread are open.
 pub(crate) fn reset_in_child() {
     OPEN.store(thread::with(|state| state.open_nccl_calls.get()).unwrap_or(0), Ordering::Relaxed);
 }
@@ -137,7 +140,7 @@ pub(crate) struct OpenCall {
 }
 
 impl OpenCall {
-    /// Opens a call for a communicator; 0: it is not known which.
+    /// Opens a call for the communicator with this text; 0 if the communicator is unknown.
     pub(crate) fn of(text: TextId) -> OpenCall {
         let enter = |state: &thread::ThreadState| {
             state.open_nccl_calls.set(state.open_nccl_calls.get() + 1);
@@ -160,7 +163,8 @@ impl Drop for OpenCall {
     }
 }
 
-/// An operation of a communicator is queued in this thread's group, if one is open.
+/// Notes that an operation of this communicator is queued in the thread's group. Has no effect outside a
+/// group.
 pub(crate) fn joins_group(text: TextId) {
     thread::with(|state| {
         let others = state.group_communicator.get();
@@ -179,7 +183,7 @@ pub(crate) fn group_begins() {
     });
 }
 
-/// A group ends on this thread: the communicator of its operations, 0 for several.
+/// Ends a group on this thread. Returns the communicator of its operations, or 0 if there were several.
 pub(crate) fn group_ends() -> TextId {
     let text = thread::with(|state| {
         state.group_depth.set(state.group_depth.get().saturating_sub(1));
@@ -188,7 +192,7 @@ pub(crate) fn group_ends() -> TextId {
     text.filter(|text| *text != SEVERAL).unwrap_or(0)
 }
 
-/// The communicator that NCCL allocates for now; 0 when that is not known.
+/// Returns the communicator for which NCCL allocates now; 0 if unknown.
 pub(crate) fn current() -> TextId {
     let own = thread::with(|state| state.communicator.get()).unwrap_or(0);
     if own != 0 {
@@ -250,7 +254,7 @@ mod tests {
             destroyed(handle);
             assert_eq!((text_of(handle), number_of(handle), name(handle)), (0, 0, None));
         }
-        // One that does not block: PyTorch would wait for it.
+        // A non-blocking communicator: PyTorch would wait for it.
         is_in_progress();
         assert_eq!(nameable(), 0);
         // A fork during a call, while another thread is in a call, too: the child keeps the call of the
@@ -262,7 +266,7 @@ mod tests {
                 let _call = OpenCall::of(two.text);
                 began.wait();
                 may_end.wait();
-                // No longer a call of this process, as it were.
+                // The reset below forgets this call, so its end must not lower the count.
                 OPEN.fetch_add(1, Ordering::Relaxed);
             });
             began.wait();

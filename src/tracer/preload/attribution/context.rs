@@ -1,5 +1,5 @@
-//! The context of an event: what the thread's ranges, the process's phase and the innermost op say about its
-//! owner.
+//! The context of an event: its owner, according to the thread's ranges, the process's phase and the
+//! innermost op.
 //!
 //! A thread computes its base context, the part before any op, when something that it depends on has changed
 //! ([`state_version`]), and keeps it until then.
@@ -20,7 +20,8 @@ use crate::runtime::thread::open_ranges::{OpenRange, OpenRanges, Role};
 use crate::runtime::thread::{self, ThreadState};
 use crate::runtime::{pause, state_version};
 
-/// The bytes that blocks took in no phase, or before the first forward: nothing says yet what they are for.
+/// The bytes that torch's allocator has handed out in no phase or before the first forward, for a use still
+/// unknown.
 static OUTSIDE_PHASES: AtomicU64 = AtomicU64::new(0);
 
 /// The bytes that torch's allocator has handed out in no phase or before the first forward.
@@ -42,7 +43,7 @@ pub(crate) fn current_on(stream: i64) -> (ContextId, i32) {
 
 /// Same as [`current_on`], for a block report; adds its bytes to the thread's count.
 ///
-/// A block that is freed has the owner of its allocation, so the op that frees it is not looked up.
+/// A freed block keeps the owner of its allocation, so the op that frees it is not looked up.
 #[inline]
 pub(crate) fn of_report(state: &ThreadState, stream: i64, bytes: i64, device: i8) -> (ContextId, i32) {
     let ranges = &state.ranges;
@@ -66,7 +67,8 @@ pub(crate) fn of_report(state: &ThreadState, stream: i64, bytes: i64, device: i8
     with_step(Some(context))
 }
 
-/// A thread of autograd allocates outside the detailed steps, where torch reports no backward function.
+/// Notes a backward pass when a thread of autograd allocates outside the detailed steps, where torch reports
+/// no backward function.
 fn unseen_backward() {
     steps::training_began();
     phases::forward_is_over();
@@ -80,7 +82,7 @@ pub(crate) fn of_op(state: &ThreadState) -> (ContextId, i32) {
     with_step(Some(context_on(state, state.ranges.base.get().stream)))
 }
 
-/// The bytes that the thread's block reports added, and the device of the last one.
+/// Returns the sum of bytes in the thread's block reports, and the device of the last report.
 #[inline]
 pub(crate) fn reported(state: &ThreadState) -> (i64, i8) {
     (state.ranges.bytes.get(), state.ranges.device.get())
@@ -150,8 +152,9 @@ fn recompute(ranges: &OpenRanges, version: u64, stream: i64) {
 
 /// The context that a stack of ranges gives.
 ///
-/// A module's path replaces the path of the module around it. The user's own levels stay, before and after it,
-/// and a whole path that the user gave stands alone.
+/// A module's path replaces the path of the module that contains it. Levels that the user added before or
+/// after the module's path are kept. A whole path that the user gave is used as it is, without the module's
+/// path.
 fn base_of(open: &[OpenRange], inherited: TextId, thread: &OpenRanges) -> Context {
     let on_autograd_thread = thread.is_autograd();
     let join = |path: TextId, level: TextId| {

@@ -22,11 +22,11 @@ use crate::runtime::thread;
 struct Waiting {
     /// The block of each event.
     blocks: FxHashMap<usize, u64>,
-    /// The device of each block, and the number of its events.
+    /// For each block: its device, and the number of events that it still waits for.
     left: FxHashMap<u64, (i8, usize)>,
 }
 
-/// The events of a thread between two reports: more than the streams that use one block.
+/// The maximum number of events that a thread keeps between two reports; a block is used by fewer streams.
 const MAX_EVENTS: usize = 1024;
 
 static WAITING: ForkSafe<Option<Waiting>> = ForkSafe::new(None);
@@ -62,7 +62,7 @@ fn wait_for_recorded(addr: u64, device: i8) -> bool {
     true
 }
 
-/// An allocation is reported: the events that were recorded before it belong to no free.
+/// Drops the events recorded so far: an allocation is reported, so they belong to no free.
 #[inline]
 pub(crate) fn forget_recorded() {
     if !ANY.load(Ordering::Relaxed) {
@@ -75,7 +75,7 @@ pub(crate) fn forget_recorded() {
     });
 }
 
-/// An event is recorded by the code at `caller`.
+/// Notes an event that the code at `caller` recorded, if that code is torch's allocator.
 pub(crate) fn event_recorded(event: *mut c_void, caller: *const c_void) {
     if library_at(caller).is_torch_allocator && !is_device_guard(caller) {
         ANY.store(true, Ordering::Relaxed);
@@ -90,7 +90,7 @@ pub(crate) fn event_recorded(event: *mut c_void, caller: *const c_void) {
     }
 }
 
-/// The code at `caller` sees an event completed. The last one of a block ends the block.
+/// Notes that the code at `caller` saw an event completed. The last event of a block ends the block.
 pub(crate) fn event_completed(event: *mut c_void, caller: *const c_void) {
     if EVENTS.load(Ordering::Relaxed) == 0 || !library_at(caller).is_torch_allocator {
         return;
@@ -118,21 +118,21 @@ pub(crate) fn event_completed(event: *mut c_void, caller: *const c_void) {
     }
 }
 
-/// `c10::impl::device_guard_impl_registry`: an object for each type of device.
+/// `c10::impl::device_guard_impl_registry`: an array with the guard of each device type.
 const GUARDS: &CStr = c"_ZN3c104impl26device_guard_impl_registryE";
 /// The index of CUDA in the registry (`c10/core/DeviceType.h`).
 const CUDA: usize = 1;
-/// More virtual functions than a guard has; other data of the library follows its vtable.
+/// An upper bound on the virtual functions of a guard. Other data of the library follows the vtable.
 const GUARD_FUNCTIONS: usize = 32;
 
 unsafe extern "C" {
-    /// The start of the function that contains `pc`; null when it is unknown. Of libgcc.
+    /// Returns the start of the function that contains `pc`, or null if it is unknown. Part of libgcc.
     fn _Unwind_FindEnclosingFunction(pc: *const c_void) -> *const c_void;
 }
 
-/// Returns true if `caller` lies in torch's device guard. The guard is in the allocator's library and records
-/// the events of `torch.Event` and of autograd's streams, which belong to no block. There are few call sites,
-/// and each is resolved once.
+/// Returns true if `caller` is in torch's device guard. The guard is in the same library as the allocator,
+/// but the events that it records (for `torch.Event` and for autograd's streams) belong to no block. There
+/// are few call sites, and each is resolved once.
 fn is_device_guard(caller: *const c_void) -> bool {
     /// Call sites, shifted left by one: the lowest bit is set for a site of the guard.
     static KNOWN: [AtomicUsize; 8] = [const { AtomicUsize::new(0) }; 8];

@@ -1,7 +1,7 @@
 //! Detail by schedule: in which steps ops, modules, tags and stacks are recorded (`MEMTRACE_DETAIL`).
 //!
-//! Outside a detailed step torch's callbacks for ops and backward functions are disabled, calls of modules go
-//! straight on, and memory has no owner but its phase. The switch happens when a step begins.
+//! Outside a detailed step, torch's callbacks for ops and backward functions are disabled, module calls
+//! bypass the tracer, and memory has no owner other than its phase. Detail is switched when a step begins.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -17,12 +17,13 @@ use crate::runtime::fixed_text::FixedText;
 use crate::runtime::fork::ForkSafe;
 use crate::runtime::state_version;
 
-/// Detail follows a peak that is higher by this share (one in so many) than the highest that had detail: a
-/// program that grows without end gets it less and less often.
+/// A peak triggers detail if it exceeds the last peak that had detail by more than one part in `GROWTH`.
+/// Memory that grows without end therefore triggers detail less and less often.
 const GROWTH: u64 = 20;
-/// The OOMs that each get detail; after them those whose number is a power of two.
+/// The number of first OOMs that each trigger detail. After these, only an OOM whose number is a power of two
+/// does.
 const FIRST_OOMS: u32 = 8;
-/// Devices whose peaks are watched.
+/// The maximum number of devices whose peaks are watched.
 const DEVICES: usize = 64;
 
 /// The schedule; empty while every step is detailed.
@@ -31,16 +32,16 @@ static SCHEDULE: OnceLock<Detail> = OnceLock::new();
 static IS_ON: AtomicBool = AtomicBool::new(true);
 /// Enables and disables torch's callbacks; set when these are installed.
 static SWITCH: OnceLock<fn(bool)> = OnceLock::new();
-/// The steps that are still to be detailed because somebody asked for them.
+/// The number of steps that are still to be detailed on request.
 static ASKED: AtomicU32 = AtomicU32::new(0);
 /// The reasons, as bits, why the next step is detailed.
 static WANTED: AtomicU8 = AtomicU8::new(0);
 const BY_PEAK: u8 = 1;
 const BY_OOM: u8 = 2;
-/// The highest peak of each device that had detail, or for which it was wanted.
+/// For each device, the highest peak that triggered detail or that occurred in a detailed step.
 static PEAKS: [AtomicU64; DEVICES] = [const { AtomicU64::new(0) }; DEVICES];
 static OOMS: AtomicU32 = AtomicU32::new(0);
-/// Held while the detail changes.
+/// Held while detail is switched on or off.
 static CHANGING: ForkSafe<()> = ForkSafe::new(());
 
 /// Sets the schedule; once, at load.
@@ -70,7 +71,7 @@ pub(crate) fn has_ops() -> bool {
     SWITCH.get().is_some()
 }
 
-/// Asks for the detail of the next `steps` steps.
+/// Requests detail for the next `steps` steps.
 pub(crate) fn ask(steps: u32) {
     ASKED.fetch_max(steps, Ordering::Relaxed);
 }
@@ -106,14 +107,15 @@ pub(crate) fn step_begins(step: i32) {
     change(reason);
 }
 
-/// A model is called, and nothing is recorded: a program that tries again after an OOM gets detail at once.
+/// Notes that a model is called outside the detailed steps. After an OOM, detail starts at once, because the
+/// program may be retrying.
 pub(crate) fn forward_begins() {
     if WANTED.load(Ordering::Relaxed) & BY_OOM != 0 {
         change(Some(Reason::OutOfMemory));
     }
 }
 
-/// Turns the detail on, for a reason, or off. Each detailed step has a mark.
+/// Switches detail on if there is a reason, otherwise off. Each detailed step gets a mark.
 fn change(reason: Option<Reason>) {
     let on = reason.is_some();
     let is_new = CHANGING.with(|()| {
@@ -153,8 +155,8 @@ fn mark(mark: DetailMark) {
     }
 }
 
-/// A device's allocated memory after an allocation. A new peak outside the detailed steps gets the detail of
-/// the next one.
+/// Takes a device's allocated bytes after an allocation. A new peak outside the detailed steps requests
+/// detail for the next step.
 #[inline]
 pub(crate) fn allocated(device: i8, bytes: u64) {
     if let Some(peak) = usize::try_from(device).ok().and_then(|device| PEAKS.get(device))
@@ -177,7 +179,7 @@ fn new_peak(peak: &AtomicU64, bytes: u64) {
     }
 }
 
-/// A request failed for lack of memory.
+/// Notes a request that failed for lack of memory. Outside the detailed steps, it may trigger detail.
 pub(crate) fn out_of_memory() {
     if is_on() || !SCHEDULE.get().is_some_and(Detail::follows_peaks) {
         return;

@@ -1,5 +1,5 @@
 //! The parameters that FSDP2 gathers before a module's forward and before its backward, and frees afterwards.
-//! Their memory is parameters of the module that FSDP gathers them for, in every phase.
+//! In every phase, their memory counts as parameters of the module for which FSDP gathers them.
 
 use memtrace_record::intern::{TextId, with_tables};
 use rustc_hash::FxHashMap;
@@ -12,12 +12,12 @@ use crate::runtime::fork::ForkSafe;
 const FORWARD: &str = "pre_forward";
 const OTHERS: [&str; 4] = ["pre_backward", "all_gather", "forward_prefetch for ", "backward_prefetch for "];
 
-/// The paths of modules by their names in their root, as their forwards show them: several where models share
-/// a name.
+/// Module paths, by the module's name within its root. Filled from forwards. A name has several paths if
+/// several models use it.
 static PATHS: ForkSafe<Option<FxHashMap<String, Vec<TextId>>>> = ForkSafe::new(None);
 
-/// The module whose parameters this scope gathers, 0 for an unknown one; `None` for a scope that gathers
-/// nothing. `near` is a module of the model whose backward runs.
+/// Returns the module whose parameters this scope gathers: 0 if it is unknown, `None` if the scope gathers
+/// nothing. `near` is any module of the model whose backward runs.
 pub(crate) fn gathered_module(scope: TextId, near: TextId) -> Option<TextId> {
     let scope = with_tables(|tables| tables.text_of(scope).strip_prefix("FSDP::").map(str::to_owned))?;
     let is_forward = scope.starts_with(FORWARD);
@@ -43,7 +43,7 @@ pub(crate) fn gathered_module(scope: TextId, near: TextId) -> Option<TextId> {
     }))
 }
 
-/// The only path, or the only one with the root of `near`; 0 for none.
+/// Returns the only path, or else the only path that has the same root as `near`; 0 if there is no such path.
 fn only_path(paths: &[TextId], near: TextId) -> TextId {
     if let [path] = paths {
         return *path;

@@ -1,5 +1,6 @@
-//! Captures of CUDA graphs in progress, in the whole process: autograd's threads allocate for a capture too. A
-//! block of a private pool that is handed out meanwhile is the graph's.
+//! The captures of CUDA graphs in progress. They are counted for the whole process, because autograd's
+//! threads also allocate for a capture. A private-pool block that is handed out during a capture belongs to
+//! the graph.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

@@ -1,16 +1,16 @@
-//! Whether memory grows from step to step, from the bytes that are allocated when steps begin.
+//! Detects memory that grows from step to step, by the bytes that are allocated when each step begins.
 //!
-//! It compares the least of the latest steps with the least of the early ones, so that a step that allocates more
-//! than others counts for nothing.
+//! The minimum over the latest steps is compared with the minimum over the early steps, so that a single
+//! larger step has no effect.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::runtime::fork::ForkSafe;
 
-/// Devices that are counted.
+/// The maximum number of devices that are counted.
 const DEVICES: usize = 64;
-/// The steps whose beginnings are the early ones: the first fill caches and make optimizer state.
+/// The early steps. The steps before them fill caches and create optimizer state.
 const EARLY: std::ops::RangeInclusive<u64> = 3..=5;
 /// The number of latest steps.
 const RECENT: usize = 4;
@@ -38,7 +38,7 @@ impl Default for Steps {
 impl Steps {
     const NEW: Steps = Steps { begun: 0, early: u64::MAX, recent: [0; RECENT], next_look: FIRST_LOOK };
 
-    /// A step begins. Returns true when it is time to look what grows.
+    /// Counts a step that begins. Returns true if a search is due and memory is growing.
     fn begin(&mut self, bytes: u64) -> bool {
         self.begun += 1;
         if EARLY.contains(&self.begun) {
@@ -61,7 +61,7 @@ impl Steps {
 
 static STEPS: ForkSafe<Steps> = ForkSafe::new(Steps::NEW);
 
-/// The bytes allocated on a device now.
+/// Sets the bytes that are allocated on a device now.
 #[inline]
 pub(crate) fn allocated(device: i8, bytes: u64) {
     if let Some(now) = usize::try_from(device).ok().and_then(|device| ALLOCATED.get(device)) {
@@ -69,15 +69,17 @@ pub(crate) fn allocated(device: i8, bytes: u64) {
     }
 }
 
-/// Ask for a search, because memory grows and because a command asked; set when there is somebody to search.
+/// The functions that request a search: because memory grows, and because a command asked. Unset if nobody
+/// can search.
 static SEARCHES: OnceLock<[fn(); 2]> = OnceLock::new();
 
-/// Sets the functions that ask for a search: because memory grows, and because a command asked. They must not wait.
+/// Sets the functions that request a search: because memory grows, and because a command asked. They must not
+/// block.
 pub(crate) fn set_searches(grows: fn(), asked: fn()) {
     let _ = SEARCHES.set([grows, asked]);
 }
 
-/// A command asks for a search for what holds memory.
+/// Requests a search for what holds memory, on behalf of a command.
 pub(crate) fn search_asked() {
     if let Some([_, asked]) = SEARCHES.get() {
         asked();
@@ -102,7 +104,7 @@ pub(crate) fn is_growing() -> bool {
 mod tests {
     use super::*;
 
-    /// The steps, counted from 1, at which it is time to look what grows.
+    /// Returns the steps, counted from 1, at which a search starts, and whether memory is growing at the end.
     fn looks(bytes: impl Fn(u64) -> u64) -> (Vec<u64>, bool) {
         let mut steps = Steps::NEW;
         let looks = (1..=700).filter(|step| steps.begin(bytes(*step))).collect();

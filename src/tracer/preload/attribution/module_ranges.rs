@@ -14,7 +14,8 @@ fn on_thread<R>(work: impl FnOnce(&OpenRanges) -> R) -> Option<R> {
     thread::with(|state| work(&state.ranges))
 }
 
-/// Opens the forward of the module object at `key`, of class `class`, on this thread. Returns how many modules were open.
+/// Opens the forward of the module object at `key`, of class `class`, on this thread. Returns how many
+/// modules were open.
 pub(crate) fn enter(path: TextId, class: TextId, key: usize) -> usize {
     on_thread(|thread| {
         if !thread.is_autograd() {
@@ -53,7 +54,8 @@ fn count(open: &[OpenRange]) -> usize {
     open.iter().filter(|range| range.domain == MODULE_DOMAIN).count()
 }
 
-/// The number of modules that are open on this thread; of those outside the detailed steps the outermost counts.
+/// Returns the number of modules open on this thread. Outside the detailed steps, only the outermost module
+/// counts.
 pub(crate) fn depth() -> usize {
     let depth = |thread: &OpenRanges| {
         let seen = thread.open.try_borrow().map_or(0, |open| count(&open));
@@ -81,7 +83,7 @@ pub(crate) fn leave_unseen() {
     });
 }
 
-/// Closes the forward of the module at `key`, and those inside it that an exception left open.
+/// Closes the forward of the module at `key`, and any forwards inside it that an exception left open.
 pub(crate) fn leave(key: usize) {
     on_thread(|thread| {
         if let Some(range) = leave_innermost(thread, key) {
@@ -108,8 +110,9 @@ pub(crate) fn leave(key: usize) {
     });
 }
 
-/// The fast path of [`leave`]: almost every module that ends is the innermost range of its thread and lies in
-/// another module. Then the context around it is restored, unless process-wide state has changed.
+/// The fast path of [`leave`]: almost every module that ends is the innermost range of its thread and is
+/// inside another module. The context of the outer module is then restored, unless process-wide state has
+/// changed.
 fn leave_innermost(thread: &OpenRanges, key: usize) -> Option<OpenRange> {
     let mut open = thread.open.try_borrow_mut().ok()?;
     let range = *open.last()?;
@@ -130,7 +133,7 @@ fn leave_innermost(thread: &OpenRanges, key: usize) -> Option<OpenRange> {
     Some(range)
 }
 
-/// The module object of the innermost forward on this thread; 0 for none.
+/// Returns the address of the module whose forward is innermost on this thread; 0 if no forward is open.
 pub(crate) fn innermost() -> usize {
     let innermost = |open: &Vec<OpenRange>| {
         open.iter().rev().find_map(|range| match range.role {

@@ -1,7 +1,7 @@
 //! The context of an allocation inside torch ops.
 //!
-//! Names, stacks and contexts are made only when a report asks for them, and then from small caches of the
-//! thread: a training loop runs the same ops again and again.
+//! Names, stacks and contexts are created only when a report needs them, and come from small per-thread
+//! caches: a training loop runs the same ops again and again.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::CStr;
@@ -15,8 +15,8 @@ use crate::runtime::cache::Cache;
 use crate::runtime::thread::running_ops::{RunningOp, RunningOps};
 use crate::runtime::thread::{self, ThreadState};
 
-/// The context of the innermost op over `base`, which belongs to `epoch` of this thread; `None` outside every
-/// op.
+/// Returns the context of the innermost op on top of `base`, the base context of this thread at `epoch`.
+/// Returns `None` outside every op.
 #[inline]
 pub(crate) fn innermost(ops: &RefCell<RunningOps>, base: &Cell<Context>, epoch: u64) -> Option<ContextId> {
     let mut ops = ops.try_borrow_mut().ok()?;
@@ -62,13 +62,14 @@ fn may_load(state: &ThreadState, base: &Context) -> bool {
 }
 
 impl RunningOps {
-    /// The Python stack of this thread. Inside a backward function, the stack of the op that made it.
+    /// Returns the Python stack of this thread. Inside a backward function, this is the stack of its forward
+    /// op.
     pub(crate) fn python_stack(&mut self, is_autograd_thread: bool, origin: StackId) -> StackId {
         if origin != 0 && !is_autograd_thread {
-            // Below the op there is only the call of `backward()`.
+            // The thread's own frames would only show the call of `backward()`.
             return origin;
         }
-        // While one outermost op runs, a new frame can only be on top of those that were there.
+        // While one outermost op runs, new frames can appear only on top of the existing ones.
         let key = (python_frames::innermost(), origin);
         if self.python_key != Some(key) {
             (self.python_key, self.python) = (Some(key), python_frames::current(origin));
@@ -115,7 +116,7 @@ impl RunningOps {
             stack = self.running[index].stack;
         }
         let Some(top) = self.running.last_mut() else { return 0 };
-        // The user's own range of an op wins.
+        // An op range of the user takes precedence over torch's op.
         if context.op == 0 {
             context.op = top.name;
         }
@@ -131,7 +132,7 @@ impl RunningOps {
         id
     }
 
-    /// The stack of a module that a Python stack called.
+    /// Returns the Python stack with a frame for the module on top.
     fn module_on(&mut self, python: StackId, module: TextId) -> StackId {
         if module == 0 {
             return python;

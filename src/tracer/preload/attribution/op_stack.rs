@@ -17,7 +17,7 @@ use crate::runtime::pause;
 use crate::runtime::thread::running_ops::{NameOf, RunningOp, RunningOps, Scope};
 use crate::runtime::thread::{self, ThreadState};
 
-/// A deeper stack is an error (an op that ended on another thread): it is dropped.
+/// The maximum depth of an op stack. A deeper stack means that ops ended on another thread; it is discarded.
 const MAX_DEPTH: usize = 1024;
 
 /// True if every outermost op gets a row. Set once, from `MEMTRACE_OPS`.
@@ -53,7 +53,8 @@ pub(crate) unsafe fn enter(scope: Scope, record: *const c_void, name_of: NameOf)
             Scope::Function => function_begins(state, &mut ops, &op),
         }
         if op.outermost && op.phase == 0 && state.ranges.is_autograd() {
-            // `autograd::engine::evaluate_function: ...`: the thread does nothing else.
+            // The op is `autograd::engine::evaluate_function: ...`, the only outermost op on autograd's
+            // threads.
             op.phase = phases::BACKWARD.id();
             steps::training_began();
         }
@@ -117,20 +118,20 @@ fn function_begins(state: &ThreadState, ops: &mut RunningOps, op: &RunningOp) {
     // SAFETY: the record of a running op is alive.
     let Some(number) = (unsafe { autograd_seq::number_of(state, op.record()) }) else { return };
     let base = context::base(state);
-    // Inside a backward function too: a recomputation, or the graph of a double backward. And in the step of
-    // an optimizer that calls a closure.
+    // This includes ops inside a backward function (a recomputation, or the graph of a double backward) and
+    // inside the step of an optimizer that calls a closure.
     if op.phase == 0 || op.origin.module != 0 || base.flags & Context::IN_MODULE != 0 {
         let python = || ops.python_stack(state.ranges.is_autograd(), op.origin.python);
         autograd_seq::remember(state, number, base.module, python);
     }
 }
 
-/// The part of an op's row that only `MEMTRACE_OPS=io` knows.
+/// The fields of an op's row that are known only with `MEMTRACE_OPS=io`.
 #[derive(Clone, Copy)]
 pub(crate) struct Ending {
     /// The kind of op.
     pub(crate) api: Api,
-    /// The overload; 0 for none.
+    /// The name of the overload; 0 if unknown.
     pub(crate) overload: TextId,
 }
 
@@ -145,7 +146,8 @@ pub(crate) fn backward_module() -> TextId {
     thread::with(|state| Some(state.ops.try_borrow().ok()?.near)).flatten().unwrap_or(0)
 }
 
-/// The number of ops that this thread is in, and whether the innermost gets a row; `None` outside every op.
+/// Returns the number of ops running on this thread, and whether the innermost gets a row; `None` outside
+/// every op.
 pub(crate) fn innermost() -> Option<(usize, bool)> {
     thread::with(|state| {
         let ops = state.ops.try_borrow().ok()?;
@@ -154,7 +156,7 @@ pub(crate) fn innermost() -> Option<(usize, bool)> {
     .flatten()
 }
 
-/// The op of this record ends.
+/// Ends the op of this record.
 #[inline]
 pub(crate) fn leave(record: *const c_void, ending: Ending) {
     thread::with(|state| {

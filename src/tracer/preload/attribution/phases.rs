@@ -22,7 +22,7 @@ pub(crate) static INIT: FixedText = FixedText::new("init");
 /// The phase of memory that Python allocates outside every op and every other phase but [`INIT`].
 pub(crate) static LOAD: FixedText = FixedText::new(text::LOAD);
 
-/// The open phases of the process with their ids, the last on top.
+/// The open phases of the process, each with its id, in the order in which they were opened.
 static OPEN: ForkSafe<Vec<(u64, TextId)>> = ForkSafe::new(Vec::new());
 /// The phase on top of [`OPEN`]; 0 for none.
 static TOP: AtomicU32 = AtomicU32::new(0);
@@ -55,7 +55,7 @@ pub(crate) fn close(id: u64) {
     retain(|open| open != id);
 }
 
-/// Closes the phases whose id fails the test.
+/// Closes every phase for whose id `is_kept` returns false.
 pub(crate) fn retain(is_kept: impl Fn(u64) -> bool) {
     change(|phases| phases.retain(|(id, _)| is_kept(*id)));
 }
@@ -68,8 +68,8 @@ fn change(change: impl FnOnce(&mut Vec<(u64, TextId)>)) {
     state_version::advance();
 }
 
-/// The thread whose outermost module returned last and whose backward has not begun: its work between the
-/// two, the loss, belongs to the forward. 0 for none.
+/// The thread that computes the loss, or 0. Its outermost module has returned and its backward has not begun;
+/// its work between the two belongs to the forward.
 static LOSS_THREAD: AtomicU32 = AtomicU32::new(0);
 
 /// Returns true if this thread computes the loss.
@@ -77,15 +77,15 @@ pub(crate) fn is_in_loss() -> bool {
     LOSS_THREAD.load(Ordering::Relaxed) == thread_id()
 }
 
-/// The outermost module of this thread has returned. Without autograd no backward follows, and there is no
-/// loss.
+/// Notes that the outermost module of this thread has returned, so that the loss begins. Without autograd no
+/// backward follows, and there is no loss.
 pub(crate) fn forward_returned() {
     if torch::is_grad_enabled() {
         LOSS_THREAD.store(thread_id(), Ordering::Relaxed);
     }
 }
 
-/// A backward, an optimizer's step or the next batch begins: the forward is over.
+/// Ends the forward, because a backward, an optimizer's step or the next batch begins.
 #[inline]
 pub(crate) fn forward_is_over() {
     if LOSS_THREAD.load(Ordering::Relaxed) != 0 {
@@ -113,6 +113,6 @@ pub(crate) fn of_scope(name: TextId) -> Option<TextId> {
         let text = tables.text_of(name);
         SCOPES.iter().find(|(prefix, _)| text.starts_with(prefix))
     });
-    // Outside the tables' lock, which interning takes.
+    // After the lock of the tables is released: interning takes it, too.
     found.map(|(_, phase)| phase.id())
 }

@@ -8,9 +8,9 @@
 //! Up to torch 2.1 there is no filter. A stream belongs to a pool from `beginAllocateStreamToPool` to
 //! `endAllocateStreamToPool`, and so does every allocation by a thread whose current stream it is.
 //!
-//! The slot differs between versions, and torch itself shows it: its pluggable allocator is of the same
-//! class, and exports both its vtable and these functions. Without them `pool` stays 0, and the meta row says
-//! so.
+//! The slot differs between versions. torch's pluggable allocator derives from the same class and exports
+//! both its vtable and these functions, so their position in that vtable is the slot. If they are not found,
+//! `pool` stays 0, and the meta row reports it.
 
 use std::ffi::{CStr, c_void};
 use std::ptr::null_mut;
@@ -27,12 +27,12 @@ use crate::runtime::thread::{self, ThreadState};
 /// have it.
 const TABLE: &CStr = c"_ZTVN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocatorE";
 const LIBRARIES: [&str; 2] = ["libtorch_cuda.so", "libtorch_python.so"];
-/// More functions than the class has.
+/// An upper bound on the number of virtual functions of the class.
 const FUNCTIONS: usize = 96;
 
 /// A virtual function that we hook.
 struct Hook {
-    /// The name in the pluggable allocator.
+    /// The symbol of the same function in the pluggable allocator, which shows the slot.
     name: &'static CStr,
     real: &'static AtomicPtr<c_void>,
     ours: fn() -> *mut c_void,
@@ -43,7 +43,7 @@ static REAL_BEGIN_STREAM: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 static REAL_END_STREAM: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 
 static HOOKS: &[Hook] = &[
-    // The device became one byte in later versions, which is passed in the same way.
+    // Later versions pass the device as one byte, in the same register.
     Hook {
         name: c"_ZN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator19beginAllocateToPoolEaSt4pairIyyESt8functionIFbP11CUstream_stEE",
         real: &REAL_BEGIN,
@@ -81,7 +81,7 @@ fn hooks_with_slots() -> Vec<(usize, &'static Hook)> {
     HOOKS.iter().filter_map(slot).collect()
 }
 
-/// Returns true if this torch shows the pool of a block.
+/// Returns true if the pool of a block can be determined with this torch.
 pub(crate) fn are_known() -> bool {
     !hooks_with_slots().is_empty()
 }
@@ -116,13 +116,13 @@ type Manager = unsafe extern "C-unwind" fn(*mut [usize; 2], *const [usize; 2], u
 /// The argument is a reference to the stream; we only pass it on.
 type Invoker = unsafe extern "C-unwind" fn(*const [usize; 2], usize) -> bool;
 
-/// A filter of torch's, and its pool.
+/// A filter that torch passed to the allocator, and the number of its pool.
 struct Filter {
     inner: Function,
     pool: u16,
 }
 
-/// The ids of pools by their number; the first is 1.
+/// The ids of the pools seen so far. The number of a pool is its index plus 1.
 static POOLS: ForkSafe<Vec<(u64, u64)>> = ForkSafe::new(Vec::new());
 
 /// A stream that belongs to a pool.
@@ -138,15 +138,15 @@ static STREAMS: ForkSafe<Vec<Stream>> = ForkSafe::new(Vec::new());
 /// The length of [`STREAMS`]: 0 except while an old torch captures a graph.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// The pool of the allocation in progress on this thread, with its device and current stream; 0 for the
-/// default pool.
+/// Returns the pool of the allocation in progress on this thread, which is on `device` with `stream` as the
+/// current stream; 0 for the default pool.
 #[inline]
 pub(crate) fn current(device: i8, stream: i64) -> u16 {
     of_filter_or_stream(thread::with(|state| state.pool.get()).unwrap_or(0), device, stream)
 }
 
-/// Same as [`current`], but at the end of an allocation on the thread of `state`: the next one starts without
-/// a pool.
+/// Same as [`current`], at the end of an allocation on the thread of `state`. Resets the pool for the next
+/// allocation.
 #[inline]
 pub(crate) fn take(state: &ThreadState, device: i8, stream: i64) -> u16 {
     of_filter_or_stream(state.pool.replace(0), device, stream)
@@ -227,7 +227,7 @@ unsafe extern "C-unwind" fn begin(
     unsafe { real(this, device, high, low, filter) }
 }
 
-/// The number of a pool; 0 when there are more than a row can name.
+/// Returns the number of a pool; 0 if the number does not fit into a row.
 fn number(high: u64, low: u64) -> u16 {
     POOLS.with(|pools| {
         let known = pools.iter().position(|id| *id == (high, low));
@@ -268,7 +268,7 @@ unsafe extern "C-unwind" fn manage(to: *mut [usize; 2], from: *const [usize; 2],
                 unsafe { manager(data, data, operation) };
             }
         }
-        // The type of the content: nobody can ask for it.
+        // The operation that returns the type of the content, which nobody can call.
         // SAFETY: as above.
         _ => unsafe { (*to)[0] = 0 },
     }

@@ -89,13 +89,13 @@ pub(crate) struct KnownFrame {
     pub(crate) line: usize,
 }
 
-/// The frames that [`learn`] starts from: addresses, and a size.
+/// The known frames from which [`learn`] derives the layout, as addresses of Python objects.
 pub(crate) struct KnownCode {
     /// The code of the calling frame.
     pub(crate) code: usize,
-    /// The callers, innermost first: at least two, each at another place of its code.
+    /// The callers, innermost first: at least two, each at a different place in its code.
     pub(crate) callers: Vec<KnownFrame>,
-    /// Objects that the code of the first caller has.
+    /// The addresses of the file name, the name and the line table in the code of the first caller.
     pub(crate) filename: usize,
     pub(crate) name: usize,
     pub(crate) lines: usize,
@@ -112,7 +112,7 @@ struct FrameLine {
     mark: u64,
 }
 
-/// The most frames read of one stack, from the innermost outwards.
+/// The maximum number of frames read per stack, starting at the innermost.
 const MAX_FRAMES: usize = 128;
 /// The number of entries at which a thread's cache is cleared.
 const CACHE_LIMIT: usize = 1 << 14;
@@ -133,8 +133,8 @@ pub(crate) fn are_recorded() -> bool {
     IS_RECORDED.load(Ordering::Relaxed) && detail::is_on()
 }
 
-/// The innermost frame of this thread and its place, for comparison: within one op, equal ones are of the
-/// same stack.
+/// Returns the address of this thread's innermost frame and its position in the code. Within one op, equal
+/// results mean equal stacks.
 #[inline]
 pub(crate) fn innermost() -> (usize, usize) {
     let Some((layout, functions)) = LAYOUT.get() else { return (0, 0) };
@@ -155,9 +155,9 @@ pub(crate) fn innermost() -> (usize, usize) {
 /// This thread's innermost frame; null when it runs no Python.
 ///
 /// # Safety
-/// The layout is that of this interpreter.
+/// `layout` is the frame layout of this interpreter.
 unsafe fn first_frame(layout: &FrameLayout, functions: &Functions) -> *const usize {
-    // An interpreter that ends frees the states of threads.
+    // An interpreter that shuts down frees the states of its threads.
     if !functions.python.is_running() {
         return std::ptr::null();
     }
@@ -177,7 +177,8 @@ unsafe fn first_frame(layout: &FrameLayout, functions: &Functions) -> *const usi
     place
 }
 
-/// The stack of this thread's Python lines on top of `base`; `base` when it runs no Python.
+/// Returns this thread's Python lines as a stack on top of `base`, or `base` itself if the thread runs no
+/// Python.
 pub(crate) fn current(base: StackId) -> StackId {
     let Some((layout, functions)) = LAYOUT.get() else { return base };
     let stack = CACHE.with(|cache| {
@@ -264,7 +265,7 @@ unsafe fn read_frames(layout: &FrameLayout, mut frame: *const usize, walk: &mut 
     }
 }
 
-/// `file:line function`; 0 for a frame that is neither the program's nor torch's.
+/// Returns the text `file:line function`; 0 for a frame to leave out, such as one of the tracer.
 ///
 /// # Safety
 /// The code of `line` runs on this thread, and the layout is that of this interpreter.
@@ -278,14 +279,14 @@ unsafe fn text_of_line(layout: &FrameLayout, functions: &Functions, line: &Frame
     let [Some(file), Some(name)] = texts else {
         return 0;
     };
-    // 3.12 has a frame of its own where C calls Python. The tracer's frames are left out as well.
+    // 3.12 adds a trampoline frame where C calls Python. It is left out, like the tracer's frames.
     if name == "<interpreter trampoline>" || file.starts_with("<memtrace") {
         return 0;
     }
     text_id(&format!("{file}:{number} {name}"))
 }
 
-/// Copies a `str` without making Python allocate; `None` for another object, and for a text that is too long.
+/// Copies a `str` without making Python allocate. Returns `None` if the object is not a `str` or is too long.
 ///
 /// # Safety
 /// `object` is null or a live object.
@@ -335,11 +336,11 @@ pub(crate) unsafe fn learn(known: &KnownCode, is_recorded: bool) -> bool {
     agrees
 }
 
-/// Words that are searched: of a thread's state (it grows with every version), and of a frame.
+/// The number of words searched in a thread's state, which grows with every version, and in a frame.
 const THREAD_WORDS: usize = 24;
 const FRAME_WORDS: usize = 16;
 
-/// Finds the layout by guarded reads: nothing is followed before it is known to be there.
+/// Finds the layout with guarded reads, which fail instead of crashing on an invalid address.
 ///
 /// # Safety
 /// Same as [`learn`].
@@ -393,7 +394,7 @@ unsafe fn find(known: &KnownCode, functions: &Functions) -> Option<FrameLayout> 
     })
 }
 
-/// The word of a frame that leads to this code.
+/// Returns the index of the word in a frame that points to this code.
 fn code_of(memory: &GuardedMemory, frame: usize, code: usize) -> Option<usize> {
     let words: [usize; FRAME_WORDS] = memory.words(frame)?;
     words.iter().position(|word| *word & !7 == code)

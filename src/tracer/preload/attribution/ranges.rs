@@ -120,7 +120,7 @@ pub(crate) fn close(range: OpenRange) {
     }
 }
 
-/// Records a mark by `api`. It starts the trace: a program that marks wants to see the mark.
+/// Records a mark by `api`. Starts the trace if necessary: a program that sets a mark wants to see it.
 pub(crate) fn mark(api: Api, name: &str) {
     set_step(meaning(name, None, phases::more_words()));
     let Some(recorder) = session::recorder() else { return };
@@ -128,14 +128,15 @@ pub(crate) fn mark(api: Api, name: &str) {
     range_rows::record(api, recorder, || Payload::Mark { name: text }, context);
 }
 
-/// Records a mark by `api` that belongs to no module, no op and no phase, so that the time after it belongs to none either.
+/// Records a mark by `api` without a module, an op or a phase, so that the time after the mark has no owner
+/// either.
 pub(crate) fn mark_without_owner(api: Api, name: &str) {
     let Some(recorder) = session::recorder() else { return };
     let text = text_id(name);
     range_rows::record(api, recorder, || Payload::Mark { name: text }, 0);
 }
 
-/// Begins the step `number`, and records a mark of it when a trace exists.
+/// Begins the step `number`, and records a mark for it if there is a trace.
 pub(crate) fn begin_step(number: i64) {
     steps::set(number);
     if let Some(recorder) = Recorder::active().filter(|_| !pause::is_paused()) {
@@ -162,8 +163,8 @@ fn set_step(meaning: Meaning<'_>) {
     }
 }
 
-/// In the child of a fork: the ranges of the thread that forked stay open and have no rows in the child's
-/// trace.
+/// Resets the state in the child of a fork: the ranges of the forking thread stay open, but have no rows in
+/// the child's trace.
 pub(crate) fn reset_in_child() {
     on_thread(|thread| {
         if let Ok(mut open) = thread.open.try_borrow_mut() {

@@ -1,12 +1,12 @@
 //! The requested size of a block: the bytes that the program asked torch's allocator for, before rounding.
 //!
-//! The allocator's reports do not contain it. The call of its C++ object does: `allocate(size)`, slot 2 of
-//! the vtable in every version from 2.1 on (`c10/core/Allocator.h`: two destructors, then `allocate`). The
-//! object gets a copy of its vtable with our function in that slot. A call of `raw_alloc` bypasses it, and
-//! its block has -1.
+//! The allocator's reports do not contain this size; it is the argument of `allocate(size)`, slot 2 of the
+//! vtable of the allocator's C++ object in every version from 2.1 on (`c10/core/Allocator.h`: two
+//! destructors, then `allocate`). The object gets a copy of its vtable with our function in that slot. A call
+//! of `raw_alloc` bypasses the slot, and the requested size of its block is -1.
 //!
-//! A program may replace the allocator (`change_current_allocator`) by one that reports nothing. Then the
-//! memory that it takes while it allocates is the block itself.
+//! A program may replace the allocator (`change_current_allocator`) with one that reports nothing. Then the
+//! CUDA memory that it takes during `allocate` is the block itself.
 
 use std::ffi::{CStr, c_void};
 use std::os::unix::ffi::OsStrExt;
@@ -21,15 +21,15 @@ use crate::runtime::thread::{self, ThreadState};
 
 /// `std::atomic<CUDAAllocator*> c10::cuda::CUDACachingAllocator::allocator`.
 const ALLOCATOR: &CStr = c"_ZN3c104cuda20CUDACachingAllocator9allocatorE";
-/// `c10::Allocator::allocate`.
+/// The slot of `c10::Allocator::allocate`.
 const ALLOCATE: usize = 2;
-/// More functions than the vtable has in any version.
+/// An upper bound on the functions in the vtable, in any version.
 const FUNCTIONS: usize = 126;
 
-/// `DataPtr allocate(size_t)`: the result goes through a pointer that is returned.
+/// `DataPtr allocate(size_t)`: the caller passes a pointer to the result, which is also returned.
 type Allocate = unsafe extern "C-unwind" fn(*mut c_void, *mut c_void, usize) -> *mut c_void;
 
-/// More allocators than one process has: the first one, and its replacements.
+/// An upper bound on the allocators of one process: the first one and its replacements.
 const MAX_OBJECTS: usize = 4;
 
 /// The function that ours replaced in the vtable of each object.
@@ -42,7 +42,7 @@ const OURS: [Allocate; MAX_OBJECTS] = [allocate::<0>, allocate::<1>, allocate::<
 static REPORTS_NOTHING: [AtomicBool; MAX_OBJECTS] = [const { AtomicBool::new(false) }; MAX_OBJECTS];
 /// True if [`install`] has run.
 static TRIED: AtomicBool = AtomicBool::new(false);
-/// A request was larger than its block: the slot is another function.
+/// True if a request was larger than its block, which means that slot 2 is not `allocate`.
 static WRONG: AtomicBool = AtomicBool::new(false);
 
 /// The requested size of the block of `block` bytes that is reported now; -1 when unknown.
@@ -72,8 +72,8 @@ pub(crate) fn is_inside_unreported() -> bool {
     thread::with(|state| state.unreported.get()).unwrap_or(false)
 }
 
-/// Returns true if requested sizes are certainly missing. `false` before torch's first CUDA call, at which
-/// its allocator is hooked: a trace may begin earlier.
+/// Returns true if requested sizes are certainly unavailable. Returns false before torch's first CUDA call,
+/// when its allocator is hooked: a trace may begin earlier.
 pub(crate) fn is_missing() -> bool {
     let tried = TRIED.load(Ordering::Relaxed) && HOOKED[0].load(Ordering::Acquire).is_null();
     tried || WRONG.load(Ordering::Relaxed) || find_in_loaded("libc10_cuda.so", ALLOCATOR).is_null()

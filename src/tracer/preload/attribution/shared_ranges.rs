@@ -8,10 +8,11 @@ use crate::runtime::thread::open_ranges::OpenRange;
 
 /// The open start/end ranges of all threads.
 static STARTED: ForkSafe<Vec<OpenRange>> = ForkSafe::new(Vec::new());
-/// Start/end ranges that another thread ended: the thread that started them has them on its stack still.
+/// The ids of start/end ranges that another thread ended and that are still on the stack of the thread that
+/// started them.
 static ENDED: ForkSafe<Vec<u64>> = ForkSafe::new(Vec::new());
-/// Ids of start/end ranges and of phases. A tool that was loaded first counts from 1, and the program holds
-/// its ids: ours must differ from them.
+/// The next id of a start/end range or a phase. A tool that was loaded before memtrace counts from 1, and the
+/// program keeps its ids, so ours must differ from them.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1 << 62);
 
 /// A new id.
@@ -19,7 +20,7 @@ pub(crate) fn new_id() -> u64 {
     NEXT_ID.fetch_add(1, Ordering::Relaxed)
 }
 
-/// A range has started.
+/// Adds a range that has started.
 pub(crate) fn add(range: OpenRange) {
     STARTED.with(|started| started.push(range));
 }
@@ -32,20 +33,20 @@ pub(crate) fn take(id: u64) -> Option<OpenRange> {
     })
 }
 
-/// The row of the range's begin is written.
+/// Notes that the trace has a row for the begin of a range.
 pub(crate) fn set_has_row(id: u64) {
     STARTED.with(|started| {
         started.iter_mut().filter(|range| range.id == id).for_each(|range| range.has_row = true);
     });
 }
 
-/// A thread has ended the range of another thread, which has to drop it.
+/// Notes that a thread has ended another thread's range, which that thread must drop.
 pub(crate) fn ended_elsewhere(id: u64) {
     ENDED.with(|ended| ended.push(id));
     state_version::advance();
 }
 
-/// Drops the ranges of a thread that other threads have ended.
+/// Removes from a thread's stack the ranges that other threads have ended.
 pub(crate) fn drop_ended(open: &mut Vec<OpenRange>) {
     if open.iter().any(|range| range.id != 0) {
         ENDED.with(|ended| {
@@ -60,7 +61,7 @@ pub(crate) fn drop_ended(open: &mut Vec<OpenRange>) {
     }
 }
 
-/// The thread that started the range ends; another thread may still end the range.
+/// Notes that the thread that started a range ends. Another thread may still end the range.
 pub(crate) fn orphan(id: u64) {
     ENDED.with(|ended| ended.retain(|other| *other != id));
     STARTED.with(|started| {
@@ -68,7 +69,7 @@ pub(crate) fn orphan(id: u64) {
     });
 }
 
-/// In the child of a fork: only the ranges of the thread that forked are left.
+/// Keeps only the ranges of the forking thread, in the child of a fork.
 pub(crate) fn keep_only(open: &[OpenRange]) {
     STARTED.with(|started| started.clone_from(&open.iter().filter(|range| range.id != 0).copied().collect()));
     ENDED.with(Vec::clear);

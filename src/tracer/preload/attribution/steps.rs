@@ -18,7 +18,7 @@ static SET_BY_PROGRAM: AtomicBool = AtomicBool::new(false);
 static COUNTED: AtomicUsize = AtomicUsize::new(0);
 /// True once an optimizer of torch has stepped.
 static HAVE_OPTIMIZER: AtomicBool = AtomicBool::new(false);
-/// True once the program has updated parameters without one.
+/// True once the program has updated parameters without an optimizer of torch.
 static HAVE_UPDATES: AtomicBool = AtomicBool::new(false);
 /// The optimizers that have stepped since the counted one did.
 static OTHERS: ForkSafe<Vec<usize>> = ForkSafe::new(Vec::new());
@@ -29,12 +29,12 @@ pub(crate) fn current() -> i32 {
     STEP.load(Ordering::Relaxed)
 }
 
-/// Returns true if the program has set a step. Then memtrace counts none.
+/// Returns true if the program has set a step. memtrace then does not count steps itself.
 pub(crate) fn are_set_by_program() -> bool {
     SET_BY_PROGRAM.load(Ordering::Relaxed)
 }
 
-/// A step begins.
+/// Notifies [`detail`] and [`growth`] that a step begins.
 fn begins(step: i32) {
     detail::step_begins(step);
     growth::step_begins();
@@ -80,7 +80,7 @@ fn next_begins() {
     begins(step);
 }
 
-/// A further forward of the model that a program without any training runs: it begins a step. The first forward
+/// Begins a step for each further forward of the model, in a program without any training. The first forward
 /// began step 0.
 pub(crate) fn forward_begins() {
     if !are_set_by_program() && !have_optimizer() {
@@ -88,18 +88,18 @@ pub(crate) fn forward_begins() {
     }
 }
 
-/// The program has updated parameters without an optimizer of torch: the training step ends.
+/// Ends the training step, because the program has updated parameters without an optimizer of torch.
 pub(crate) fn update_ended() {
     HAVE_UPDATES.store(true, Ordering::Relaxed);
     forward_begins();
 }
 
-/// The step of an optimizer's object ends on this thread, and its scope soon after.
+/// Notes which optimizer object has stepped on this thread. The user scope of the step ends soon after.
 pub(crate) fn optimizer_stepped(optimizer: usize) {
     thread::with(|state| state.stepped_optimizer.set(optimizer));
 }
 
-/// The optimizer's object is gone: the next one that steps is counted.
+/// Forgets an optimizer whose object is gone. The next optimizer that steps is counted instead.
 pub(crate) fn forget_optimizer(optimizer: usize) {
     let _ = COUNTED.compare_exchange(optimizer, 0, Ordering::Relaxed, Ordering::Relaxed);
 }
@@ -112,7 +112,7 @@ pub(crate) fn end_words(pending: bool) -> String {
     if is_known { format!("{}={ended}", memtrace_trace::end_row::STEPS) } else { String::new() }
 }
 
-/// A user scope of this name has ended: a step of the counted optimizer ends the training step.
+/// Called when a user scope ends. The end of a step of the counted optimizer ends the training step.
 pub(crate) fn scope_ended(name: TextId) {
     let is_step = |name: TextId| with_tables(|tables| tables.text_of(name).starts_with("Optimizer.step#"));
     if !is_step(name) {
@@ -126,9 +126,9 @@ pub(crate) fn scope_ended(name: TextId) {
     }
 }
 
-/// Returns true if a step of this optimizer ends a training step. The first one that steps is counted, and
-/// another takes its place that steps twice in between: a second stage of the training, or the more frequent
-/// of two.
+/// Returns true if a step of this optimizer ends a training step. The first optimizer that steps is counted.
+/// Another one replaces it by stepping twice between two steps of the counted one: it belongs to a second
+/// stage of the training, or is the more frequent of two.
 fn is_counted(optimizer: usize) -> bool {
     let first = COUNTED.compare_exchange(0, optimizer, Ordering::Relaxed, Ordering::Relaxed);
     OTHERS.with(|others| {

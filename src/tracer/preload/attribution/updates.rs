@@ -1,5 +1,5 @@
-//! Updates of parameters by code that is no optimizer of torch: a library's own optimizer, or a loop over the
-//! parameters.
+//! Detects updates of parameters by code other than torch's optimizers: a library's own optimizer, or a loop
+//! over the parameters.
 //!
 //! Such programs have in common that ops outside every module write in place between a backward and the next
 //! forward. So in a process in which no optimizer of torch has stepped, the first op there that writes in place,
@@ -14,18 +14,18 @@ use crate::runtime::state_version;
 
 /// What has happened since the last forward, as bits.
 static SEEN: AtomicU8 = AtomicU8::new(0);
-/// A backward function.
+/// A backward function has run.
 const BACKWARD: u8 = 1;
-/// An op that begins the phase.
+/// An op has begun the phase `optimizer`.
 const PHASE: u8 = 2;
-/// An op in place.
+/// An op has written in place.
 const WRITTEN: u8 = 4;
-/// An op that makes the next batch.
+/// An op has created the next batch.
 const BATCH: u8 = 8;
-/// The thread that updates.
+/// The thread that updates parameters.
 static THREAD: AtomicU32 = AtomicU32::new(0);
 
-/// The ops that make a batch.
+/// The ops that create a batch.
 const BATCHES: [&[u8]; 9] = [
     b"aten::to",
     b"aten::_to_copy",
@@ -56,7 +56,7 @@ pub(crate) fn forward_begins() {
     }
 }
 
-/// A forward or a backward begins: the update before it is over.
+/// Ends the update, if there was one, because a forward or a backward begins.
 #[cold]
 fn next(seen: u8) {
     let before = SEEN.swap(seen, Ordering::Relaxed);
@@ -111,7 +111,7 @@ pub(crate) fn are_running() -> bool {
     SEEN.load(Ordering::Relaxed) & PHASE != 0 && THREAD.load(Ordering::Relaxed) == phases::thread_id()
 }
 
-/// Returns true if an update has not been counted, because nothing has begun since.
+/// Returns true if an update is not counted yet, because no forward or backward has begun since.
 pub(crate) fn is_pending() -> bool {
     SEEN.load(Ordering::Relaxed) & WRITTEN != 0
 }

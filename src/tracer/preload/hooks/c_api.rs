@@ -1,6 +1,6 @@
 //! The C API: the functions of `include/memtrace.h`, exported for C and for ctypes.
 //!
-//! They have the meaning of NVTX ranges. Their push and pop have a stack of their own.
+//! The ranges mean the same as NVTX ranges, but their push and pop use a separate stack.
 
 use std::borrow::Cow;
 use std::ffi::{CStr, c_char, c_int};
@@ -15,10 +15,10 @@ use crate::runtime::pause;
 use crate::runtime::session;
 use crate::runtime::thread::open_ranges::C_DOMAIN;
 
-/// The time that a flush waits for the writer thread.
+/// The maximum time that a flush waits for the writer thread.
 const FLUSH: Duration = Duration::from_secs(10);
 
-/// A text of the program; empty for null.
+/// Returns a text of the program; empty for null.
 ///
 /// # Safety
 /// `text` is null or a C string that lives for the call.
@@ -86,8 +86,8 @@ unsafe extern "C" fn memtrace_range_push(name: *const c_char) -> c_int {
     })
 }
 
-/// Closes the last range of this thread and returns the number of ranges that are left; -1 when there was
-/// none.
+/// Closes the last range of this thread and returns the number of ranges that are left, or -1 if no range was
+/// open.
 #[unsafe(no_mangle)]
 extern "C" fn memtrace_range_pop() -> c_int {
     traced(-1, || {
@@ -119,13 +119,14 @@ extern "C" fn memtrace_step(step: i64) {
     traced((), || ranges::begin_step(step));
 }
 
-/// Asks for the detail of the next `steps` steps.
+/// Requests detail for the next `steps` steps.
 #[unsafe(no_mangle)]
 extern "C" fn memtrace_detail(steps: c_int) {
     traced((), || detail::ask(u32::try_from(steps).unwrap_or(0)));
 }
 
-/// Waits until all recorded events are in the file; returns 0, or -1 after a time-out and when the trace ended early.
+/// Waits until all recorded events are in the file. Returns 0, or -1 after a timeout or if the trace ended
+/// early.
 #[unsafe(no_mangle)]
 extern "C" fn memtrace_flush() -> c_int {
     traced(0, || match Recorder::active() {

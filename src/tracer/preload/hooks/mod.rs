@@ -1,4 +1,4 @@
-//! The functions that stand before the real ones, a folder for each library that has them.
+//! The functions that intercept those of other libraries, with a folder per library.
 
 pub(crate) mod c_api;
 mod cuda;

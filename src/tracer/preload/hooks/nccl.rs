@@ -1,7 +1,7 @@
-//! NCCL: its calls tell which communicator its memory is for.
+//! Hooks of NCCL, which show the communicator that NCCL's memory is for.
 //!
-//! The calls are passed on unchanged, to the NCCL of the library that calls. A program that finds NCCL's functions by
-//! `dlsym` is not seen: the memory is NCCL's then, and of no communicator.
+//! The calls are passed on unchanged, to the NCCL of the library that calls. A program that looks up NCCL's
+//! functions with `dlsym` bypasses the hooks; the memory is then attributed to NCCL, without a communicator.
 
 use std::ffi::{c_int, c_void};
 
@@ -17,7 +17,7 @@ use crate::runtime::session;
 const INTERNAL_ERROR: c_int = 3;
 /// `ncclSuccess`.
 const SUCCESS: c_int = 0;
-/// `ncclInProgress`, of a communicator that does not block.
+/// `ncclInProgress`, which a non-blocking communicator returns.
 const IN_PROGRESS: c_int = 7;
 
 /// An `ncclComm_t`.
@@ -30,7 +30,7 @@ type Word = *mut c_void;
 #[derive(Clone, Copy)]
 struct UniqueId([u8; 128]);
 
-/// Calls NCCL's own function while the communicator `text` gives is the one that it works for.
+/// Calls NCCL's own function. Memory that NCCL allocates meanwhile belongs to the communicator `text()`.
 fn during(text: impl FnOnce() -> TextId, run: impl FnOnce() -> c_int) -> c_int {
     let open = session::session().and_then(|_| shielded(|| OpenCall::of(text())));
     let status = run();
@@ -48,7 +48,7 @@ fn during(text: impl FnOnce() -> TextId, run: impl FnOnce() -> c_int) -> c_int {
 unsafe fn create(out: *mut Comm, what: impl FnOnce(u32) -> String, run: impl FnOnce() -> c_int) -> c_int {
     let new: Option<Created> = session::session().and_then(|_| shielded(|| communicators::create(what)));
     let Some(new) = new else { return run() };
-    // In a group NCCL creates it at the end of the group.
+    // In a group, NCCL creates the communicator at the end of the group.
     let status = during(
         || {
             communicators::joins_group(new.text);

@@ -89,22 +89,22 @@ pub(crate) fn install(functions: Object<'_>) {
     }
 }
 
-/// Asks Python's main thread to call one of the functions below; `false` when it will not.
+/// Asks Python's main thread to call one of the functions below. Returns false if that is not possible.
 fn call_on_main_thread(function: PendingCall) -> bool {
     // SAFETY: the functions below are made for pending calls.
     Functions::get().is_some_and(|functions| unsafe { functions.call_soon(function) })
 }
 
-/// Has one of the functions below called: by Python's main thread, or by a thread of ours for the sake of
-/// another thread, for which the main thread may wait. `false` when nobody will. Autograd's threads work for the
-/// main thread unless that has run nothing since the tracer started.
+/// Schedules a call of one of the functions below: by Python's main thread, or by a thread of ours on behalf
+/// of another thread, for which the main thread may be waiting. Returns false if neither is possible.
+/// Autograd's threads work for the main thread, unless it has run no pending call since the tracer started.
 fn call_soon(function: PendingCall) -> bool {
     let is_for_main =
         own_threads::is_main_thread() || thread::is_autograd() && !autograd_seq::is_main_unknown();
     !is_for_main && own_threads::call_on_own_thread(function) || call_on_main_thread(function)
 }
 
-/// Memory ran out: the tracer tags the tensors of all models, so that the message names even a model that
+/// Has the tracer tag the tensors of all models after an OOM, so that the message names even a model that
 /// fails while it is loaded. Called before the recorder gets the event, whose message then waits for the
 /// tags.
 pub(crate) fn out_of_memory(recorder: &Recorder) {

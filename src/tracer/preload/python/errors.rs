@@ -17,8 +17,8 @@ static TOTAL: AtomicU64 = AtomicU64::new(0);
 /// itself forks with the GIL: no child that goes on with Python finds it taken.
 static BY_KIND: Mutex<Option<FxHashMap<(String, String), u64>>> = Mutex::new(None);
 
-/// Counts an exception of type `kind` raised at `place`. `true` when it is to be logged: the log is at debug,
-/// and it is the first of its type there.
+/// Counts an exception of type `kind` raised at `place`. Returns true if it is to be logged: the log level is
+/// debug, and the exception is the first of its type at this place.
 pub(crate) fn count(place: &str, kind: &str) -> bool {
     TOTAL.fetch_add(1, Ordering::Relaxed);
     let mut by_kind = BY_KIND.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,27 +1,28 @@
 //! The values of a frame's local variables.
 //!
-//! `frame.f_locals` would not do: up to Python 3.12 it makes a dict that the frame keeps, and with it every value,
-//! after the program has given its variable another one. So the values are read in place. Where they lie differs
-//! between versions of Python (3.10 to 3.15) and is learned from a frame whose values are known.
+//! `frame.f_locals` is unsuitable: up to Python 3.12 it creates a dict that the frame keeps, and the dict
+//! keeps every value alive, even after the program has assigned another one. So the values are read in place.
+//! Their offsets differ between versions of Python (3.10 to 3.15) and are learned from a frame whose values
+//! are known.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::ffi::cpython::{Arguments, Owned, RawObject};
 use crate::ffi::guarded_memory::GuardedMemory;
 
-/// The word of a frame object that points to the interpreter's frame (3.11 on), or 0 when the values lie in the frame
-/// object itself.
+/// The word of a frame object that points to the interpreter's frame (3.11 on), or 0 if the values are in the
+/// frame object itself.
 static THROUGH: AtomicUsize = AtomicUsize::new(0);
 /// The word at which the values begin; 0 while it is unknown.
 static VALUES: AtomicUsize = AtomicUsize::new(0);
 
 /// `_frame.f_frame`, after the object's head and `f_back`.
 const FRAME_WORD: usize = 3;
-/// Words of a frame that are searched.
+/// The number of words of a frame that are searched.
 const WORDS: usize = 48;
-/// From 3.14 on the low bits of a value say how it is counted.
+/// The tag bits of a value. From 3.14 on, they show how references to the value are counted.
 const TAG: usize = 3;
-/// With these low bits it is a small integer and no object.
+/// The tag of a small integer, which is not an object.
 const INTEGER: usize = 3;
 
 /// `learn_frame_values(frame, first, second, third) -> bool`: learns from a running frame whose first three variables
@@ -43,8 +44,8 @@ pub(crate) fn learn_frame_values(arguments: Arguments<'_>) -> bool {
     values.is_some_and(|values| values > 0)
 }
 
-/// `frame_values(frame, count) -> list`: the values of the first `count` variables of a frame, `None` for one without
-/// a value; an empty list when they cannot be read.
+/// `frame_values(frame, count) -> list`: the values of the first `count` variables of a frame, with `None`
+/// for a variable without a value. Returns an empty list if the values cannot be read.
 pub(crate) fn frame_values(arguments: Arguments<'_>) -> Option<Owned> {
     let gil = arguments.gil;
     let list = gil.new_list()?;

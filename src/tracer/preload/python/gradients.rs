@@ -12,7 +12,7 @@ use rustc_hash::{FxBuildHasher, FxHashMap};
 use crate::ffi::cpython::{Arguments, Gil, Object, Owned, RawObject};
 use crate::python::tags::{self, Tag};
 
-/// Names of attributes and methods of tensors, as Python's texts.
+/// Names of attributes and methods of tensors, as Python strings.
 struct Names {
     is_leaf: RawObject,
     grad: RawObject,
@@ -48,7 +48,7 @@ impl Names {
     }
 }
 
-/// A tensor that is asked for its attributes.
+/// A tensor, with what is needed to read its attributes.
 struct Tensor<'a> {
     object: Object<'a>,
     names: &'static Names,
@@ -68,7 +68,7 @@ impl Tensor<'_> {
         object.call_method(unsafe { self.gil.borrowed(method) }?)?.get().to_size()
     }
 
-    /// The beginning of its storage.
+    /// Returns the address of the start of its storage.
     fn storage_pointer(&self) -> Option<usize> {
         if self.number(self.object, self.names.storage_offset)? == 0 {
             return self.number(self.object, self.names.data_ptr);
@@ -87,7 +87,7 @@ enum Gradient {
     At(usize),
 }
 
-/// The gradient of the parameter behind a weak reference. `None`: the tracer looks at it.
+/// Returns the gradient of a weakly referenced parameter, or `None` to leave it to the tracer.
 fn gradient(
     gil: Gil,
     names: &'static Names,
@@ -100,7 +100,7 @@ fn gradient(
         return None;
     }
     let parameter = Tensor { object: parameter.get(), names, gil };
-    // torch warns when a tensor that is no leaf is asked for its gradient.
+    // torch warns when the gradient of a non-leaf tensor is read.
     if !parameter.attribute(names.is_leaf)?.get().is_true() {
         return Some(Gradient::None);
     }
@@ -120,9 +120,9 @@ fn gradient(
 }
 
 /// `record_gradients(owners, Tensor, strided, category) -> list`: tags the gradients of the parameters in
-/// `owners`, pairs of anything and an `Owner` (a weak reference, the id of the path, the id of the name, and
-/// more). Returns the indices of those that the tracer has to look at: also of those that share a storage, which
-/// belongs to all of them.
+/// `owners`, a list of pairs whose second item is an `Owner` (a weak reference, the id of the path, the id of
+/// the name, and more). Returns the indices of the gradients that are left to the tracer. These include
+/// gradients that share a storage, which belongs to all of them.
 pub(crate) fn record_gradients(arguments: Arguments<'_>) -> Option<Owned> {
     let gil = arguments.gil;
     let (owners, plain, strided) = (arguments.get(0)?, arguments.get(1)?, arguments.get(2)?);
@@ -130,7 +130,7 @@ pub(crate) fn record_gradients(arguments: Arguments<'_>) -> Option<Owned> {
     let names = Names::get(gil)?;
     let left = gil.new_list()?;
     let size = owners.list_size();
-    // By storage: the place in `found` of its last gradient.
+    // By address of a storage: the index in `found` of its last gradient.
     let mut last: FxHashMap<usize, usize> = FxHashMap::with_capacity_and_hasher(size, FxBuildHasher);
     let mut found: Vec<Found> = Vec::with_capacity(size);
     for index in 0..size {
@@ -163,7 +163,7 @@ pub(crate) fn record_gradients(arguments: Arguments<'_>) -> Option<Owned> {
 struct Found {
     index: usize,
     tag: Tag,
-    /// True if another gradient lies in its storage.
+    /// True if another gradient is in the same storage.
     is_shared: bool,
 }
 

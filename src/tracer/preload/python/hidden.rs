@@ -72,7 +72,7 @@ pub(crate) fn hide(arguments: Arguments<'_>) -> Option<Owned> {
 }
 
 /// # Safety
-/// Python calls it, with the GIL, the object that [`hide`] bound, and the arguments.
+/// Python calls this with the GIL held; `function` is the object that [`hide`] bound.
 unsafe extern "C-unwind" fn call_hidden(
     function: RawObject,
     arguments: *const RawObject,

@@ -1,9 +1,10 @@
 //! Injection: runs the tracer in the program's Python.
 //!
-//! No file, no variable and no import by the user: a pending call, which Python runs in its main thread
-//! between two instructions, loads the modules under `tracer/`, which are compiled into this library.
-//! `tracer/loader.py` runs them in namespaces of their own. When another thread uses the GPU, the main thread
-//! may wait for it (`thread.join()`) and run no pending call: then a thread of ours does the same.
+//! The user needs no file, no environment variable and no import. A pending call, which Python runs in its
+//! main thread between two instructions, loads the modules under `tracer/`, which are compiled into this
+//! library. `tracer/loader.py` runs them in separate namespaces. When another thread uses the GPU, the main
+//! thread may be waiting for it (`thread.join()`) and run no pending call; then a thread of ours loads the
+//! modules.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -36,7 +37,7 @@ macro_rules! source {
 }
 
 const LOADER: Source = source!("loader");
-/// The modules of the tracer, but `native`.
+/// The modules of the tracer, except `native`.
 static SOURCES: [Source; 29] = [
     source!("caches"),
     source!("communicators"),
@@ -73,7 +74,7 @@ static SOURCES: [Source; 29] = [
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 enum Stage {
-    /// To be scheduled.
+    /// Not scheduled yet.
     Waiting = 0,
     /// A pending call waits in Python's queue, or a thread of ours for the GIL.
     Scheduled = 1,
@@ -121,7 +122,7 @@ pub(crate) fn reset_in_child() {
     let _ = STAGE.compare_exchange(scheduled, waiting, Ordering::Relaxed, Ordering::Relaxed);
 }
 
-/// The word of the end row for a program whose tracer never started; empty for any other.
+/// Returns the end row's entry for a program whose tracer never started, or an empty text.
 pub(crate) fn end_words() -> String {
     let stage = STAGE.load(Ordering::Relaxed);
     let is_missing = stage == Stage::Scheduled as u8 || stage == Stage::Running as u8;
@@ -143,7 +144,7 @@ unsafe extern "C" fn inject(_: *mut c_void) -> c_int {
     let gil = unsafe { Gil::held() };
     let outcome = gil.and_then(|gil| {
         shielded(|| {
-            // First and by itself: a call that has begun goes on as it began.
+            // In a hidden call of its own, because only a later call can suspend the collector.
             hidden(gil, || learn_collector(gil));
             hidden(gil, || run(gil))
         })
@@ -200,7 +201,7 @@ fn run(gil: Gil) -> InjectionOutcome {
     }
 }
 
-/// Finds the collector's count, once. Without it the tracer starts all the same.
+/// Finds the garbage collector's count of new containers, once. The tracer starts even if this fails.
 fn learn_collector(gil: Gil) {
     static LEARN: Method = native_method!("learn_collector", collector::learn_collector);
     let learn = || {
@@ -215,8 +216,8 @@ fn learn_collector(gil: Gil) {
     }
 }
 
-/// Loads the tracer and calls its `start`, which returns the functions that the library calls; Python's
-/// `None` when it is too early. `None`: Python raised an exception.
+/// Loads the tracer and calls its `start`, which returns the functions that the library calls, or Python's
+/// `None` if it is too early. Returns Rust's `None` if Python raised an exception.
 fn start(gil: Gil) -> Option<Owned> {
     static RUN_MODULE: Method = native_method!("run_module", run_module);
     let globals = gil.new_dict()?;

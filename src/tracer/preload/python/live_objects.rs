@@ -10,14 +10,14 @@ use crate::ffi::cpython::{Arguments, Gil, Object, Owned, RawObject};
 struct Search<'a> {
     gil: Gil,
     kinds: &'a [Object<'a>],
-    /// For each the address of a type: whether it is one of `kinds` or below.
+    /// By address of a type: whether it is one of `kinds` or derives from one.
     is_wanted: FxHashMap<usize, bool>,
     found: Vec<Owned>,
 }
 
 impl Search<'_> {
-    /// Looks at an object: at its type alone, because an attribute of an arbitrary object may run code of the
-    /// program.
+    /// Adds an object if its type is wanted. Only the type is read, because an attribute of an arbitrary
+    /// object may run code of the program.
     fn look_at(&mut self, object: Object<'_>) {
         let Some(kind) = object.kind() else { return };
         let is_below = || self.kinds.iter().any(|wanted| kind.get().is_subtype_of(*wanted));
@@ -27,8 +27,8 @@ impl Search<'_> {
     }
 }
 
-/// `find_objects(get_objects, kind, ...) -> list`: the live objects of these types. `get_objects` is that of
-/// the module `gc`, for interpreters before 3.12.
+/// `find_objects(get_objects, kind, ...) -> list`: the live objects of these types. `get_objects` is
+/// `gc.get_objects`, for interpreters before 3.12.
 pub(crate) fn find_objects(arguments: Arguments<'_>) -> Option<Owned> {
     let gil = arguments.gil;
     let kinds: Vec<Object<'_>> = (1..arguments.len()).filter_map(|index| arguments.get(index)).collect();

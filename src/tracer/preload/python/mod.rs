@@ -1,10 +1,11 @@
 //! The Python side: the tracer that runs inside the program's interpreter, and the functions that it calls.
 //!
 //! [`injection`] loads the tracer, whose files are in `tracer/`; `native` has the functions that the tracer
-//! calls, and [`callbacks`] those that it returns. [`module_calls`] and [`optimizer_steps`] intercept calls
-//! of the program through [`vectorcall`], [`gradients`] and [`tags`] record the use of blocks, [`op_io`] the
-//! storages of ops, and [`errors`] counts the tracer's exceptions. [`live_objects`] searches the heap, `referrers`,
-//! `frame_values` and `saved_tensors` what holds an object.
+//! calls, and [`callbacks`] has the functions that the tracer returns. [`module_calls`] and
+//! [`optimizer_steps`] intercept calls of the program through [`vectorcall`], [`gradients`] and [`tags`]
+//! record the use of blocks, [`op_io`] records the storages of ops, and [`errors`] counts the tracer's
+//! exceptions. [`live_objects`] searches the heap; `referrers`, `frame_values` and `saved_tensors` find what
+//! holds an object.
 //!
 //! C calls the tracer through [`hidden`] alone: the profilers and debuggers of the program see nothing of it.
 //!

@@ -47,11 +47,11 @@ pub(crate) fn leave_module(arguments: Arguments<'_>) {
     module_ranges::leave(arguments.id(0));
 }
 
-/// The place at which a module call begins.
+/// The position of a module call among the thread's open calls.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Entered {
-    /// Inside another module's call, or for a backward that computes it again: autograd's thread calls no
-    /// model.
+    /// Inside another module's call, or on an autograd thread, which calls modules only to recompute a
+    /// forward.
     Inside = 0,
     /// The outermost call of its thread.
     Outermost = 1,
@@ -81,15 +81,15 @@ fn enter(module: usize) -> Entered {
     Entered::Outermost
 }
 
-/// Enters a module when the tracer has nothing to do for its call; `false`, and nothing is done, otherwise.
+/// Enters a module if the tracer has nothing to do for its call. Otherwise does nothing and returns false.
 fn enter_without_tracer(module: usize) -> bool {
     !AROUND.after.is_set()
         && (module_ranges::depth() > 0 || thread::is_autograd())
         && enter(module) != Entered::Unknown
 }
 
-/// A module is called outside the detailed steps; returns true if its call has no part in the trace. The
-/// outermost one of a thread has its phase, and the tracer's function counts it.
+/// Returns true if a module call outside the detailed steps leaves no trace at all. The outermost call of a
+/// thread still sets the phase, and the tracer counts it.
 fn continues_unseen() -> bool {
     let is_outermost = module_ranges::depth() == 0 && !thread::is_autograd();
     if is_outermost {
@@ -115,7 +115,7 @@ pub(crate) fn call_after(arguments: Arguments<'_>) {
     thread::with(|state| state.awaited_module.set(module));
 }
 
-/// The value of the field of `Module._call_impl`.
+/// The function that replaces the field `vectorcall` of `Module._call_impl`.
 ///
 /// # Safety
 /// Python calls it as a `vectorcallfunc`, after [`hook_vectorcall`] has set [`AROUND`].
@@ -184,9 +184,9 @@ unsafe extern "C-unwind" fn call_module(
     result
 }
 
-/// `hook_vectorcall(function, object_size, before, after, set_eval_frame) -> bool`: calls of `function`,
-/// whose object has `object_size` bytes, go through [`call_module`]; `None` for a function that is not there.
-/// `False`, and nothing is changed, where that is not possible.
+/// `hook_vectorcall(function, object_size, before, after, set_eval_frame) -> bool`: redirects calls of
+/// `function`, whose object has `object_size` bytes, to [`call_module`]. `after` and `set_eval_frame` are
+/// `None` if there is no such function. Returns false and changes nothing if this is not possible.
 pub(crate) fn hook_vectorcall(arguments: Arguments<'_>) -> bool {
     let object = |index| arguments.get(index);
     let (Some(function), Some(before)) = (object(0), object(2)) else { return false };

@@ -75,7 +75,7 @@ static METHODS: [Method; 42] = [
 const MODULE_MEMORY: [Api; 4] =
     [Api::ModuleParameters, Api::ModuleBuffers, Api::ModuleInputs, Api::ModuleOutputs];
 
-/// Makes the module. `None`: Python raised an exception.
+/// Creates the module. Returns `None` if Python raised an exception.
 pub(crate) fn module(gil: Gil) -> Option<Owned> {
     let module = gil.new_module(c"native")?;
     let namespace = module.get().module_namespace()?;
@@ -121,7 +121,8 @@ fn settings() -> [(&'static CStr, i64); 5] {
     ]
 }
 
-/// The multiple, in bytes, that the memory of modules is rounded up to; 0 when it is not recorded.
+/// Returns the number of bytes to whose multiple the memory of modules is rounded up; 0 if it is not
+/// recorded.
 fn memory_unit(session: &memtrace_record::Session) -> i64 {
     match (session.settings.ops.io(), session.rounding.caching) {
         (false, _) => 0,
@@ -172,7 +173,7 @@ fn name_communicator(arguments: Arguments<'_>) {
     }
 }
 
-/// The step of a live block; -2 for an address without a block.
+/// Returns the step in which a live block was allocated; -2 for an address without a known block.
 fn block_step(arguments: Arguments<'_>) -> i64 {
     block_ages::of(arguments.size(0) as u64).map_or(-2, |birth| birth.step.into())
 }
@@ -239,8 +240,8 @@ fn finish_op_layout(_: Arguments<'_>) -> bool {
     is_known
 }
 
-/// The arguments are the code, its size, the first caller's file name, name and table of lines, and then of
-/// each caller its code, the byte of its instruction and its line.
+/// The arguments are the code, its size, the first caller's file name, name and line table, and then, for
+/// each caller, its code, the byte of its instruction and its line.
 fn learn_frame_layout(arguments: Arguments<'_>) {
     const LOST: &str = "stacks hold ops and modules alone";
     let is_recorded = session::session().is_some_and(|session| session.settings.stacks == Stacks::Python);

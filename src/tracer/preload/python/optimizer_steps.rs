@@ -1,8 +1,8 @@
 //! Steps of optimizers.
 //!
-//! torch's own hooks of steps would show: a debugger sees torch's loop over them, and a profiler each call.
-//! So the function that torch wraps as `step` is intercepted in C ([`vectorcall`]). Its wrapper calls it with
-//! `*args, **kwargs`.
+//! torch's own step hooks would be visible: a debugger sees torch's loop over them, and a profiler sees each
+//! call. So the function that torch wraps as `step` is intercepted in C ([`vectorcall`]). Its wrapper calls
+//! it with `*args, **kwargs`.
 
 use std::ptr::null_mut;
 
@@ -14,7 +14,7 @@ use crate::runtime::guard::shielded;
 /// The tracer's functions before and after a step, with the optimizer.
 static AROUND: Around = Around { before: TracerFunction::new(), after: TracerFunction::new() };
 
-/// The value of the field of a step function.
+/// The function that replaces the field `vectorcall` of a step function.
 ///
 /// # Safety
 /// Python calls it as a `vectorcallfunc`, after [`hook_step`] has set [`AROUND`].
@@ -51,8 +51,8 @@ unsafe extern "C-unwind" fn call_step(
     result
 }
 
-/// `hook_step(function, object_size, before, after) -> bool`: calls of `function` go through [`call_step`].
-/// `False`, and nothing is changed, where that is not possible, and for a function that is hooked already.
+/// `hook_step(function, object_size, before, after) -> bool`: redirects calls of `function` to [`call_step`].
+/// Returns false and changes nothing if this is not possible or `function` is hooked already.
 pub(crate) fn hook_step(arguments: Arguments<'_>) -> bool {
     let object = |index| arguments.get(index);
     let (Some(function), Some(before)) = (object(0), object(2)) else { return false };

@@ -1,10 +1,10 @@
 //! Short-lived native threads that call Python.
 //!
-//! A thread of ours does what Python's main thread cannot do while it waits (`thread.join()`). No module of
-//! Python takes part, so the program's list of threads and its audit hooks see nothing. Signals are blocked:
-//! each of them reaches a thread of the program.
+//! A thread of ours does what Python's main thread cannot do while it waits (`thread.join()`). No Python
+//! module takes part, so the program's list of threads and its audit hooks see nothing. All signals are
+//! blocked in it, so that each signal reaches a thread of the program.
 //!
-//! Where Python ends, it unwinds a thread that asks for the GIL (up to 3.13). So the functions here keep
+//! Up to 3.13, a Python that shuts down unwinds any thread that asks for the GIL. So the functions here keep
 //! nothing that must be dropped across such a call.
 
 use std::ffi::c_void;
@@ -15,16 +15,16 @@ use std::time::{Duration, Instant};
 
 use crate::ffi::cpython::{Arguments, Functions, PendingCall};
 
-/// The start routine of a thread, as `pthread_create` takes it but for the right to unwind.
+/// The start routine of a thread, in the form that `pthread_create` takes, except that it may unwind.
 type Routine = unsafe extern "C-unwind" fn(*mut c_void) -> *mut c_void;
 
-/// The threads of ours that have not ended.
+/// The number of our threads that have not ended.
 static ACTIVE: AtomicU32 = AtomicU32::new(0);
-/// True from the moment that Python begins to end: no further thread is started.
+/// True once Python has begun to shut down. No more threads are started then.
 static IS_ENDING: AtomicBool = AtomicBool::new(false);
 
-/// `end_own_threads()`: Python ends. It would unwind a thread that is in the tracer, so the threads of ours come to
-/// their end first.
+/// `end_own_threads()`: waits for our threads to end when Python shuts down, because Python would unwind a
+/// thread that is in the tracer.
 pub(crate) fn end_own_threads(arguments: Arguments<'_>) {
     IS_ENDING.store(true, Ordering::SeqCst);
     let start = Instant::now();
@@ -37,10 +37,10 @@ pub(crate) fn end_own_threads(arguments: Arguments<'_>) {
     }
 }
 
-/// The longest wait for threads of ours.
+/// The maximum time to wait for our threads to end.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
-/// The child of a fork has none of these threads.
+/// Resets the state in the child of a fork, which has none of these threads.
 pub(crate) fn reset_in_child() {
     ACTIVE.store(0, Ordering::Relaxed);
     IS_ENDING.store(false, Ordering::Relaxed);
@@ -52,7 +52,7 @@ pub(crate) fn is_main_thread() -> bool {
     unsafe { libc::gettid() == libc::getpid() }
 }
 
-/// Starts a thread with all signals blocked; `None` when the process may have no further thread.
+/// Starts a thread with all signals blocked. Returns `None` if the process cannot start another thread.
 fn create(routine: Routine, argument: *mut c_void) -> Option<libc::pthread_t> {
     let mut thread = MaybeUninit::<libc::pthread_t>::uninit();
     let (mut all, mut before) =

@@ -10,20 +10,20 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::ffi::cpython::{Arguments, Gil, Object, Owned, RawObject, Traverse};
 
-/// Objects between two looks at the clock.
+/// The number of objects between two checks of the clock.
 const STRIDE: u32 = 4096;
-/// The referrers of one object that are returned: constants and types have millions.
+/// The maximum number of referrers returned per object. Constants and types have millions.
 const MAX_REFERRERS: u32 = 64;
 
 struct Search {
     gil: Gil,
-    /// For each the address of a type: the function that visits what its objects refer to.
+    /// By address of a type: the function that visits the references of its objects.
     visits: FxHashMap<usize, Option<Traverse>>,
-    /// By the address of a target, the referrers that were found.
+    /// By address of a target: the number of referrers found.
     targets: FxHashMap<usize, u32>,
     excluded: FxHashSet<usize>,
     found: Vec<(Owned, usize)>,
-    /// Of the object that is being visited.
+    /// The targets that the object being visited refers to.
     of_object: Vec<usize>,
     deadline: Instant,
     seen: u32,
@@ -31,7 +31,7 @@ struct Search {
 }
 
 impl Search {
-    /// Asks an object for its references. False when the time is over.
+    /// Collects the references of an object to the targets. Returns false when the time is up.
     fn look_at(&mut self, object: Object<'_>) -> bool {
         self.seen += 1;
         if self.seen.is_multiple_of(STRIDE) && Instant::now() > self.deadline {
@@ -72,9 +72,9 @@ unsafe extern "C" fn visit(object: RawObject, search: *mut c_void) -> c_int {
     goes_on.into()
 }
 
-/// `find_referrers(get_objects, targets, excluded, milliseconds) -> list | None`: the objects that refer to those with an
-/// `id` in the list `targets`, each followed by that id; `None` when the time is over. `get_objects` is that of the
-/// module `gc`, for interpreters before 3.12.
+/// `find_referrers(get_objects, targets, excluded, milliseconds) -> list | None`: the objects that refer to
+/// an object whose `id` is in the list `targets`, each followed by that id; `None` when the time is up.
+/// `get_objects` is `gc.get_objects`, for interpreters before 3.12.
 pub(crate) fn find_referrers(arguments: Arguments<'_>) -> Option<Owned> {
     let gil = arguments.gil;
     let ids = |index: usize| -> Vec<usize> {

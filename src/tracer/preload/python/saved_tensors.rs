@@ -1,9 +1,9 @@
 //! The storages of tensors that autograd's nodes have saved.
 //!
-//! A node's attribute `_saved_self` would not do: it runs the unpack hooks of the program, computes checkpointed
-//! forwards again, and raises where a tensor was changed. The object after `_raw_saved_self` (`SavedTensor`) does
-//! none of it, and its fields are read in place. They are learned from a node whose tensor is known. A tensor that a
-//! hook of the program has packed has no storage here.
+//! A node's attribute `_saved_self` is unsuitable: it runs the program's unpack hooks, recomputes
+//! checkpointed forwards, and raises if a tensor was changed. The object in `_raw_saved_self` (a
+//! `SavedTensor`) does none of this, and its fields are read in place. Their offsets are learned from a node
+//! whose tensor is known. A tensor that a hook of the program has packed has no storage here.
 
 use std::sync::OnceLock;
 
@@ -23,7 +23,7 @@ static LAYOUT: OnceLock<VariableLayout> = OnceLock::new();
 
 /// The word of an object of pybind11 that points to its C++ value, after the object's head.
 const VALUE_WORD: usize = 2;
-/// The words of each object that are searched.
+/// The number of words of each object that are searched.
 const WORDS: usize = 24;
 
 /// `learn_saved_tensor(saved, tensor, storage, data) -> bool`: learns from a `SavedTensor` and the addresses of
@@ -48,8 +48,8 @@ pub(crate) fn learn_saved_tensor(arguments: Arguments<'_>) -> bool {
     learned().is_some_and(|layout| LAYOUT.set(layout).is_ok())
 }
 
-/// `saved_storages(saved, ...) -> list`: the address of the data of each `SavedTensor`; those that have none are left
-/// out.
+/// `saved_storages(saved, ...) -> list`: the data address of each `SavedTensor`, leaving out those without
+/// data.
 pub(crate) fn saved_storages(arguments: Arguments<'_>) -> Option<Owned> {
     let gil = arguments.gil;
     let list = gil.new_list()?;

@@ -14,7 +14,7 @@ pub(crate) struct Tag {
     pub(crate) path: TextId,
     /// The name within the module; 0 for none.
     pub(crate) name: TextId,
-    /// The uses that it replaces.
+    /// The earlier uses of the block that this tag replaces.
     pub(crate) claim: Claim,
 }
 

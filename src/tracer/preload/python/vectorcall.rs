@@ -10,8 +10,8 @@
 //! field. 3.11 skips it without a check, but only where the arguments are written out: a call with
 //! `*args, **kwargs` uses the field.
 //!
-//! A daemon thread that waits for the interpreter when Python ends is unwound from there, through functions
-//! that are `extern "C-unwind"` here: they keep nothing that must be dropped across such a call.
+//! When Python shuts down, a daemon thread that waits for the interpreter is unwound from there, through the
+//! functions that are `extern "C-unwind"` here. So they keep nothing that must be dropped across such a call.
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -34,7 +34,7 @@ impl TracerFunction {
         TracerFunction(AtomicPtr::new(null_mut()))
     }
 
-    /// Keeps a function written in Python; `None` for one that is not there.
+    /// Stores a function written in Python; `None` stores nothing.
     pub(super) fn set(&self, function: Option<Object<'_>>) {
         keep(&self.0, function);
     }
@@ -89,7 +89,7 @@ pub(super) fn keep_set_eval_frame(function: Option<Object<'_>>) {
     keep(&SET_EVAL_FRAME, function);
 }
 
-/// CPython's function behind every hook.
+/// Returns CPython's own function, which a hook calls to run the program's function.
 ///
 /// # Safety
 /// [`hook`] has hooked a function.
@@ -123,8 +123,8 @@ fn set_eval_frame(gil: Gil, callback: Object<'_>) -> Option<Owned> {
     before
 }
 
-/// Directs the calls of `function` to `ours`. `false`, and nothing is changed, where that is not possible: an
-/// interpreter that has the field elsewhere, or a function whose field somebody has set.
+/// Redirects calls of `function` to `ours`. Returns false and changes nothing if this is not possible: the
+/// interpreter has the field elsewhere, or somebody has already set the function's field.
 ///
 /// # Safety
 /// `function` and `plain` are functions written in Python, whose objects have `size` bytes. Nobody has set
@@ -152,8 +152,8 @@ enum Field {
 }
 
 impl Field {
-    /// The field of `function` when it has the usual value, which is kept in [`USUAL`]; `plain` is a function
-    /// whose field nobody has set.
+    /// Returns the field of `function` if it has the usual value, which is stored in [`USUAL`]. `plain` is a
+    /// function whose field nobody has set.
     ///
     /// # Safety
     /// Both are functions written in Python, whose objects have `size` bytes.

@@ -4,9 +4,9 @@
 //! process survive. Without such a place it is anonymous memory, and the meta row says so. It never grows,
 //! and every page is present before the first event, so a store can neither fault nor raise SIGBUS.
 //!
-//! The rest of the crate uses [`ChunkWriter`], with which one thread fills a chunk, and [`ChunkReader`], with
-//! which the writer thread drains it, also while it is being filled. Neither sees a slot that is not
-//! complete.
+//! The rest of the crate uses [`ChunkWriter`] and [`ChunkReader`]. One thread fills a chunk through the
+//! writer. The writer thread drains it through the reader, also while it is being filled. Neither gives
+//! access to an incomplete slot.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -37,7 +37,8 @@ pub(crate) struct ChunkPool {
     path: Option<PathBuf>,
     /// The owners of the chunks. Their copies in the mapping are for recovery: another process may write there.
     owners: Box<[Owner]>,
-    /// The open file, when it holds the lock of the journal; mostly the mapping does.
+    /// The open file, if it holds the lock of the journal. Usually the mapping holds the lock and there is no
+    /// open file.
     _lock: Option<File>,
     short: AtomicBool,
     free: (Sender<u32>, Receiver<u32>),
@@ -53,8 +54,8 @@ struct Owner {
 }
 
 impl ChunkPool {
-    /// A pool of about `bytes`. Its file is in the first of `folders` with enough room, or it is anonymous
-    /// memory.
+    /// Makes a pool of about `bytes`. Its file is in the first of `folders` with enough room. Without such a
+    /// folder, the pool is anonymous memory.
     ///
     /// # Errors
     /// When there is not enough memory.
@@ -80,7 +81,7 @@ impl ChunkPool {
         Ok(pool)
     }
 
-    /// The file of the chunks; `None` for anonymous memory.
+    /// Returns the file of the chunks, or `None` for anonymous memory.
     #[must_use]
     pub(crate) fn path(&self) -> Option<&Path> {
         self.path.as_deref()
@@ -115,7 +116,7 @@ impl ChunkPool {
         self.free.1.is_empty()
     }
 
-    /// Takes a free chunk to fill; waits for one up to `patience`.
+    /// Takes a free chunk to fill. If there is none, waits for one up to `patience`.
     #[must_use]
     pub(crate) fn take(
         &'static self,
@@ -160,8 +161,8 @@ impl ChunkPool {
         unsafe { &*self.memory.as_ptr().cast::<JournalHeader>() }
     }
 
-    /// Stores that the trace ends here because it cannot be written any further: recovery finishes it. False without
-    /// a journal.
+    /// Stores that the trace ends here because it cannot be written any further, so that recovery will finish
+    /// it. Returns false if there is no journal.
     pub(crate) fn stop_trace(&self) -> bool {
         self.header().is_stopped.store(1, Ordering::Release);
         self.path.is_some()
@@ -195,7 +196,7 @@ impl ChunkPool {
         header.rules = AtomicU64::new(run.rules);
         header.mount_namespace = AtomicU64::new(mount_namespace());
         header.part = [AtomicU64::new(1), AtomicU64::new(1)];
-        // Last: until now a reader finds no journal.
+        // The magic bytes come last: until then a reader finds no journal.
         std::sync::atomic::fence(Ordering::Release);
         header.magic = MAGIC;
         for chunk in 0..self.chunks {
@@ -217,8 +218,8 @@ unsafe impl Sync for ChunkPool {}
 // SAFETY: as above; no part of it belongs to a thread.
 unsafe impl Send for ChunkPool {}
 
-/// The number of slots that a thread prefetches ahead of an event. The slot was last in the cache of the
-/// writer thread, or in none, and a miss takes longer than an event.
+/// The number of slots that a thread prefetches ahead of an event. A slot was last in the cache of the writer
+/// thread, or in no cache, and a cache miss takes longer than recording an event.
 const AHEAD: usize = 8;
 
 /// Prefetches a slot for writing.
@@ -237,7 +238,8 @@ fn prefetch(slot: *const Event) {
 fn map_file(path: &Path, length: usize) -> io::Result<(MmapRaw, PathBuf, Option<File>)> {
     let file = private_file::create(path)?;
     let open_again = || private_file::reopen(path, OpenOptions::new().read(true).write(true));
-    // A child of a fork meanwhile would share the second opening, and so the lock: the tables keep forks out.
+    // A child forked at this moment would share the second opening of the file, and so the lock. The lock of
+    // the tables prevents such forks.
     let mapped = reserve(&file, length)
         .and_then(|()| with_tables(|_| open_again().and_then(|file| map_and_lock(file, length))));
     match mapped {
@@ -252,11 +254,13 @@ fn map_file(path: &Path, length: usize) -> io::Result<(MmapRaw, PathBuf, Option<
     }
 }
 
-/// Maps the journal and locks it for this process; before it has the magic bytes of a journal.
+/// Maps the journal and locks it for this process. Must be called before the file has the magic bytes of a
+/// journal.
 ///
-/// The lock belongs to the open file, which the mapping keeps: no descriptor is left that the program could close.
-/// No child has the mapping, so the end of the process or an `exec` releases the lock. On a kernel that cannot keep
-/// children away from the mapping, the lock belongs to the process and its descriptor.
+/// The lock belongs to the open file, which the mapping keeps open: no descriptor is left that the program
+/// could close. No child has the mapping, so the lock is released when the process ends or calls `exec`. On a
+/// kernel that cannot keep children away from the mapping, the lock belongs to the process and to a
+/// descriptor that stays open.
 fn map_and_lock(file: File, length: usize) -> io::Result<(MmapRaw, Option<File>)> {
     let memory = MmapOptions::new().len(length).map_raw(&file)?;
     let is_private = own_page::is_wiped_in_children() && memory.advise(Advice::DontFork).is_ok();
@@ -288,14 +292,14 @@ fn populate(memory: &MmapRaw) {
     if memory.advise(Advice::PopulateWrite).is_ok() {
         return;
     }
-    // Before Linux 5.14.
+    // Linux before 5.14 has no `MADV_POPULATE_WRITE`, so each page is written.
     for at in (0..memory.len()).step_by(4096) {
         // SAFETY: inside the mapping, which nothing else has yet; a new file is all zero.
         unsafe { memory.as_mut_ptr().add(at).write_volatile(0) };
     }
 }
 
-/// Allocates the room on the file system: a store into a hole of a full tmpfs would raise SIGBUS.
+/// Reserves the room on the file system, because a store into a hole of a full tmpfs would raise SIGBUS.
 fn reserve(file: &File, length: usize) -> io::Result<()> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `limit` is valid for the answer.
@@ -321,7 +325,7 @@ fn anonymous(length: usize) -> io::Result<MmapRaw> {
     options.map_anon().map(MmapRaw::from)
 }
 
-/// The filling end of a chunk; one thread has it.
+/// The writing end of a chunk. Only one thread has it.
 pub(crate) struct ChunkWriter {
     pool: &'static ChunkPool,
     number: u32,
@@ -374,7 +378,7 @@ impl ChunkWriter {
     }
 }
 
-/// The draining end of a chunk.
+/// The reading end of a chunk.
 #[derive(Clone, Copy)]
 pub(crate) struct ChunkReader {
     pool: &'static ChunkPool,
@@ -484,7 +488,7 @@ mod tests {
         std::fs::create_dir_all(&folder).unwrap();
         let pool = ChunkPool::new(1 << 20, &[&folder], "j", Run::default()).unwrap();
         assert!(pool._lock.is_none(), "no descriptor is left to be closed");
-        // As in `memtrace_recover`: another opening of the file asks for the lock.
+        // As in `memtrace_recover`, the lock is requested through another opening of the file.
         let other = OpenOptions::new().read(true).write(true).open(folder.join("j")).unwrap();
         assert!(lock(&other, libc::F_OFD_SETLK).is_err());
         // A child that lives longer than its parent.

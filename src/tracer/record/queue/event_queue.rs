@@ -27,13 +27,13 @@ pub(crate) struct LaneShared {
     pub(crate) chunk: AtomicU32,
     /// The number of events that the thread counted, dropped ones included.
     pub(crate) counted: AtomicU64,
-    /// The thread has ended: the lane gets no more events.
+    /// True if the thread has ended, so that the lane gets no more events.
     pub(crate) closed: AtomicBool,
 }
 
 /// The event queue: threads of the program fill it through their lanes, the writer thread drains it.
 pub(crate) struct EventQueue {
-    /// No more events: the trace is finished, or cannot be written.
+    /// True if the queue takes no more events, because the trace is finished or cannot be written.
     closed: AtomicBool,
     pool: ChunkPool,
     /// Lanes that the writer thread has not seen yet.
@@ -74,12 +74,13 @@ impl EventQueue {
         self.closed.load(Ordering::Relaxed)
     }
 
-    /// Takes no more events.
+    /// Closes the queue: later events are only counted.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Release);
     }
 
-    /// Keeps a definition that found no chunk, with the slots after it, in memory; a kill loses it.
+    /// Keeps a definition that found no chunk, with the slots after it, in memory. The definition is lost if
+    /// the process is killed.
     pub(crate) fn keep_definition(&self, events: &[Event]) {
         lock(&self.definitions).push(events.to_vec());
     }
@@ -89,8 +90,9 @@ impl EventQueue {
         std::mem::take(&mut *lock(&self.definitions))
     }
 
-    /// Puts an event that found no chunk on the overflow list; false when it is full, and then the event is counted as
-    /// dropped. Until the trace has the event, recovery counts it as lost, so it is counted first.
+    /// Puts an event that found no chunk on the overflow list. If the list is full, counts the event as
+    /// dropped and returns false. The event is counted before it is in the list: recovery counts it as lost
+    /// until the trace has it.
     pub(crate) fn overflow(&self, kept: OverflowEvent) -> bool {
         let losses = self.pool.losses(kept.lane);
         if self.overflow.reserve() {

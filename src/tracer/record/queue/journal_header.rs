@@ -11,12 +11,12 @@ use memtrace_trace::journal::{
 
 use super::chunk_pool::{ChunkPool, ChunkReader};
 
-/// The places of the two JSON texts of the meta row.
+/// The two JSON texts of the meta row that the header holds.
 #[derive(Clone, Copy)]
 pub(crate) enum MetaText {
-    /// The values that are known at the start.
+    /// The text with the values that are known at the start.
     First = 0,
-    /// With what only a running CUDA knows.
+    /// The text with the values that are known only while CUDA runs.
     Described = 1,
 }
 
@@ -35,7 +35,8 @@ impl ChunkPool {
         header.trace_len.store(bytes.len() as u64, Ordering::Release);
     }
 
-    /// Stores the JSON of the meta row in the journal, once for each place. False when it is too long.
+    /// Stores a JSON text of the meta row in the journal. Each of the two is stored only once. Returns false
+    /// if the text is too long.
     pub(crate) fn set_meta(&self, place: MetaText, json: &str) -> bool {
         if json.len() > MAX_META {
             return false;
@@ -47,8 +48,8 @@ impl ChunkPool {
         true
     }
 
-    /// Stores a checkpoint: what the files have, the part that `csv_len` belongs to, how many events of the overflow
-    /// list are in the trace, and how many of each used chunk.
+    /// Stores a checkpoint: what has been written to the files, the part whose length `csv_len` is, the
+    /// number of events of the overflow list that are in the trace, and the same number for each used chunk.
     pub(crate) fn checkpoint(
         &self,
         written: Written,
@@ -71,8 +72,8 @@ impl ChunkPool {
         header.checkpoints.store(next, Ordering::Release);
     }
 
-    /// Stores the words that the end row would have now, for a process that is killed before it writes one. Of a long
-    /// text the words that fit.
+    /// Stores the words that the end row would have now, for a process that is killed before it writes one.
+    /// If the text is too long, only the words that fit are stored.
     pub(crate) fn set_end_words(&self, words: &str) {
         let header = self.header();
         let next = header.words_stored.load(Ordering::Relaxed) + 1;
@@ -88,7 +89,7 @@ impl ChunkPool {
         header.words_stored.store(next, Ordering::Release);
     }
 
-    /// Takes a request for detail that another process has written since the last call, and gives the answer.
+    /// Takes a request for detail that another process has written since the last call, and answers it.
     pub(crate) fn take_detail_request(&self, answer: DetailAnswer) -> Option<u32> {
         let header = self.header();
         let asked = header.detail_asked.load(Ordering::Acquire);
@@ -100,7 +101,7 @@ impl ChunkPool {
         Some(DetailRequest::unpack(asked).steps)
     }
 
-    /// The counts in which a lane counts its lost events.
+    /// Returns the counters in which a lane counts its lost events.
     pub(crate) fn losses(&self, lane: u32) -> &Losses {
         &self.header().losses[lane as usize % LOSS_SHARDS]
     }
@@ -115,7 +116,8 @@ impl ChunkPool {
         self.sum(|losses| &losses.overflowed)
     }
 
-    /// The sum of a count. It wraps: another process may have written anything into the file.
+    /// Sums a counter over the lanes. The sum wraps, because another process may have written any value into
+    /// the file.
     fn sum(&self, count: impl Fn(&Losses) -> &AtomicU64) -> u64 {
         let counts = self.header().losses.iter().map(|losses| count(losses).load(Ordering::Relaxed));
         counts.fold(0, u64::wrapping_add)

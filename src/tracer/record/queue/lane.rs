@@ -15,7 +15,7 @@ use crate::clock;
 use crate::fast_tls::fast_tls;
 use crate::per_thread::PerThread;
 
-/// The longest time that a hook waits for a free chunk before its event goes to the overflow list, or is
+/// The time limit for a hook's wait for a free chunk. After that, the event goes to the overflow list or is
 /// dropped.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(10);
 
@@ -30,10 +30,10 @@ struct Lane {
     last: u64,
     /// Dropped events that no `Lost` event reports yet.
     unreported: u64,
-    /// Skipped ops that no `Lost` event reports yet. The next chunk reports them together: a row for each
-    /// would be no less than the row of the op.
+    /// Skipped ops that no `Lost` event reports yet. The next chunk reports them together: one row for each
+    /// would take as much room as the rows of the ops.
     left_out: u64,
-    /// The last wait for a free chunk failed.
+    /// True if the last wait for a free chunk failed.
     waited: bool,
 }
 
@@ -42,7 +42,7 @@ struct ThreadLane {
     queue: &'static EventQueue,
     /// True if the lane is in use. A signal handler that interrupts it must not touch it.
     busy: Cell<bool>,
-    /// True if it exists for one event only.
+    /// True if the lane exists for one event only.
     for_one_event: bool,
     lane: UnsafeCell<Lane>,
 }
@@ -105,8 +105,9 @@ impl EventQueue {
     }
 }
 
-/// Runs `work` on the lane of the calling thread, which is made at the first use. A thread that ends
-/// and has lost its own gets a lane for this one event: its other destructors may still free memory.
+/// Runs `work` on the lane of the calling thread. The lane is made at its first use. A thread that is ending
+/// and has lost its lane gets another one for this event only, because its other destructors may still free
+/// memory.
 #[inline(always)]
 fn with_lane<T>(queue: &'static EventQueue, work: impl FnOnce(&mut Lane) -> T) -> T {
     // SAFETY: the words of the calling thread; the lane lives until the thread's `LaneOwner` is dropped.
@@ -230,7 +231,7 @@ impl Lane {
     /// Adds a definition and the slots that follow it; they are not counted.
     fn define(&mut self, events: &[Event]) {
         if self.chunk.as_ref().is_none_or(|chunk| chunk.room() < events.len()) && !self.next_chunk() {
-            // Without it, the number would have no text to the end of the trace.
+            // If the definition were dropped, the number would have no text until the end of the trace.
             self.queue.keep_definition(events);
             return;
         }
@@ -304,7 +305,7 @@ impl Lane {
 }
 
 impl Drop for Lane {
-    /// The thread ends: its events go to the writer thread now.
+    /// Hands the events of the ended thread to the writer thread.
     fn drop(&mut self) {
         self.shared.chunk.store(NO_CHUNK, Ordering::Release);
         if let Some(chunk) = self.chunk.take() {

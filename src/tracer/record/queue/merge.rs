@@ -22,14 +22,15 @@ use crate::clock;
 /// A store reaches the other cores within this time, so a lane that is idle after it has no older event. (The
 /// lane needs no fence; x86 drains a store buffer in well under 1 us.)
 const SLACK_NS: u64 = 1_000_000;
-/// With fewer free chunks than this, in percent, and as many full ones, an announced event no longer delays
+/// If fewer chunks than this are free, in percent, and as many are full, an announced event no longer delays
 /// the others.
 const SHORT_PERCENT: usize = 10;
 
-/// A chunk that is full or that its thread fills.
+/// A chunk that its thread has filled or is filling.
 struct QueuedChunk {
     chunk: ChunkReader,
-    /// The slots that were complete when the queue was last read; definitions in them are known.
+    /// The number of slots that were complete when the queue was last read. The definitions in them are
+    /// known.
     seen: usize,
     full: bool,
 }
@@ -41,7 +42,7 @@ struct Source {
     chunks: VecDeque<QueuedChunk>,
     /// The index of the chunk after the full ones.
     next_index: u32,
-    /// The next slot of the first chunk.
+    /// The index of the next slot to read in the first chunk.
     slot: usize,
     /// Events that found no chunk, in the order of the lane.
     overflow: VecDeque<Event>,
@@ -123,7 +124,7 @@ impl Merge {
     }
 
     /// Passes the events up to `watermark` to `emit`, oldest first, each with its thread. Stops soon after
-    /// `most` events; true when there are more.
+    /// `most` events. Returns true if more events are left.
     pub(crate) fn drain<E>(
         &mut self,
         watermark: u64,
@@ -172,7 +173,8 @@ impl Merge {
         }
     }
 
-    /// The events emitted so far are in the files. Stores that in the journal and recycles their chunks.
+    /// Called when the events emitted so far are in the files: stores that in the journal and recycles their
+    /// chunks.
     pub(crate) fn release(&mut self, queue: &'static EventQueue, written: Written, part: u32) {
         let consumed = self.sources.values().flat_map(|source| {
             let done = source.done.iter().map(|chunk| (*chunk, chunk.committed()));
@@ -194,7 +196,7 @@ impl Merge {
     /// The number of events that are in no file and will not be, if nothing is emitted from now on: the
     /// dropped ones, and those on the overflow list.
     pub(crate) fn lost(&self, queue: &'static EventQueue) -> u64 {
-        // The counts lie in a file that others may write.
+        // The counts are in a file that other processes may write to.
         let overflowed = queue.pool().overflowed().saturating_sub(self.overflow_emitted);
         queue.pool().dropped().saturating_add(overflowed)
     }
@@ -218,7 +220,8 @@ impl Merge {
     }
 }
 
-/// Of block reports with the same clock, the first one: no other report ends with the total that it begins with.
+/// Returns the first of several block reports with the same clock: no other of them ends with the total with
+/// which this one begins.
 fn by_totals(sources: &[&mut Source], clock: u64) -> Option<usize> {
     let heads: Vec<(usize, i8, Block)> = sources
         .iter()
@@ -267,7 +270,7 @@ impl Source {
         }
     }
 
-    /// Reads the slots that became complete.
+    /// Reads the definitions in the slots that became complete since the last call.
     fn look(&mut self, define: &mut impl FnMut(&Event, &[u8])) {
         for queued in &mut self.chunks {
             let committed = queued.chunk.committed();
@@ -288,7 +291,7 @@ impl Source {
         }
     }
 
-    /// The oldest event that was not emitted yet.
+    /// Returns the oldest event that was not emitted yet.
     #[inline]
     fn peek(&mut self) -> Option<&Event> {
         if self.head.is_none() {
@@ -311,7 +314,7 @@ impl Source {
         }
     }
 
-    /// The oldest event in chunks.
+    /// Returns the oldest event that is in a chunk.
     fn placed(&mut self) -> Option<Event> {
         loop {
             let queued = self.chunks.front()?;

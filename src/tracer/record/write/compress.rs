@@ -1,8 +1,8 @@
 //! Compression of finished parts (`MEMTRACE_COMPRESS`).
 //!
-//! A part is compressed while it is written: whenever enough rows are in the file, a thread that lives as long as that
-//! takes adds them to the compressed copy. So little is left to do when the program ends. The plain file stays until the
-//! copy is complete: a kill at any moment leaves the file that recovery needs.
+//! A part is compressed while it is written: whenever the file has enough new rows, a short-lived thread adds
+//! them to the compressed copy. So little is left to do when the program ends. The plain file stays until the
+//! copy is complete, so a kill at any moment leaves the file that recovery needs.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -17,14 +17,16 @@ use super::output;
 use super::thread::start_thread;
 use crate::session::Session;
 
-/// The bytes of rows that are worth a thread, and the most that one thread takes.
+/// The minimum size in bytes of the rows for which a thread is started, and the size that one thread
+/// compresses at most.
 const PIECE: u64 = 4 << 20;
 const LONGEST_PIECE: u64 = 4 * PIECE;
 /// The bytes that are read and written at once.
 const BUFFER: usize = 256 << 10;
 /// The level of zstd: a row takes about 16 bytes and 2.5 µs.
 const LEVEL: i32 = 8;
-/// The level when a program wrote faster than [`LEVEL`] follows: a row takes about 22 bytes and 0.3 µs.
+/// The level for a program that writes faster than [`LEVEL`] can compress: a row takes about 22 bytes and 0.3
+/// µs.
 const FAST_LEVEL: i32 = 1;
 /// The speed of [`FAST_LEVEL`] divided by the speed of [`LEVEL`].
 const FASTER: u64 = 7;
@@ -34,9 +36,9 @@ pub(crate) struct Compressor {
     session: &'static Session,
     /// The copy of the part that is being written.
     current: Option<Current>,
-    /// True if adding to it failed.
+    /// True if adding to the copy failed.
     has_failed: bool,
-    /// The thread of the newest finished part; it first waits for the one before it.
+    /// The thread that compresses the newest finished part. It first waits for the thread of the part before.
     newest: Option<JoinHandle<()>>,
 }
 
@@ -61,7 +63,8 @@ impl Compressor {
         Compressor { session, current: None, has_failed: false, newest: None }
     }
 
-    /// Compresses what a growing part has by now: `length` bytes of whole rows, which no later call takes back.
+    /// Compresses the rows that a growing part has so far: `length` bytes of whole rows. No later call passes
+    /// a smaller length without [`Compressor::restart`].
     pub(crate) fn follow(&mut self, part: &Path, length: u64) {
         let how = self.session.settings.compress;
         if how == Compression::Off
@@ -87,7 +90,7 @@ impl Compressor {
         self.current = thread.ok().map(Current::Busy);
     }
 
-    /// Discards what was compressed of the part that is being written: its last rows are taken back.
+    /// Discards the compressed copy of the part that is being written, because its last rows are taken back.
     pub(crate) fn restart(&mut self) {
         drop(self.current.take().map(Current::join));
         self.has_failed = false;
@@ -127,11 +130,12 @@ impl Compressor {
     }
 }
 
-/// Replaces a finished part by a compressed copy; `copy` is what there is of it. The copy gets its name when it is
-/// complete, and the part is removed only then, so a kill loses nothing.
+/// Replaces a finished part by a compressed copy; `copy` is the copy made so far, if any. The copy gets its
+/// final name when it is complete, and only then is the part removed, so a kill loses nothing.
 pub(super) fn compress(part: &Path, how: Compression, copy: Option<PartCopy>) -> io::Result<()> {
     let length = fs::metadata(part)?.len();
-    // When much is left, all of the part at a fast level takes less time than the rest at this one.
+    // If much is left, compressing the whole part again at the fast level takes less time than compressing
+    // the rest at the current level.
     let is_late = |copy: &PartCopy| {
         let rest = length.saturating_sub(copy.done);
         how == Compression::Zst && rest > 2 * LONGEST_PIECE && rest * FASTER > length

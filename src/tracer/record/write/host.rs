@@ -28,11 +28,11 @@ const SHARE: u32 = 2000;
 /// The corresponding shares for lists of children, and for their proportional memory.
 const CHILDREN_SHARE: u32 = 5000;
 const SHARES_SHARE: u32 = 2000;
-/// The corresponding shares for full samples: normally, and while little memory is left and use grows. A kill
-/// may follow, so that sample may be the last.
+/// The same for full samples: normally, and while little memory is left and use grows. In the second case the
+/// process may soon be killed, so the sample may be its last.
 const FULL_SHARE: u32 = 1250;
 const TIGHT_SHARE: u32 = 20;
-/// The processor time that the full samples at the start of a program may take beyond it.
+/// The processor time that full samples at the start of a program may take in addition to their share.
 const CREDIT: Duration = Duration::from_millis(100);
 /// The processor time for the shares of all children at once; beyond it they are unknown.
 const LONGEST_WALK: Duration = Duration::from_millis(100);
@@ -40,25 +40,26 @@ const LONGEST_WALK: Duration = Duration::from_millis(100);
 const TIGHT: i64 = 4;
 /// The interval at which resident memory is read.
 const POLL: Duration = Duration::from_millis(100);
-/// The least change that triggers a sample: this many bytes, and one part in this many of resident memory.
+/// The minimum change of resident memory that triggers a sample: this many bytes, and one part in this many
+/// of resident memory.
 const LEAST_CHANGE: (i64, i64) = (8 << 20, 32);
-/// The least change that triggers a full sample.
+/// The minimum change that triggers a full sample.
 const LEAST_FULL_CHANGE: (i64, i64) = (32 << 20, 6);
-/// The least change that triggers a full sample when little memory is left.
+/// The minimum change that triggers a full sample when little memory is left.
 const LEAST_TIGHT_CHANGE: (i64, i64) = (32 << 20, 12);
 /// The longest time between two full samples of a process that changes little.
 const LONGEST_FULL: Duration = Duration::from_secs(10);
-/// The most children that are read, and that are named one by one.
+/// The maximum number of children that are read and named one by one.
 const MOST_CHILDREN: usize = 1000;
 const MOST_NAMED: usize = 8;
 
 /// When one kind of sample may be taken.
 struct Budget {
     last: Option<Instant>,
-    /// The processor time that may be spent, and may have been.
+    /// The processor time that may be spent now, in addition to the share of the time that has passed.
     credit: Duration,
     debt: Duration,
-    /// The price of the last sample.
+    /// The processor time that the last sample took.
     price: Duration,
 }
 
@@ -101,7 +102,7 @@ pub(crate) struct HostSampler {
     rss: i64,
     full_rss: i64,
     step: i32,
-    /// Little memory was left at the last quick sample.
+    /// True if little memory was left at the last quick sample.
     is_tight: bool,
 }
 
@@ -126,7 +127,8 @@ fn is_tight(container: Option<HostValues>, machine: Option<HostValues>) -> bool 
 }
 
 impl HostSampler {
-    /// Samples at least each `every`; zero means never. `is_simulated`: the memory of the devices is the host's.
+    /// Makes a sampler that samples at least once every `every`; zero means never. `is_simulated`: the memory
+    /// of the devices is the host's.
     pub(crate) fn new(every: Duration, is_simulated: bool) -> HostSampler {
         HostSampler {
             files: HostFiles::default(),
@@ -219,7 +221,7 @@ impl HostSampler {
         let mut known = known_memory(encoder, self.is_simulated);
         let smaps = File::open(self.files.path("self", "smaps"));
         let parts = smaps.and_then(|file| smaps::parts(BufReader::with_capacity(64 << 10, file), &mut known));
-        // A file that is hidden is tried again later.
+        // If the file cannot be read, the next full sample tries again.
         if let Ok(parts) = parts
             && !parts.is_empty()
         {
@@ -280,7 +282,7 @@ fn known_memory(encoder: &Encoder, is_simulated: bool) -> Vec<KnownMemory> {
         .collect()
 }
 
-/// The part of CPU tensors of a category.
+/// Returns the name of the part for CPU tensors of a category.
 fn tensors_of(category: Category) -> &'static str {
     match category {
         Category::Parameter => "CPU tensors parameter",

@@ -20,7 +20,7 @@ impl LimitsReached {
         LimitsReached { session, said_lost: false, said_names: false }
     }
 
-    /// Looks at the limits; called at each checkpoint.
+    /// Reports limits that were reached since the last call. Called at each checkpoint.
     pub(crate) fn look(&mut self, pool: &ChunkPool) {
         if !self.said_lost && pool.dropped() > 0 {
             self.said_lost = true;
@@ -39,7 +39,7 @@ impl LimitsReached {
         }
     }
 
-    /// Says at the end how many events were lost.
+    /// Reports, at the end, how many events were lost.
     pub(crate) fn conclude(&self, lost: u64) {
         if lost > 0 {
             let why = why_lost(self.session.settings.buffer_bytes as u64, lost);

@@ -15,8 +15,8 @@ use crate::session::Session;
 
 /// The number of owners that the message names.
 const NAMED: usize = 5;
-/// The longest time that the message of an OOM waits for tags: Python's main thread makes them, and it may be
-/// in a long call.
+/// The time limit for the wait of an OOM's message for tags. Python's main thread makes the tags, and it may
+/// be in a long call.
 const TAGS: Duration = Duration::from_secs(3);
 /// The number of OOMs that are printed. A script that searches its batch size raises many.
 const MAX_PRINTED: u32 = 3;
@@ -50,7 +50,7 @@ impl OomMessages {
         }
     }
 
-    /// Prints a pending OOM if blocks are tagged, or have not been tagged for too long.
+    /// Prints a pending OOM if its blocks are tagged, or if the wait for tags has reached its limit.
     pub(crate) fn print_when_tagged(
         &mut self,
         is_tagged: bool,
@@ -85,7 +85,7 @@ struct OomSnapshot {
     oom: OutOfMemory,
     totals: Totals,
     live: Vec<Live>,
-    /// When it was encoded.
+    /// The time at which the OOM was encoded.
     since: Instant,
 }
 
@@ -102,7 +102,8 @@ impl OomSnapshot {
         self.live.iter().map(|live| *now.get(&live.alloc_id).copied().unwrap_or(live)).collect()
     }
 
-    /// The lines: the request and its owner, the totals, the owners of the memory, and the next command.
+    /// Returns the lines of the message: the request and its owner, the totals, the owners of the memory, and
+    /// the next command.
     fn lines(&self, encoder: &Encoder, meta: &Meta, trace: &Path) -> Vec<String> {
         let show = |bytes| Unit::Auto.show(bytes);
         let (oom, live) = (&self.oom, &self.tagged(encoder));
@@ -154,7 +155,7 @@ impl OomSnapshot {
     }
 }
 
-/// The live bytes by the `name` of their block, largest first.
+/// Returns the live bytes for each `name` of a block, largest first.
 fn by(live: &[Live], name: impl Fn(&Live) -> String) -> Vec<(String, i64)> {
     let mut owners: FxHashMap<String, i64> = FxHashMap::default();
     for live in live {
@@ -236,7 +237,7 @@ mod tests {
         assert!(lines[3].trim_start().starts_with("GPT.h.0") && lines[3].contains("88.9 %"), "{}", lines[3]);
         assert!(lines[4].contains("GPT.head"));
         assert_eq!(lines.last().unwrap(), "next: memtrace oom t.csv, memtrace ledger --at oom t.csv");
-        // A first request that no card could serve.
+        // The first request of the program, larger than any card.
         let encoder = Encoder::new(0, 0, 1, Rounding::default(), true);
         let lines = OomSnapshot::new(&encoder, oom).lines(&encoder, &Meta::default(), Path::new("t.csv"));
         assert_eq!(lines.len(), 3, "{lines:?}");

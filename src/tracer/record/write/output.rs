@@ -59,8 +59,8 @@ pub(crate) fn create_trace(
     })
 }
 
-/// Creates the file of a later part beside the first. Until its opening rows are complete, its name is not
-/// that of a trace.
+/// Creates the file of a later part in the folder of the first. Until its opening rows are complete, the file
+/// has a name that no trace has.
 pub(crate) fn create_part(first: &Path, part: u32) -> io::Result<(File, PathBuf)> {
     create_numbered(|suffix| {
         let path = files::unfinished_part(first, part, suffix);
@@ -105,15 +105,15 @@ pub(crate) fn create_private(path: &Path) -> io::Result<File> {
     // SAFETY: duplicates an open descriptor; on success nothing else owns the new one.
     let high = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, HIGH) };
     if high < 0 {
-        // The limit of descriptors is lower.
+        // The process may not have descriptors with such high numbers.
         return Ok(file);
     }
     // SAFETY: see above.
     Ok(unsafe { File::from_raw_fd(high) })
 }
 
-/// Returns true if the open `file` is still the one at `path`. The folder of the trace may be removed, and a
-/// descriptor that the program closed may be another file by now.
+/// Checks that the open `file` is still the file at `path`, and returns an error otherwise. The folder of the
+/// trace may be removed, and a descriptor that the program closed may refer to another file by now.
 pub(crate) fn still_ours(file: &File, path: &Path) -> io::Result<()> {
     let gone = |_| io::Error::other("the file was removed");
     let (open, there) = (file.metadata()?, fs::symlink_metadata(path).map_err(gone)?);

@@ -21,7 +21,7 @@ pub(crate) struct RowFile {
     writer: RowWriter<File>,
     /// `None` if every row is written.
     repeats: Option<RepeatFinder>,
-    /// The rows so far are those that open the part: each is written.
+    /// True while the opening rows of the part are written. No opening row is left out as a repeat.
     opens: bool,
 }
 
@@ -46,13 +46,13 @@ impl RowFile {
         RowFile { writer: RowWriter::new(file), repeats, opens: true }
     }
 
-    /// A finder for the next part.
+    /// Returns a finder of repeats for the next part.
     pub(crate) fn repeats_of_next(&self) -> Option<RepeatFinder> {
         self.repeats.as_ref().map(|repeats| RepeatFinder::new(repeats.is_detailed()))
     }
 
-    /// Writes the buffered rows and returns the length of the file in bytes. Behind the first flush come rows that are
-    /// not opening ones.
+    /// Writes the buffered rows and returns the length of the file in bytes. The rows after the first flush
+    /// are no longer opening rows.
     pub(crate) fn flush(&mut self) -> io::Result<u64> {
         let RowFile { writer, repeats, opens } = self;
         if let Some(repeats) = repeats {

@@ -1,10 +1,11 @@
 //! The removal of old parts (`MEMTRACE_KEEP`).
 //!
-//! After each rotation the oldest finished parts go until the rest is within the bound. Some stay longer: the first
-//! part, whose name no later process may take, the part before the current one, which recovery may still complete,
-//! those with the highest peak of a GPU, and those with an OOM. When only such parts are left, those with an OOM keep
-//! half of the bytes, and the oldest of them go. With a bound in time, as many old parts with an OOM stay as the time has
-//! parts.
+//! After each rotation the oldest finished parts are removed until the rest is within the bound. Some parts
+//! are kept longer: the first part, whose name no later process may take; the part before the current one,
+//! which recovery may still complete; the parts with the highest peak of a GPU; and the parts with an OOM.
+//! When only such parts are left, the parts with an OOM may take half of the bytes, and the oldest of them
+//! are removed. With a bound in time, the number of old parts with an OOM that are kept is the number of
+//! parts within that time.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,11 +19,11 @@ use memtrace_trace::keep::Keep;
 /// The finished parts that are on disk.
 pub(crate) struct Retention {
     keep: Keep,
-    /// In order.
+    /// The parts in the order of their numbers.
     parts: Vec<FinishedPart>,
     /// The highest allocated and reserved bytes of each device, and the parts that reached them first.
     peaks: Vec<[(i64, u32); 2]>,
-    /// The OOMs up to the last finished part.
+    /// The number of OOMs up to the last finished part.
     ooms: u64,
 }
 
@@ -35,8 +36,9 @@ struct FinishedPart {
 }
 
 impl FinishedPart {
-    /// The files of the part that may exist: the rows, compressed or not or half, and the stacks. In this order they can
-    /// be removed while the compressor works: each comes before those that are made from it.
+    /// Returns the files that the part may have: the rows (plain, compressed or half compressed) and the
+    /// stacks. They can be removed in this order while the compressor works: each file comes before the files
+    /// that are made from it.
     fn files(&self) -> [PathBuf; 5] {
         let compressed = |how| files::compressed(&self.path, how);
         [
@@ -67,8 +69,9 @@ impl Retention {
         Retention { keep, parts: Vec::new(), peaks: Vec::new(), ooms: 0 }
     }
 
-    /// Takes a part that has just ended, and removes those that do not stay. Returns the paths of these. `current` is
-    /// the most bytes of a part that is being written; its compressed copy grows beside it.
+    /// Adds a part that has just ended, and removes the parts that are not kept. Returns the paths of the
+    /// removed parts. `current` is the maximum size in bytes of a part that is being written; its compressed
+    /// copy grows at the same time.
     pub(crate) fn add(&mut self, path: &Path, number: u32, encoder: &Encoder, current: u64) -> Vec<PathBuf> {
         if self.keep == Keep::All {
             return Vec::new();
@@ -90,7 +93,7 @@ impl Retention {
         going.into_iter().map(|part| part.path).collect()
     }
 
-    /// A peak higher than any before belongs to the part that has just ended.
+    /// Stores the part that has just ended as the part of each peak that is higher than all earlier ones.
     fn note_peaks(&mut self, peaks: impl Iterator<Item = [i64; 2]>, number: u32) {
         for (device, peaks) in peaks.enumerate() {
             if self.peaks.len() == device {
@@ -108,7 +111,7 @@ impl Retention {
         self.peaks.iter().flatten().any(|(_, number)| *number == part.number)
     }
 
-    /// The finished parts that may go at all, in order: not the first and not the last.
+    /// Returns the finished parts that may be removed, in order: all except the first and the last.
     fn candidates(&self) -> impl Iterator<Item = &FinishedPart> {
         let but_last = self.parts.len().saturating_sub(1);
         self.parts[..but_last].iter().filter(|part| part.number > 1 && !self.has_peak(part))

@@ -11,7 +11,7 @@ use super::host::HostSampler;
 use crate::queue::event_queue::EventQueue;
 use crate::session::{SampleDevices, Session};
 
-/// The shortest time between two samples, however fast memory grows.
+/// The minimum time between two samples, however fast memory grows.
 const SHORTEST: Duration = Duration::from_millis(100);
 
 /// Decides when to sample devices and the host.
@@ -20,12 +20,13 @@ pub(crate) struct Sampler {
     sample: SampleDevices,
     every: Duration,
     last: Option<Instant>,
-    /// The most bytes that the process held at a sample.
+    /// The maximum number of bytes that the process held at a sample.
     highest: i64,
 }
 
 impl Sampler {
-    /// Samples as often as the settings say; an interval of 0 means never. `is_simulated`: the devices are simulated.
+    /// Makes a sampler with the interval of the settings; an interval of 0 means never. `is_simulated`: the
+    /// devices are simulated.
     pub(crate) fn new(session: &Session, is_simulated: bool) -> Sampler {
         let every = Duration::from_millis(session.settings.sample_ms);
         let host = HostSampler::new(every, is_simulated);
@@ -75,7 +76,7 @@ impl Sampler {
     }
 }
 
-/// The bytes that calls and reports account for, on all devices.
+/// Returns the bytes that calls and reports account for, on all devices.
 fn held(encoder: &Encoder) -> i64 {
     encoder.devices().map(|(_, totals)| totals.reserved + totals.outside).sum()
 }

@@ -1,4 +1,4 @@
-//! The parts of a process's memory: the mappings of `/proc/PID/smaps`, each with what it is for.
+//! The parts of a process's memory: the mappings of `/proc/PID/smaps`, classified by their use.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead};
@@ -27,7 +27,7 @@ impl PartBytes {
         self.swap += more.swap;
     }
 
-    /// Takes out the part of `rss` resident bytes, with its share of the others.
+    /// Takes out a part with `rss` resident bytes and the corresponding share of the other figures.
     fn take(&mut self, rss: i64) -> PartBytes {
         let rss = rss.clamp(0, self.rss);
         let share = |bytes: i64| {
@@ -45,7 +45,7 @@ impl PartBytes {
     }
 }
 
-/// Memory at known addresses, and the part that it is.
+/// Memory at known addresses, and the name of the part to which it belongs.
 #[derive(Clone, Debug)]
 pub(crate) struct KnownMemory {
     /// The addresses.
@@ -61,27 +61,27 @@ pub(crate) const ARENAS: &str = "malloc arenas";
 pub(crate) const ANONYMOUS: &str = "anonymous";
 pub(crate) const DRIVER: &str = "CUDA driver";
 pub(crate) const OWN: &str = "memtrace";
-/// Before the path of a file.
+/// The prefix of a part's name before the path of a file.
 pub(crate) const FILE: &str = "file ";
-/// Before the name of shared memory.
+/// The prefix of a part's name before the name of shared memory.
 pub(crate) const SHARED: &str = "shared ";
-/// The files beyond the largest ones.
+/// The name of the part for all files except the largest.
 pub(crate) const OTHER_FILES: &str = "file (others)";
 
-/// The most files and shared memories that are listed by name.
+/// The maximum number of files and shared memories that are listed by name.
 const MOST_NAMED: usize = 12;
 /// glibc reserves this much for an arena of malloc, at a multiple of it.
 const ARENA: u64 = 64 << 20;
-/// The most bytes of the guard before the stack of a thread, and of the stack.
+/// The maximum size in bytes of the guard before a thread's stack, and of the stack itself.
 const MOST_GUARD: u64 = 1 << 20;
 const MOST_STACK: u64 = 1 << 30;
 
 /// A mapping.
 struct Mapping {
     range: Range<u64>,
-    /// Readable or writable; a guard is neither.
+    /// True if the mapping is readable or writable; a guard is neither.
     is_open: bool,
-    /// No file and no name of the kernel's.
+    /// True if the mapping has no file and no name from the kernel.
     is_anonymous: bool,
     part: String,
     bytes: PartBytes,
@@ -127,7 +127,7 @@ pub(crate) fn parts(
     Ok(with_few_names(parts))
 }
 
-/// Classifies an anonymous mapping by its neighbours.
+/// Classifies an anonymous mapping by its neighbors.
 fn anonymous_part(mappings: &[Mapping], at: usize) -> &'static str {
     let Range { start, end } = mappings[at].range;
     let length = end - start;
@@ -147,7 +147,7 @@ fn anonymous_part(mappings: &[Mapping], at: usize) -> &'static str {
     if has_guard && length <= MOST_STACK { STACKS } else { ANONYMOUS }
 }
 
-/// The parts, with all but the largest files under one name.
+/// Returns the parts, with all files except the largest under one name.
 fn with_few_names(parts: BTreeMap<String, PartBytes>) -> BTreeMap<String, PartBytes> {
     let mut named: Vec<(&String, i64)> = parts
         .iter()
@@ -218,7 +218,7 @@ fn mapping(line: &str) -> Option<Mapping> {
     })
 }
 
-/// The part of a mapping with a path.
+/// Returns the name of the part to which a mapping with a path belongs.
 fn part_of(path: &str, modes: &str) -> String {
     let file = path.strip_suffix(" (deleted)").unwrap_or(path);
     let name = file.rsplit('/').next().unwrap_or(file);
@@ -241,7 +241,8 @@ fn part_of(path: &str, modes: &str) -> String {
     }
 }
 
-/// The name of shared memory without the part that each has of its own: `/dev/shm/torch_*`.
+/// Returns the name of shared memory without the portion that differs from one to the next:
+/// `/dev/shm/torch_*`.
 fn family(file: &str) -> String {
     let start = file.rfind('/').map_or(0, |at| at + 1);
     match file[start..].find(['_', '-', '.', '0']) {
@@ -285,7 +286,7 @@ mod tests {
         .concat();
         let tensor =
             |start: u64, kib: u64| KnownMemory { range: start..start + (kib << 10), part: "tensors" };
-        // The second is touched by one page less than it has: the mapping has no more.
+        // One page less of the second tensor is touched than it has, because the mapping ends there.
         let mut known = [tensor(0x7f02_0000_1000, 60), tensor(0x7f02_0100_0000, 80), tensor(0x10, 1)];
         let parts = parts(text.as_bytes(), &mut known).unwrap();
         let kib = |name: &str| parts.get(name).map(|part| (part.pss >> 10, part.rss >> 10));

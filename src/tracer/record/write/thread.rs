@@ -42,9 +42,10 @@ pub(crate) fn is_alone() -> bool {
     main_has_ended && std::fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() == 2)
 }
 
-/// Ends the process as its main thread ended, if that left with a status of its own and this is the last thread.
-/// The kernel gives a process the status of its last thread; without memtrace that was the main thread (of a child
-/// that `clone` started, for example: it leaves by the system call `exit`).
+/// Ends the process with the exit status of its main thread, if the main thread left with a status of its own
+/// and this is the last thread. The kernel gives a process the status of its last thread. Without memtrace
+/// that was the main thread, for example in a child that `clone` started and that leaves by the system call
+/// `exit`.
 pub(crate) fn end_like_main_thread() {
     if !is_alone() {
         return;
@@ -66,7 +67,7 @@ pub(crate) fn answer_until_finish(control: &Control) {
         match control.commands().recv_timeout(CHECK_ALONE) {
             Ok(Command::Finish) | Err(RecvTimeoutError::Disconnected) => return,
             Ok(Command::Suspend(done)) => drop(done.send(())),
-            // The trace ended early, so it lacks what was recorded since.
+            // The trace ended early, so it lacks the events recorded since then.
             Ok(Command::Flush(done)) => drop(done.send(false)),
             Ok(Command::Nudge | Command::Resume) => {}
             Err(RecvTimeoutError::Timeout) if is_alone() => return control.detach(),

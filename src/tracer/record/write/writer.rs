@@ -35,22 +35,23 @@ use crate::queue::journal_header::MetaText;
 use crate::queue::merge::Merge;
 use crate::session::Session;
 
-/// The longest time that the end of the trace waits for events that threads are recording.
+/// The time limit for the wait for events that threads are recording, at the end of the trace.
 const LAST_EVENTS: Duration = Duration::from_millis(100);
 /// The end of the trace drains the queue again while a pass takes longer than this.
 const SHORT_PASS: Duration = Duration::from_millis(5);
-/// It starts no pass later than this: threads may record as fast as the writer thread writes, and the program waits.
+/// The end of the trace starts no pass after this time: threads may record as fast as the writer thread
+/// writes, and the program waits for it.
 const LAST_PASS: Duration = Duration::from_millis(100);
-/// The longest time that a flush waits for them.
+/// The time limit for the wait of a flush for events that threads are recording.
 const FLUSHED_EVENTS: Duration = Duration::from_secs(1);
 /// The interval between two reads of the queue. A full chunk wakes nobody: that would cost the hook a system
 /// call, and in this time even a fast program fills a small part of the pool only.
 const INTERVAL: Duration = Duration::from_millis(20);
 /// The number of events between two flushes when the queue is long.
 const BATCH: usize = 16 << 10;
-/// The least of them, when parts are small: a part ends at a flush.
+/// The minimum number of events between two flushes when parts are small: a part ends at a flush.
 const SMALL_BATCH: usize = 256;
-/// Larger than the rows of a typical event.
+/// An upper bound for the size in bytes of the rows of a typical event.
 const EVENT_BYTES: u64 = 512;
 
 /// Starts the writer thread.
@@ -90,9 +91,9 @@ struct Writer {
     meta: Meta,
     /// The file of the first part.
     first: PathBuf,
-    /// The end of the trace was requested and will not be requested again.
+    /// True if the end of the trace was requested and will not be requested again.
     finishing: bool,
-    /// No journal holds the events that are not in the file yet; see [`Writer::suspend`].
+    /// True if no journal holds the events that are not in the file yet; see [`Writer::suspend`].
     without_journal: bool,
     limits: LimitsReached,
 }
@@ -204,7 +205,8 @@ impl Writer {
         let mut ruler = ClockFitter::new();
         loop {
             ruler.adjust();
-            // Of an OOM that an earlier pass encoded; the next pass encodes the tags recorded by now.
+            // True if the blocks of a pending OOM are tagged. An earlier pass encoded the OOM, and the next
+            // pass encodes the tags recorded by now.
             let is_tagged = self.ooms.is_pending() && !self.control.expects_tags();
             match self.control.commands().recv_timeout(INTERVAL.min(every)) {
                 Ok(Command::Finish) => return self.finish(),
@@ -247,8 +249,8 @@ impl Writer {
         self.encode(watermark)
     }
 
-    /// Encodes every event recorded before now and flushes it; false when a thread was recording an event for all
-    /// of `patience`.
+    /// Encodes every event recorded before now and flushes it. Returns false if a thread was still recording
+    /// an event after `patience`.
     fn settle(&mut self, patience: Duration) -> io::Result<bool> {
         let now = clock::now_ns();
         let patience = Instant::now() + patience;
@@ -264,11 +266,11 @@ impl Writer {
         Ok(all)
     }
 
-    /// Ends the trace before an `exec` and waits. When the `exec` fails, takes the end back. True when the process
-    /// ends meanwhile in another way.
+    /// Ends the trace before an `exec` and waits. If the `exec` fails, takes back the end row. Returns true
+    /// if the process ends in another way meanwhile.
     fn suspend(&mut self, done: &Sender<()>) -> io::Result<bool> {
         self.settle(LAST_EVENTS)?;
-        // A part that is opened now would have no end.
+        // A new part that was opened now would get no end row, so no more parts are started.
         self.finishing = true;
         // An `exec` ends its thread, and a failed one takes the end row back.
         self.compressor.restart();
@@ -290,7 +292,7 @@ impl Writer {
                     let _ = done.send(());
                 }
                 Ok(Command::Resume) => waiting -= 1,
-                // Events recorded since are in no file until the trace continues.
+                // The events recorded since then are in no file until the trace continues.
                 Ok(Command::Flush(done)) => drop(done.send(false)),
                 Ok(Command::Nudge) => {}
                 Ok(Command::Finish) | Err(_) => break,
@@ -331,7 +333,7 @@ impl Writer {
         let mut lost = self.merge.lost(self.queue);
         self.end(lost, &more)?;
         if self.merge.lost(self.queue) > lost {
-            // Meanwhile threads recorded more events.
+            // Threads have recorded more events in the meantime.
             self.part.truncate(length)?;
             self.encoder.take_back(place);
             lost = self.merge.lost(self.queue);
@@ -413,7 +415,7 @@ impl Writer {
         if self.queue.is_short() { self.flush() } else { Ok(()) }
     }
 
-    /// Encodes one batch; true when events remain.
+    /// Encodes one batch. Returns true if events remain.
     fn encode_batch(&mut self, watermark: u64) -> io::Result<bool> {
         self.control.note_progress();
         let Writer { merge, encoder, part, meta, ooms, session, .. } = self;

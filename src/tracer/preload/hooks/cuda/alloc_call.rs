@@ -50,7 +50,7 @@ pub(super) struct Call {
 /// The result of a successful allocation.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Allocated {
-    /// The address, or the handle in place of one.
+    /// The address, or the handle if there is no address.
     pub(super) address: u64,
     /// The size in bytes.
     pub(super) bytes: usize,
@@ -66,8 +66,9 @@ impl Allocated {
         Allocated { address: address.map_or(0, |address| address as u64), bytes, ..Allocated::default() }
     }
 
-    /// Same as [`new`](Allocated::new), for an allocation on `stream`. A captured one gives an address and no
-    /// memory: the graph allocates when it is launched, and device samples show the memory of all graphs.
+    /// Same as [`new`](Allocated::new), for an allocation on `stream`. If a graph captures it, it returns an
+    /// address but takes no memory: the graph allocates when it is launched, and device samples show the
+    /// memory of all graphs.
     ///
     /// # Safety
     /// `stream` is null or a live stream.
@@ -209,7 +210,7 @@ fn before_outcome(call: Call, device: Option<i8>) -> (Header, event::Call) {
     (Header { clock_ns: 0, api: Some(call.api), device: 0, context, step }, known)
 }
 
-/// A status as events hold it. CUDA's codes are below 1000; a larger one is still an error.
+/// Converts a status for an event. CUDA's codes are below 1000; a larger value still reads as an error.
 fn code(status: c_int) -> i16 {
     i16::try_from(status).unwrap_or(i16::MAX)
 }

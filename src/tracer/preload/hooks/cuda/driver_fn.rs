@@ -1,8 +1,8 @@
-//! The functions of the driver behind our hooks.
+//! The real functions of the driver, which our hooks call.
 //!
 //! A program gets a function of the driver in several ways: it is linked to it, it looks the name up with
-//! `dlsym`, or it asks `cuGetProcAddress`, once for each kind of default stream. Each way may give another
-//! address, and each address gets a stand-in of its own, which calls what is behind it.
+//! `dlsym`, or it asks `cuGetProcAddress`, once for each kind of default stream. Each way may return a
+//! different address, and each address gets its own stand-in, which calls the function at that address.
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -41,8 +41,8 @@ impl<F: Copy> DriverFn<F> {
         unsafe { function(self.found.get(way - 1)?.load(Ordering::Relaxed)) }
     }
 
-    /// The stand-in for an address that the program looked up; null when it is one of ours, or one address
-    /// too many.
+    /// Returns the stand-in for an address that the program looked up, or null if the address is a stand-in
+    /// already or no stand-in is left.
     ///
     /// # Safety
     /// `found` is a function of type `F`: the driver's own of that name.

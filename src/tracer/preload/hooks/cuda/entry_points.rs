@@ -1,8 +1,8 @@
 //! The functions that return a function of the driver by its name: `cuGetProcAddress`, and the runtime's
 //! calls for it. Their result is replaced when it is one that [`super::driver`] hooks.
 //!
-//! Every runtime, linked into a program or loaded beside it, finds `cuGetProcAddress` with `dlsym`, and
-//! everything else with that.
+//! Every CUDA runtime, whether linked into the program or loaded later, finds `cuGetProcAddress` with `dlsym`
+//! and everything else with `cuGetProcAddress`.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::ptr::null_mut;

@@ -1,4 +1,5 @@
-//! The capture of CUDA graphs: memory that torch's allocator hands out meanwhile belongs to the graph.
+//! Hooks of the capture of CUDA graphs. Memory that torch's allocator hands out during a capture belongs to
+//! the graph.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -9,7 +10,7 @@ use crate::runtime::guard::shielded;
 
 caller_hooks! {
     cudaStreamBeginCapture(stream: *mut c_void, mode: c_uint) caller "rdx" => begin, CUDA_BEGIN_CAPTURE;
-    // All six registers of arguments are taken, and the body needs no caller.
+    // All six argument registers are in use, and the body does not need the caller.
     cudaStreamBeginCaptureToGraph(
         stream: *mut c_void,
         graph: *mut c_void,

@@ -14,7 +14,7 @@ use stand_in::StandIn;
 
 use crate::runtime::session;
 
-/// Our function of this exact name, of the runtime's or of the driver's.
+/// Returns our stand-in for the runtime or driver function of exactly this name.
 pub(super) fn exported(name: &[u8]) -> Option<StandIn> {
     let settings = &session::session()?.settings;
     if !settings.dlsym {

@@ -1,4 +1,4 @@
-//! Stand-ins: functions of ours in the place of CUDA's.
+//! Stand-ins: our functions that replace CUDA's.
 
 use std::ffi::c_void;
 
@@ -11,8 +11,8 @@ pub(crate) type StandIn = unsafe fn(*mut c_void) -> *mut c_void;
 /// Defines the exported hook of each function of the runtime.
 ///
 /// A line gives the function's signature, the register of its next argument by the ABI, the body, and the
-/// static of the real function. The hook passes the return address, which a function of the usual kind cannot
-/// see, to the body in that register.
+/// static of the real function. The hook passes the return address, which an ordinary function cannot see, to
+/// the body in that register.
 macro_rules! caller_hooks {
     ($($name:ident($($arg:ident: $type:ty),*) caller $register:literal => $body:ident, $real:ident;)*) => {
         $(

@@ -1,9 +1,10 @@
 //! `dlsym`, for programs that load the CUDA runtime or the driver themselves and look functions up.
 //!
 //! A stand-in is returned only for an exact name of our own tables, and only if the library that was asked
-//! has the function. Null is returned where the program would find a hook of ours, and no library has what the hook
-//! stands for: the program would believe that NCCL or CUDA is there. Every other call continues with a jump, so that
-//! glibc sees the program's return address: the meaning of `RTLD_NEXT` and `RTLD_DEFAULT` depends on the caller.
+//! has the function. If the program would find a hook of ours but no library has the real function, null is
+//! returned; otherwise the program would believe that NCCL or CUDA is present. Every other call continues
+//! with a jump, so that glibc sees the program's return address: the meaning of `RTLD_NEXT` and
+//! `RTLD_DEFAULT` depends on the caller.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::null_mut;
@@ -43,7 +44,7 @@ struct Answer {
 
 unsafe extern "C" fn answer(handle: *mut c_void, name: *const c_char) -> Answer {
     let Some(real) = symbols::real_dlsym() else {
-        // Never with a known glibc: without its own function there is nothing to jump to.
+        // Does not happen with any known glibc. Without glibc's own function there is nothing to jump to.
         return Answer { ours: null_mut(), real: nothing as *mut c_void };
     };
     let found = shielded(|| {
@@ -57,24 +58,24 @@ unsafe extern "C" fn answer(handle: *mut c_void, name: *const c_char) -> Answer 
     }
 }
 
-/// The answer to a look-up.
+/// The result of a lookup.
 enum Found {
-    /// A function of ours in the place of the real one.
+    /// Our function that replaces the real one.
     Ours(*mut c_void),
-    /// No library has it.
+    /// No library has the real function.
     Nothing,
-    /// The answer of glibc.
+    /// glibc's own result.
     Other,
 }
 
-/// What our hooks are called: the functions of CUDA and its libraries, of NCCL and of NVTX.
+/// The prefixes of our hooks' names: functions of CUDA and its libraries, of NCCL and of NVTX.
 const HOOKED: [&[u8]; 3] = [b"cu", b"nccl", b"nvtx"];
 
 unsafe extern "C" fn nothing(_: *mut c_void, _: *const c_char) -> *mut c_void {
     null_mut()
 }
 
-/// What this look-up finds.
+/// Decides what this lookup returns.
 ///
 /// # Safety
 /// `name` is null or a C string.
@@ -88,7 +89,8 @@ unsafe fn found(handle: *mut c_void, name: *const c_char, real: symbols::Dlsym) 
     if !HOOKED.iter().any(|prefix| text.starts_with(prefix)) {
         return Found::Other;
     }
-    // "Next" depends on the caller: at the most it is the hook.
+    // The result of `RTLD_NEXT` depends on the caller. A lookup in the global scope finds our hook, if there
+    // is one.
     let is_next = handle == libc::RTLD_NEXT;
     // SAFETY: the program's own arguments.
     let found = unsafe { real(if is_next { libc::RTLD_DEFAULT } else { handle }, name.as_ptr()) };

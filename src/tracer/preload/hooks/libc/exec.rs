@@ -1,7 +1,8 @@
-//! `exec`: the process becomes another program, and none of our code runs any more. And `posix_spawn`.
+//! `exec` and `posix_spawn`.
 //!
-//! The trace ends before an `exec`. When the call returns it has failed, and the trace goes on. The child of a
-//! `vfork` has its parent's memory: there only the process id is compared, and the program's file is read.
+//! After an `exec`, the process runs another program and none of our code. So the trace ends before the call.
+//! If the call returns, it has failed, and the trace continues. The child of a `vfork` has its parent's
+//! memory: there, only the process id is compared and the program's file is read.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -162,8 +163,8 @@ unsafe extern "C" fn with_environment(path: *const c_char, argv: Strings) -> c_i
     }
 }
 
-/// Defines the functions that take the strings of `argv` as separate arguments. By the ABI five of them are
-/// in registers and the others on the stack, in order: with those five pushed before them they are the array.
+/// Defines the functions that take the strings of `argv` as separate arguments. By the ABI, five of them are
+/// in registers and the others on the stack, in order: pushing the five completes the array.
 macro_rules! one_by_one {
     ($($name:ident => $real:ident;)*) => {
         $(

@@ -1,4 +1,4 @@
-//! The ways out of a process that run no destructor.
+//! The functions that end a process without running destructors.
 
 use std::ffi::c_int;
 

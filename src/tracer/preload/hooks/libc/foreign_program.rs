@@ -1,5 +1,5 @@
-//! A program that cannot load our libraries starts without them: one that is built for musl would end with status
-//! 127, and a 32-bit one prints a line for each library ([`elf::refuses_preload`]).
+//! Starts a program without our libraries if it cannot load them: a program built for musl would exit with
+//! status 127, and a 32-bit one would print a line for each library ([`elf::refuses_preload`]).
 //!
 //! Nothing here allocates: the caller may be the child of a `vfork`, which has the memory of its parent.
 
@@ -9,10 +9,11 @@ use memtrace_trace::elf;
 
 use super::exec::Strings;
 
-/// The most variables of an environment that is written anew. A larger one is passed on as it is.
+/// The maximum number of variables in an environment that is rewritten. A larger environment is passed on
+/// unchanged.
 const MOST_VARIABLES: usize = 1024;
 
-/// The most bytes of `LD_PRELOAD`, of a path, and of the start of a program's file.
+/// The maximum number of bytes of `LD_PRELOAD`, of a path, and of what is read of a program's file.
 const MOST_BYTES: usize = 4096;
 
 /// Calls `exec` with the environment for the program at `path`: `environment`, without our libraries if the program
@@ -49,8 +50,8 @@ fn refuses_preload(path: &CStr) -> bool {
     usize::try_from(length).is_ok_and(|length| elf::refuses_preload(&head[..length]))
 }
 
-/// Calls `exec` with `environment`, less our libraries in `LD_PRELOAD`. Its own frame, so that other programs do not
-/// pay for the room.
+/// Calls `exec` with `environment`, with our libraries removed from `LD_PRELOAD`. Not inlined, so that the
+/// calls for other programs do not need its large stack frame.
 ///
 /// # Safety
 /// `environment` is an array of C strings that ends with null.
@@ -107,7 +108,7 @@ fn without_ours(libraries: &[u8], place: &mut [u8; MOST_BYTES]) -> Option<usize>
     Some(kept)
 }
 
-/// A path that a look-up in `PATH` makes.
+/// A buffer for the path that a lookup in `PATH` finds.
 pub(super) struct FoundPath([u8; MOST_BYTES]);
 
 impl FoundPath {

@@ -1,4 +1,4 @@
-//! Functions of libc: look-ups, `exec`, and the ways out of a process.
+//! Hooks of libc: `dlsym`, `exec`, and the functions that end a process.
 
 mod dlsym;
 pub(crate) mod exec;

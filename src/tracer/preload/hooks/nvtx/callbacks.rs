@@ -14,7 +14,7 @@ use crate::runtime::guard::shielded;
 /// A function pointer in one of NVTX's tables.
 pub(super) type Slot = *mut c_void;
 
-/// More slots than the modules that we fill have: 15 and 16 in NVTX 3.
+/// An upper bound on the slots of the modules that we fill: 15 and 16 in NVTX 3.
 pub(super) const SLOTS: usize = 16;
 
 /// A module of NVTX: our functions by slot, and the earlier tool's functions.

@@ -133,7 +133,7 @@ fn places(callbacks: &Callbacks, module: c_uint) -> Vec<(usize, *mut Slot)> {
         .collect()
 }
 
-/// The slots of a module before any tool.
+/// Returns the slots of a module as they were before any tool filled them.
 fn unfilled(callbacks: &Callbacks, module: c_uint) -> [Option<Slot>; SLOTS] {
     let mut slots = [None; SLOTS];
     for (slot, place) in places(callbacks, module) {

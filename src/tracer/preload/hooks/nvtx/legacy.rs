@@ -1,8 +1,8 @@
 //! The symbols of the legacy `libnvToolsExt.so.1`, which torch 2.1 and old C programs link.
 //!
-//! The real function runs first: a tool after it gets its call, and the program gets its result. The library
-//! of CUDA 12 loads the injection itself, at its first call. Then the injection records the call, and the
-//! hook only passes it on.
+//! The real function runs first, so that an attached tool gets the call and the program gets the tool's
+//! result. The library of CUDA 12 loads the injection itself, at its first call. Then the injection records
+//! the call, and the hook only passes it on.
 
 use std::ffi::{c_char, c_int};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,12 +19,12 @@ use crate::runtime::session;
 /// True if the legacy library has loaded the injection.
 static INJECTED: AtomicBool = AtomicBool::new(false);
 
-/// The legacy library has loaded the injection.
+/// Notes that the legacy library has loaded the injection.
 pub(super) fn set_injected() {
     INJECTED.store(true, Ordering::Release);
 }
 
-/// The result of the library; `None` for 0, its result without a tool.
+/// Returns the library's result, or `None` if it is 0, which is the result without a tool.
 fn of_tool<T: Default + PartialEq>(answer: T) -> Option<T> {
     (answer != T::default()).then_some(answer)
 }

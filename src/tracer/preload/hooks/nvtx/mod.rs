@@ -1,11 +1,11 @@
 //! NVTX: the program's own ranges and marks.
 //!
-//! Header-only NVTX 3 has no symbol to hook. At its first call in each shared object it loads the library
+//! Header-only NVTX 3 has no symbol to hook. At its first call in each shared object, it loads the library
 //! that `NVTX_INJECTION64_PATH` names and calls `InitializeInjectionNvtx2` in it, which puts our functions
-//! into that object's tables. The legacy library has symbols, and hooks stand before them.
+//! into that object's tables. The legacy library has symbols, which our hooks override.
 //!
-//! A tool that the variable named before us (Nsight) still gets every call. It is initialized first, its
-//! function of a slot is called after ours, and the program gets its result.
+//! A tool that the variable named before us (Nsight) still gets every call. The tool is initialized first,
+//! its functions are called after ours, and the program gets their results.
 
 mod callbacks;
 mod injection;

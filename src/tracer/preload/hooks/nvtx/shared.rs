@@ -1,4 +1,4 @@
-//! Ranges as the injection and the legacy library both report them.
+//! Ranges: the code that the injection and the hooks of the legacy library share.
 
 use std::ffi::c_int;
 

@@ -54,7 +54,7 @@ static CHANGE_ALLOCATOR: RealFn<Change> = unsafe {
     )
 };
 
-/// The program replaces torch's allocator by its own.
+/// Called when the program replaces torch's allocator. Hooks the new allocator.
 #[unsafe(export_name = "_ZN5torch4cuda22CUDAPluggableAllocator22changeCurrentAllocatorERKSt10shared_ptrIN3c104cuda20CUDACachingAllocator13CUDAAllocatorEE")]
 unsafe extern "C-unwind" fn change_current_allocator(allocator: *const c_void) {
     if let Some(real) = CHANGE_ALLOCATOR.get() {
@@ -181,7 +181,7 @@ unsafe extern "C-unwind" fn report_memory_usage(
     }
 }
 
-/// Records an OOM now. Details and tags follow.
+/// Records an OOM at once, before the detail and the tags that it requests.
 pub(in crate::hooks) fn record_out_of_memory(recorder: &'static Recorder, oom: Payload, header: Header) {
     callbacks::out_of_memory(recorder);
     detail::out_of_memory();

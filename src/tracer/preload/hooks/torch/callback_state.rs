@@ -1,11 +1,11 @@
 //! The callbacks that belong to one thread, which torch's autograd sets before and after each backward
 //! function.
 //!
-//! `at::set_record_function_tls_` rebuilds the thread's lists of callbacks, one for each scope. That takes
-//! longer than many an op, and half as long again with our callbacks in the lists. Nearly always the thread
-//! has that state already, and the call can be skipped: the lists follow the global callbacks by themselves
-//! (`LocalCallbackManager` in ATen/record_function.cpp, 2.1 to 2.15). The program regains more time than our
-//! callbacks cost here.
+//! `at::set_record_function_tls_` rebuilds the thread's lists of callbacks, one for each scope. This takes
+//! longer than many ops, and our callbacks make it half as long again. In almost every call the thread
+//! already has that state, and the call can be skipped: the lists follow the global callbacks by themselves
+//! (`LocalCallbackManager` in ATen/record_function.cpp, 2.1 to 2.15). Skipping saves the program more time
+//! than our callbacks cost.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -55,8 +55,8 @@ static INSTALLED: AtomicBool = AtomicBool::new(false);
 static GET_DEVICE_COUNT: RealFn<unsafe extern "C" fn(*mut c_int) -> c_int> =
     unsafe { RealFn::new(c"cudaGetDeviceCount", "libcudart.so") };
 
-/// The first call of torch to CUDA: its libraries are loaded and its mutexes free, so our callbacks can be
-/// installed.
+/// torch's first call to CUDA. At this point torch's libraries are loaded and its mutexes are free, so our
+/// callbacks are installed here.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaGetDeviceCount(count: *mut c_int) -> c_int {
     shielded(install);
@@ -107,9 +107,9 @@ fn install() {
     }
 }
 
-/// Enables or disables the callbacks of ops and of backward functions. While they are disabled torch calls
-/// ops and backward functions without looking for any. Those of user scopes stay: they are few, and say when
-/// a step ends.
+/// Enables or disables the callbacks of ops and of backward functions. While they are disabled, torch runs
+/// ops and backward functions without looking for callbacks. The callbacks of user scopes stay enabled: user
+/// scopes are rare, and show when a step ends.
 fn switch(on: bool) {
     if let Some(function) = if on { ENABLE.cached() } else { DISABLE.cached() } {
         for handle in &HANDLES {

@@ -12,19 +12,20 @@ use memtrace_trace::Api;
 
 /// The size of an `IValue`: its payload, then its tag.
 const IVALUE: usize = 16;
-/// The vector of `IValue`s in a `ListImpl`, after the counts of an `intrusive_ptr_target`.
+/// The offset of the vector of `IValue`s in a `ListImpl`, after the counts of an `intrusive_ptr_target`.
 pub(super) const LIST: usize = 16;
-/// The alias of an `Argument`, after its name: after two types, `N` and a default.
+/// The offset of an `Argument`'s alias from the end of its name. Two types, `N` and a default are between
+/// them.
 pub(super) const ALIAS: usize = 64;
-/// `Argument::is_out_`, after the alias.
+/// The offset of `Argument::is_out_` from the end of the argument's name.
 pub(super) const IS_OUT: usize = 73;
 /// The size of an `Argument` without its name.
 pub(super) const ARGUMENT: usize = 80;
-/// `AliasInfo::isWrite_`, after two sets and a vector.
+/// The offset of `AliasInfo::isWrite_`, after two sets and a vector.
 pub(super) const IS_WRITE: usize = 136;
 /// The offset of the device in a `DataPtr`: after a pointer, its context and its deleter.
 pub(super) const DEVICE: usize = 24;
-/// The most inputs of an op, or members of a list: more are a misread.
+/// The maximum number of inputs of an op, or of members of a list. A larger number is a misread.
 pub(super) const MOST: usize = 1 << 16;
 
 /// `c10::DeviceType::CPU`.
@@ -32,8 +33,8 @@ pub(super) const CPU: u8 = 0;
 /// `c10::DeviceType::CUDA`.
 pub(super) const CUDA: u8 = 1;
 
-/// The places that differ between versions of torch. Those in a record count from its sequence number; all
-/// are offsets in bytes unless words are named.
+/// The offsets and values that differ between versions of torch. Offsets are in bytes unless a field says
+/// words; those in a record are relative to its sequence number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     /// The word of a `RecordFunction` that is the sequence number.

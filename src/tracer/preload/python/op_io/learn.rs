@@ -29,7 +29,7 @@ pub(crate) enum State {
 
 static STATE: AtomicU8 = AtomicU8::new(State::Waiting as u8);
 
-/// The warning when it fails.
+/// The warning that is logged if learning fails.
 pub(crate) const LOST: &str = "MEMTRACE_OPS=io could not learn torch's layout: what ops read and write has no rows, ops have those of MEMTRACE_OPS=all";
 
 /// The state of learning.
@@ -69,7 +69,7 @@ struct Findings {
 /// Set while the tracer runs its ops on this thread.
 static FINDINGS: PerThread<RefCell<Option<Findings>>> = PerThread::new(|| RefCell::new(None));
 
-/// Adds a tensor that the tracer made on this thread: the ops that follow are about it.
+/// Adds a tensor that the tracer made on this thread and passes to the ops that follow.
 pub(crate) fn add_tensor(known: KnownTensor) {
     let _ = FINDINGS.with(|findings| {
         let Ok(mut findings) = findings.try_borrow_mut() else { return };
@@ -104,7 +104,7 @@ pub(super) unsafe fn observe(record: *const c_void, name_of: NameOf) {
     });
 }
 
-/// Ends learning: `true` when the layout is known, `false` when op io stays off.
+/// Ends learning. Returns true if the layout is known, false if op io stays off.
 pub(crate) fn finish() -> bool {
     let findings = FINDINGS.with(|findings| findings.try_borrow_mut().ok()?.take()).flatten();
     let layout = findings.as_ref().and_then(Findings::layout);
@@ -130,8 +130,8 @@ impl Findings {
         }
     }
 
-    /// Compares an op with what is known of the ops that the tracer runs. `number` is the address of the
-    /// sequence number in its record.
+    /// Compares an op of the tracer with its known inputs and schema. `number` is the address of the sequence
+    /// number in its record.
     fn look(&mut self, number: usize, name: &CStr) {
         let [a, b, ..] = self.tensors.as_slice() else { return };
         let (a, b) = (*a, *b);
@@ -185,7 +185,7 @@ impl Findings {
         let storage = place(|known| (known.tensor, known.storage))?;
         let data = place(|known| (known.storage, known.data))?;
         let bytes = place(|known| (known.storage, known.bytes))?;
-        // Both are CPU tensors, whose index is 0 or none.
+        // Both are CPU tensors, whose device index is 0 or -1 (unset).
         let device = a.storage + data + DEVICE;
         let is_cpu =
             self.memory.byte(device)? == CPU && matches!(self.memory.byte(device + 1)? as i8, -1 | 0);

@@ -40,7 +40,7 @@ struct Schema {
 /// The running leaf of a thread.
 struct Leaf {
     record: *const c_void,
-    /// The number of ops that the thread was in, with itself.
+    /// The number of ops running on the thread when the leaf began, including the leaf.
     depth: usize,
     api: Api,
     context: ContextId,
@@ -52,7 +52,7 @@ struct ThreadIo {
     leaf: Option<Leaf>,
     /// The recorded uses of each storage in this leaf, by its address: a bit for each use.
     seen: FxHashMap<u64, u8>,
-    /// By the address of the schema.
+    /// The schemas that were read, by address.
     schemas: FxHashMap<usize, Schema>,
 }
 
@@ -76,7 +76,7 @@ pub(crate) unsafe fn enter(scope: Scope, record: *const c_void, name_of: NameOf)
     let Some(layout) = LAYOUT.get() else { return unsafe { learn::observe(record, name_of) } };
     let Some((depth, has_row)) = op_stack::innermost() else { return };
     with_io(|io| {
-        // A leaf of the same depth or deeper is over: its end was not seen, on another thread.
+        // A leaf at the same depth or deeper has ended unseen, on another thread.
         io.leaf.take_if(|leaf| leaf.depth >= depth);
         // SAFETY: by the contract.
         let schema = if scope == Scope::Function { unsafe { io.schema(layout, record) } } else { None };
@@ -98,7 +98,7 @@ pub(crate) unsafe fn enter(scope: Scope, record: *const c_void, name_of: NameOf)
     });
 }
 
-/// The kind of an op that ends, and its overload.
+/// Returns the kind and the overload of an op that ends.
 ///
 /// # Safety
 /// `record` is a live `RecordFunction`.
@@ -115,7 +115,7 @@ pub(crate) unsafe fn leave(record: *const c_void) -> Ending {
 }
 
 impl ThreadIo {
-    /// The address of an op's schema, which is read when it is new.
+    /// Returns the address of an op's schema. Reads the schema if it is new.
     ///
     /// # Safety
     /// `record` is a live `RecordFunction`.
@@ -153,7 +153,7 @@ impl ThreadIo {
             };
             let bit = 1 << (api as u8 - Api::Read as u8);
             let recorded = seen.entry(memory.addr).or_default();
-            // An op that changes it in place also reads it.
+            // A recorded change in place also covers a read.
             let covers =
                 bit | if api == Api::Read { 1 << (Api::ReadWrite as u8 - Api::Read as u8) } else { 0 };
             if *recorded & covers != 0 {

@@ -1,4 +1,4 @@
-"""Caches of keys and values that are passed to a model: those of Transformers.
+"""Tags the key-value caches that are passed to a model, such as the caches of Transformers.
 
 A dynamic cache has new tensors after each call, so it is tagged before and after each call that gets it.
 """
@@ -14,11 +14,12 @@ from .native import call_after, text_id
 from .storages import tag
 from .torch_api import without_torch_function
 
-# By class: True for a cache.
+# By class: whether it is a cache.
 _is_cache: dict[type, bool] = {}
-# By id(cache): a reference to it, and to the tensors that are tagged, by their names.
+# By id(cache): a reference to the cache, and references to its tagged tensors, by name.
 _known: dict[int, tuple[weakref.ref, dict[str, weakref.ref]]] = {}
-# By id(module) and thread: the caches of the call in progress. No reference keeps one alive when it fails.
+# By id(module) and thread: the caches of the call in progress. Weak, so that a failed call keeps no cache
+# alive.
 _of_call: dict[tuple[int, int], list[weakref.ref]] = {}
 KNOWN_LIMIT = 256
 
@@ -49,7 +50,7 @@ def tag_cache(cache) -> None:
 
 
 def caches_are_given(module, args: tuple, kwargs: dict) -> None:
-    """The outermost module is called: tags the caches among its arguments, and again after the call."""
+    """Tags the caches among the arguments of an outermost module, before its call and again after it."""
     caches = [value for value in (*args, *kwargs.values()) if is_cache(type(value))]
     for name, value in kwargs.items():
         if name in CACHE_WORDS and type(value) in (tuple, list):

@@ -8,7 +8,7 @@ from .native import name_communicator, nameable_communicators
 
 
 def _nodes_of(ranks: list) -> str:
-    """How the ranks of a group lie on the machines, as far as the launcher tells."""
+    """Describes how a group's ranks are spread over machines, if the launcher's variables show it."""
     size = os.environ.get("LOCAL_WORLD_SIZE", "")
     own = os.environ.get("RANK", "")
     if not (size.isdecimal() and own.isdecimal() and int(size)):
@@ -25,7 +25,7 @@ def _text_of(c10d, group) -> str:
     return f"{name}, {len(ranks)} {'rank' if len(ranks) == 1 else 'ranks'}{_nodes_of(ranks)}"
 
 
-# The communicators that there were when PyTorch was asked last.
+# The number of communicators when PyTorch was last asked for names.
 _asked = 0
 
 

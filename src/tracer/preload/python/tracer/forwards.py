@@ -1,4 +1,4 @@
-"""Steps of a program that trains nothing: the calls of the model that is called first.
+"""Steps of a program that does not train: each call of the model that was called first is a step.
 
 A program trains when an optimizer exists or a backward function has run. Then the optimizer's steps count.
 """
@@ -11,7 +11,7 @@ from .native import backward_count, forward_begins_step, innermost_module
 from .torch_api import Optimizer
 
 _trains = False
-# The model whose calls are counted; another one when it is gone.
+# The model whose calls are counted. Another model replaces it once it is freed.
 _counted: weakref.ref | None = None
 
 
@@ -29,7 +29,7 @@ def has_optimizer() -> bool:
 
 
 def module_is_called(module) -> None:
-    """A module is called, before it is entered: a further call of the counted model begins a step."""
+    """Called before a module is entered: a further call of the counted model begins a step."""
     global _trains
     if _trains or _counted is None or innermost_module():
         return
@@ -40,7 +40,7 @@ def module_is_called(module) -> None:
 
 
 def root_was_called(root) -> None:
-    """The outermost module has a path now: it is the counted model if no model is counted yet."""
+    """Called once an outermost module has a path. It becomes the counted model if there is none."""
     global _counted
     if not _trains and (_counted is None or _counted() is None):
         _counted = weakref.ref(root)

@@ -14,9 +14,9 @@ from typing import NamedTuple
 from .native import frame_values, learn_frame_values
 
 OWN_FILES = "<memtrace "
-# The frames of one thread that are looked at, from the innermost outwards.
+# The maximum number of frames read per thread, starting at the innermost.
 MAX_FRAMES = 500
-# Instructions between two looks at the clock.
+# The number of instructions between two checks of the clock.
 STRIDE = 512
 CELLS_WITH_LOCALS = sys.version_info >= (3, 11)
 traceback_of = BaseException.__dict__["__traceback__"].__get__
@@ -60,7 +60,8 @@ def variables_of(frame) -> list[tuple[int, Variable]]:
 
 
 def left_frames() -> list[types.FrameType]:
-    """The frames that the newest exception has left, innermost first. At an OOM, the request's."""
+    """The frames that the newest exception has unwound, innermost first. After an OOM, the failed
+    request's."""
     error = sys.exc_info()[1] or getattr(sys, "last_value", None)
     trace, found = traceback_of(error) if error is not None else None, []
     while trace is not None and len(found) < MAX_FRAMES:
@@ -112,9 +113,9 @@ FILLING = frozenset(
         "push",
     )
 )
-# The kind of a line that puts something into what a name has.
+# The kind of a line that puts something into the object that a name refers to.
 FILLS = "FILLS"
-# Functions inside functions that are read for one name.
+# The maximum number of functions that are read for one name, including nested ones.
 MAX_CODES = 200
 
 
@@ -124,7 +125,7 @@ class Lines:
 
     def __init__(self, deadline: float) -> None:
         self._deadline = deadline
-        # By the `id` of the code: itself, which keeps the id, and the first line that sets a name, by kind.
+        # By id(code): the code, so that its id stays valid, and the first line that sets each name, by kind.
         self._lines: dict[int, tuple[types.CodeType, dict[tuple[str, str], int]]] = {}
 
     def setting(self, code, name: str, kinds: tuple[str, ...]) -> int:
@@ -142,9 +143,9 @@ class Lines:
         return min(lines, default=0)
 
     def filling(self, codes, name: str) -> tuple[str, int]:
-        """The file and the first line in these functions, and in those inside them, that puts something
-        into what `name` has: `name.append(x)`, `name[key] = x`, `name = name + x`. The line is 0 when no
-        line does."""
+        """The file and the first line, in these functions and in nested ones, that puts something into the
+        object that `name` refers to: `name.append(x)`, `name[key] = x`, `name = name + x`. The line is 0 when
+        no line does."""
         codes = list(codes)
         for code in codes:
             line = self.setting(code, name, (FILLS,))
@@ -152,7 +153,7 @@ class Lines:
                 return code.co_filename, line
             if len(codes) < MAX_CODES:
                 inners = [inner for inner in code.co_consts if type(inner) is types.CodeType]
-                # A variable of the same name is another one.
+                # A nested function's own variable of the same name is a different one.
                 codes += [each for each in inners if name not in each.co_varnames + each.co_cellvars]
         return "", 0
 

@@ -1,6 +1,6 @@
-"""Autograd's graphs: the tensors that are the root of one, and the storages that its nodes have saved.
+"""Autograd's graphs: the tensors at their roots, and the storages that their nodes have saved.
 
-Nothing is unpacked: no hook of the program runs and nothing is computed again (see
+Nothing is unpacked: no hook of the program runs and nothing is recomputed (see
 src/tracer/preload/python/saved_tensors.rs).
 """
 
@@ -14,7 +14,7 @@ from .torch_api import is_compiling, torch, without_modes
 
 Base = torch._C.TensorBase if hasattr(torch._C, "TensorBase") else torch._C._TensorBase
 grad_fn_of = Base.grad_fn.__get__
-# The nodes of one walk.
+# The maximum number of nodes in one walk.
 MAX_NODES = 400_000
 STRIDE = 512
 
@@ -28,8 +28,8 @@ known_layouts: list[bool] = []
 
 
 def learn() -> None:
-    """Learns where a node keeps the storage of a tensor that it saved. A profiler of the program sees neither
-    the ops nor the memory of it."""
+    """Learns where a node keeps the storage of a saved tensor. The program's profilers see neither the ops
+    nor the memory of this."""
     try:
         if not is_compiling():
             with_observed_ops(_learn)
@@ -78,13 +78,13 @@ def saved_by(node) -> list[int]:
 
 
 class Graphs:
-    """The graphs below a number of tensors."""
+    """The graphs below a list of tensors."""
 
     def __init__(self, roots: list, deadline: float) -> None:
         """`roots` are pairs of the `id` of a tensor and its node. The walk ends at the deadline, in seconds
         of `time.monotonic`."""
         self.is_whole = True
-        # By the `id` of a node: itself, which keeps the id; the ids of the next nodes; its storages.
+        # By id(node): the node, so that its id stays valid; the ids of the next nodes; the node's storages.
         self._nodes: dict[int, tuple] = {}
         below: set[int] = set()
         pending = [node for _, node in roots]
@@ -104,9 +104,9 @@ class Graphs:
             self._nodes[id(node)] = (node, [id(item) for item in nexts], saved_by(node))
             below.update(id(item) for item in nexts)
             pending += nexts
-        # By the `id` of a root tensor: the number of nodes, and the storages by address.
+        # By id(root tensor): the number of nodes, and the addresses of the storages.
         self.by_root: dict[int, tuple[int, set[int]]] = {}
-        # By the `id` of a node: the `id` of the root tensor that keeps it.
+        # By id(node): the `id` of the root tensor that keeps the node alive.
         self.root_of: dict[int, int] = {}
         self._assign([(tensor, id(node)) for tensor, node in roots if id(node) not in below])
 
@@ -128,5 +128,5 @@ class Graphs:
             self.by_root[tensor] = (count, storages)
 
     def ids(self) -> list[int]:
-        """The containers of this object, which refer to nodes."""
+        """The ids of this object's own containers, which refer to nodes."""
         return [id(self._nodes), *(id(entry) for entry in self._nodes.values())]

@@ -1,5 +1,5 @@
 """GPU tensors that objects keep as attributes: caches of keys and values, workspaces, quantized weights, an
-engine's buffers. No parameter or buffer of a module has them.
+engine's buffers. They are neither parameters nor buffers of a module.
 
 A search reads `__dict__`, lists, tuples and dicts alone: an attribute of an arbitrary object may run code of
 the program. It is bounded in depth, in the size of one list and in the number of objects.
@@ -22,8 +22,8 @@ GRADIENT = CATEGORIES["gradient"]
 KV_CACHE = CATEGORIES["kv_cache"]
 WORKSPACE = CATEGORIES["workspace"]
 
-# The depth to which objects in objects are searched, the items of one list or dict, all items below one
-# object, and the objects of one search.
+# Limits of a search: the depth of nested objects, the items of one list or dict, all items below one object,
+# and the number of objects.
 DEPTH = 5
 ITEMS = 4096
 ALL_ITEMS = 100_000
@@ -33,7 +33,7 @@ OBJECTS = 200_000
 PACKAGES = frozenset(
     ("vllm", "sglang", "lmdeploy", "tensorrt_llm", "transformers", "flashinfer", "bitsandbytes")
 )
-# By their modules: classes that own a server's memory and are no modules.
+# By Python module: classes that own a server's memory and do not derive from torch's `Module`.
 ENGINES = {
     "vllm.v1.worker.gpu_model_runner": "GPUModelRunner",
     "vllm.v1.worker.gpu.model_runner": "GPUModelRunner",
@@ -126,7 +126,8 @@ def use_of(name: str) -> int:
 
 
 def tag_attributes(module, path_id: int, seen: set[int], visited: set[int]) -> None:
-    """Tags the tensors that a module keeps as plain attributes, and those that hang on its parameters."""
+    """Tags the tensors that a module keeps as plain attributes, and those that are attributes of its
+    parameters."""
     packages = PACKAGES | {package_of(type(module))}
     own = [item for item in vars(module).items() if type(item[1]) not in PLAIN and item[0] not in OWN_TABLES]
     for name, tensor in tensors_in(own, packages, visited):
@@ -144,7 +145,7 @@ _marked_room: set[str] = set()
 
 
 def _mark_room(engine) -> None:
-    """Records the blocks and tokens of a vLLM runner's KV cache, once for each number."""
+    """Records the numbers of blocks and tokens in a vLLM runner's KV cache, once for each pair of numbers."""
     config = vars(engine).get("kv_cache_config")
     cache = vars(engine).get("cache_config")
     blocks, groups = getattr(config, "num_blocks", 0), getattr(config, "kv_cache_groups", ())
@@ -176,7 +177,7 @@ def mark_share(has_ended: bool = False) -> None:
 
 
 def tag_engines() -> None:
-    """Tags the tensors of servers' runners and of caches, which are found among the live objects."""
+    """Finds servers' runners and caches among the live objects, and tags their tensors."""
     kinds = [getattr(sys.modules.get(module), name, None) for module, name in ENGINES.items()]
     kinds = [kind for kind in kinds if isinstance(kind, type)]
     if not kinds:

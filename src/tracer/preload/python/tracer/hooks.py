@@ -1,8 +1,9 @@
 """The functions that torch and the library call: before and after a module's forward and an optimizer's step,
 after a backward.
 
-Each of them asks first whether dynamo is tracing, by a function in its closure. dynamo guards the length of
-the namespace behind a global that it reads, and compiles again when the namespace grows.
+Each hook first checks whether dynamo is tracing, with a function in its closure. The function is not a
+global, because dynamo guards the length of the namespace of each global that it reads and recompiles when the
+namespace grows.
 
 They read models and tensors of the program, whose classes may override what is read (`parameters`,
 `_parameters`, `state`, attributes of a tensor) and raise anything there: so each hook catches every
@@ -58,16 +59,16 @@ _calls: dict[int, int] = table_by_module()
 # parameters of the program were gone.
 _optimizers: dict[int, tuple[weakref.ref, int, int, tuple[int, list[int]]]] = {}
 
-# Parameters rarely move and optimizer state is rarely made anew once training runs: after the first calls and
-# steps, only each of this many is looked at.
+# Parameters rarely move and optimizer state is rarely recreated once training runs: after the first FIRST
+# calls and steps, only one in EVERY is checked.
 FIRST = 3
 EVERY = 50
 
 
 def _make_before_forward(is_compiling):
     def before_forward(module, /, *args, **kwargs) -> None:
-        """A module is called. The library calls this for outermost modules and for those that have no path
-        yet, and for all of them when their memory is recorded."""
+        """Called by the library before outermost modules and modules that have no path yet, and before all
+        modules if their memory is recorded."""
         if is_compiling():
             return
         if not (MEMORY_UNIT and innermost_module()):
@@ -135,7 +136,7 @@ def _root_is_called(root, args: tuple, kwargs: dict) -> None:
 
 
 def _root_is_called_unseen(root) -> None:
-    """An outermost module is called outside the detailed steps: parameters and buffers get their tags."""
+    """Handles the call of an outermost module outside the detailed steps: tags parameters and buffers."""
     global _outermost_calls
     _outermost_calls += 1
     module_id = id(root)
@@ -154,20 +155,20 @@ def _root_is_called_unseen(root) -> None:
                 tag_engines()
 
 
-# The calls of all outermost modules. A program may call many, such as each layer of a model by itself.
+# The number of calls of outermost modules. A program may call many, such as each layer of a model by itself.
 _outermost_calls = 0
 # The value of `bytes_outside_phases` at the last search for engines.
 _searched_bytes = 0
 
 
-# As much more memory outside phases is worth a search at any call: a server has allocated its cache.
+# The growth of memory outside phases, in bytes, that triggers a search at any call: a server's cache.
 MUCH = 64 << 20
 
 
 def _is_engine_due(calls: int) -> bool:
-    """Returns True if servers' runners and caches are to be searched for at an outermost call of this number:
-    at the first calls, and at 10, 30, 100, ..., when memory was allocated outside every phase meanwhile; at
-    any call when that was much."""
+    """Returns True if an outermost call of this number should search for servers' runners and caches: the
+    first calls and calls 10, 30, 100, ..., if memory was allocated outside every phase since the last search;
+    any call if that memory was large."""
     global _searched_bytes
     size = bytes_outside_phases()
     is_usual = calls <= FIRST or str(calls).rstrip("0") in ("1", "3")
@@ -186,7 +187,7 @@ def after_forward(module, output) -> None:
 
 
 def _reference_to(optimizer) -> weakref.ref:
-    """A reference to an optimizer, which is forgotten with it."""
+    """A weak reference to an optimizer. When the optimizer is freed, its entries are removed."""
     key = id(optimizer)
 
     def forget(_) -> None:
@@ -249,7 +250,7 @@ after_step = _make_after_step(is_compiling)
 
 
 def after_backward() -> None:
-    """A backward is over. Called on the main thread."""
+    """Called on the main thread after a backward."""
     try:
         hook_new_classes()
         hook_new_overridden_calls()

@@ -58,8 +58,9 @@ def install() -> dict:
 
 
 def searches() -> dict:
-    """The searches for what holds memory, by name: none on an older or a free-threaded Python, and none in a
-    torch whose tensors have another base. All else works without them."""
+    """Returns the searches for what holds memory, by name. They are left out on Python before 3.10, on a
+    free-threaded Python, and with a torch whose tensors have another base class. All else works without
+    them."""
     has_base = hasattr(torch._C, "TensorBase") or hasattr(torch._C, "_TensorBase")
     if sys.version_info < (3, 10) or FREE_THREADED or not has_base:
         return {}
@@ -129,7 +130,7 @@ def hook_modules_globally(before_forward, is_compiling) -> None:
 
 
 def hide_global_hooks(own_ids: set) -> None:
-    """torch.compile warns when there are global hooks. It is not to warn of memtrace's."""
+    """Hides memtrace's global hooks from torch.compile, which warns about global hooks."""
     names = ("backward_pre_hooks", "backward_hooks", "forward_pre_hooks", "forward_hooks")
     tables = [getattr(nn_module, f"_global_{name}", None) for name in names]
     tables = [table for table in tables if table is not None]

@@ -15,7 +15,7 @@ IS_SUPPORTED = sys.implementation.name == "cpython" and sys.version_info >= (3, 
 
 
 def show_frames() -> None:
-    """Calls the library from three nested functions, each at another place of its code."""
+    """Calls the library from three nested functions, each at a different place in its code."""
 
     def inner():
         if not IS_SUPPORTED:

@@ -1,7 +1,7 @@
 """Makes tensors whose layout the library learns.
 
-The library reads fields of torch's own objects without calling torch. Where they lie differs between
-versions, so it finds them in objects whose contents are known: src/tracer/preload/python/op_io and
+The library reads fields of torch's own objects without calling torch. Their offsets differ between versions,
+so it finds them in objects whose contents are known: src/tracer/preload/python/op_io and
 src/tracer/preload/attribution/autograd_seq.rs.
 """
 
@@ -11,12 +11,12 @@ from .failures import count
 from .native import finish_op_layout, learn_tensor, with_observed_ops
 from .torch_api import is_compiling, torch, without_modes
 
-# Nodes of autograd's graph: twice as many as src/tracer/preload/attribution/autograd_seq.rs needs.
+# The number of nodes to make: more than twice what src/tracer/preload/attribution/autograd_seq.rs needs.
 NODES = 20
 
 
 def use_known_tensors() -> None:
-    """Runs ops on tensors that the library knows, so that it learns where an op's inputs lie."""
+    """Runs ops on tensors that the library knows, so that it learns where an op keeps its inputs."""
     try:
         with_observed_ops(_run_ops)
     except Exception as error:
@@ -39,7 +39,8 @@ def _run_ops() -> None:
 
 
 def make_graph_nodes() -> None:
-    """Makes nodes of autograd's graph, so that the library learns where their sequence numbers lie."""
+    """Makes nodes of autograd's graph, so that the library learns where a record keeps the sequence
+    number."""
     try:
         if not is_compiling():
             with_observed_ops(_make_nodes)

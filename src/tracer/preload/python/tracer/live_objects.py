@@ -32,7 +32,7 @@ def why_not_searchable() -> str:
 
 
 def live_objects(*kinds) -> list:
-    """The live objects of these types; none when the program is not searched."""
+    """The live objects of these types; empty when the program is not searched."""
     if why_not_searchable():
         return []
     return find_objects(gc.get_objects, *kinds)

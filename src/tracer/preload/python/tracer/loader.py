@@ -10,7 +10,7 @@ This file is evaluated first, by src/tracer/preload/python/injection.rs, which t
 
 
 def load(native, run_module, builtins):
-    """Returns the function that gives a module of the tracer by its name; it runs a module that is new.
+    """Returns a function that returns a module of the tracer by name, and runs the module on first use.
 
     `native` is the module of C functions; `run_module(name, namespace)` compiles and runs a file.
     """

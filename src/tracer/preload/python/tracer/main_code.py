@@ -1,5 +1,5 @@
-"""The code of the program's main module, whose lines give its global names a place. It holds no value of the
-program."""
+"""The code of the program's main module, whose lines show where its global names are set. It keeps no value
+of the program alive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models and optimizers that no call has shown: they are found among the live objects.
+"""Finds models and optimizers that were never called, among the live objects.
 
 A model that is never called (a copy that averages the weights, a frozen teacher) holds parameters all the
 same. The same search runs when memory is short, for a model that dies while it is loaded.
@@ -42,7 +42,7 @@ def _has_unknown(root) -> bool:
 
 
 def name_uncalled_models() -> None:
-    """Gives models that nobody has called their paths, and tags models with new parameters."""
+    """Assigns paths to models that were never called, and tags models that have new parameters."""
     modules = live_objects(Module)
     inside = {id(child) for module in modules for child in children(module)}
     for root in modules:
@@ -90,8 +90,7 @@ def add_groups() -> None:
 
 
 def tag_everything_held() -> None:
-    """Memory ran out: tags the tensors of live models and optimizers, also of those that were never
-    called."""
+    """Tags the tensors of live models and optimizers after an OOM, including those that were never called."""
     global _rescues_left
     _rescues_left -= 1
     if _rescues_left < 0:

@@ -1,7 +1,7 @@
 """The memory of each module and of each of its calls, for `MEMTRACE_OPS=io`.
 
-The rule is that of `torch.distributed._tools.mem_tracker.MemTracker`: the size of the storage behind each
-tensor, as often as the tensor occurs.
+Bytes are counted as in `torch.distributed._tools.mem_tracker.MemTracker`: the size of each tensor's storage,
+counted once for every occurrence of the tensor.
 """
 
 from __future__ import annotations

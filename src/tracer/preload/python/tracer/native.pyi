@@ -18,9 +18,9 @@ RETAINED_MS: int
 """MEMTRACE_RETAINED: the milliseconds of one search for what holds memory; 0 when it is off."""
 
 CATEGORIES: dict[str, int]
-"""The ids of the categories that `record_tag` takes, by the word that stands in the trace."""
+"""The ids of the categories that `record_tag` takes, by their names in the trace."""
 APIS: dict[str, int]
-"""The ids that `record_module_memory` takes, by the word that stands in the trace."""
+"""The ids that `record_module_memory` takes, by their names in the trace."""
 
 # Modules
 
@@ -58,7 +58,7 @@ def hook_step(
     interpreter does not allow it or the function is hooked already; nothing is changed then."""
 
 def forget_optimizer(optimizer_id: int) -> None:
-    """The optimizer is garbage-collected: its steps are counted no longer."""
+    """Stops counting the steps of an optimizer that was garbage-collected."""
 
 def has_fault_at_next_step() -> bool:
     """Returns True if the simulated GPU waits for the next step to inject an out-of-memory error."""
@@ -66,38 +66,40 @@ def has_fault_at_next_step() -> bool:
 # The program's own tools
 
 def end_own_threads() -> None:
-    """Python ends: waits for the library's own threads that call the tracer, and starts no other."""
+    """Waits, when Python shuts down, for the library's own threads that call the tracer; starts no other."""
 
 def hide(function: Callable[[Any], None]) -> Callable[[Any], None]:
-    """A function that C code of Python calls (of a weak reference, or at exit) and that calls `function`, unseen
-    by the program's profilers and debuggers."""
+    """Returns a function for Python's C code to call (the callback of a weak reference, or at exit). It calls
+    `function` unseen by the program's profilers and debuggers."""
 
 def with_observed_ops(function: Callable[[], None]) -> None:
     """Calls a function whose ops the library sees, and the program's profilers do not. The nodes that it makes
     take none of autograd's sequence numbers."""
 
 def find_objects(get_objects: Callable[[], list], *kinds: type) -> list:
-    """The live objects of these types that the garbage collector tracks. `get_objects` is that of `gc`."""
+    """The live objects of these types that the garbage collector tracks. `get_objects` is
+    `gc.get_objects`."""
 
 # The search for what holds memory
 
 def find_referrers(
     get_objects: Callable[[], list], targets: list[int], excluded: list[int], milliseconds: int
 ) -> list | None:
-    """The objects that refer to those with an `id` in `targets`, each followed by that id; None when the time is
-    over. Objects in `excluded` are not looked at."""
+    """The objects that refer to an object whose `id` is in `targets`, each followed by that id; None when the
+    time is up. Objects in `excluded` are skipped."""
 
 def learn_frame_values(frame: object, first: object, second: object, third: object) -> bool:
     """Learns from a running frame whose first three variables have these values where frames keep theirs."""
 
 def frame_values(frame: object, count: int) -> list:
-    """The values of the first variables of a frame, None for one without a value. The frame keeps nothing."""
+    """The values of a frame's first `count` variables, None for one without a value. The frame keeps
+    nothing."""
 
 def learn_saved_tensor(saved: object, tensor: int, storage: int, data: int) -> bool:
     """Learns from a `SavedTensor` and the addresses of its tensor, storage and data."""
 
 def saved_storages(*saved: object) -> list[int]:
-    """The addresses of the data of these `SavedTensor`, those that have none left out."""
+    """The data addresses of these `SavedTensor` objects, leaving out those without data."""
 
 def block_step(pointer: int) -> int:
     """The step in which a live block of the GPU was allocated; -1 before training, -2 for no such block."""
@@ -113,10 +115,11 @@ def is_growing() -> bool:
     """Returns True if allocated memory has grown from step to step."""
 
 def host_memory_left() -> int:
-    """The bytes that this process can still get before the kernel kills one of its control group or of the machine."""
+    """The bytes that this process can still allocate before the kernel kills a process of its control group
+    or of the machine."""
 
 def record_retained(text: str) -> None:
-    """Records a row of the answer."""
+    """Records a row with a result of the search for what holds memory."""
 
 # Tags
 
@@ -128,8 +131,8 @@ def record_tag(pointer: int, category: int, path_id: int, name_id: int, weak: in
 def record_gradients(
     owners: list[tuple[int, Any]], tensor: type, strided: object, category: int
 ) -> list[int]:
-    """Tags the gradient of each parameter in `owners`, pairs of anything and an `Owner`. Returns the indices
-    of those that are not plain tensors, which remain to be tagged."""
+    """Tags the gradient of each parameter in `owners`, pairs whose second item is an `Owner`. Returns the
+    indices of those that are not plain tensors, which remain to be tagged."""
 
 def backward_count() -> int:
     """The number of backward functions that have run in this process."""

@@ -9,7 +9,7 @@ Function = type(lambda: None)
 # Names in the code of a `__call__` that reaches `Module._call_impl`, where the call is seen anyway.
 DELEGATES = {"__call__", "_call_impl", "_wrapped_call_impl"}
 
-# What `hook_overridden_calls` was given: hooks one function.
+# The argument of `hook_overridden_calls`: a function that hooks one `__call__`.
 _hook = None
 # The ids of the classes that were looked at; classes of modules are rarely collected.
 _seen: set[int] = set()
@@ -23,14 +23,15 @@ def hook_overridden_calls(hook) -> None:
 
 
 def hook_new_overridden_calls() -> None:
-    """Looks at the classes that were made since the last call."""
+    """Checks the classes that were created since the last call."""
     if _hook is None:
         return
     for kind in with_subclasses(Module):
         if kind is Module or id(kind) in _seen:
             continue
         _seen.add(id(kind))
-        # By its namespace: a look-up would give the class a version in the interpreter's cache.
+        # Read from the namespace: an attribute lookup would give the class a version in the interpreter's
+        # cache.
         call = vars(kind).get("__call__")
         if type(call) is Function and not DELEGATES & set(call.__code__.co_names):
             _hook(call)

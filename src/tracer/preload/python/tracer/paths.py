@@ -18,7 +18,7 @@ _paths: dict[int, str] = {}
 # The id of the root that gave the module its path.
 _root_ids: dict[int, int] = {}
 _tables: list[dict] = [_references, _paths, _root_ids]
-# The module that has a root name, which no other live root gets.
+# By root name: the live module that has it. No other live root gets the same name.
 _root_names: dict[str, weakref.ref] = {}
 
 

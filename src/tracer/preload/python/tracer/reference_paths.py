@@ -1,7 +1,7 @@
-"""The names of what holds an object: variables, attributes, closures and the containers between.
+"""Names what holds an object: variables, attributes, closures and the containers between them.
 
-No code of the program runs: an object is asked for its type with `type`, for its attributes with the
-descriptors of its class that C defines, and dicts and lists through the functions of `dict` and `list`.
+No code of the program runs: types are read with `type`, attributes with the descriptors that a class defines
+in C, and dicts and lists with the functions of `dict` and `list`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from .graphs import bases_of, namespace_of_type
 from .paths import path_of
 from .torch_api import Module
 
-# Containers whose items are one thing, whichever their number.
+# Containers whose items are named as one, `[*]`, whatever their index.
 SEQUENCES = (list, tuple, set, frozenset, collections.deque)
 GLOBAL_SETS = ("STORE_NAME", "STORE_GLOBAL")
-# What the line of a holder is: where something is put into it, where its name is set, or where the function
-# was.
+# The meaning of a holder's line: where something is put into the holder, where its name is set, or where its
+# function was running.
 FILLED, SET, RUNNING = "filled", "set", "running"
 MAX_KEY = 40
-# A metaclass may have a method that answers `kind.__name__`.
+# A metaclass may override `kind.__name__`, so the descriptor of `type` is used.
 name_of_type = type.__dict__["__name__"].__get__
 qualified_name_of_type = type.__dict__["__qualname__"].__get__
 
@@ -38,14 +38,14 @@ class Root(NamedTuple):
     owner: str
     file: str
     line: int
-    # Of a closure: its names, in their order.
+    # For a closure: the names of its variables, in order.
     names: tuple[str, ...] = ()
-    # The functions or modules that may fill what the name has.
+    # The code of functions or modules that may put something into the named object.
     codes: tuple[types.CodeType, ...] = ()
 
 
 def dict_of(thing) -> dict | None:
-    """The namespace of an object whose class gives it one."""
+    """The namespace of an object; None if its class does not give it one."""
     for base in bases_of(type(thing)):
         found = namespace_of_type(base).get("__dict__")
         if found is not None:
@@ -60,13 +60,13 @@ def dict_of(thing) -> dict | None:
 
 
 def _codes_of(kind: type) -> list[types.CodeType]:
-    """The functions that a class defines."""
+    """The code of the functions that a class defines."""
     functions = list(namespace_of_type(kind).values())
     return [function.__code__ for function in functions if type(function) is types.FunctionType]
 
 
 def slot_of(thing, child: int) -> str:
-    """The name of the slot that has a value."""
+    """The name of the slot of `thing` that holds the object with the id `child`, or an empty text."""
     for base in bases_of(type(thing)):
         for name, slot in list(namespace_of_type(base).items()):
             if type(slot) is types.MemberDescriptorType:
@@ -80,7 +80,7 @@ def slot_of(thing, child: int) -> str:
 
 
 class Names:
-    """What is known of the program's names during one walk. It refers to no value."""
+    """The program's names, as known during one walk. It keeps no value of the program alive."""
 
     def __init__(
         self,
@@ -91,9 +91,9 @@ class Names:
     ) -> None:
         self.variables = variables
         self._lines = lines
-        # By the `id` of a class and an attribute.
+        # By id(class) and attribute: the file and line that set the attribute.
         self._places: dict[tuple[int, str], tuple[str, int]] = {}
-        # By the `id` of a namespace: the name of the module, its file, and its code where that is known.
+        # By id(namespace): the name of the module, its file, and its code where that is known.
         self._modules: dict[int, tuple[str, str, list[types.CodeType]]] = {}
         for name, module in list(sys.modules.items()):
             if issubclass(type(module), types.ModuleType):
@@ -106,7 +106,8 @@ class Names:
         self._keys: dict[int, dict[int, object]] = {}
 
     def key_of(self, table: dict, child: int):
-        """The key of a value, when it is a text; None for others."""
+        """The key under which `table` has the value with the id `child`, if it is a string; otherwise
+        None."""
         keys = self._keys.get(id(table))
         if keys is None:
             keys = {id(value): key if type(key) is str else None for key, value in list(dict.items(table))}
@@ -114,7 +115,7 @@ class Names:
         return keys.get(child)
 
     def root(self, parent, child: int) -> Root | None:
-        """The name by which `parent` holds its child, when `parent` is where a chain ends."""
+        """The name by which `parent` holds its child, if a chain ends at `parent`; otherwise None."""
         kind = type(parent)
         module = self._modules.get(id(parent)) if kind is dict else None
         if module is not None:
@@ -172,7 +173,7 @@ class Names:
         path, container, frame, error = "", "", None, ""
         attribute = ""
         if root.kind == "closure":
-            # A tuple of cells; one of them is next.
+            # The chain begins with the closure's tuple of cells, followed by one of them.
             cells, chain = chain[0], chain[1:]
             place_of = {id(cell): index for index, cell in enumerate(cells)}.get(id(chain[0]), -1)
             names = root.names
@@ -255,7 +256,7 @@ class Names:
                 else f"{inner}, by {text}"
             )
         return {
-            # What belongs to one exception is one holder.
+            # Everything that one exception keeps counts as one holder.
             "group": group or text,
             "holder": text,
             "kind": "traceback" if error else root.kind,
@@ -269,7 +270,8 @@ class Names:
     def _place_of(
         self, root: Root, name: str, attribute: str, chain: list, file: str, line: int
     ) -> tuple[str, int, str]:
-        """The line that fills what has this name, or else the one that sets the name; and which it is."""
+        """The file and line that fill the named object, or else those that set the name; and which of the
+        two."""
         codes, filled = root.codes, root.name
         if attribute not in ("", "pending") and name.endswith("." + attribute):
             kinds = [type(each) for each in chain[:2]] + (
@@ -277,7 +279,7 @@ class Names:
             )
             codes, filled = [*codes, *(code for kind in kinds for code in _codes_of(kind))], attribute
         elif name != root.name:
-            # A key of a dict, or what another object has.
+            # The name belongs to a key of a dict or to an attribute of another object.
             codes = ()
         found, number = self._lines.filling(codes, filled)
         if number:

@@ -1,12 +1,12 @@
 """The search for what holds GPU memory that a step has left behind: `memtrace leaks --holders`.
 
-It begins at the live tensors that are no parameters, buffers, gradients or optimizer state, and at the
-autograd graphs, and goes from each to the objects that refer to it until the program has a name for one. The
-answer goes into the trace, one row for each holder, and to the caller.
+It begins at the live tensors that are not parameters, buffers, gradients or optimizer state, and at the
+autograd graphs. From each it follows the objects that refer to it until the program has a name for one. The
+answer goes into the trace, one row per holder, and to the caller.
 
-Nothing is kept alive by it: every reference is gone at its end. Other threads of Python go on meanwhile, and
-what they let go of then lives until the end of the search. No code of the program runs. It is bounded in time
-(MEMTRACE_RETAINED).
+The search keeps nothing alive afterwards: it drops every reference at its end. Other Python threads go on
+meanwhile; objects that they release then live until the end of the search. No code of the program runs. The
+time is limited (MEMTRACE_RETAINED).
 """
 
 from __future__ import annotations
@@ -34,24 +34,25 @@ from .native import (
 from .reference_paths import SEQUENCES, Names, Root, dict_of, is_own, name_of_type
 from .torch_api import Module, Optimizer, Tensor, without_torch_dispatch, without_torch_function
 
-# References from a tensor to the name that holds it, at most.
+# The maximum number of references between a tensor and the name that holds it.
 LEVELS = 10
-# The tensors of one search, and the holders in its answer.
+# The maximum number of tensors in one search, and of holders in its answer.
 TARGETS = 4096
 HOLDERS = 12
-# A holder of less is not worth a line.
+# Holders of fewer bytes are not reported.
 MIN_BYTES = 64 << 10
-# A variable of a loop keeps the tensor of the step before until it gets its next value.
+# The age, in steps, from which a tensor counts as old. A loop variable keeps the previous step's tensor until
+# it is assigned again, so an age of 1 is normal.
 AGE = 2
 MAX_TEXT = 700
 UNKNOWN = -2
-# What has been kept since one of the first steps has been kept from the beginning.
+# Tensors kept since one of the first FIRST_STEPS steps count as kept from the beginning.
 FIRST_STEPS = 5
-# Of the time of a search, the part after which it only names what it has.
+# The share of a search's time after which it only names what it has found.
 SEARCHING = 0.75
-# Objects between two looks at the clock.
+# The number of objects between two checks of the clock.
 STRIDE = 1024
-# Targets that are named between two looks at the clock.
+# The number of targets that are named between two checks of the clock.
 LOOK = 16
 
 GROWS, TRACEBACK, WINDOW, OLD, RECENT = "grows", "traceback", "window", "old", "recent"
@@ -79,7 +80,7 @@ def _is_plain(kind: type) -> bool:
 
 
 def _pointer(tensor) -> int:
-    """The beginning of the storage of a tensor; 0 when it has none."""
+    """The start address of a tensor's storage; 0 when it has none."""
     if not _is_plain(type(tensor)):
         return 0
     try:
@@ -90,7 +91,7 @@ def _pointer(tensor) -> int:
 
 
 def _tensors_below(value, depth: int = 4):
-    """The tensors in dicts and sequences."""
+    """Yields the tensors in a value and in the dicts and sequences below it."""
     kind = type(value)
     if issubclass(kind, Tensor):
         yield value
@@ -130,7 +131,7 @@ def _own(tensor, found: set[int]) -> None:
 
 
 def _frames_of_errors(things: list) -> dict[int, object]:
-    """For the frames of tracebacks, by `id`: the exception or the traceback that keeps them."""
+    """By id(frame), for the frames of tracebacks: the exception or the traceback that keeps the frame."""
     found: dict[int, object] = {}
     for thing in things:
         is_error = issubclass(type(thing), BaseException)
@@ -144,19 +145,20 @@ def _frames_of_errors(things: list) -> dict[int, object]:
 
 
 class Search:
-    """A search for the names that hold a number of objects."""
+    """A search for the names that hold given objects."""
 
     def __init__(self, names: Names, root_of_node: dict[int, int], frames: dict, deadline: float) -> None:
         self._names, self._root_of_node, self._frames = names, root_of_node, frames
         self._deadline = deadline
         self.is_whole = True
-        # By `id`: the objects that refer to a target, and to these; the name at which a chain ends.
+        # By `id`: the objects that refer to a target, directly or through others; the name at which a chain
+        # ends.
         self._objects: dict[int, object] = {}
         self._ends: dict[int, tuple[Root, object]] = {}
-        # From an object to those that it refers to.
+        # By the `id` of an object: the ids of the objects that it refers to.
         self._below: dict[int, list[int]] = {}
         self._above: dict[int, int] = {}
-        # The same for objects that no name leads to.
+        # Like `_above`, for objects that no name leads to.
         self._unnamed_above: dict[int, int] = {}
         # The ids that a name leads to.
         self.reached: set[int] = set()
@@ -273,7 +275,7 @@ def walk(why: str) -> list[dict]:
 
 
 def _each(things, deadline: float):
-    """The things, until the deadline."""
+    """Yields the things until the deadline."""
     for number, thing in enumerate(things):
         if number % STRIDE == 0 and time.monotonic() > deadline:
             return
@@ -281,7 +283,7 @@ def _each(things, deadline: float):
 
 
 def _unknown() -> str:
-    """What cannot be read of this program, or nothing."""
+    """Says what cannot be read in this program; empty if everything can be read."""
     _known["frames"] = _known["frames"] or learn_frames()
     if not known_layouts:
         return "what autograd's graphs have saved cannot be read with this torch"
@@ -289,7 +291,8 @@ def _unknown() -> str:
 
 
 def _chosen(by_size: list[int]) -> list[int]:
-    """At most TARGETS: the largest, and as many of the rest, evenly: of equal ones some of each step."""
+    """At most TARGETS: half of them the largest, the others spread evenly over the rest, so that equal sizes
+    from different steps are all represented."""
     if len(by_size) <= TARGETS:
         return by_size
     half = TARGETS // 2
@@ -298,7 +301,7 @@ def _chosen(by_size: list[int]) -> list[int]:
 
 
 def _holders(why: str, begin: float, seconds: float) -> tuple[list[dict], bool, str]:
-    """The holders, whether the search has seen everything, and why not when it is not for lack of time."""
+    """The holders; whether the search was complete; and the reason if it was not, other than lack of time."""
     if why_not := why_not_searchable():
         return [], False, why_not
     reason = _unknown()
@@ -333,7 +336,8 @@ def _holders(why: str, begin: float, seconds: float) -> tuple[list[dict], bool, 
     search = Search(names, graphs.root_of, frames, deadline)
     own = [id(own) for own in (things, modules, optimizers, errors, tensors, nodes, *nodes, frames, left)]
     search.run(set(targets), [*own, *graphs.ids()])
-    # Storages with a holder of their own. torch itself keeps the object of a tensor that a node has saved.
+    # Storages of tensors that a name leads to. torch itself keeps the Python object of a tensor that a node
+    # has saved.
     named = {pointer for n, pointer in direct.items() if n in search.reached}
     groups: dict[str, dict] = {}
     placed: set[int] = set()
@@ -373,13 +377,13 @@ def _node_of(tensor):
 
 
 def _goes_on(births: list[int], step: int) -> bool:
-    """Returns True if the last of these steps is no longer ago than twice their usual distance."""
+    """Returns True if the last of these steps is at most twice their average distance ago."""
     births = [born for born in births if born >= 0]
     return (step - AGE - births[-1]) * (len(births) - 1) <= 2 * (births[-1] - births[0])
 
 
 def _judged(groups: list[dict]) -> list[dict]:
-    """Says of each holder whether it keeps more from step to step, and puts the largest first."""
+    """Classifies each holder, for example as growing from step to step, and sorts the largest first."""
     step = current_step()
     for group in groups:
         births = sorted(group.pop("births"))
@@ -431,7 +435,7 @@ KEYS = ("holder", "verdict", "bytes", "tensors", "graphs", "nodes", "first_step"
 )
 
 
-# The searches at OOMs: a program may try many sizes until one fits.
+# The number of searches left for OOMs: a program may try many sizes until one fits.
 _ooms_left = [3]
 
 
@@ -441,14 +445,14 @@ def retained(*_) -> list[dict]:
 
 
 def retained_at_oom(*_) -> None:
-    """Memory ran out."""
+    """Searches after an OOM."""
     _ooms_left[0] -= 1
     if _ooms_left[0] >= 0:
         walk("oom")
 
 
 def retained_growth(*_) -> None:
-    """Memory grows from step to step."""
+    """Searches because memory grows from step to step."""
     walk("growth")
 
 
@@ -458,6 +462,6 @@ def retained_on_request(*_) -> None:
 
 
 def retained_at_exit(*_) -> None:
-    """The program ends."""
+    """Searches at the end of the program if memory has grown."""
     if is_growing():
         walk("exit")

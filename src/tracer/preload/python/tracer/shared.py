@@ -13,7 +13,7 @@ class SharedTags:
 
     def __init__(self, category: int) -> None:
         self.category = category
-        # By the beginning of a storage: the path and the name of what lies in it.
+        # By the start address of a storage: the path and the name that it gets.
         self._found: dict[int, tuple[int, int]] = {}
 
     def add(self, tensor, path_id: int, name_id: int) -> None:
@@ -25,7 +25,7 @@ class SharedTags:
                 self._found[pointer] = (common_ancestor(known[0], path_id), 0)
 
     def record(self, seen: set[int]) -> None:
-        """Records the tags of all storages but those in `seen`, and adds these to it."""
+        """Records the tags of all storages except those in `seen`, and adds them to it."""
         for pointer, (path_id, name_id) in self._found.items():
             if pointer not in seen:
                 seen.add(pointer)

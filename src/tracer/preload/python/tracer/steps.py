@@ -13,7 +13,7 @@ from .torch_api import Optimizer
 
 def _code_of_wrapper():
     """The code of torch's wrapper around the steps of every class."""
-    # By its namespace: a look-up would give the class a version in the interpreter's cache.
+    # Read from the namespace: an attribute lookup would give the class a version in the interpreter's cache.
     outer = vars(Optimizer).get("profile_hook_step")
     outer = getattr(outer, "__func__", outer)
     constants = outer.__code__.co_consts if type(outer) is Function else ()
@@ -22,7 +22,7 @@ def _code_of_wrapper():
 
 Function = type(_code_of_wrapper)
 _wrapper = _code_of_wrapper()
-# What `hook_steps` was given, once it has succeeded.
+# The arguments of `hook_steps`, once it has succeeded.
 _hooks: tuple = ()
 
 

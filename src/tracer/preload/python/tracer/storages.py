@@ -52,7 +52,7 @@ def values_of(gradient):
 
 
 def pointers_of(tensor) -> list[int]:
-    """The beginnings of the storages in GPU memory that a tensor lies in; none when it has no memory."""
+    """The start addresses of a tensor's storages in GPU memory; empty if it has no memory."""
     try:
         kind = type(tensor)
         if (kind is Tensor or kind is Parameter) and tensor.layout is strided:
@@ -60,7 +60,7 @@ def pointers_of(tensor) -> list[int]:
             parts = (tensor,) if tensor.is_cuda else ()
         else:
             parts = dense_parts(tensor)
-        # `untyped_storage` makes an object, so it is asked only for views.
+        # `untyped_storage` creates an object, so it is called only for views.
         found = [
             part.untyped_storage().data_ptr() if part.storage_offset() else part.data_ptr() for part in parts
         ]

@@ -46,8 +46,8 @@ class Owner(NamedTuple):
 _owners: dict[int, Owner] = {}
 # The number of parameters in `_owners` that no longer exist.
 _gone = 0
-# The roots that another thread than the main one called last, and that thread: only that one may read their
-# gradients.
+# By id(root): the thread that called the root last, if it is not the main thread. Only that thread may read
+# the gradients of the root.
 _training_threads: dict[int, int] = table_by_module()
 # The number of backward functions that had run when gradients were tagged last.
 _tagged_backwards = -1
@@ -84,8 +84,8 @@ def _new_owner(parameter, path_id: int, name_id: int, name: str, root_id: int) -
 
 
 def add_parameters(parameters: list) -> None:
-    """Adds the parameters of an optimizer that belong to no module. One in float32 beside models that have
-    none of it is the optimizer's copy of weights: part of its state."""
+    """Adds the parameters of an optimizer that belong to no module. If models have no float32 parameters, a
+    float32 one is the optimizer's copy of weights: part of its state."""
     seen: set[int] = set()
     for parameter in parameters:
         if owner_of(parameter) is not None:
@@ -98,7 +98,7 @@ def add_parameters(parameters: list) -> None:
 
 
 def _gradient_of(parameter):
-    # torch warns when a tensor that is no leaf is asked for its gradient.
+    # torch warns when the gradient of a non-leaf tensor is read.
     return parameter.grad if parameter.is_leaf else None
 
 
@@ -142,7 +142,7 @@ def tag_model(root) -> None:
 
 
 def model_is_called(root_id: int) -> None:
-    """The calling thread runs the model: from now on this thread tags its gradients."""
+    """Notes that the calling thread runs the model, so that this thread tags its gradients from now on."""
     here = get_ident()
     if here != MAIN_THREAD:
         _training_threads[root_id] = here
@@ -156,8 +156,8 @@ def has_new_gradients() -> bool:
 
 
 def tag_gradients() -> None:
-    """Tags the gradients of all known parameters, but for models that another thread trains: a backward may
-    be running there."""
+    """Tags the gradients of all known parameters, except for models that another thread trains: a backward
+    may be running there."""
     global _tagged_backwards
     here = get_ident()
     _tagged_backwards = backward_count()

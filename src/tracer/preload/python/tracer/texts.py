@@ -1,4 +1,4 @@
-"""Texts of the trace by their ids, both ways."""
+"""The texts of the trace and their ids, in both directions."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ is_compiling = find_is_compiling()
 
 
 def has_storage(tensor) -> bool:
-    """False for tensors whose data cannot be asked for: functional tensors, sparse ones and other
+    """Returns False for tensors whose data cannot be accessed: functional tensors, sparse ones and other
     wrappers."""
     found = getattr(torch._C, "_has_storage", None)
     return found is None or found(tensor)

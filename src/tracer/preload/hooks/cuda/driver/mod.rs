@@ -1,8 +1,8 @@
-//! The CUDA driver's calls that allocate and free memory, made by libraries with a runtime of their own
-//! (cuBLAS, cuDNN, NCCL), of programs without one (Triton, CuPy), and of expandable segments.
+//! The CUDA driver's calls that allocate and free memory, made by libraries with their own runtime (cuBLAS,
+//! cuDNN, NCCL), by programs without a runtime (Triton, CuPy), and by expandable segments.
 //!
-//! The calls that the runtime makes for one of its own are not recorded: the runtime's hook records the outer
-//! call; see [`crate::runtime::guard`].
+//! Driver calls that the runtime makes inside one of its own calls are not recorded, because the runtime's
+//! hook records the outer call; see [`crate::runtime::guard`].
 
 mod arrays;
 mod call;

@@ -61,7 +61,7 @@ unsafe extern "C" fn create<const WAY: usize>(
     )
 }
 
-/// One more reference to physical memory.
+/// Takes a further reference to physical memory.
 unsafe extern "C" fn retain<const WAY: usize>(handle: Out, ptr: Word, caller: *const c_void) -> c_int {
     let Some(real) = RETAIN.get(WAY) else { return NOT_INITIALIZED };
     record_alloc(
@@ -74,7 +74,8 @@ unsafe extern "C" fn retain<const WAY: usize>(handle: Out, ptr: Word, caller: *c
     )
 }
 
-/// Physical memory of another process costs this one nothing: the process that created it has its bytes.
+/// Imports physical memory of another process. It counts as 0 bytes here: the process that created it counts
+/// it.
 unsafe extern "C" fn import<const WAY: usize>(
     handle: Out,
     shared: Word,

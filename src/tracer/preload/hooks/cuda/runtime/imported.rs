@@ -1,4 +1,5 @@
-//! Memory of another process: it costs this one nothing, since the process that allocated it has its bytes.
+//! Memory imported from another process. It counts as 0 bytes here, because the process that allocated it
+//! counts it.
 
 use std::ffi::{c_int, c_uint, c_void};
 
