@@ -68,7 +68,7 @@ for expert in range(experts):
     _, rows = torch.where(mask[expert])
     assert len(rows) == tokens * chosen // experts, (expert, len(rows))
 assert torch.bincount(places.flatten(), minlength=experts).tolist() == [16] * experts
-# The same for masks of more elements than are followed: in sum each token is sent to as many experts as it chose.
+# Masks of more elements than are followed: in sum each token is sent to as many experts as it chose.
 tokens, experts, chosen = 16_384, 32, 4
 places = torch.randn(tokens, experts, device=device).topk(chosen, dim=-1).indices
 mask = torch.nn.functional.one_hot(places, num_classes=experts).permute(2, 1, 0)
@@ -77,7 +77,8 @@ hit = (mask.sum(dim=(-1, -2)) > 0).nonzero()
 assert hit.flatten().tolist() == list(range(experts))
 assert sum(len(torch.where(mask[expert])[1]) for expert in hit.flatten()) == tokens * chosen
 routing = torch.zeros(tokens, 4 * experts, dtype=torch.int, device=device).scatter(1, places, 1).bool()
-assert routing.numel() > 1 << 20 and routing.sum(0).tolist() == [tokens * chosen // (4 * experts)] * 4 * experts
+assert routing.numel() > 1 << 20
+assert routing.sum(0).tolist() == [tokens * chosen // (4 * experts)] * 4 * experts
 assert len(torch.randn(tokens, 4 * experts, device=device)[routing]) == tokens * chosen
 routing.logical_not_()
 assert len(routing.nonzero()) == routing.numel()
@@ -86,7 +87,7 @@ assert len(routing.nonzero()) == routing.numel()
 distributions = torch.distributions
 for shape in ((), (1,), (5,)):
 
-    def positive(*more):
+    def positive(*more, shape=shape):
         return torch.rand((*shape, *more), device=device) + 0.5
 
     for distribution in (
@@ -109,7 +110,7 @@ assert 0 <= action.item() < 6
 flips = torch.full((1000,), 0.25, device=device).bernoulli_(0.25)
 assert flips.sum().item() == 250
 
-# A sum is greater than its terms, as a solver asks of its time step. Unknown numbers are in no order otherwise.
+# A sum is greater than its terms, as a solver asks of its time step. Else unknown numbers have no order.
 time, step = torch.tensor(0.0, device=device), torch.rand((), device=device)
 assert time + step > time and not time + step <= time and time < time + step and time - step < time
 assert not (time + step < time)
