@@ -10,7 +10,7 @@ pub use memtrace_trace::text::{NO_CATEGORY, NO_LINE, NO_MODULE, NO_OP, NO_OWNER,
 use memtrace_trace::text::{NONE, SCRIPT, WITHOUT_DETAIL};
 
 /// The number of an interned text.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Symbol(u32);
 
 impl Symbol {

@@ -11,7 +11,7 @@ use memtrace_trace::Category;
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
-use super::growth::{FEWEST_STEPS, Growth};
+use super::growth::{FEWEST_STEPS, Growth, Holders, is_chosen};
 use super::host_growth::HostGrowth;
 use super::leaks_holders::{HOLDERS, LeaksHolders, print_retained};
 use super::report::{Answer, Report, View, next};
@@ -68,19 +68,18 @@ impl Report for Leaks {
         let mut any = false;
         for (index, trace) in input.traces.iter().enumerate() {
             let known = flow_categories(trace, options)?;
-            let Reading { whole, before_last, levels, found } =
+            let Reading { whole, before_last, levels, found, holders } =
                 findings(trace, options, known.clone(), |_, _| {})?;
             footer.add(trace, &whole, whole.fullest(Metric::Allocated, options).map(|d| d.ordinal));
             process_heading(&mut printer, input, index);
             any |= !found.leaks.is_empty();
-            let is_chosen = options.window.from_step > i64::MIN || options.window.from_ns > i64::MIN;
             let mut grown: Vec<Growth> = levels
                 .devices
                 .iter()
-                .filter_map(|device| Growth::new(device, &trace.meta, is_chosen))
+                .filter_map(|device| Growth::new(device, &trace.meta, is_chosen(options)))
                 .collect();
             for growth in &mut grown {
-                growth.explain(trace, options, &known, &before_last)?;
+                growth.explain(trace, options, &known, (&before_last, &holders))?;
                 printer.gap();
                 growth.print(&mut printer, options);
             }
@@ -124,6 +123,8 @@ pub(crate) struct Reading {
     pub(crate) before_last: Replayed,
     pub(crate) levels: Levels,
     pub(crate) found: Findings,
+    /// What holds memory when the last step begins.
+    pub(crate) holders: Holders,
 }
 
 /// Reads a trace for what grows. `visit` gets each row after the replay took it.
@@ -145,10 +146,13 @@ pub(crate) fn findings(
     })?;
     let last = levels.step;
     let is_last = |row: &Record, _: &Replay| last > 0 && row.step >= last;
-    let stacks = Columns::of(&["stack_id"]);
-    let before_last = replay_until(trace, stacks, options, tracked, known, is_last, |_, _| {})?;
+    let columns = Holders::COLUMNS.and(Columns::of(&["stack_id"]));
+    let mut holders = Holders::default();
+    let before_last = replay_until(trace, columns, options, tracked, known, is_last, |row, replay| {
+        holders.feed(row, replay);
+    })?;
     let found = Findings::new(&before_last, &whole, &Stacks::read(trace), &levels, options);
-    Ok(Reading { whole, before_last, levels, found })
+    Ok(Reading { whole, before_last, levels, found, holders })
 }
 
 /// Returns the distance between the steps of a leak: 1 if it has at least half of the steps in its range. A

@@ -15,7 +15,7 @@ mod device_users;
 mod diff;
 pub(crate) mod frag;
 mod group_table;
-mod growth;
+pub(crate) mod growth;
 mod host_growth;
 mod killed;
 pub(crate) mod leaks;

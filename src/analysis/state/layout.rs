@@ -59,6 +59,8 @@ pub struct Segment {
     pub expandable: bool,
     /// The allocator's private pool; 0 for the default.
     pub pool: i64,
+    /// The stream of its blocks.
+    pub stream: i64,
     /// The blocks in it, by address.
     pub blocks: Vec<Block>,
     /// The sizes of the holes between the blocks, in bytes.
@@ -209,8 +211,8 @@ impl Layout {
             if end > from {
                 holes.push(end - from);
             }
-            let SegmentRange { bytes, expandable, pool, .. } = *range;
-            segments.push(Segment { addr: *addr, bytes, expandable, pool, blocks: inside, holes });
+            let SegmentRange { bytes, expandable, stream, pool } = *range;
+            segments.push(Segment { addr: *addr, bytes, expandable, pool, stream, blocks: inside, holes });
         }
         segments
     }

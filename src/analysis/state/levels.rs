@@ -9,6 +9,7 @@ use memtrace_trace::{Category, EventName};
 use rustc_hash::FxHashMap;
 
 use crate::read::record::Record;
+use crate::read::symbols::Symbol;
 use crate::state::block::Owner;
 use crate::state::device::Moment;
 use crate::state::replay::{HOST, Metric, Replay};
@@ -43,7 +44,7 @@ pub struct Level {
     pub others: i64,
     /// Of `outside`, memory without a traced call and not of other processes: the context, loaded kernels, workspaces.
     pub context: i64,
-    /// The most that was live as inputs.
+    /// The most that was live as inputs of this step and the one before.
     pub inputs: i64,
 }
 
@@ -100,12 +101,12 @@ pub struct DeviceLevels {
     slices: Vec<Level>,
     width_ns: i64,
     now: Level,
-    /// Live bytes of inputs.
-    inputs: i64,
+    /// Live bytes of inputs that were allocated in this step, and in the one before: a loader prefetches.
+    inputs: [i64; 2],
     /// True if a sample had the memory of other processes.
     knows_others: bool,
-    /// The large sizes of blocks, and the first and last step of each.
-    sizes: FxHashMap<i64, (i64, i64)>,
+    /// The large sizes of blocks: the first and last step of each, and the first op.
+    sizes: FxHashMap<i64, (i64, i64, Symbol)>,
 }
 
 impl DeviceLevels {
@@ -118,7 +119,7 @@ impl DeviceLevels {
             slices: Vec::new(),
             width_ns: FIRST_WIDTH,
             now: Level::default(),
-            inputs: 0,
+            inputs: [0; 2],
             knows_others: false,
             sizes: FxHashMap::default(),
         }
@@ -134,14 +135,30 @@ impl DeviceLevels {
     /// step only.
     #[must_use]
     pub fn sizes_after(&self, step: i64) -> (usize, usize) {
-        let after = || self.sizes.values().filter(|(_, last)| *last > step);
-        (after().count(), after().filter(|(first, last)| first == last).count())
+        let after = || self.sizes.values().filter(|(_, last, _)| *last > step);
+        (after().count(), after().filter(|(first, last, _)| first == last).count())
+    }
+
+    /// The ops with most of the large sizes that a single step after `step` allocated, and how many of each.
+    #[must_use]
+    pub fn ops_of_single_sizes(&self, step: i64, most: usize) -> Vec<(Symbol, usize)> {
+        let mut ops: FxHashMap<Symbol, usize> = FxHashMap::default();
+        for (first, last, op) in self.sizes.values() {
+            if first == last && *last > step && *op != Symbol::NONE {
+                *ops.entry(*op).or_default() += 1;
+            }
+        }
+        let mut ops: Vec<(Symbol, usize)> = ops.into_iter().collect();
+        ops.sort_by_key(|(op, sizes)| (std::cmp::Reverse(*sizes), *op));
+        ops.truncate(most);
+        ops
     }
 
     fn end_step(&mut self, step: i64) {
         self.steps.push(Level { step, ..self.now });
         self.now.peak = self.now.allocated;
-        self.now.inputs = self.inputs;
+        self.inputs = [0, self.inputs[0]];
+        self.now.inputs = self.inputs[1];
         self.unfinished = self.now;
     }
 
@@ -165,23 +182,24 @@ impl DeviceLevels {
         match MemoryKind::of(row.event) {
             Some((MemoryKind::Block, Effect::Alloc)) => {
                 if row.category == Category::Input {
-                    self.inputs = self.inputs.saturating_add(row.delta_bytes);
+                    count_input(&mut self.inputs, step, step, row.delta_bytes, 1);
                 }
                 let known = self.sizes.len() < MOST_SIZES || self.sizes.contains_key(&row.delta_bytes);
                 if row.delta_bytes >= LARGE && known {
-                    self.sizes.entry(row.delta_bytes).or_insert((step, step)).1 = step;
+                    self.sizes.entry(row.delta_bytes).or_insert((step, step, row.op)).1 = step;
                 }
             }
             Some((MemoryKind::Block, Effect::Tag)) if row.category == Category::Input => {
-                self.inputs = self.inputs.saturating_add(row.delta_bytes);
+                count_input(&mut self.inputs, step, step, row.delta_bytes, 1);
             }
             Some((MemoryKind::Block, Effect::Free)) => {
-                let input = replay.freed().filter(|block| block.owner.category == Category::Input);
-                self.inputs = self.inputs.saturating_sub(input.map_or(0, |block| block.bytes));
+                if let Some(input) = replay.freed().filter(|block| block.owner.category == Category::Input) {
+                    count_input(&mut self.inputs, input.owner.step, step, input.bytes, -1);
+                }
             }
             _ => {}
         }
-        now.inputs = now.inputs.max(self.inputs);
+        now.inputs = now.inputs.max(self.inputs[0] + self.inputs[1]);
         if now.allocated > now.peak {
             now.peak = now.allocated;
             now.peak_owner = Owner::of(row);
@@ -220,6 +238,14 @@ impl DeviceLevels {
             Some(slice) => *slice = slice.join(same),
             None => self.slices.push(same),
         }
+    }
+}
+
+/// Counts an input that was allocated in step `born`, from now on (`sign` 1) or no longer (-1), in `step`.
+fn count_input(inputs: &mut [i64; 2], born: i64, step: i64, bytes: i64, sign: i64) {
+    let age = usize::try_from(step.saturating_sub(born)).ok();
+    if let Some(sum) = age.and_then(|age| inputs.get_mut(age)) {
+        *sum = sum.saturating_add(sign * bytes).max(0);
     }
 }
 

@@ -338,6 +338,23 @@ def steps_of(path):
     return {key: [*peak, *end] for key, (peak, end) in found.items()}
 
 
+def four_parts(process, ask):
+    """The parts of the memory in use, after each step and their growth, are those of `memtrace leaks`."""
+    names = ("kept", "larger_steps", "cached", "outside")
+    columns = ", ".join(f"{name}_bytes" for name in names)
+    for growth in process["growth"]:
+        here = f"and device = {growth['device']} and kept_bytes is not null"
+        assert ask(columns, "device", here) == [tuple(growth["growth_parts_bytes"][name] for name in names)]
+        # The step that a trace ends in has no row of parts.
+        levels = growth["levels"][: -1 if growth["to_is_inside_a_step"] else None]
+        wanted = [
+            (level["step"], *(level["parts_bytes"][name] for name in names))
+            for level in levels
+            if level["step"] is not None
+        ]
+        assert ask(f"step, {columns}", "step", here) == wanted
+
+
 def digest(folder, csvs, *reports):
     """The figures of the digests are those of the reports on the whole traces, and of the rows."""
     import duckdb
@@ -410,6 +427,7 @@ def digest(folder, csvs, *reports):
             (device, step): figures
             for device, step, *figures in ask(f"device, step, {columns}", "step", rank)
         }
+        four_parts(growth, lambda columns, kind, more="", rank=rank: ask(columns, kind, rank, more))
         assert told == steps_of(traces[rank]), (told, steps_of(traces[rank]))
         compared += len(told)
     # No fixture has a schedule of detail.

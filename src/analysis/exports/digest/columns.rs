@@ -152,6 +152,14 @@ columns! {
     HostPeakStep "host_peak_step" Int;
     /// the memory limit of the container; null when unknown, and without one
     HostLimit "host_limit_bytes" Int;
+    /// the bytes live after the last work of a finished step; of a device, their growth as `memtrace leaks` has it
+    Kept "kept_bytes" Int;
+    /// what the largest step so far needed beyond these; of a device, its growth
+    LargerSteps "larger_steps_bytes" Int;
+    /// the bytes that torch's allocator reserved and no step needed; of a device, their growth
+    Cached "cached_bytes" Int;
+    /// the bytes outside torch's allocator; of a device, their growth
+    Outside "outside_bytes" Int;
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! `memtrace export --to digest`: a small Parquet file for each process, from which a whole job is answered.
 //!
 //! A trace lies where it was written, and is large. Its digest has the answers of `summary`, `peak`, `frag` and `leaks`,
-//! and a row for each step on each device; it comes from the same functions as those reports. DuckDB, Ray or Spark
+//! the four parts of the memory in use after each step, and a row for each step on each device; it comes from the same functions as those reports. DuckDB, Ray or Spark
 //! reads the digests of ten thousand ranks in one query.
 
 mod columns;
@@ -26,6 +26,7 @@ use crate::read::stream::TraceFile;
 use crate::read::symbols::{NO_MODULE, Symbol};
 use crate::render::numbers::counted;
 use crate::reports::frag::{Fragmentation, fragmentation};
+use crate::reports::growth::DeviceParts;
 use crate::reports::leaks::{Findings, Leak, Reading, findings};
 use crate::state::group::block_category;
 use crate::state::host_memory::HostMemory;
@@ -61,19 +62,30 @@ impl Export for Digest {
         };
         let mut steps = Steps::default();
         let flow = flow_categories(trace, job.options)?;
-        let Reading { whole: replayed, found, .. } =
+        let Reading { whole: replayed, found, levels, .. } =
             findings(trace, job.options, flow.clone(), |row, replay| steps.feed(row, replay, job.options))?;
         let at_peak = NamedMoment::Peak(Metric::Reserved);
         let held = fragmentation(trace, &at_peak, job.options, flow)?.map_or_else(Vec::new, |(_, held)| held);
         let host = HostMemory::read(trace, job.options)?;
         let mut rows = vec![with_host(process(&replayed, &found), &host)];
+        let parts = DeviceParts::all(&levels, &trace.meta, job.options);
+        let no_parts = DeviceParts::default();
         for device in replayed.gpus(job.options) {
-            rows.push(device_row(trace, &replayed, device, &held, &steps));
+            let row = device_row(trace, &replayed, device, &held, &steps);
+            rows.push(match parts.get(&device.ordinal).and_then(|parts| parts.growth) {
+                Some(growth) => with_parts(row, growth),
+                None => row,
+            });
             rows.extend(owners(&replayed, device));
         }
         rows.extend(found.leaks.iter().map(leak));
-        let steps =
-            steps.list.iter().map(|((device, step), held)| step_row(trace, &replayed, *device, *step, held));
+        let steps = steps.list.iter().map(|((device, step), held)| {
+            let row = step_row(trace, &replayed, *device, *step, held);
+            match parts.get(device).unwrap_or(&no_parts).by_step.get(step) {
+                Some(parts) => with_parts(row, *parts),
+                None => row,
+            }
+        });
         let file = trace_stem(&trace.path);
         let named = |row: DigestRow| {
             row.int(C::Rank, trace.meta.rank.into())
@@ -201,6 +213,12 @@ fn step_row(
         .count(C::Ooms, memory.ooms)
         .count(C::Retries, memory.failed.saturating_sub(memory.ooms))
         .int(C::Detailed, i64::from(replayed.replay.detail.has(step, &trace.meta)))
+}
+
+/// Sets the four parts of the memory in use.
+fn with_parts(row: DigestRow, parts: [i64; 4]) -> DigestRow {
+    let columns = [C::Kept, C::LargerSteps, C::Cached, C::Outside];
+    columns.into_iter().zip(parts).fold(row, |row, (column, bytes)| row.int(column, bytes))
 }
 
 fn leak(leak: &Leak) -> DigestRow {

@@ -18,8 +18,9 @@ pub(super) enum Forecast {
     Jumped { at: usize },
     /// The last quarter of the steps hardly grew.
     Settled,
-    /// The last quarter grew less than the others.
-    Slowing,
+    /// The last quarter grew less than the others. The level at which it settles if it goes on slowing down as in the last
+    /// half, in bytes; `None` if that half does not slow down evenly.
+    Slowing { level: Option<i64> },
     /// What is kept grows by so many bytes a step inside memory that is cached so far; nvidia-smi shows it from that step on.
     WithinCache { rate: f64, until: i64 },
     /// Memory grows by `rate` bytes per step (or second), and the card is full at step `full_at`.
@@ -37,8 +38,16 @@ impl Forecast {
         let (first, last) = (&levels[from], &levels[levels.len() - 1]);
         let end = &all[all.len() - 1];
         let kept = end[Part::Kept as usize] - all[from][Part::Kept as usize];
+        if by_time || kept < FLAT.0.max(last.used() / FLAT.1) {
+            return None;
+        }
+        // Larger steps took memory in use at once, and what is kept fills it since; or it fills what was cached.
+        let quarter = all.len() - 1 - (all.len() - 1 - from) / 4;
+        let latest = end[Part::Kept as usize] - all[quarter][Part::Kept as usize];
         let shown = last.used() - first.used();
-        if by_time || kept < FLAT.0.max(last.used() / FLAT.1) || 2 * shown > kept {
+        let is_most = (1..4).all(|part| end[part] - all[from][part] <= kept);
+        let still_grows = latest as f64 > SLOWING * kept as f64;
+        if 2 * shown > kept && !(is_most && still_grows && last.used() == levels[quarter].used()) {
             return None;
         }
         let points: Vec<(f64, f64)> =
@@ -68,14 +77,19 @@ impl Forecast {
         if more <= 0.0 || latest <= SETTLED * more {
             return Forecast::Settled;
         }
+        let before = used(quarter) - used(end - (end - from) / 2);
+        let slowing = Forecast::Slowing {
+            // Each quarter adds the same share of the one before.
+            level: (latest < before).then(|| (used(end) + latest * latest / (before - latest)) as i64),
+        };
         if latest < SLOWING * more {
-            return Forecast::Slowing;
+            return slowing;
         }
         let x = |at: usize| if by_time { levels[at].ts_ns as f64 / 1e9 } else { levels[at].step as f64 };
         let points: Vec<(f64, f64)> = ((from + end) / 2..=end).map(|at| (x(at), used(at))).collect();
         let rate = if points.len() > 2 { fit(&points).slope } else { more / (x(end) - x(from)).max(1.0) };
         if rate <= 0.0 {
-            return Forecast::Slowing;
+            return slowing;
         }
         let left = (capacity as f64 - used(end)).max(0.0);
         Forecast::Grows { rate, full_at: (capacity > 0).then(|| (x(end) + left / rate).ceil() as i64) }
@@ -146,7 +160,11 @@ mod tests {
         let settled: Vec<i64> = (0..20).map(|step| 100 + 20 * step.min(8)).collect();
         assert_eq!(of(&settled), Forecast::Settled);
         let slower: Vec<i64> = (0..20).map(|step| 100 + 20 * step.min(10) + 5 * (step - 10).max(0)).collect();
-        assert_eq!(of(&slower), Forecast::Slowing);
+        // 45 in the last quarter, as much in the one before: no level.
+        assert!(matches!(of(&slower), Forecast::Slowing { .. }), "{:?}", of(&slower));
+        let halves: Vec<i64> = (0..=16).map(|step: i64| 900 - (800 >> (step / 2))).collect();
+        let Forecast::Slowing { level } = of(&halves) else { panic!("{:?}", of(&halves)) };
+        assert!((890..=910).contains(&(level.unwrap() / MIB)), "{level:?}");
         assert_eq!(of(&[100; 20]), Forecast::Settled);
         let shrinks: Vec<i64> = line.iter().rev().copied().collect();
         assert_eq!(of(&shrinks), Forecast::Settled);

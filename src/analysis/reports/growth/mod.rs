@@ -6,6 +6,8 @@
 //! is left. Each part is the difference between two levels; see [`crate::state::levels`].
 
 mod forecast;
+mod holders;
+mod series;
 mod text;
 
 use std::collections::BTreeMap;
@@ -16,11 +18,15 @@ use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
 use self::forecast::Forecast;
+use self::holders::FreePlaces;
+pub(crate) use self::holders::Holders;
+pub(crate) use self::series::DeviceParts;
+pub use self::series::GrowthCurve;
 use crate::error::Result;
 use crate::options::{Options, Window};
 use crate::read::record::Columns;
 use crate::read::stream::TraceFile;
-use crate::read::symbols::SymbolTable;
+use crate::read::symbols::{Symbol, SymbolTable};
 use crate::render::numbers::duration;
 use crate::state::block::Block;
 use crate::state::categories::KnownCategories;
@@ -41,8 +47,6 @@ const FLAT: (i64, i64) = (2 << 20, 100);
 const WORTH_A_LINE: i64 = 20;
 /// The most levels in the JSON of a device.
 const MOST_POINTS: usize = 200;
-/// The most steps in the page's chart.
-const MOST_DRAWN: usize = 1000;
 /// The groups that are listed for a part.
 const SHOWN: usize = 3;
 
@@ -152,6 +156,11 @@ pub(super) struct Growth {
     is_expandable: bool,
     /// The number of different large sizes, and the number of those that occur in a single step.
     sizes: (usize, usize),
+    /// The ops with most of the latter, and how many of each.
+    size_symbols: Vec<(Symbol, usize)>,
+    size_ops: Vec<(String, usize)>,
+    /// Where the free memory of the allocator is.
+    free: FreePlaces,
     /// What explains each part, where it was looked for; in the order of [`Part::ALL`].
     changes: [Vec<Change>; 4],
 }
@@ -188,6 +197,7 @@ impl Growth {
         let forecast = Forecast::within_cache(&levels, &all, from, by_time)
             .unwrap_or_else(|| Forecast::of(&levels, from, capacity, by_time));
         let sizes = device.sizes_after(levels[from].step);
+        let size_symbols = device.ops_of_single_sizes(levels[from].step, SHOWN);
         let changes = Default::default();
         let ordinal = device.ordinal;
         Some(Growth {
@@ -201,6 +211,9 @@ impl Growth {
             forecast,
             is_expandable,
             sizes,
+            size_symbols,
+            size_ops: Vec::new(),
+            free: FreePlaces::default(),
             changes,
         })
     }
@@ -276,13 +289,20 @@ impl Growth {
         trace: &TraceFile,
         options: &Options,
         known: &KnownCategories,
-        before_last: &Replayed,
+        (before_last, holders): (&Replayed, &Holders),
     ) -> Result<()> {
+        self.free = holders.free_places(before_last, self.ordinal);
+        self.size_ops = std::mem::take(&mut self.size_symbols)
+            .into_iter()
+            .map(|(op, sizes)| (before_last.symbols.or_dash(op), sizes))
+            .collect();
         for part in self.growing() {
             let mut changes = match part {
                 Part::LargerSteps => self.between_peaks(trace, options, known)?,
-                Part::Kept if !self.by_time => self.new_owners(before_last, MemoryKind::Block),
-                Part::Outside if !self.by_time => self.new_owners(before_last, MemoryKind::External),
+                Part::Kept if !self.by_time => self.new_owners(before_last),
+                Part::Outside if !self.by_time => {
+                    holders.new_libraries(before_last, self.ordinal, self.first().step)
+                }
                 _ => continue,
             };
             changes.retain(|change| change.after > change.before);
@@ -339,12 +359,12 @@ impl Growth {
     }
 
     /// What is live and was allocated after the first level that counts, by owner.
-    fn new_owners(&self, before_last: &Replayed, kind: MemoryKind) -> Vec<Change> {
+    fn new_owners(&self, before_last: &Replayed) -> Vec<Change> {
         let layers = before_last.replay.classes.layers([], &before_last.symbols);
         let mut owners: BTreeMap<String, (i64, Vec<i64>)> = BTreeMap::new();
         let since = self.first().step;
         let live = before_last.replay.live().values();
-        for block in live.filter(|block| block.kind == kind && block.device == self.ordinal) {
+        for block in live.filter(|block| block.kind == MemoryKind::Block && block.device == self.ordinal) {
             if block.owner.step > since {
                 let name = owner_name(&before_last.symbols, &layers, block);
                 let (bytes, steps) = owners.entry(name).or_default();
@@ -406,16 +426,17 @@ impl Growth {
         let every = self.levels.len().div_ceil(MOST_POINTS).max(1);
         let points: Vec<Value> = (0..=end).filter(|at| at % every == 0 || *at == end).map(level).collect();
         let growth = Part::ALL.map(|part| self.of(part));
-        let (kind, rate, full_at) = match self.forecast {
-            Forecast::Jumped { .. } => ("jumped", None, None),
-            Forecast::Settled => ("settled", None, None),
-            Forecast::Slowing => ("slowing", None, None),
-            Forecast::WithinCache { rate, until } => ("within_cache", Some(rate), Some(until)),
-            Forecast::Grows { rate, full_at } => ("grows", Some(rate), full_at),
+        let used = self.last().used();
+        let (kind, rate, full_at, stays_at) = match self.forecast {
+            Forecast::Jumped { .. } => ("jumped", None, None, Some(used)),
+            Forecast::Settled => ("settled", None, None, Some(used)),
+            Forecast::Slowing { level } => ("slowing", None, None, level),
+            Forecast::WithinCache { rate, until } => ("within_cache", Some(rate), Some(until), None),
+            Forecast::Grows { rate, full_at } => ("grows", Some(rate), full_at, None),
         };
         let forecast = self.cause().map(|_| {
             let unit = if self.by_time { "second" } else { "step" };
-            json!({ "kind": kind, "bytes_per_unit": rate, "unit": unit, "full_at": full_at })
+            json!({ "kind": kind, "bytes_per_unit": rate, "unit": unit, "full_at": full_at, "level_bytes": stays_at })
         });
         json!({
             "device": self.ordinal,
@@ -444,33 +465,13 @@ pub fn growth_lines(levels: &Levels, meta: &Meta, units: Unit) -> Vec<String> {
     all.filter_map(|growth| growth.short(units)).collect()
 }
 
-/// The four parts after each finished step of a device, for a chart.
-pub struct GrowthCurve {
-    /// The numbers of the steps, at most [`MOST_DRAWN`] at even distances.
-    pub steps: Vec<i64>,
-    /// The name of each part, and its bytes after these steps.
-    pub parts: [(&'static str, Vec<i64>); 4],
-}
-
-impl GrowthCurve {
-    /// The curve of the first device; `None` with fewer than three finished steps.
-    #[must_use]
-    pub fn new(levels: &Levels) -> Option<GrowthCurve> {
-        let steps = &levels.devices.first().filter(|device| device.steps.len() >= FEWEST_STEPS)?.steps;
-        let all = parts_of(steps);
-        let every = steps.len().div_ceil(MOST_DRAWN);
-        let shown: Vec<usize> =
-            (0..steps.len()).filter(|at| at % every == 0 || *at + 1 == steps.len()).collect();
-        let part = |part: Part| (part.name(), shown.iter().map(|at| all[*at][part as usize]).collect());
-        Some(GrowthCurve {
-            steps: shown.iter().map(|at| steps[*at].step).collect(),
-            parts: Part::ALL.map(part),
-        })
-    }
+/// Returns true if the user chose where the growth begins.
+pub(super) fn is_chosen(options: &Options) -> bool {
+    options.window.from_step > i64::MIN || options.window.from_ns > i64::MIN
 }
 
 /// The op and module of a block, or its category where it has neither; repeated layers are one.
-fn owner_name(symbols: &SymbolTable, layers: &Layers, block: &Block) -> String {
+pub(super) fn owner_name(symbols: &SymbolTable, layers: &Layers, block: &Block) -> String {
     let owner = &block.owner;
     let op = symbols.or_dash(owner.op);
     let module = layers.joined(&symbols.or_dash(owner.module));

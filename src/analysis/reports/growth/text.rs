@@ -3,11 +3,19 @@
 use memtrace_trace::units::Unit;
 
 use super::forecast::Forecast;
+use super::holders::FreePlaces;
 use super::{Growth, Part, Shape};
 use crate::options::Options;
 use crate::render::numbers::{count, counted, duration};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::levels::Level;
+
+/// Free memory apart from the rest of the allocator's: its bytes, and the number of pools or streams.
+enum Apart {
+    Graphs(i64, usize),
+    Pools(i64, usize),
+    Streams(i64, usize),
+}
 
 impl Growth {
     /// The reason for the growth of a part, one sentence.
@@ -16,6 +24,9 @@ impl Growth {
         match part {
             Part::Kept if self.is_once() => {
                 "It was allocated once and stays, as the state of an optimizer does; it does not grow further.".to_owned()
+            }
+            Part::Kept if self.changes[Part::Kept as usize].is_empty() && !self.by_time => {
+                "What a step still holds when it ends differs in size; nothing of an earlier step is left.".to_owned()
             }
             Part::Kept => "Each step leaves something behind that is not freed.".to_owned(),
             Part::LargerSteps => {
@@ -47,19 +58,20 @@ impl Growth {
             }
             Part::Cached => {
                 let (all, once) = self.sizes;
-                if all > 16 && 2 * once > all {
+                if let Some(text) = self.why_apart(units) {
+                    text
+                } else if all > 16 && 2 * once > all {
                     let rising = self.shape() == Shape::Rising;
                     format!(
-                        "{}: {} different sizes of at least 1 MiB, {} of them in a single step, so freed blocks rarely fit \
-                         the next request.",
+                        "{}: {} different sizes of at least 1 MiB, {} of them in a single step{}, so freed blocks rarely \
+                         fit the next request.",
                         if rising { "Each step asks for larger blocks" } else { "Sizes vary" },
                         count(all as u64),
-                        count(once as u64)
+                        count(once as u64),
+                        self.of_ops()
                     )
                 } else {
-                    "Free memory in the allocator's segments did not fit later requests, or belongs to other streams or \
-                     private pools."
-                        .to_owned()
+                    "Free memory in the allocator's segments did not fit later requests.".to_owned()
                 }
             }
             Part::Outside => {
@@ -68,7 +80,7 @@ impl Growth {
                 let traced = self.of(Part::Outside) - others - context;
                 let most = others.max(context).max(traced);
                 if most == others {
-                    format!("Other processes on this GPU took {} more.", show(others))
+                    format!("Other processes on this GPU took {} more; memtrace ranks names those of this run.", show(others))
                 } else if most == context {
                     format!(
                         "The CUDA context took {} more: kernels that are loaded at their first use, or workspaces of libraries.",
@@ -81,10 +93,56 @@ impl Growth {
         }
     }
 
+    /// The reason for cached memory that lies apart from the rest of the allocator's: in pools of CUDA graphs, in other
+    /// private pools, or with other streams.
+    fn why_apart(&self, units: Unit) -> Option<String> {
+        let text = match self.apart()? {
+            Apart::Graphs(bytes, pools) => format!(
+                "{} of free memory is in {} of CUDA graphs, which no other graph or op uses.",
+                units.show(bytes),
+                counted(pools as u64, "private pool")
+            ),
+            Apart::Pools(bytes, pools) => format!(
+                "{} of free memory is in {} of the program (torch.cuda.MemPool).",
+                units.show(bytes),
+                counted(pools as u64, "private pool")
+            ),
+            Apart::Streams(bytes, streams) => format!(
+                "{} of free memory belongs to {}: a freed block serves only the stream that it was allocated on.",
+                units.show(bytes),
+                counted(streams as u64, "other stream")
+            ),
+        };
+        Some(text)
+    }
+
+    /// Where most of the free memory lies, if that is apart from the rest.
+    fn apart(&self) -> Option<Apart> {
+        let FreePlaces { all, graphs, pools, streams } = self.free;
+        let is_most = |bytes: i64| bytes > 0 && 2 * bytes >= all;
+        if is_most(graphs.0) {
+            Some(Apart::Graphs(graphs.0, graphs.1))
+        } else if is_most(pools.0) {
+            Some(Apart::Pools(pools.0, pools.1))
+        } else {
+            is_most(streams.0).then_some(Apart::Streams(streams.0, streams.1))
+        }
+    }
+
+    /// The ops with most of the sizes of a single step.
+    fn of_ops(&self) -> String {
+        let ops: Vec<String> =
+            self.size_ops.iter().map(|(op, sizes)| format!("{op} {}", count(*sizes as u64))).collect();
+        if ops.is_empty() { String::new() } else { format!(" ({})", ops.join(", ")) }
+    }
+
     /// What to do about a part.
     pub(super) fn remedy(&self, part: Part) -> &'static str {
         match part {
             Part::Kept if self.is_once() => "nothing, unless it is not needed",
+            Part::Kept if self.changes[Part::Kept as usize].is_empty() && !self.by_time => {
+                "del of the step's variables at its end, if the next step has no room"
+            }
             Part::Kept => "memtrace leaks --holders names the list, closure or graph that keeps it",
             Part::LargerSteps => match self.shape() {
                 Shape::Rising => {
@@ -97,11 +155,25 @@ impl Growth {
                     "group inputs of about the same size, or crop the longest; run the largest batch first"
                 }
             },
+            Part::Cached if matches!(self.apart(), Some(Apart::Graphs(..))) => {
+                "fewer captured shapes (pad to a few sizes), and one pool for all graphs: torch.cuda.graph_pool_handle()"
+            }
+            Part::Cached if matches!(self.apart(), Some(Apart::Pools(..))) => {
+                "one torch.cuda.MemPool for all of this work, or none"
+            }
+            Part::Cached if matches!(self.apart(), Some(Apart::Streams(..))) => {
+                "fewer streams: use the same few again, or one, for work that allocates"
+            }
             Part::Cached if self.is_expandable => {
                 "pad inputs to a few sizes; PYTORCH_CUDA_ALLOC_CONF=garbage_collection_threshold:0.8 gives unused segments back"
             }
             Part::Cached => "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; memtrace tune replays it",
-            Part::Outside => "memtrace ledger has the parts; memtrace peak --of used has the calls",
+            Part::Outside => match self.changes[Part::Outside as usize].first() {
+                Some(most) if most.what.starts_with("NCCL") => {
+                    "torch.distributed.destroy_process_group(group) when a group is done, or one group for all of the run"
+                }
+                _ => "memtrace ledger has the parts; memtrace peak --of used has the calls",
+            },
         }
     }
 
@@ -188,8 +260,14 @@ impl Growth {
             Forecast::Settled => {
                 format!("It has settled at {used}: the last quarter of the run hardly grew.")
             }
-            Forecast::Slowing => {
-                format!("It slows down: the last quarter of the run grew less than the others. Now {used}.")
+            Forecast::Slowing { level } => {
+                let mut text = format!(
+                    "It slows down: the last quarter of the run grew less than the others. Now {used}"
+                );
+                if let Some(level) = level {
+                    text.push_str(&format!(", about {} if it goes on like this", units.show(level)));
+                }
+                text + "."
             }
             Forecast::WithinCache { rate, until } => format!(
                 "What is kept grows by about {} a step, inside memory that was cached: nvidia-smi shows it from about step {} on.",

@@ -44,7 +44,7 @@ const LIBRARIES: &[(&str, &str, &str)] = &[
 const OTHER_LIBRARY: &str = "memtrace peak --of used shows when it was taken";
 
 /// The common name of the library in `file`.
-pub(super) fn library(file: &str) -> String {
+pub(in crate::reports) fn library(file: &str) -> String {
     let known = LIBRARIES.iter().find(|(prefix, _, _)| file.starts_with(prefix));
     known.map_or_else(|| file.to_owned(), |(_, name, _)| (*name).to_owned())
 }

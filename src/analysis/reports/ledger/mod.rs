@@ -23,6 +23,7 @@ use crate::state::replay::{Block, MemoryKind, Replay};
 use crate::state::replay_trace::Replayed;
 
 mod advice;
+pub(super) use advice::library;
 mod communicators;
 pub(super) mod host;
 mod samples;

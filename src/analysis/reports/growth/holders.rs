@@ -1,0 +1,114 @@
+//! Who holds cached memory and memory outside PyTorch when the last step begins.
+
+use std::collections::BTreeMap;
+
+use memtrace_trace::{Category, EventName};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::Change;
+use crate::read::record::{Columns, Record};
+use crate::read::symbols::Symbol;
+use crate::reports::ledger::library;
+use crate::state::layout::{self, Layout};
+use crate::state::replay::{MemoryKind, Replay};
+use crate::state::replay_trace::Replayed;
+
+/// The place of free memory in the allocator's segments, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct FreePlaces {
+    /// All of it.
+    pub(super) all: i64,
+    /// In the private pools of CUDA graphs, and the number of these pools.
+    pub(super) graphs: (i64, usize),
+    /// In other private pools, and their number.
+    pub(super) pools: (i64, usize),
+    /// In segments of streams other than the one with most, and the number of these streams.
+    pub(super) streams: (i64, usize),
+}
+
+/// Follows the segments and the calls outside PyTorch, up to the last step.
+#[derive(Default)]
+pub(crate) struct Holders {
+    layout: Layout,
+    graph_pools: FxHashSet<i64>,
+    /// By `alloc_id` of memory outside PyTorch: the library that took it, and what for.
+    callers: FxHashMap<i64, (Symbol, Symbol)>,
+}
+
+impl Holders {
+    /// The columns of [`Holders::feed`].
+    pub(crate) const COLUMNS: Columns = layout::COLUMNS.and(Columns::of(&["source", "name"]));
+
+    /// Takes a row, after the replay took it.
+    pub(crate) fn feed(&mut self, row: &Record, replay: &Replay) {
+        self.layout.feed(row);
+        match row.event {
+            EventName::Alloc if row.category == Category::CudaGraph && row.pool != 0 => {
+                self.graph_pools.insert(row.pool);
+            }
+            EventName::ExtAlloc if row.alloc_id != 0 => {
+                self.callers.insert(row.alloc_id, (row.source, row.name));
+            }
+            EventName::ExtFree if !replay.live().contains(row.alloc_id) => {
+                self.callers.remove(&row.alloc_id);
+            }
+            _ => {}
+        }
+    }
+
+    /// Where the free memory of a device is.
+    pub(super) fn free_places(&self, replayed: &Replayed, ordinal: i32) -> FreePlaces {
+        let mut places = FreePlaces::default();
+        let mut by_stream: BTreeMap<i64, (i64, i64)> = BTreeMap::new();
+        let (mut graphs, mut pools) = (FxHashSet::default(), FxHashSet::default());
+        for segment in self.layout.segments(&replayed.replay, ordinal) {
+            let free = segment.free();
+            places.all += free;
+            if self.graph_pools.contains(&segment.pool) {
+                places.graphs.0 += free;
+                graphs.insert(segment.pool);
+            } else if segment.pool != 0 {
+                places.pools.0 += free;
+                pools.insert(segment.pool);
+            } else {
+                let (bytes, free_bytes) = by_stream.entry(segment.stream).or_default();
+                *bytes += segment.bytes;
+                *free_bytes += free;
+            }
+        }
+        (places.graphs.1, places.pools.1) = (graphs.len(), pools.len());
+        let main = by_stream.iter().max_by_key(|(_, (bytes, _))| *bytes).map(|(stream, _)| *stream);
+        let side = by_stream.iter().filter(|(stream, (_, free))| Some(**stream) != main && *free > 0);
+        places.streams = side.fold((0, 0), |(sum, count), (_, (_, free))| (sum + free, count + 1));
+        places
+    }
+
+    /// The memory outside PyTorch that was taken after `since`, by library.
+    pub(super) fn new_libraries(&self, replayed: &Replayed, ordinal: i32, since: i64) -> Vec<Change> {
+        let symbols = &replayed.symbols;
+        // By library: bytes, steps, and what it works for.
+        let mut found: BTreeMap<String, (i64, Vec<i64>, FxHashSet<Symbol>)> = BTreeMap::new();
+        let here = replayed.replay.live().values().filter(|block| {
+            block.kind == MemoryKind::External && block.device == ordinal && block.owner.step > since
+        });
+        for block in here {
+            let (source, user) = self.callers.get(&block.id).copied().unwrap_or_default();
+            let (bytes, steps, users) = found.entry(library(&symbols.get(source))).or_default();
+            *bytes += block.bytes;
+            steps.push(block.owner.step);
+            if user != Symbol::NONE {
+                users.insert(user);
+            }
+        }
+        let change = |(name, (after, mut steps, users)): (String, (i64, Vec<i64>, FxHashSet<Symbol>))| {
+            steps.sort_unstable();
+            steps.dedup();
+            let what = match users.len() {
+                0 | 1 => name,
+                many => format!("{name}, {many} communicators"),
+            };
+            Change { what, before: 0, after, steps: steps.len() }
+        };
+        found.into_iter().map(change).collect()
+    }
+}

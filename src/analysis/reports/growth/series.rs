@@ -1,0 +1,58 @@
+//! The four parts of the memory in use after each step, for the page's chart and for digests.
+
+use memtrace_trace::meta::Meta;
+use rustc_hash::FxHashMap;
+
+use super::{FEWEST_STEPS, Growth, Part, is_chosen, parts_of};
+use crate::options::Options;
+use crate::state::levels::{DeviceLevels, Levels};
+
+/// The most steps in the page's chart.
+const MOST_DRAWN: usize = 1000;
+
+/// The four parts after each finished step of a device, for a chart.
+pub struct GrowthCurve {
+    /// The numbers of the steps, at most [`MOST_DRAWN`] at even distances.
+    pub steps: Vec<i64>,
+    /// The name of each part, and its bytes after these steps.
+    pub parts: [(&'static str, Vec<i64>); 4],
+}
+
+impl GrowthCurve {
+    /// The curve of the first device; `None` with fewer than three finished steps.
+    #[must_use]
+    pub fn new(levels: &Levels) -> Option<GrowthCurve> {
+        let steps = &levels.devices.first().filter(|device| device.steps.len() >= FEWEST_STEPS)?.steps;
+        let all = parts_of(steps);
+        let every = steps.len().div_ceil(MOST_DRAWN);
+        let shown: Vec<usize> =
+            (0..steps.len()).filter(|at| at % every == 0 || *at + 1 == steps.len()).collect();
+        let part = |part: Part| (part.name(), shown.iter().map(|at| all[*at][part as usize]).collect());
+        Some(GrowthCurve {
+            steps: shown.iter().map(|at| steps[*at].step).collect(),
+            parts: Part::ALL.map(part),
+        })
+    }
+}
+
+/// The four parts of the memory in use of a device, in the order kept, larger steps, cached, outside.
+#[derive(Default)]
+pub(crate) struct DeviceParts {
+    /// The growth of each part between the second step and the last; `None` for a trace that is too short.
+    pub(crate) growth: Option<[i64; 4]>,
+    /// By step: the parts after each finished step.
+    pub(crate) by_step: FxHashMap<i64, [i64; 4]>,
+}
+
+impl DeviceParts {
+    /// The parts of each device, by CUDA ordinal.
+    pub(crate) fn all(levels: &Levels, meta: &Meta, options: &Options) -> FxHashMap<i32, DeviceParts> {
+        let of = |device: &DeviceLevels| {
+            let growth = Growth::new(device, meta, is_chosen(options));
+            let growth = growth.map(|growth| Part::ALL.map(|part| growth.of(part)));
+            let steps = device.steps.iter().map(|level| level.step);
+            (device.ordinal, DeviceParts { growth, by_step: steps.zip(parts_of(&device.steps)).collect() })
+        };
+        levels.devices.iter().map(of).collect()
+    }
+}
