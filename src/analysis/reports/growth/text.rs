@@ -103,7 +103,7 @@ impl Growth {
                 counted(pools as u64, "private pool")
             ),
             Apart::Pools(bytes, pools) => format!(
-                "{} of free memory is in {} of the program (torch.cuda.MemPool).",
+                "{} of free memory is in {}: of CUDA graphs of torch.compile, or a torch.cuda.MemPool.",
                 units.show(bytes),
                 counted(pools as u64, "private pool")
             ),
@@ -159,7 +159,7 @@ impl Growth {
                 "fewer captured shapes (pad to a few sizes), and one pool for all graphs: torch.cuda.graph_pool_handle()"
             }
             Part::Cached if matches!(self.apart(), Some(Apart::Pools(..))) => {
-                "one torch.cuda.MemPool for all of this work, or none"
+                "fewer captured shapes (pad to a few sizes); one torch.cuda.MemPool for all of this work, or none"
             }
             Part::Cached if matches!(self.apart(), Some(Apart::Streams(..))) => {
                 "fewer streams: use the same few again, or one, for work that allocates"
