@@ -79,6 +79,7 @@ impl Report for Leaks {
                 .filter_map(|device| Growth::new(device, &trace.meta, is_chosen(options)))
                 .collect();
             for growth in &mut grown {
+                growth.name_ops(&whole.symbols);
                 growth.explain(trace, options, &known, (&before_last, &holders))?;
                 printer.gap();
                 growth.print(&mut printer, options);

@@ -218,6 +218,13 @@ impl Growth {
         })
     }
 
+    /// Names the ops of the sizes, with the symbols of the reading that the levels are from.
+    pub(super) fn name_ops(&mut self, symbols: &SymbolTable) {
+        let named = std::mem::take(&mut self.size_symbols).into_iter();
+        let named = named.map(|(op, sizes)| (symbols.or_dash(op), sizes));
+        self.size_ops = named.filter(|(op, _)| !op.starts_with(['-', '('])).collect();
+    }
+
     fn first(&self) -> &Level {
         &self.levels[self.from]
     }
@@ -292,10 +299,6 @@ impl Growth {
         (before_last, holders): (&Replayed, &Holders),
     ) -> Result<()> {
         self.free = holders.free_places(before_last, self.ordinal);
-        self.size_ops = std::mem::take(&mut self.size_symbols)
-            .into_iter()
-            .map(|(op, sizes)| (before_last.symbols.or_dash(op), sizes))
-            .collect();
         for part in self.growing() {
             let mut changes = match part {
                 Part::LargerSteps => self.between_peaks(trace, options, known)?,
