@@ -449,7 +449,7 @@ fn a_cut_copy_is_not_called_a_killed_process() {
     };
     let folder = folder_with(&[("a.csv", TraceBuilder::new(meta).unfinished())]);
     let told = stderr(&output(&["summary", path(&folder)]));
-    assert!(told.contains("it was copied from elsewhere before its end"), "{told}");
+    assert!(told.contains("the trace was copied from elsewhere before its process ended"), "{told}");
 }
 
 #[test]
