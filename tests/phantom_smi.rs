@@ -161,7 +161,7 @@ fn a_card_without_memory_of_its_own_shares_that_of_the_machine() {
         assert_eq!(sum + device["free_bytes"].as_i64().unwrap(), device["total_bytes"].as_i64().unwrap());
         assert_eq!(device["total_bytes"], told["total"]);
         assert!(of("page_cache") >= 0 && of("host") >> 20 >= 1024, "{ledger}");
-        assert!(of("torch") + of("cache") >> 20 >= 4096, "{ledger}");
+        assert!((of("torch") + of("cache")) >> 20 >= 4096, "{ledger}");
         let summary = run.json("summary", &[]);
         assert!(summary["processes"][0]["devices"][0]["host_peak_bytes"].as_i64().unwrap() >> 20 >= 1024);
     }

@@ -3,8 +3,8 @@
 //! The macros that define the exported functions ask [`refusal`] at every call, when a fault was requested.
 //!
 //! - *Out of memory*: `cudaErrorMemoryAllocation`, which "does not affect" later calls. A caching allocator
-//! frees its cache and retries, so the fault lasts for a whole request: until the thread queries the free
-//! memory, as PyTorch does for the text of its error, or queues work.
+//!   frees its cache and retries, so the fault lasts for a whole request: until the thread queries the free
+//!   memory, as PyTorch does for the text of its error, or queues work.
 //! - *ECC*: `cudaErrorECCUncorrectable`. The context is unusable: every later call of the process on that
 //!   card fails with the same code, `cudaGetLastError` does not clear it, and only a new process can go on.
 //! - *Lost*: `cudaErrorUnknown` for every process, and NVML says that the GPU is lost. NVIDIA documents no

@@ -21,14 +21,14 @@
 //! A communicator over several machines, read at v2.28.9:
 //!
 //! - `sendProxyConnect` and `recvProxyConnect` (`transport/net.cc`): a ring's connection to another machine
-//! has the protocols' buffers in whole 2 MiB (`CUDA_IPC_MIN`) on both sides; the sender has no buffer of the
-//! protocol *LL*. The buffers are in device memory with GPUDirect RDMA, otherwise in host memory.
+//!   has the protocols' buffers in whole 2 MiB (`CUDA_IPC_MIN`) on both sides; the sender has no buffer of the
+//!   protocol *LL*. The buffers are in device memory with GPUDirect RDMA, otherwise in host memory.
 //! - Each channel enters and leaves a machine once. So the number of connections that a card has to other
-//! machines is the number of channels divided by the ranks of its machine. (With PXN, the card next to the
-//! network card has them.)
+//!   machines is the number of channels divided by the ranks of its machine. (With PXN, the card next to the
+//!   network card has them.)
 //! - `sharedNetBuffersInit` (`transport/net.cc`): messages to all other machines share one buffer, and
-//! messages from them share another. Each has `NCCL_SHARED_STEPS` chunks for each channel of messages. The
-//! size of these chunks is `NCCL_P2P_NET_CHUNKSIZE` (`computeBuffSizes` in `init.cc`).
+//!   messages from them share another. Each has `NCCL_SHARED_STEPS` chunks for each channel of messages. The
+//!   size of these chunks is `NCCL_P2P_NET_CHUNKSIZE` (`computeBuffSizes` in `init.cc`).
 //! - Channels: the search of rings (`graph/search.cc`) finds as many as there are network cards, and
 //!   `ncclTopoPostset` (`graph/connect.cc`) doubles them, twice from Hopper on while there are fewer than 16 and the
 //!   ring is faster than 45 GB/s. With a network card for each card of the machine, of 400 Gb/s for Hopper, that is the
