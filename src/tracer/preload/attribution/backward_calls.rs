@@ -6,14 +6,8 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use memtrace_record::Recorder;
-use memtrace_record::intern::{Context, TextId};
-use memtrace_record::recorder::context_id;
-use memtrace_trace::{Api, Payload};
+use memtrace_record::intern::TextId;
 use rustc_hash::{FxBuildHasher, FxHashMap};
-
-use crate::attribution::{phases, range_rows};
-use crate::runtime::pause;
 
 /// The latest calls whose paths are known.
 const KEPT: usize = 1 << 17;
@@ -64,27 +58,28 @@ impl BackwardCalls {
         BackwardCalls { last: 0, outermost: 0, open: FxHashMap::with_hasher(FxBuildHasher) }
     }
 
-    /// A backward function of the call `call` begins; 0 for a function of no module.
+    /// A backward function of the call `call` begins; `call` is 0 for a function of no module. Returns the module
+    /// of which another call's backward begins with it.
     #[inline]
-    pub(crate) fn function_begins(&mut self, call: u32) {
-        if call != 0 && call != self.last {
-            self.last = call;
-            self.enter(call);
+    pub(crate) fn function_begins(&mut self, call: u32) -> Option<TextId> {
+        if call == 0 || call == self.last {
+            return None;
         }
+        self.last = call;
+        self.enter(call)
     }
 
-    fn enter(&mut self, call: u32) {
+    fn enter(&mut self, call: u32) -> Option<TextId> {
         let outermost = OUTERMOST.load(Ordering::Relaxed);
         if self.outermost != outermost {
             self.outermost = outermost;
             self.open.clear();
         }
-        if let Some(path) = self.add(call) {
-            // Those inside the other call, and those beside it, are over.
-            self.open.clear();
-            self.add(call);
-            record(path);
-        }
+        let path = self.add(call)?;
+        // The calls inside the other call, and beside it, are over.
+        self.open.clear();
+        self.add(call);
+        Some(path)
     }
 
     /// Adds a call and those around it. Returns the outermost module of which another call was here.
@@ -106,15 +101,4 @@ impl BackwardCalls {
         self.open.extend(chain);
         again
     }
-}
-
-fn record(path: TextId) {
-    let Some(recorder) = Recorder::active().filter(|_| !pause::is_paused()) else { return };
-    let context = Context {
-        module: path,
-        phase: phases::BACKWARD.id(),
-        flags: Context::INFERRED_PHASE,
-        ..Context::default()
-    };
-    range_rows::record(Api::Backward, recorder, || Payload::Mark { name: path }, context_id(context));
 }

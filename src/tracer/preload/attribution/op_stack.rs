@@ -8,10 +8,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use memtrace_record::Recorder;
 use memtrace_record::clock::now_ns;
 use memtrace_record::intern::{Context, TextId};
+use memtrace_record::recorder::context_id;
 use memtrace_trace::{Api, Header, Payload};
 
 use crate::attribution::{
-    autograd_seq, backward_passes, context, detail, fsdp, op_context, phases, steps, updates,
+    autograd_seq, backward_passes, context, detail, fsdp, op_context, phases, range_rows, steps, updates,
 };
 use crate::runtime::pause;
 use crate::runtime::thread::running_ops::{NameOf, RunningOp, RunningOps, Scope};
@@ -72,13 +73,28 @@ pub(crate) unsafe fn enter(scope: Scope, record: *const c_void, name_of: NameOf)
     });
 }
 
+/// Marks the backward of another call of the module at `path`.
+#[cold]
+fn another_call_begins(path: TextId) {
+    let Some(recorder) = Recorder::active().filter(|_| !pause::is_paused()) else { return };
+    let context = Context {
+        module: path,
+        phase: phases::BACKWARD.id(),
+        flags: Context::INFERRED_PHASE,
+        ..Context::default()
+    };
+    range_rows::record(Api::Backward, recorder, || Payload::Mark { name: path }, context_id(context));
+}
+
 #[inline]
 fn backward_begins(ops: &mut RunningOps, op: &mut RunningOp) {
     // SAFETY: the record of a running op is alive, here and below.
     match unsafe { autograd_seq::origin_of(op.record()) } {
         Some(origin) => {
             (op.origin, ops.near) = (origin, origin.module);
-            ops.calls.function_begins(origin.call);
+            if let Some(path) = ops.calls.function_begins(origin.call) {
+                another_call_begins(path);
+            }
         }
         // SAFETY: as above.
         None if unsafe { autograd_seq::has_number(op.record()) } => ops.near = 0,
