@@ -44,7 +44,11 @@ def read(
     are left out, so the sum of `delta_bytes` over the `alloc`, `free`, `tag` and `live` rows is the live
     memory. The trace of a killed process is completed first, as every command does it.
 
-    Raises TraceError when there is no trace, or it cannot be read."""
+    Raises TraceError when there is no trace, or it cannot be read.
+
+    >>> rows = read("gpt", columns=["event", "delta_bytes"])
+    >>> len(rows)
+    3024"""
     backend = _frames.backend(backend)
     only = [f"--rank={rank}"] if rank is not None else []
     arguments = ["check", "--files", *only, "--", os.fspath(trace)]

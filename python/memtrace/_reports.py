@@ -101,7 +101,10 @@ def _answer(report: str, traces: list[Trace], options: dict[str, Any]) -> Answer
 def summary(trace: Trace = DEFAULT, **options: Any) -> Answer:
     """The peaks of each process, their time and owner, and counts of events, steps and ranks.
 
-    `options` are the options of `memtrace summary`, with `_` for `-`."""
+    `options` are the options of `memtrace summary`, with `_` for `-`.
+
+    >>> summary("gpt")["processes"][0]["steps"]
+    4"""
     return _answer("summary", [trace], options)
 
 
@@ -109,14 +112,23 @@ def peak(trace: Trace = DEFAULT, **options: Any) -> Answer:
     """The live blocks at the peak, by owner: `by` is module, op, category, phase, step, size, line or stack.
 
     `at="end"` lists those at another moment, and `mem_tracker=True` the sums by type of torch's MemTracker.
-    `options` are the options of `memtrace peak`, with `_` for `-`."""
+    `options` are the options of `memtrace peak`, with `_` for `-`.
+
+    >>> answer = peak("gpt", by="category")
+    >>> answer["peak"]["bytes"]
+    124781568
+    >>> answer["groups"][0]["key"], answer["groups"][0]["bytes"]
+    ('activation', 57185280)"""
     return _answer("peak", [trace], options)
 
 
 def oom(trace: Trace = DEFAULT, **options: Any) -> Answer:
     """Why the run ran out of memory: the request, the free memory, the cause, what to try.
 
-    `options` are the options of `memtrace oom`, with `_` for `-`."""
+    `options` are the options of `memtrace oom`, with `_` for `-`.
+
+    >>> oom("oom-big")["ooms"][0]["verdict"]
+    'too big'"""
     return _answer("oom", [trace], options)
 
 
@@ -199,7 +211,10 @@ def check(trace: Trace = DEFAULT, **options: Any) -> Answer:
 def diff(before: Trace, after: Trace, **options: Any) -> Answer:
     """The peaks of two runs, compared by owner. `status` is 3 when `fail_over` is exceeded.
 
-    `options` are the options of `memtrace diff`, with `_` for `-`."""
+    `options` are the options of `memtrace diff`, with `_` for `-`.
+
+    >>> diff("gpt", "gpt", fail_over="2%")["broken"]
+    False"""
     return _answer("diff", [before, after], options)
 
 

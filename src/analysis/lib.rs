@@ -17,16 +17,17 @@
 //!
 //! From a trace to an answer:
 //!
-//! ```no_run
+//! ```
 //! use memtrace_analysis::options::Options;
 //! use memtrace_analysis::read::input::Input;
 //! use memtrace_analysis::reports;
 //!
-//! let run = Input::open("out".as_ref())?;
+//! # let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/gpt");
+//! let run = Input::open(&folder)?;
 //! let peak = reports::find("peak").expect("a report of this name");
 //! let answer = reports::answer(peak, &[run], &Options::default())?;
-//! println!("{}", answer.text());
-//! println!("{}", answer.to_json("peak"));
+//! assert!(answer.text().contains("device 0: peak of allocated memory 119.00 MiB"));
+//! assert_eq!(answer.to_json("peak")["peak"]["bytes"], 124_781_568);
 //! # Ok::<(), memtrace_analysis::Error>(())
 //! ```
 //!
