@@ -23,7 +23,7 @@ use crate::terminal;
 /// The folder of the temporary files of this command.
 static FOLDER: Mutex<Option<PathBuf>> = Mutex::new(None);
 
-/// The rest of a trace that cannot be written, in a temporary file.
+/// The recovered last rows of a trace file that cannot be written; they are in a temporary file instead.
 struct Beside {
     trace: PathBuf,
     rest: Rest,

@@ -423,8 +423,8 @@ const TABLE: &[Entry] = &[
     entry!(
         "MEMTRACE_REPEATS",
         "1",
-        "0 writes every row of the steps without detail (MEMTRACE_DETAIL); 1 writes one row `repeat` in place of rows \
-         that equal an earlier step's, and the commands expand it",
+        "1 replaces rows that repeat those in an earlier step by one `repeat` row, which the commands expand; 0 \
+         writes every row of the steps without detail (MEMTRACE_DETAIL)",
         |s, v| flag(v).map(|on| s.repeats = on)
     ),
     entry!(
@@ -715,7 +715,7 @@ pub fn fill(pattern: &str, host: &str, rank: i32, pid: u32, run: &str) -> String
 /// As [`fill`], for a path, which may be any bytes.
 #[must_use]
 pub fn fill_path(pattern: &Path, host: &str, rank: i32, pid: u32, run: &str) -> PathBuf {
-    // Between bytes that are no UTF-8 there is text, and a placeholder is all text.
+    // A placeholder is valid UTF-8, so it can occur only in the valid chunks.
     let mut path = Vec::new();
     for chunk in pattern.as_os_str().as_bytes().utf8_chunks() {
         path.extend(fill(chunk.valid(), host, rank, pid, run).into_bytes());

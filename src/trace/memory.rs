@@ -293,7 +293,8 @@ impl<L: LiveMemory, D: DeviceTotals> MemoryState<L, D> {
         self.devices.totals_mut(extent.device).add(extent);
     }
 
-    /// The allocator reported its total of blocks. Returns the difference to the sum, which lost reports explain.
+    /// Replaces the allocated total by the one that the allocator reported. Returns the difference, which comes from
+    /// lost reports.
     #[inline]
     pub fn correct_allocated(&mut self, device: i32, reported: i64) -> i64 {
         let totals = self.devices.totals_mut(device);
@@ -303,7 +304,8 @@ impl<L: LiveMemory, D: DeviceTotals> MemoryState<L, D> {
         gap
     }
 
-    /// The allocator reported its total of segments. Returns the difference to the sum, which unseen calls explain.
+    /// Replaces the reserved total by the one that the allocator reported. Returns the difference, which comes from
+    /// calls that were not seen.
     #[inline]
     pub fn correct_reserved(&mut self, device: i32, reported: i64) -> i64 {
         let totals = self.devices.totals_mut(device);

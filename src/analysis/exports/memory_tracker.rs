@@ -126,7 +126,7 @@ struct OpCallRun<'a> {
 }
 
 impl OpCallRun<'_> {
-    /// The calls that count, with their names.
+    /// Calls `visit` with each op call from `first` on, and with its name.
     fn each(&self, mut visit: impl FnMut(&OpCall, &str)) -> Result<()> {
         each(self.trace, self.options, &mut OpCalls::new(self.options.device), |seq, call, symbols| {
             if seq >= self.first {

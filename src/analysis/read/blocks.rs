@@ -190,7 +190,7 @@ fn grows(file: &File, size: u64) -> io::Result<bool> {
     Ok(false)
 }
 
-/// The bytes of the whole lines among the first `size`.
+/// Returns the total length of the whole lines in the first `size` bytes of the file.
 fn whole_lines(file: &File, size: u64) -> io::Result<u64> {
     let start = size.saturating_sub(LONGEST_LINE as u64);
     let mut tail = vec![0; (size - start) as usize];

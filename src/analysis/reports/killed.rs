@@ -115,7 +115,7 @@ impl<'a> Killed<'a> {
                 Some(Child { name, pid, rss, .. }) => {
                     format!("the child process {name} (pid {pid}, {} resident before)", show(*rss))
                 }
-                None => "a child process, or another one of the container".to_owned(),
+                None => "a child process, or another process in the container".to_owned(),
             };
             all.push(format!(
                 "the kernel killed {who} at {}, step {}, because memory ran out",
@@ -170,8 +170,8 @@ impl<'a> Killed<'a> {
         };
         let why = if *limit >= 0 {
             format!(
-                "its address space is limited to {} (ulimit -v, RLIMIT_AS), and it had {}. The limit counts memory that is reserved and \
-                 never used, too: a container's limit does not",
+                "its address space is limited to {} (ulimit -v, RLIMIT_AS), and its size was {}. Unlike a container's limit, this \
+                 limit also counts memory that is reserved and never used",
                 show(*limit),
                 show(*size.max(peak))
             )

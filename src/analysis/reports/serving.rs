@@ -293,7 +293,9 @@ impl Device {
         }
         if self.profile_run > 0 {
             let bytes = units.show(self.profile_run);
-            printer.plain(format!("the forwards before the KV cache took up to {bytes} beyond what stayed"));
+            printer.plain(format!(
+                "the forward passes before the KV cache was allocated used up to {bytes} of temporary memory"
+            ));
         }
     }
 

@@ -196,7 +196,7 @@ struct RunStats {
     during: (i64, Symbol),
     /// The number and bytes of blocks that were freed in the step and phase of their allocation.
     temporaries: (u64, i64),
-    /// Bytes of blocks beyond the requested ones, where these are known.
+    /// The bytes that blocks have beyond their requested sizes, over the blocks whose requested size is known.
     rounding: i64,
     total: i64,
     failed: u64,

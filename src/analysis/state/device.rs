@@ -60,7 +60,7 @@ pub struct Device {
     pub(super) gone: Vec<Block>,
     /// The last sample of the device; `None` before the first.
     pub(super) sampled: Option<Sampled>,
-    /// The most memory of the process and its children on the host in a sample, if the device shares it.
+    /// The highest sampled host memory of the process and its children, if the device shares host memory.
     host_peak: Option<i64>,
     /// Bytes of live managed memory, which is wherever it was touched last.
     pub(super) managed: i64,
@@ -207,7 +207,8 @@ impl Devices {
         &mut self.list[self.latest]
     }
 
-    /// Takes a sample. Returns the device, if it has memory.
+    /// Adds a sample to its device and returns the device. Returns `None` if no row has named the device yet:
+    /// the sample is then kept for later.
     pub(super) fn sample(&mut self, ordinal: i32, sample: Sample, seq: i64) -> Option<&mut Device> {
         if let Ok(at) = self.list.binary_search_by_key(&ordinal, |device| device.ordinal) {
             self.list[at].add_sample(sample, seq);

@@ -151,7 +151,7 @@ fn optimizers(text: &str) -> Result<Vec<Change>> {
     let others = all.iter().filter(|change| **change != Change::StepInBackward).count();
     if others > 1 || all.len() - others > 1 {
         return Err(Error::usage(format!(
-            "--optimizer {text}: a program has one optimizer; ask for each alone, or for one with in-backward"
+            "--optimizer {text}: name one optimizer, with or without in-backward; to compare several, run the command once for each"
         )));
     }
     Ok(all)

@@ -72,7 +72,7 @@ impl<'a> Curve<'a> {
         }
     }
 
-    /// The spans of a block that lives at other times than in the run; `None` for any other.
+    /// The new spans of a block whose lifetime changed; `None` if the block lives as it did in the run.
     pub(super) fn spans(&self, life: u32) -> Option<[(u32, u32); 2]> {
         self.moved.get(&life).copied()
     }

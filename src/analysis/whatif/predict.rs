@@ -88,9 +88,9 @@ pub struct Prediction {
 }
 
 impl Prediction {
-    /// Returns the lists that save memory, largest saving first: index, outcome, saved bytes. `changes` has
-    /// the single change of each of the first lists; other lists are left out. A change to 16 bits is left
-    /// out if the run computes in 16 bits already.
+    /// Returns the lists of changes that save memory, largest saving first: index, outcome, saved bytes.
+    /// `changes` yields the only change of each list, from the first list on; the lists after its end are left
+    /// out. So is a change to 16 bits if the run computes in 16 bits already.
     pub fn ranked<'c>(&self, changes: impl Iterator<Item = &'c Change>) -> Vec<(usize, &Outcome, i64)> {
         let least = (self.before.bytes as f64 * LEAST_SAVED) as i64;
         let saved = |outcome: &Outcome| self.before.bytes.wrapping_sub(outcome.peak.bytes);

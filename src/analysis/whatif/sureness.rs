@@ -83,7 +83,7 @@ pub fn sureness(change: &Change, ended_in_oom: bool) -> Sureness {
              kernels have other workspaces",
         ),
         Change::ChunkLoss(_) => of(
-            "the head and F.cross_entropy run under torch.utils.checkpoint on one part of the tokens after the other",
+            "the head and F.cross_entropy run under torch.utils.checkpoint, on one part of the tokens at a time",
             "medium",
             "the blocks of the logits are found by their size",
         ),

@@ -1,5 +1,5 @@
-//! `accelerate launch`, which resolves its options, its configuration file and its defaults itself, and starts the
-//! ranks by torchrun: it is asked what it would start.
+//! `accelerate launch` resolves its options, its configuration file and its defaults itself, and starts the ranks
+//! through torchrun. So memtrace asks it for the torchrun arguments and the variables that it would use.
 
 use std::ffi::OsString;
 use std::process::{Command, Stdio};

@@ -74,7 +74,7 @@ impl Launch<'_> {
     /// When a rank cannot be prepared. No rank runs any more then.
     pub(crate) fn run(&self) -> Result<Ended> {
         let forwarder = Forwarder::start()?;
-        // Only the children that run beside one another are forwarded to.
+        // Signals go only to the ranks, which `add_child` registers; there is no single main child.
         forwarder.no_child();
         let mut running = Vec::new();
         let ended = self.run_all(&mut running, &forwarder);

@@ -40,7 +40,9 @@ pub(crate) fn parse(text: &str, world: u32) -> Result<BTreeSet<u32>> {
             "last" => drop(ranks.insert(world - 1)),
             "all" => ranks.extend(0..world),
             ONE_PER_STAGE => {
-                bail!("--ranks {text}: {ONE_PER_STAGE} stands alone; it finds the ranks itself")
+                bail!(
+                    "--ranks {text}: {ONE_PER_STAGE} cannot be combined with other ranks; it finds the ranks itself"
+                )
             }
             _ => match word.split_once('-').filter(|(first, _)| !first.is_empty()) {
                 Some((first, "")) => {
@@ -111,7 +113,7 @@ mod tests {
             ("1-x", "`x` is no rank"),
             ("3-", "the range `3-` has no end; write 3-511 or all"),
             ("+1", "`+1` is no rank"),
-            ("0,one-per-stage", "one-per-stage stands alone"),
+            ("0,one-per-stage", "one-per-stage cannot be combined"),
             ("99999999999999", "is no rank"),
         ] {
             let error = parse(text, 512).unwrap_err().to_string();

@@ -39,7 +39,7 @@ const USE_WORDS: usize = 3;
 const CONTEXT: usize = 0;
 const ALLOCATED: usize = 1;
 const BUSY: usize = 2;
-/// Tells a context that takes no memory from none.
+/// Set if the process has a context on the card, even one that uses no memory.
 const HAS_CONTEXT: u64 = 1 << 63;
 
 /// The number of words of a table.

@@ -242,7 +242,8 @@ impl RepeatFinder {
         false
     }
 
-    /// Extends the run by one row. Returns `None` if the row continues the run at none of its places.
+    /// Returns `run` with one more row, or `None` if the row does not match the next row of any of the run's
+    /// places.
     fn with_row(
         &self,
         mut run: Run,

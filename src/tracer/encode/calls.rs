@@ -1,5 +1,5 @@
-//! The calls of the runtime and of the driver: segments, memory outside torch's allocator and pinned host memory. They
-//! are blocks where torch's allocator makes no reports.
+//! Encodes the calls of the CUDA runtime and driver: segments, memory outside torch's allocator and pinned host
+//! memory. Where torch's allocator reports no blocks, each of its calls counts as a block instead of a segment.
 
 use memtrace_trace::event::{AllocCall, Call};
 use memtrace_trace::memory::{LiveMemory, MemoryKind};

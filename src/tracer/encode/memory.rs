@@ -14,7 +14,7 @@ pub(crate) type Memory = MemoryState<LiveByAddress, Devices>;
 pub(crate) enum Key {
     /// A block that torch's allocator reported.
     Block(u64),
-    /// The memory of a call; see [`crate::keys`].
+    /// Memory from any other traced call, such as a segment or pinned host memory; see [`crate::keys`].
     Region(u64),
 }
 

@@ -16,8 +16,9 @@ use crate::journal::{is_running, meta_of, run_of, trace_of, u64_at};
 use crate::named::{is_own, open_own};
 use crate::repair::FileRows;
 
-/// Gives the traces at `path`, a file or a folder, their meta row from their journals where the process was killed
-/// before it wrote one. Returns the number of these traces; [`crate::repair()`] finishes them.
+/// Writes the missing meta rows of the traces at `path`, a file or a folder. A process that was killed early may not
+/// have written this row; the trace's journal has it. Returns the number of these traces; [`crate::repair()`] finishes
+/// them.
 ///
 /// # Errors
 /// When a trace cannot be written.

@@ -115,7 +115,8 @@ pub fn repair_beside(csv: &Path, part: &Path, fate: Option<Fate>) -> io::Result<
     Ok(Ok(rest))
 }
 
-/// A trace without an end whose process was killed. This command alone repairs it, until the value is dropped.
+/// A trace of a killed process, without its end row. The value holds the lock of the journal, so that no other
+/// command repairs the trace at the same time.
 struct Unfinished {
     journal_path: PathBuf,
     /// The open journal holds the lock.
@@ -156,8 +157,8 @@ impl Unfinished {
             return Ok(Err(Repaired::Complete));
         }
         let whole = match journal.csv_len {
-            // A process that was killed before its first checkpoint wrote the header and the meta row. More rows are
-            // those of a command that was killed while it repaired.
+            // A process that was killed before its first checkpoint wrote only the header and the meta row. Any further
+            // rows are from a command that was killed while it repaired the trace.
             0 => meta_row_end(csv)?,
             // On a disk that lost its power the trace may be shorter than it was.
             length => whole_lines(csv, length)?,

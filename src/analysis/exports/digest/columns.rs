@@ -124,7 +124,7 @@ columns! {
     LastStep "last_step" Int;
     /// the steps of a process or of a leak
     Steps "steps" Int;
-    /// the reserved bytes at the highest reserved bytes of the process, where `memtrace frag` looks
+    /// the reserved bytes at their peak in the process, the moment that `memtrace frag` examines
     FragReserved "frag_reserved_bytes" Int;
     /// of these, the bytes that the program requested
     FragRequested "frag_requested_bytes" Int;

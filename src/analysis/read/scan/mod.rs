@@ -315,7 +315,7 @@ struct Plain<'a, C> {
     width: usize,
 }
 
-/// The ends of the fields of a line that lacks the last columns: those end where the line ends.
+/// Returns the field ends of a line that lacks the last columns. Each missing field gets the end of the line.
 #[cold]
 fn widened(block: &[u8], start: usize, ends: &[u32]) -> [u32; COLUMNS.len()] {
     let mut end = ends.last().copied().unwrap_or_default();
@@ -396,7 +396,7 @@ fn bad(column: usize, expected: &str, found: &[u8]) -> String {
     format!("column {name}: expected {expected}, found {shown:?}")
 }
 
-/// The event of a text; the frequent ones first.
+/// Parses the name of an event. Tries the most frequent names first.
 fn event(bytes: &[u8]) -> Option<EventName> {
     match bytes {
         b"alloc" => Some(EventName::Alloc),
@@ -407,7 +407,7 @@ fn event(bytes: &[u8]) -> Option<EventName> {
     }
 }
 
-/// The category of a text; the frequent ones first.
+/// Parses the name of a category. Tries the most frequent names first.
 fn category(bytes: &[u8]) -> Option<Category> {
     match bytes {
         b"activation" => Some(Category::Activation),

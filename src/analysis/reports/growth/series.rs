@@ -10,7 +10,7 @@ use crate::state::levels::{DeviceLevels, Levels};
 /// The most steps in the page's chart.
 const MOST_DRAWN: usize = 1000;
 
-/// The four parts after each finished step of a device, for a chart.
+/// The bytes of each of the four parts of a device's memory in use after each finished step, for a chart.
 pub struct GrowthCurve {
     /// The numbers of the steps, at most [`MOST_DRAWN`] at even distances.
     pub steps: Vec<i64>,

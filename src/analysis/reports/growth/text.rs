@@ -10,7 +10,8 @@ use crate::render::numbers::{count, counted, duration};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::levels::Level;
 
-/// Free memory apart from the rest of the allocator's: its bytes, and the number of pools or streams.
+/// Free memory in the pools of CUDA graphs, in other private pools, or on other streams: its bytes, and the
+/// number of these pools or streams.
 enum Apart {
     Graphs(i64, usize),
     Pools(i64, usize),
@@ -116,7 +117,7 @@ impl Growth {
         Some(text)
     }
 
-    /// Where most of the free memory lies, if that is apart from the rest.
+    /// Returns the kind of place that holds at least half of the free memory; `None` if no kind does.
     fn apart(&self) -> Option<Apart> {
         let FreePlaces { all, graphs, pools, streams } = self.free;
         let is_most = |bytes: i64| bytes > 0 && 2 * bytes >= all;
@@ -129,7 +130,7 @@ impl Growth {
         }
     }
 
-    /// The ops with most of the sizes of a single step.
+    /// The ops that allocated the most of the sizes seen in only one step, each with its number of sizes.
     fn of_ops(&self) -> String {
         let ops: Vec<String> =
             self.size_ops.iter().map(|(op, sizes)| format!("{op} {}", count(*sizes as u64))).collect();

@@ -62,7 +62,7 @@ impl Report for Modules {
         const {
             &[
                 Flag {
-                    help: "Modules down to the N-th level of their path; without it all, and with --full or --table two",
+                    help: "Modules down to the N-th level of their path [default: all levels; 2 with --full or --table]",
                     ..group::DEPTH
                 },
                 group::APART,

@@ -462,7 +462,7 @@ impl Facts {
                 growth(&self.steps).filter(|growth| 50 * growth.total >= self.capacity.max(1))
         {
             found.push(format!(
-                "memory also grew by {} a step, {} in all: memtrace leaks",
+                "memory also grew by {} per step, {} in all; run memtrace leaks to see what grew",
                 shown(growth.per_step),
                 shown(growth.total)
             ));

@@ -68,8 +68,8 @@ impl ServerPart {
     /// What to change after an OOM in the trial forward, which comes before the KV cache.
     pub(super) fn smaller_trial(&self) -> Option<String> {
         (self.blocks == 0).then(|| {
-            "vLLM: a smaller max_num_batched_tokens (and max_num_seqs), whose trial forward then needs less; no \
-             gpu_memory_utilization helps, for it bounds the KV cache alone"
+            "vLLM: a smaller max_num_batched_tokens (and max_num_seqs), so that the trial forward needs less; \
+             gpu_memory_utilization does not help, because it limits only the KV cache"
                 .to_owned()
         })
     }
@@ -150,7 +150,7 @@ impl Refused {
         self.allowed() > self.free
     }
 
-    /// The verdict, in the words of an OOM.
+    /// The verdict, worded as in the report of an OOM.
     fn verdict(&self) -> &'static str {
         let is_taken = self.is_too_large() && self.allowed() <= self.free + self.others;
         if is_taken { "another process" } else { "a limit" }

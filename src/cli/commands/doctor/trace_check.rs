@@ -118,7 +118,7 @@ pub(super) fn check_trace(findings: &mut Findings, counts: &TraceCounts, probe: 
         (
             State::Degraded,
             "modules are not traced",
-            "is MEMTRACE_MODULES set? if not, please report this version of torch",
+            "is MEMTRACE_MODULES=0 set? if not, please report this version of torch",
         ),
     );
     findings.check(

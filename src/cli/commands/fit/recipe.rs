@@ -80,7 +80,7 @@ pub(super) fn arguments() -> impl Iterator<Item = Arg> {
             .requires("model")
             .conflicts_with_all(["command", "ask", "gpus", "ranks"]),
         option("model", "MODEL", "A config.json, its folder, or a name such as Qwen/Qwen3-8B"),
-        option("seq", "LIST", "The lengths in tokens, a row for each: 2048,8192 [default: 2048]"),
+        option("seq", "LIST", "Sequence lengths in tokens, one row each, such as 2048,8192 [default: 2048]"),
         option("set", "KEY=VALUE", "Change a setting of the recipe, such as rank=64; may be repeated")
             .action(ArgAction::Append),
         option("write", "FILE", "Write the script that was run, with the batch that fits, for a real GPU")

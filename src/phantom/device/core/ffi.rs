@@ -30,7 +30,7 @@ pub(crate) const OUT_OF_MEMORY: Status = cudaError::cudaErrorMemoryAllocation as
 pub(crate) const NO_DEVICE: Status = cudaError::cudaErrorNoDevice as Status;
 /// No device has this index.
 pub(crate) const INVALID_DEVICE: Status = cudaError::cudaErrorInvalidDevice as Status;
-/// The process opened an IPC handle that it exported itself.
+/// CUDA's error for a process that opens an IPC handle that it exported itself.
 pub(crate) const DEVICE_UNINITIALIZED: Status = cudaError::cudaErrorDeviceUninitialized as Status;
 /// A handle is null or of the wrong kind.
 pub(crate) const INVALID_HANDLE: Status = cudaError::cudaErrorInvalidResourceHandle as Status;

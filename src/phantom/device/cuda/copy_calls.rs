@@ -152,7 +152,7 @@ answers! {
         let (to, from) = (Rows { address: to, pitch: to_pitch }, Rows { address: from, pitch });
         by_contract!(queue_rows(to, from, width, height, stream))
     }
-    /// Only kernels know the address of a symbol.
+    /// Writes nothing, because only kernels know the address of a symbol. Remembers the addresses among the bytes.
     Success fn cudaMemcpyToSymbol(_symbol: Word, from: Word, size: usize, _offset: usize, _kind: Word) {
         by_contract!(hold_addresses(from, size))
     }

@@ -18,7 +18,7 @@ pub(crate) struct Type {
 /// The places of the addresses in a parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Addresses {
-    /// Any place may be one.
+    /// Any offset may hold an address.
     Everywhere,
     /// The first bytes. PyTorch's `TensorInfo` begins with its address; sizes and strides follow (ATen's
     /// `TensorInfo.cuh`).

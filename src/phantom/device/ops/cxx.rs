@@ -1,4 +1,4 @@
-//! Calls into C++: exceptions end here, and strings have the layout of its library.
+//! Calls into C++: catches exceptions, and gives strings the layout of the C++ standard library.
 
 use std::arch::global_asm;
 use std::ffi::{c_int, c_void};

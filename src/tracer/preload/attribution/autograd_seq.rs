@@ -234,7 +234,8 @@ pub(crate) fn main_is_unknown() {
     let _ = MAIN.compare_exchange(0, UNKNOWN, Ordering::Relaxed, Ordering::Relaxed);
 }
 
-/// Returns true if the thread that runs the interpreter's pending calls has run none since the tracer started.
+/// Returns true if the tracer started on another thread than the one that runs the interpreter's pending
+/// calls, and that thread has not run one yet.
 pub(crate) fn is_main_unknown() -> bool {
     MAIN.load(Ordering::Relaxed) == UNKNOWN
 }

@@ -21,7 +21,8 @@ static OUTERMOST: AtomicU64 = AtomicU64::new(0);
 /// The depth to which calls inside calls are followed.
 const MAX_DEPTH: usize = 256;
 
-/// Returns the number of a new call of the module at `path`, inside the call `around`; 0 for none.
+/// Records a new call of the module at `path` and returns its number. `around` is the number of the enclosing
+/// call; 0 if there is no such call.
 #[inline]
 pub(crate) fn begins(path: TextId, around: u32) -> u32 {
     let number = NEWEST.fetch_add(1, Ordering::Relaxed).wrapping_add(1);

@@ -67,7 +67,7 @@ pub(crate) unsafe fn unlock_all() {
 }
 
 impl<T: Default + Send> ForkSafe<T> {
-    /// Data behind a lock that no fork knows yet.
+    /// Wraps `data` in a lock. The lock registers itself for forks at its first use.
     pub(crate) const fn new(data: T) -> Self {
         ForkSafe { lock: ForkLock::new(data), is_registered: AtomicBool::new(false) }
     }

@@ -15,7 +15,7 @@ type ChangeTracing = unsafe extern "C" fn(RawObject);
 pub(super) enum Tracing {
     /// 3.11 on: two functions of the C API.
     Functions { enter: ChangeTracing, leave: ChangeTracing },
-    /// 3.9 and 3.10, whose thread state no later release changes: its fields.
+    /// 3.9 and 3.10: fields of the thread state, whose layout no patch release of these versions changes.
     Fields { is_flag_in_frame: bool },
 }
 

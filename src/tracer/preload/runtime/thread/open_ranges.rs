@@ -102,8 +102,9 @@ pub(crate) struct Around {
 /// A thread's ranges and the context that follows from them.
 pub(crate) struct OpenRanges {
     pub(crate) open: RefCell<Vec<OpenRange>>,
-    /// The context from the ranges and the phase, before any op, and its id.
+    /// The context that the open ranges and the phase give, without the running op.
     pub(crate) base: Cell<Context>,
+    /// The id of `base`.
     pub(crate) context: Cell<ContextId>,
     /// Counts the changes of `base`.
     pub(crate) epoch: Cell<u64>,
