@@ -124,6 +124,11 @@ fn the_tutorial_shows_what_its_commands_print() {
     shows_what_its_commands_print("docs/tutorial.md", usize::MAX);
 }
 
+#[test]
+fn the_page_of_predictions_shows_what_its_commands_print() {
+    shows_what_its_commands_print("docs/whatif.md", 1);
+}
+
 /// Runs the commands of a page's first console blocks in one folder. Each prints every line that the page shows, in this
 /// order; `...` stands for the rest of a line.
 fn shows_what_its_commands_print(page: &str, blocks: usize) {
@@ -137,7 +142,10 @@ fn shows_what_its_commands_print(page: &str, blocks: usize) {
         let (command, shown) = text.split_once('\n').unwrap();
         let arguments = command.replace("-- python", &format!("-- {}", torch.python.display()));
         let mut run = memtrace();
-        run.args(arguments.split_whitespace()).current_dir(folder.path()).env_remove("MEMTRACE_OUT");
+        // The shell takes the quotes off.
+        run.args(arguments.split_whitespace().map(|word| word.trim_matches('\'')))
+            .current_dir(folder.path())
+            .env_remove("MEMTRACE_OUT");
         let output = run.output().unwrap();
         let printed = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
         let mut lines = printed.lines().map(comparable).collect::<Vec<_>>();

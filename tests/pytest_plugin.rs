@@ -55,6 +55,20 @@ fn has(said: &str, words: &[&str]) {
 }
 
 #[test]
+fn the_page_shows_what_pytest_prints() {
+    let Some(installed) = installed() else { return };
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/pytest.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let block = page.split("```console\n").nth(1).unwrap().split("```").next().unwrap();
+    let (_, printed) = pytest(installed, example().path(), &["--memtrace=h100-80g", "-q"]);
+    let mut lines = printed.lines().map(str::trim_end);
+    // The first two lines have the command and the path; each of the others is printed, in this order.
+    for shown in block.lines().skip(2).filter(|line| !line.is_empty() && *line != "...") {
+        assert!(lines.any(|line| line == shown), "docs/pytest.md has {shown:?}; pytest printed\n{printed}");
+    }
+}
+
+#[test]
 fn the_suite_of_five_fails_over_its_limit_and_for_its_leak_and_names_the_modules() {
     let Some(installed) = installed() else { return };
     let folder = example();
