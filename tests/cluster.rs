@@ -280,7 +280,7 @@ fn launchers_accelerate_and_deepspeed_start_ranks_as_torchrun_does(torch: &Torch
         let told = text(&output.stderr);
         assert!(!output.status.success() && output.stdout.is_empty(), "{launcher:?}: {told}");
         assert!(
-            told.contains(part) && told.contains("accelerate launch does not tell"),
+            told.contains(part) && told.contains("accelerate launch did not list"),
             "{launcher:?}: {told}"
         );
     }

@@ -129,7 +129,7 @@ fn trace_of_graphs_and_pools_agrees_with_torch_to_the_byte(torch: &Torch) {
     torch.check(memtrace().arg("check").arg(run.file()));
     // Without pool ids the checker would not compare the pools.
     let meta = run.rows().into_iter().find(|row| row.event == "meta").unwrap();
-    assert!(!meta.name.contains("pools are not told apart"), "{}", meta.name);
+    assert!(!meta.name.contains("pools are not distinguished"), "{}", meta.name);
 }
 
 fn trace_with_allocator_settings_agrees_with_torch_to_the_byte(torch: &Torch) {

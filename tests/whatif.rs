@@ -191,7 +191,7 @@ fn advise_reserved_asks_the_allocator_of_torch() {
         let words = ["--batch", "x100", "--reserved", "--python", &python];
         assert!(answer(&words, &base)["reserved"]["out_of_memory_bytes"].as_i64().unwrap() > 0);
         let said = text(&whatif(&words, &base).stdout);
-        assert!(said.contains("then out of memory with a request of"), "{said}");
+        assert!(said.contains("then out of memory at a request of"), "{said}");
         let said = text(&whatif(&["--batch", "x2", "--reserved", "--step", "1"], &base).stderr);
         assert!(said.contains("without --window and --step"), "{said}");
         let said = text(&whatif(&["--batch", "x2", "--reserved", "--python", "/no/python"], &base).stderr);
