@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::text_enum::text_enum;
 
 text_enum! {
-    /// The source of a row: the column `api`. Its numbers stand in events and journals.
+    /// The source of a row: the column `api`. Events and journals contain its numbers.
     #[expect(missing_docs, reason = "a variant without documentation is the function of that name")]
     Api {
         /// memtrace itself.
@@ -126,7 +126,7 @@ text_enum! {
 }
 
 impl Api {
-    /// Returns true if it opens memory of another process.
+    /// Returns true if the call opens memory of another process.
     #[must_use]
     pub fn is_import(self) -> bool {
         matches!(
@@ -150,7 +150,7 @@ mod tests {
             assert_eq!(usize::from(api.id()), number);
             assert_eq!(Api::parse(api.as_str()), Some(*api));
         }
-        // Journals hold these numbers.
+        // Journals contain these numbers.
         assert_eq!((Api::Memtrace.id(), Api::Nvtx.id(), Api::CuGraphAddMemFreeNode.id()), (0, 19, 70));
         assert_eq!(Api::from_id(Api::ALL.len() as u64), None);
     }

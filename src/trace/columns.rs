@@ -1,59 +1,66 @@
-//! The columns of the CSV and the row.
+//! The columns of the CSV, and the row.
 //!
-//! [`columns!`](crate::columns!) declares each column once. The header, [`Row`], the writer, the command's records, its scanner and
-//! its Parquet export are generated from it, and tests hold the documentation to it.
+//! [`columns!`](crate::columns!) declares each column once. The header, [`Row`], the writer, and the
+//! command's records, scanner and Parquet export are generated from it. Tests compare the documentation with
+//! it.
 //!
-//! Line 1 of a file is the header. The first row is the `meta` row, its `name` holds JSON ([`crate::Meta`]).
-//! Columns may be appended; they are never reordered, and never change their type.
+//! Line 1 of a file is the header. The first row is the `meta` row, whose `name` contains JSON
+//! ([`crate::Meta`]). Columns may be appended; they are never reordered, and never change their type.
 
 use serde::{Deserialize, Serialize};
 
 use crate::text::NONE;
 use crate::{Category, EventName};
 
-/// The schema that this version writes, as the meta row has it.
+/// The schema that this version writes, as recorded in the meta row.
 pub const SCHEMA_VERSION: &str = "memtrace/1";
 
-/// The largest distance from 0 of an id, an address, a time or a request: differences of two stay within 64 bits.
-/// The writer cuts a larger one to it, so every reader accepts whatever was written.
+/// The maximum absolute value of an id, an address, a time or a request. A difference of two such values fits
+/// in 64 bits. The writer clamps larger values, so every reader accepts whatever was written.
 pub const MAX_NUMBER: u64 = 1 << 62;
 
-/// The largest distance from 0 of a number of bytes that memory has (64 PiB): sums over a trace stay within 64 bits.
-/// The writer cuts a larger one to it.
+/// The maximum absolute value of an amount of existing memory in bytes (64 PiB). Sums over a trace fit in 64
+/// bits. The writer clamps larger values.
 pub const MAX_BYTES: u64 = 1 << 56;
 
-/// The largest distance from 0 of a device's ordinal: an event has one signed byte for it. A reader refuses larger ones,
-/// because every report keeps something for each device.
+/// The maximum absolute value of a device ordinal: an event stores it in one signed byte. A reader rejects
+/// larger ones, because every report keeps data for each device.
 pub const MAX_DEVICE: u64 = i8::MIN.unsigned_abs() as u64;
 
-/// The number of columns that the first files of [`SCHEMA_VERSION`] had. A file may lack any after them: they were
-/// appended later, and a reader takes the default of each.
+/// The number of columns in the first files of [`SCHEMA_VERSION`]. Later columns were appended and may be
+/// missing in a file; a reader then uses their defaults.
 pub const FIRST_COLUMNS: usize = 29;
 
-/// Calls the macro `$callback` with the declarations of all columns, in the order of the file.
+/// Calls the macro `$callback` with the declarations of all columns, in file order.
 ///
-/// A declaration is `name: type = default, shape, reading, writing;` after the column's documentation.
+/// Each declaration has the form `name: type = default, shape, reading, writing;`, after the documentation of
+/// the column.
 ///
-/// - The type is `i32`, `i64` (at most [`columns::MAX_NUMBER`] from 0), `bytes` (an `i64`, at most
-///   [`columns::MAX_BYTES`] from 0), `request` (bytes that a program may ask for and nobody has: an `i64` with the
-///   bound of numbers), `text`, `EventName` or `Category`.
-/// - The shape, for the scanner's parser of numbers and for Parquet's encoding: `any`; `digit`, mostly one digit;
-///   `natural`, mostly not negative; `rising`, as `natural`, and mostly larger than in the row before.
-/// - The reading, for the scanner: `first`, parsed in every row; `common`; `rare`, few reports want it; `owner`, parsed
-///   together with the neighbours that are `owner` too.
-/// - The writing: `plain`; `counter`, mostly the number of the row before plus 1; `shared_prefix`, all digits but the
-///   last eight are mostly those of the row before; `repeated`, mostly the number of the row before;
-///   `repeats(COLUMN)`, mostly the last number of that column or of others that repeat it, the sign apart;
-///   `same_as(COLUMN)`, often the number of that column in this row; `mostly_none`.
+/// - The type is one of: `i32`; `i64` (at most [`columns::MAX_NUMBER`] from 0); `bytes` (an `i64`, at most
+///   [`columns::MAX_BYTES`] from 0); `request` (a requested size, which may exceed any memory: an `i64` with
+///   the bound of numbers); `text`; `EventName`; `Category`.
+/// - The shape is a hint for the scanner's number parser and for Parquet's encoding: `any`; `digit`, usually
+///   one digit; `natural`, usually not negative; `rising`, like `natural`, and usually larger than in the
+///   previous row.
+/// - The reading tells the scanner when to parse: `first`, in every row; `common`, for most reports; `rare`,
+///   for few reports; `owner`, together with the neighboring `owner` columns.
+/// - The writing selects the writer's cache: `plain`; `counter`, usually the previous row's number plus 1;
+///   `shared_prefix`, usually all digits but the last eight equal the previous row's; `repeated`, usually the
+///   previous row's number; `repeats(COLUMN)`, usually, apart from the sign, the last number of that column
+///   or of another column that repeats it; `same_as(COLUMN)`, often that column's number in the same row;
+///   `mostly_none`.
 ///
-/// Columns are grouped in blocks. `NAME` names the block's cache.
+/// Columns are grouped in blocks. `NAME` is the name of the block's cache.
 ///
-/// - `each()` writes each column by itself.
-/// - `group(NAME)` holds `plain` numbers that usually all equal the row before; then it writes one copy.
-/// - `varying(NAME)` writes one copy if all numbers equal the row before, else each column by itself.
-/// - `owner(NAME)` holds texts. It writes one copy when [`columns::Row::owner`] is a known number.
+/// - `each()` writes each column separately.
+/// - `group(NAME)` contains `plain` numbers that usually all equal the previous row's; then one copy writes
+///   them all.
+/// - `varying(NAME)` uses one copy if all numbers equal the previous row's; otherwise it writes each column
+///   separately.
+/// - `owner(NAME)` contains texts. It uses one copy if [`columns::Row::owner`] is in the cache.
 ///
-/// `any, rare, plain` in a block `each()` is right for a new column. The other words change speed and never a byte.
+/// For a new column, `any, rare, plain` in an `each()` block is a correct choice. The other words affect only
+/// speed, never the output.
 ///
 /// [`columns::MAX_BYTES`]: crate::columns::MAX_BYTES
 /// [`columns::MAX_NUMBER`]: crate::columns::MAX_NUMBER
@@ -174,16 +181,16 @@ pub enum Shape {
     Rising,
 }
 
-/// When a reader parses a column.
+/// When the scanner parses a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reading {
-    /// In every row, before the others.
+    /// In every row, before the other columns.
     First,
-    /// In most reports.
+    /// For most reports.
     Common,
-    /// In few reports.
+    /// For few reports.
     Rare,
-    /// Together with the neighbours that are `Owner` too.
+    /// Together with the neighboring `Owner` columns.
     Owner,
 }
 
@@ -198,11 +205,11 @@ pub struct Column {
     pub shape: Shape,
     /// When a reader parses it.
     pub reading: Reading,
-    /// The documentation, one sentence for docs/trace-format.md and `memtrace help columns`.
+    /// The documentation, one sentence, for docs/trace-format.md and `memtrace help columns`.
     pub doc: &'static str,
 }
 
-/// The type of a field of [`Row`].
+/// The type of a [`Row`] field.
 macro_rules! row_type {
     ($lifetime:lifetime bytes) => { i64 };
     ($lifetime:lifetime request) => { i64 };
@@ -260,7 +267,7 @@ macro_rules! schema {
         $(#[doc = $doc:literal])+
         $name:ident: $type:ident = $default:expr, $shape:ident, $reading:ident, $writing:ident $(($of:ident))?;
     )+ })+) => {
-        /// The columns in the order of the file.
+        /// The columns in file order.
         pub const COLUMNS: &[Column] = &[$($(
             Column {
                 name: stringify!($name),
@@ -271,10 +278,11 @@ macro_rules! schema {
             },
         )+)+];
 
-        /// One data row. Integers are bytes, ns or ids, as the documentation of the columns says.
+        /// One data row. The documentation of each column names the unit of its number.
         #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
         pub struct Row<'a> {
-            /// Not a column: rows of one writer with the same number, other than 0, have the same op, module and phase.
+            /// Not a column. A nonzero number that identifies the op, module and phase: rows of one writer
+            /// with the same number have the same three texts.
             #[serde(skip)]
             pub owner: u64,
             $($(
@@ -296,7 +304,7 @@ columns!(schema);
 
 const _: () = assert!(COLUMNS.len() >= FIRST_COLUMNS);
 
-/// A number, cut to the bound of its column.
+/// Clamps a number to the bound of its column.
 macro_rules! bounded {
     ($row:ident bytes $name:ident) => {
         $row.$name.clamp(-MAX_BYTES.cast_signed(), MAX_BYTES.cast_signed())
@@ -318,7 +326,7 @@ macro_rules! bounds {
         $name:ident: $type:ident = $default:expr, $shape:ident, $reading:ident, $writing:ident $(($of:ident))?;
     )+ })+) => {
         impl Row<'_> {
-            /// The row with each number cut to the bound of its column.
+            /// Returns the row with each number clamped to the bound of its column.
             #[cold]
             pub(crate) fn bounded(&self) -> Self {
                 Row { owner: self.owner, $($($name: bounded!(self $type $name),)+)+ }
@@ -329,10 +337,10 @@ macro_rules! bounds {
 
 columns!(bounds);
 
-/// The index of a column in [`COLUMNS`].
+/// Returns the index of a column in [`COLUMNS`].
 ///
 /// # Panics
-/// When no column has this name; while compiling, in a `const`.
+/// Panics if no column has this name; in a `const`, the compilation fails.
 #[must_use]
 pub const fn index_of(name: &str) -> usize {
     let mut index = 0;
@@ -345,7 +353,7 @@ pub const fn index_of(name: &str) -> usize {
     panic!("no such column");
 }
 
-/// `==`, for constants.
+/// Compares texts with `==` in a `const`.
 const fn same(a: &[u8], b: &[u8]) -> bool {
     if a.len() != b.len() {
         return false;

@@ -1,7 +1,7 @@
 //! The table of all `MEMTRACE_*` variables.
 //!
-//! The preloaded library reads them once, when it is loaded. `memtrace run` sets them for its child by the
-//! same names. A test checks the documentation against the table.
+//! The preloaded library reads them once, at load. `memtrace run` sets them under the same names for its
+//! child. A test compares the documentation with the table.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -14,35 +14,35 @@ use memtrace_util::names::distance;
 use crate::text::printable;
 use crate::units::parse_bytes;
 
-/// One variable.
+/// A variable.
 #[derive(Clone, Copy, Debug)]
 pub struct Variable {
     /// The name of the variable.
     pub name: &'static str,
-    /// The value when it is unset or invalid, as a user would write it.
+    /// The value that is used if the variable is unset or invalid, as a user would write it.
     pub default: &'static str,
     /// The effect, in one line.
     pub help: &'static str,
 }
 
 impl Variable {
-    /// The name of its option on the command line, without the dashes: `sample-ms` for `MEMTRACE_SAMPLE_MS`.
+    /// Returns the name of the command-line option without dashes: `sample-ms` for `MEMTRACE_SAMPLE_MS`.
     #[must_use]
     pub fn option(&self) -> String {
         self.name.trim_start_matches(PREFIX).to_ascii_lowercase().replace('_', "-")
     }
 }
 
-/// The messages that the library prints to stderr; each level includes those before it.
+/// The messages that the library prints to stderr. Each level includes the previous ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
-    /// None.
+    /// No messages.
     Off,
     /// Failures of tracing.
     Error,
-    /// Warnings: the holders of memory at an OOM, capabilities that this process lacks.
+    /// Warnings: the holders of memory at an OOM, and missing capabilities of this process.
     Warn,
-    /// The place of the trace.
+    /// The path of the trace.
     Info,
     /// The actions of the library.
     Debug,
@@ -55,46 +55,46 @@ pub enum Auto {
     On,
     /// Never.
     Off,
-    /// On when stderr is a terminal.
+    /// On if stderr is a terminal.
     Terminal,
 }
 
-/// The time of a search for what holds memory, in milliseconds, by default.
+/// The default time limit of a search for the holders of memory, in milliseconds.
 const RETAINED_MS: u64 = 2000;
 
-/// The recording of torch's ops.
+/// How torch's ops are recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ops {
-    /// Off: allocations have no op.
+    /// Not recorded: allocations have no op.
     Off,
     /// Allocations have their op, and each outermost op has a row.
     Top,
-    /// Like `Top`, and each op inside another has a row too.
+    /// Like `Top`, and each nested op also has a row.
     All,
-    /// Like `All`, and the storages that ops read and write and the memory of module calls have rows too.
+    /// Like `All`, and the storages that ops read and write and the memory of module calls also have rows.
     Io,
 }
 
 impl Ops {
-    /// Returns true if torch's callbacks are installed.
+    /// Returns true if torch's op callbacks are installed.
     #[must_use]
     pub fn callbacks(self) -> bool {
         self != Ops::Off
     }
 
-    /// Returns true if outermost ops have a row.
+    /// Returns true if outermost ops have rows.
     #[must_use]
     pub fn rows(self) -> bool {
         self != Ops::Off
     }
 
-    /// Returns true if all ops have a row.
+    /// Returns true if all ops have rows.
     #[must_use]
     pub fn all(self) -> bool {
         matches!(self, Ops::All | Ops::Io)
     }
 
-    /// The value of the variable.
+    /// Returns the value as the variable spells it.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -112,19 +112,19 @@ impl Ops {
     }
 }
 
-/// The frames of a stack beside ops and the module.
+/// The frames of a stack in addition to ops and modules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stacks {
-    /// None.
+    /// No further frames.
     Ops,
-    /// The lines of Python on the call stack.
+    /// The Python lines on the call stack.
     Python,
 }
 
 /// The compression of a finished trace or part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compression {
-    /// None.
+    /// No compression.
     Off,
     /// gzip.
     Gz,
@@ -133,7 +133,7 @@ pub enum Compression {
 }
 
 impl Compression {
-    /// The ending that is appended to the name of the file, with its dot.
+    /// Returns the extension that is appended to the file name, including its dot.
     #[must_use]
     pub fn suffix(self) -> &'static str {
         match self {
@@ -153,9 +153,9 @@ pub struct Settings {
     pub out: PathBuf,
     /// `MEMTRACE_NAME`
     pub name: String,
-    /// `MEMTRACE_ROTATE`, bytes; 0 for never
+    /// `MEMTRACE_ROTATE`, in bytes; 0 to never rotate by size
     pub rotate_bytes: u64,
-    /// `MEMTRACE_ROTATE_SECS`; 0 for never
+    /// `MEMTRACE_ROTATE_SECS`; 0 to never rotate by time
     pub rotate_secs: u64,
     /// `MEMTRACE_KEEP`
     pub keep: Keep,
@@ -171,7 +171,7 @@ pub struct Settings {
     pub summary: Auto,
     /// `MEMTRACE_LOG`
     pub log: Level,
-    /// `MEMTRACE_BUFFER`, bytes
+    /// `MEMTRACE_BUFFER`, in bytes
     pub buffer_bytes: usize,
     /// `MEMTRACE_FLUSH_MS`
     pub flush_ms: u64,
@@ -179,7 +179,7 @@ pub struct Settings {
     pub ops: Ops,
     /// `MEMTRACE_DETAIL`
     pub detail: Detail,
-    /// `MEMTRACE_RETAINED`: the time of one search in milliseconds; 0 when there is none
+    /// `MEMTRACE_RETAINED`: the time limit of one search in milliseconds; 0 to disable the search
     pub retained_ms: u64,
     /// `MEMTRACE_REPEATS`
     pub repeats: bool,
@@ -195,7 +195,7 @@ pub struct Settings {
     pub dlsym: bool,
     /// `MEMTRACE_DRIVER`
     pub driver: bool,
-    /// `MEMTRACE_SAMPLE_MS`; 0 for never
+    /// `MEMTRACE_SAMPLE_MS`; 0 to disable samples
     pub sample_ms: u64,
     /// `MEMTRACE_RUN_ID`
     pub run_id: String,
@@ -207,7 +207,7 @@ impl Default for Settings {
     }
 }
 
-/// One row of the table: a variable, and the function that parses its value.
+/// An entry of the table: a variable and the function that parses its value.
 struct Entry {
     variable: Variable,
     set: Set,
@@ -215,9 +215,9 @@ struct Entry {
 
 /// The function that parses a value.
 enum Set {
-    /// A value that is text.
+    /// Parses a value that must be text.
     Text(fn(&mut Settings, &str) -> Result<(), String>),
-    /// A path, which may be any bytes.
+    /// Parses a path, which may be any bytes.
     Path(fn(&mut Settings, &OsStr) -> Result<(), String>),
 }
 
@@ -548,17 +548,17 @@ const OTHERS: &[Variable] = &[
     },
 ];
 
-/// The beginning of the name of each variable.
+/// The prefix of all variables.
 const PREFIX: &str = "MEMTRACE_";
 
-/// Variables that commands, scripts and tests of this project set for themselves. No user sets them.
+/// Variables that commands, scripts and tests of this project set for internal use. Users do not set them.
 const INTERNAL: &[&str] =
     &["MEMTRACE_BENCH_INSIDE", "MEMTRACE_BLESS", "MEMTRACE_CACHE", "MEMTRACE_HELLO", "MEMTRACE_MIRI_SEEDS"];
 
-/// The beginning of the names of variables of the tests.
+/// The prefix of variables that tests use.
 const OF_TESTS: &str = "MEMTRACE_TEST_";
 
-/// The variables that `memtrace run` takes as options too: all but those that it sets itself.
+/// Returns the variables that are also options of `memtrace run`: all except those that it sets itself.
 pub fn options() -> impl Iterator<Item = &'static Variable> {
     let set_by_run = ["MEMTRACE_ENABLED", "MEMTRACE_OUT", "MEMTRACE_RUN_ID"];
     TABLE.iter().map(|entry| &entry.variable).filter(move |variable| !set_by_run.contains(&variable.name))
@@ -567,13 +567,13 @@ pub fn options() -> impl Iterator<Item = &'static Variable> {
 /// Checks the value of a variable.
 ///
 /// # Errors
-/// The accepted values, shown if the given one is invalid.
+/// Returns the accepted values if the given one is invalid.
 pub fn check(variable: &Variable, value: &OsStr) -> Result<(), String> {
     let entry = TABLE.iter().find(|entry| entry.variable.name == variable.name);
     entry.map_or(Ok(()), |entry| entry.set.call(&mut Settings::default(), value))
 }
 
-/// One line for each environment variable that starts with `MEMTRACE_` but is not a known setting.
+/// Returns one line per environment variable that starts with `MEMTRACE_` but is not a known setting.
 pub fn unknown(names: impl IntoIterator<Item = OsString>) -> Vec<String> {
     let known = || variables().map(|variable| variable.name);
     let line = |name: OsString| {
@@ -591,13 +591,13 @@ pub fn unknown(names: impl IntoIterator<Item = OsString>) -> Vec<String> {
     names.into_iter().filter_map(line).collect()
 }
 
-/// All variables, for the documentation and `memtrace help variables`.
+/// Returns all variables, for the documentation and `memtrace help variables`.
 pub fn variables() -> impl Iterator<Item = &'static Variable> {
     TABLE.iter().map(|entry| &entry.variable).chain(OTHERS)
 }
 
 impl Settings {
-    /// Reads the settings through `lookup`. The second value has a line for each invalid one.
+    /// Reads the settings through `lookup`. The second result has one line per invalid value.
     pub fn from_lookup<T: Into<OsString>>(lookup: impl Fn(&str) -> Option<T>) -> (Settings, Vec<String>) {
         let mut settings = Settings {
             enabled: true,
@@ -641,13 +641,14 @@ impl Settings {
         (settings, warnings)
     }
 
-    /// Returns true if the trace may have `repeat` rows: some steps are without detail.
+    /// Returns true if the trace may have `repeat` rows, because some steps are not detailed.
     #[must_use]
     pub fn has_repeats(&self) -> bool {
         self.repeats && self.detail != Detail::Full
     }
 
-    /// Reads the settings from the environment. The second value has a line for each invalid or unknown variable.
+    /// Reads the settings from the environment. The second result has one line per invalid value or unknown
+    /// variable.
     #[must_use]
     pub fn from_env() -> (Settings, Vec<String>) {
         let (settings, mut warnings) = Settings::from_lookup(|name| std::env::var_os(name));
@@ -656,8 +657,8 @@ impl Settings {
     }
 }
 
-/// Parses a level: its name, memtrace's number (0 to 4, with increasing detail), or the number of Python's
-/// `logging` (10 to 50, with decreasing detail).
+/// Parses a level: its name, memtrace's number (0 to 4, from least to most verbose), or the number of
+/// Python's `logging` (10 to 50, from most to least verbose).
 fn level(value: &str) -> Result<Level, String> {
     Ok(match value.to_ascii_lowercase().as_str() {
         "off" | "0" | "critical" => Level::Off,
@@ -697,7 +698,7 @@ fn check_name(pattern: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Replaces the placeholders of `pattern`.
+/// Returns `pattern` with its placeholders replaced.
 ///
 /// ```
 /// let name = memtrace_trace::config::fill("{host}.r{rank}.{pid}", "node7", 3, 4711, "");
@@ -712,7 +713,7 @@ pub fn fill(pattern: &str, host: &str, rank: i32, pid: u32, run: &str) -> String
         .fold(pattern.to_owned(), |name, (place, value)| name.replace(&format!("{{{place}}}"), value))
 }
 
-/// As [`fill`], for a path, which may be any bytes.
+/// Same as [`fill`], for a path, which may be any bytes.
 #[must_use]
 pub fn fill_path(pattern: &Path, host: &str, rank: i32, pid: u32, run: &str) -> PathBuf {
     // A placeholder is valid UTF-8, so it can occur only in the valid chunks.

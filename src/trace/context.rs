@@ -1,29 +1,29 @@
 //! Ids of texts, contexts and stacks.
 //!
-//! The traced process interns each text, context and stack once and defines its number in the event queue.
-//! Events then carry four bytes for each.
+//! The traced process interns each text, context and stack once, and records the definition of its id in the
+//! event queue. Events then refer to each by a four-byte id.
 
 use crate::stacks::FrameKind;
 
-/// The number of a text; 0 is "no text".
+/// The id of a text; 0 is no text.
 pub type TextId = u32;
-/// The number of a context; 0 is "no context".
+/// The id of a context; 0 is no context.
 pub type ContextId = u32;
-/// The number of a stack; 0 is "no stack".
+/// The id of a stack; 0 is no stack.
 pub type StackId = u32;
 
-/// The most contexts and the most stacks that a process numbers. A program that gives each of its batches a
-/// range of its own would otherwise fill the memory with them.
+/// The maximum number of contexts and of stacks per process. Without a limit, a program that gives each batch
+/// its own range would fill the memory.
 pub const MAX_CONTEXTS: usize = 1 << 20;
-/// The most bytes of texts that a process numbers.
+/// The maximum total size of the texts of a process, in bytes.
 pub const MAX_TEXT_BYTES: usize = 64 << 20;
-/// An upper bound for the number of texts: names are longer than 8 bytes on average.
+/// An upper bound on the number of texts, given that names are longer than 8 bytes on average.
 pub const MAX_TEXTS: usize = MAX_TEXT_BYTES / 8;
 
-/// The innermost frame of a stack, and the stack around it.
+/// A stack: its innermost frame, and the parent stack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Frame {
-    /// The stack around the frame.
+    /// The stack without this frame.
     pub parent: StackId,
     /// The text of the frame.
     pub text: TextId,
@@ -32,7 +32,7 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// An op inside `parent`.
+    /// Creates the frame of an op inside `parent`.
     #[must_use]
     pub fn op(parent: StackId, text: TextId) -> Frame {
         Frame { parent, text, kind: FrameKind::Op }
@@ -48,25 +48,25 @@ pub struct Context {
     pub module: TextId,
     /// The phase.
     pub phase: TextId,
-    /// The stack, 0 for none.
+    /// The stack; 0 for none.
     pub stack: StackId,
-    /// The current stream; 0 is the default one.
+    /// The current stream; 0 is the default stream.
     pub stream: i64,
-    /// Per-bit hints for the category; see [`Context::RECOMPUTED`].
+    /// Flags that affect the category; see [`Context::RECOMPUTED`] and the constants after it.
     pub flags: u8,
 }
 
 impl Context {
-    /// The forward of a module that runs again inside backward.
+    /// Set inside the forward of a module that runs again during a backward.
     pub const RECOMPUTED: u8 = 1;
-    /// Inside the forward of a module.
+    /// Set inside the forward of a module.
     pub const IN_MODULE: u8 = 2;
-    /// The script named no phase: it is inferred from the state of the thread.
+    /// Set if the script named no phase, so that the phase is inferred from the state of the thread.
     pub const INFERRED_PHASE: u8 = 4;
-    /// Parameters that FSDP gathers for a forward or a backward.
+    /// Set for parameters that FSDP gathers for a forward or a backward.
     pub const GATHERED: u8 = 8;
-    /// A stream of the process records a CUDA graph.
+    /// Set while a stream of the process is being captured into a CUDA graph.
     pub const CAPTURED: u8 = 16;
-    /// Outside the detailed steps.
+    /// Set outside the detailed steps.
     pub const WITHOUT_DETAIL: u8 = 32;
 }

@@ -1,6 +1,6 @@
-//! Counts as people read them: separated thousands, and a noun in the singular or the plural.
+//! Formats counts for people: thousands separators, and a noun in the singular or plural.
 
-/// A count with separated thousands: `1,234,567`.
+/// Formats a count with thousands separators: `1,234,567`.
 #[must_use]
 pub fn count(number: u64) -> String {
     let digits = number.to_string();
@@ -14,13 +14,13 @@ pub fn count(number: u64) -> String {
     text
 }
 
-/// A count with its noun, which is given in the singular: `1 block`, `2,803 blocks`, `0 retries`.
+/// Formats a count with its noun, which is given in the singular: `1 block`, `2,803 blocks`, `0 retries`.
 #[must_use]
 pub fn counted(number: u64, noun: &str) -> String {
     if number == 1 { format!("1 {noun}") } else { format!("{} {}", count(number), plural(noun)) }
 }
 
-/// The plural of a regular noun, or of a phrase that ends in one.
+/// Returns the plural of a regular noun, or of a phrase that ends in one.
 fn plural(noun: &str) -> String {
     let ends_in = |ends: &[&str]| ends.iter().any(|end| noun.ends_with(end));
     match noun.strip_suffix('y') {

@@ -1,8 +1,8 @@
-//! `MEMTRACE_DETAIL`: the steps in which everything is recorded.
+//! `MEMTRACE_DETAIL`: the steps that are recorded in full detail.
 
 use std::fmt;
 
-/// The form of the variable's value.
+/// The error for an invalid value.
 const FORMS: &str = "expected full, off, peak, or steps:A-B, steps:A and every:N joined by commas";
 
 /// A schedule of detailed steps.
@@ -20,18 +20,18 @@ const FORMS: &str = "expected full, off, peak, or steps:A-B, steps:A and every:N
 pub enum Detail {
     /// Every step.
     Full,
-    /// No step but those that are asked for while the program runs.
+    /// No step, unless a command requests it while the program runs.
     Off,
-    /// The steps that these parts name, and the step after a new peak or an OOM.
+    /// The steps in these parts, and the step after a new peak or an OOM.
     Scheduled(Vec<Part>),
 }
 
 /// A part of a schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// The steps from the first to the second, both included.
+    /// From the first to the second step, inclusive.
     Steps(i32, i32),
-    /// The steps that this number divides.
+    /// The steps that are multiples of this number.
     Every(i32),
 }
 
@@ -63,7 +63,7 @@ impl Detail {
     /// Parses the value of the variable.
     ///
     /// # Errors
-    /// The accepted values, shown if the given one is invalid.
+    /// Returns the accepted values if the given one is invalid.
     pub fn parse(value: &str) -> Result<Detail, String> {
         match value.to_ascii_lowercase().as_str() {
             "full" | "on" | "1" => Ok(Detail::Full),
@@ -75,7 +75,7 @@ impl Detail {
         }
     }
 
-    /// Returns true if the schedule names this step. What runs before the first step has the detail of step 0.
+    /// Returns true if the schedule contains this step. Work before the first step has the detail of step 0.
     #[must_use]
     pub fn names(&self, step: i32) -> bool {
         let step = step.max(0);
@@ -89,7 +89,7 @@ impl Detail {
         }
     }
 
-    /// Returns true if a new peak and an OOM get detail.
+    /// Returns true if the step after a new peak or an OOM is detailed.
     #[must_use]
     pub fn follows_peaks(&self) -> bool {
         matches!(self, Detail::Scheduled(_))
@@ -115,27 +115,27 @@ fn part(word: &str) -> Result<Part, String> {
 /// The reason why a step is detailed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// The schedule names it.
+    /// The schedule contains the step.
     Scheduled,
-    /// Somebody asked for it while the program ran.
+    /// A command requested the step while the program ran.
     Asked,
-    /// Memory reached a new peak in the step before.
+    /// Memory reached a new peak in the previous step.
     Peak,
-    /// A request failed before, for lack of memory.
+    /// An allocation failed before, for lack of memory.
     OutOfMemory,
 }
 
-/// A mark in the trace: the detail from here on.
+/// A marker in the trace: the detail from this point on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DetailMark {
     /// Everything is recorded, for this reason.
     On(Reason),
-    /// Memory alone is recorded.
+    /// Only memory is recorded.
     Off,
 }
 
 impl DetailMark {
-    /// All marks.
+    /// All markers.
     pub const ALL: [DetailMark; 5] = [
         DetailMark::On(Reason::Scheduled),
         DetailMark::On(Reason::Asked),
@@ -144,7 +144,7 @@ impl DetailMark {
         DetailMark::Off,
     ];
 
-    /// The text of the mark's row.
+    /// Returns the text of the marker's row.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -156,7 +156,7 @@ impl DetailMark {
         }
     }
 
-    /// The mark with this text.
+    /// Returns the marker with this text.
     #[must_use]
     pub fn parse(text: &str) -> Option<DetailMark> {
         DetailMark::ALL.into_iter().find(|mark| mark.as_str() == text)

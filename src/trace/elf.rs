@@ -1,4 +1,4 @@
-//! Which dynamic loader a program names, read from the start of its ELF file.
+//! Finds the dynamic loader that a program names, from the start of its ELF file.
 
 /// The dynamic loader of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -9,10 +9,11 @@ pub enum Loader<'a> {
     Named(&'a [u8]),
 }
 
-/// Returns the loader that a 64-bit program names. `head` is the start of its file; 4,096 bytes suffice in practice.
+/// Returns the loader that a 64-bit program names. `head` is the start of its file; 4,096 bytes suffice in
+/// practice.
 ///
-/// Returns `None` if the file is not a 64-bit ELF file, such as a script, or if `head` is too short.
-/// The offsets are the ones of `Elf64_Ehdr` and `Elf64_Phdr` in elf.h.
+/// Returns `None` if the file is not a 64-bit ELF file, such as a script, or if `head` is too short. The
+/// offsets are those in `Elf64_Ehdr` and `Elf64_Phdr` in elf.h.
 #[must_use]
 pub fn loader(head: &[u8]) -> Option<Loader<'_>> {
     const PT_INTERP: usize = 3;
@@ -34,9 +35,9 @@ pub fn loader(head: &[u8]) -> Option<Loader<'_>> {
     Some(Loader::Static)
 }
 
-/// Returns true if the program cannot load a library that is made for 64-bit glibc, given the start of its file.
+/// Returns true if the program cannot load a library built for 64-bit glibc. `head` is the start of its file.
 ///
-/// musl's loader refuses such a library and ends the program with status 127. glibc's 32-bit loader prints a
+/// musl's loader rejects such a library and ends the program with status 127. glibc's 32-bit loader prints a
 /// line for each library and continues.
 #[must_use]
 pub fn refuses_preload(head: &[u8]) -> bool {
@@ -48,7 +49,7 @@ pub fn refuses_preload(head: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    /// A 64-bit program whose only program header names `path`.
+    /// Returns a 64-bit program whose only program header contains `path`.
     fn program(path: &[u8]) -> Vec<u8> {
         let mut head = vec![0; 64 + 56];
         head[..6].copy_from_slice(b"\x7fELF\x02\x01");

@@ -1,7 +1,7 @@
 //! The text of the `end` row, the last row of a complete trace.
 //!
-//! The first word is the [`Ending`] of the trace. `key=value` words follow: first the phantom device's, then
-//! the counts of this module.
+//! The first word is the [`Ending`] of the trace. `key=value` words follow: first those of the phantom
+//! device, then the counts in this module.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::text_enum::text_enum;
 
 text_enum! {
-    /// The way in which a trace ended.
+    /// The way a trace ended.
     Ending {
         /// The process ended.
         Exit = "exit",
@@ -26,7 +26,7 @@ text_enum! {
 }
 
 impl Ending {
-    /// The ending in the text of an `end` row; `None` for another text.
+    /// Returns the ending in the text of an `end` row, or `None` for any other text.
     #[must_use]
     pub fn of(text: &str) -> Option<Ending> {
         Ending::parse(text.split(' ').next()?)
@@ -38,27 +38,27 @@ impl Ending {
 pub struct EndText<'a> {
     /// The ending of the trace.
     pub ending: Ending,
-    /// `key=value` words that another part adds; may be empty.
+    /// Further `key=value` words; may be empty.
     pub more: &'a str,
-    /// Events that were dropped.
+    /// The number of lost events.
     pub lost: u64,
-    /// The number of contradictions between events.
+    /// The number of contradictions between events, by kind.
     pub anomalies: Anomalies,
-    /// Texts of the trace so far that have a quote before them, because a spreadsheet would take them for formulas.
-    /// `None` when nobody knows: a command completed the trace from its journal.
+    /// The number of texts with an added quote, because a spreadsheet would read them as formulas. `None` if
+    /// unknown, because a command completed the trace from its journal.
     pub formulas: Option<u64>,
 }
 
-/// The numbers of contradictions between the events of a process.
+/// The number of contradictions between the events of a process, by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Anomalies {
     /// Frees of an address that was not live.
     pub unmatched_frees: u64,
-    /// Allocations at an address that was live: the free between them was not seen.
+    /// Allocations at an address that was live, so that the free in between was missed.
     pub missed_frees: u64,
-    /// Times the allocator's total of segments differed from the calls that were seen.
+    /// The number of times that the allocator's total of segments differed from the recorded calls.
     pub corrections: u64,
-    /// Times the allocator's total of blocks differed from the sum of its reports.
+    /// The number of times that the allocator's total of blocks differed from the sum of its reports.
     pub gaps: u64,
 }
 
@@ -75,51 +75,52 @@ impl fmt::Display for EndText<'_> {
     }
 }
 
-/// The key for the number of training steps that ended.
+/// The key for the number of completed training steps.
 pub const STEPS: &str = "steps";
 
-/// The key for the signal that ended a killed process, as its parent saw it.
+/// The key for the signal that ended a killed process, as its parent observed it.
 pub const SIGNAL: &str = "signal";
 
-/// The key for the signal that `memtrace run` got before: somebody asked the program to end.
+/// The key for the signal that `memtrace run` received before the kill: a request to end the program.
 pub const ASKED: &str = "asked";
 
-/// The key for the number of processes of the container that the kernel had killed, because memory ran out, when a
-/// command completed the trace.
+/// The key for the number of processes in the container that the kernel has killed for lack of memory, at the
+/// time when a command completed the trace.
 pub const KILLS: &str = "kills";
 
-/// The key for the same number of the whole machine.
+/// The key for the same number, for the whole machine.
 pub const MACHINE_KILLS: &str = "machine_kills";
 
-/// The key for a process whose modules, categories and steps are unknown: torch's hooks were never installed.
+/// The key that marks a process with unknown modules, categories and steps, because torch's hooks were never
+/// installed.
 pub const WITHOUT_MODULES: &str = "without_modules";
 
-/// The key of [`EndText::formulas`].
+/// The key for [`EndText::formulas`].
 const FORMULAS: &str = "formulas";
 
-/// [`EndText::formulas`] in the text of an `end` row.
+/// Returns [`EndText::formulas`] from the text of an `end` row.
 #[must_use]
 pub fn formulas(text: &str) -> Option<u64> {
     values(text).find(|(key, _)| *key == FORMULAS)?.1.parse().ok()
 }
 
-/// The key for the bytes that the fullest card needed (`--past-oom`), its context among them.
+/// The key for the number of bytes that the fullest card needed, including its CUDA context (`--past-oom`).
 pub const NEEDED_BYTES: &str = "needed_bytes";
 
-/// The value of [`NEEDED_BYTES`] in the text of an `end` row; `None` without `--past-oom`.
+/// Returns the value of [`NEEDED_BYTES`] in the text of an `end` row, or `None` without `--past-oom`.
 #[must_use]
 pub fn needed_bytes(text: &str) -> Option<i64> {
     values(text).find(|(key, _)| *key == NEEDED_BYTES)?.1.parse().ok()
 }
 
-/// The word of an `end` row, followed by a space, that says how often a name was replaced by `(too many names)`; empty
-/// for 0.
+/// Returns the word of an `end` row that counts the names replaced by `(too many names)`, followed by a
+/// space. Empty for 0.
 #[must_use]
 pub fn refused_names_word(times: u64) -> String {
     if times == 0 { String::new() } else { format!("too_many_names={times} ") }
 }
 
-/// The `key=value` words of an `end` row's text.
+/// Returns the `key=value` words in the text of an `end` row.
 pub fn values(text: &str) -> impl Iterator<Item = (&str, &str)> {
     text.split(' ').filter_map(|word| word.split_once('='))
 }

@@ -1,4 +1,4 @@
-//! Errors of reading a trace.
+//! Errors from reading a trace.
 
 use std::fmt;
 use std::io;
@@ -7,14 +7,14 @@ use std::path::PathBuf;
 /// The result of reading or writing a trace.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// A failure, with its place.
+/// A failure, with its location.
 #[derive(Debug)]
 pub enum Error {
     /// The file could not be opened, read or written.
     Io {
         /// The file.
         path: PathBuf,
-        /// The system's reason.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// The header does not match this schema.
@@ -24,23 +24,23 @@ pub enum Error {
         /// The first column that differs, or a description of the file.
         found: String,
     },
-    /// The trace is of a schema that this version does not know.
+    /// The trace has a schema that this version does not know.
     Schema {
         /// The file.
         path: PathBuf,
         /// The schema in the meta row.
         found: String,
     },
-    /// A row does not fit its columns.
+    /// A row does not match its columns.
     Row {
         /// The file.
         path: PathBuf,
-        /// The line, counted from the header, which is line 1.
+        /// The line number; the header is line 1.
         line: u64,
         /// The expected and the found value.
         what: String,
     },
-    /// There is no trace at this place.
+    /// There is no trace at this path.
     NoTrace {
         /// The file or folder.
         path: PathBuf,

@@ -59,8 +59,8 @@ text_enum! {
 }
 
 impl EventName {
-    /// Returns true if the deltas of this event, summed by owner over the start of a file, give the live
-    /// memory of each owner.
+    /// Returns true if the deltas of this event count for the live memory: their sums by owner, from the
+    /// start of a file, are the live memory of each owner.
     #[must_use]
     pub const fn is_block(self) -> bool {
         matches!(self, EventName::Alloc | EventName::Free | EventName::Tag | EventName::Live)

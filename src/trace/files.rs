@@ -8,8 +8,8 @@
 //! | a finished trace or part, compressed | its name followed by `.gz` or `.zst` |
 //! | a part before its opening rows are complete, or a compressed copy before it is complete | its name with `.csv.unfinished` for `.csv` |
 //!
-//! `NAME` follows `MEMTRACE_NAME`. When a file of that name exists already, the writer appends `-2`, `-3`, ...
-//! to `NAME` or to the number of the part.
+//! `NAME` is expanded from `MEMTRACE_NAME`. If a file of that name already exists, the writer appends `-2`,
+//! `-3`, ... to `NAME` or to the part number.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -18,15 +18,15 @@ use std::path::{Path, PathBuf};
 use crate::config::Compression;
 
 const TRACE: &str = ".csv";
-/// Not `.csv`: `*.csv` in a folder are its traces.
+/// Not a `.csv` file, so that `*.csv` in a folder matches only traces.
 const STACKS: &str = ".stacks";
-/// The ending of older versions.
+/// The ending that older versions use.
 const OLD_STACKS: &str = ".stacks.csv";
 const UNFINISHED: &str = ".unfinished";
-/// Stands before the number of a part.
+/// Precedes the part number.
 const PART: &str = "part";
 
-/// The name of the trace `name`; `suffix` makes it unique and is mostly empty.
+/// Returns the file name of the trace `name`. `suffix` makes it unique, and is usually empty.
 #[must_use]
 pub fn trace_name(name: &str, suffix: &str) -> String {
     format!("{name}{suffix}{TRACE}")
@@ -39,13 +39,13 @@ pub fn is_trace(name: &str) -> bool {
     plain.ends_with(TRACE) && !plain.ends_with(OLD_STACKS)
 }
 
-/// The compression of a file of this name.
+/// Returns the compression of a file of this name.
 #[must_use]
 pub fn compression(name: &str) -> Compression {
     without_compression(name).1
 }
 
-/// The name of a trace without the endings that every trace has.
+/// Returns the name of a trace without the endings that every trace has.
 ///
 /// ```
 /// use memtrace_trace::files::{is_trace, stem};
@@ -67,39 +67,39 @@ fn without_compression(name: &str) -> (&str, Compression) {
         .unwrap_or((name, Compression::Off))
 }
 
-/// The file that `compressed` replaces; `None` when `compressed` is not a compressed trace.
+/// Returns the file that `compressed` replaces, or `None` if `compressed` is not a compressed trace.
 #[must_use]
 pub fn uncompressed(compressed: &Path) -> Option<PathBuf> {
     let name = compressed.file_name()?.to_str()?;
     (compression(name) != Compression::Off).then(|| compressed.with_extension(""))
 }
 
-/// The file that replaces the finished trace or part `plain`.
+/// Returns the compressed file that replaces the finished trace or part `plain`.
 #[must_use]
 pub fn compressed(plain: &Path, how: Compression) -> PathBuf {
     with_ending(plain, how.suffix())
 }
 
-/// The place of the compressed copy of `plain` until it is complete.
+/// Returns the path of the compressed copy of `plain` while it is incomplete.
 #[must_use]
 pub fn unfinished_copy(plain: &Path) -> PathBuf {
     with_ending(plain, UNFINISHED)
 }
 
-/// The place of a part, beside the first one, until its opening rows are complete.
+/// Returns the path of a part, next to the first part, until its opening rows are complete.
 #[must_use]
 pub fn unfinished_part(first: &Path, part: u32, suffix: &str) -> PathBuf {
     first.with_extension(format!("{PART}{part}{suffix}{TRACE}{UNFINISHED}"))
 }
 
-/// The place of an unfinished part once it is finished.
+/// Returns the final path of an unfinished part.
 #[must_use]
 pub fn finished_part(unfinished: &Path) -> PathBuf {
     unfinished.with_extension("")
 }
 
-/// Returns true if a file of this name is an unfinished part, or an unfinished copy, of the trace whose first
-/// part has this `stem`.
+/// Returns true if a file of this name is an unfinished part or copy of the trace whose first part has this
+/// `stem`.
 #[must_use]
 pub fn is_unfinished_of(name: &str, stem: &str) -> bool {
     name.strip_prefix(stem)
@@ -107,7 +107,7 @@ pub fn is_unfinished_of(name: &str, stem: &str) -> bool {
         .is_some_and(|rest| rest.starts_with('.') && rest.ends_with(TRACE))
 }
 
-/// The path of a trace without `.csv`, and without the number of its part.
+/// Returns the path of a trace without `.csv` and without the part number.
 #[must_use]
 pub fn first_stem(part: &Path) -> PathBuf {
     let plain = part.with_extension("");
@@ -118,32 +118,34 @@ pub fn first_stem(part: &Path) -> PathBuf {
     if is_part { plain.with_extension("") } else { plain }
 }
 
-/// The name of a trace or part, compressed or not, without its endings: the name of its process's trace.
+/// Returns the name of a trace or part, compressed or not, without its endings: the trace name of its
+/// process.
 #[must_use]
 pub fn process_name(trace: &Path) -> String {
     let plain = stacks_with(trace, TRACE);
     first_stem(&plain).file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// The path of the part numbered `part` (2 or more), beside any other part.
+/// Returns the path of the part numbered `part` (2 or more), next to any other part.
 #[must_use]
 pub fn part(any: &Path, part: u64) -> PathBuf {
     with_ending(&first_stem(any), &format!(".{PART}{part}{TRACE}"))
 }
 
-/// The path of the part before the one numbered `part` (2 or more), beside it.
+/// Returns the path of the part before the one numbered `part` (2 or more), next to it.
 #[must_use]
 pub fn part_before(any: &Path, part: u64) -> PathBuf {
     if part > 2 { self::part(any, part - 1) } else { with_ending(&first_stem(any), TRACE) }
 }
 
-/// The stacks of a trace or part. Those of a compressed one are not compressed.
+/// Returns the path of the stacks file of a trace or part. It is not compressed, even if the trace is.
 #[must_use]
 pub fn stacks(trace: &Path) -> PathBuf {
     stacks_with(trace, STACKS)
 }
 
-/// The stacks of a trace or part that this or an older version wrote.
+/// Returns the path of the existing stacks file of a trace or part, whether this or an older version wrote
+/// it.
 #[must_use]
 pub fn written_stacks(trace: &Path) -> PathBuf {
     let (new, old) = (stacks(trace), stacks_with(trace, OLD_STACKS));
@@ -151,7 +153,7 @@ pub fn written_stacks(trace: &Path) -> PathBuf {
 }
 
 fn stacks_with(trace: &Path, ending: &str) -> PathBuf {
-    // The bytes of the name: a file may have a name that is not UTF-8.
+    // Works on bytes, because a file name may be invalid UTF-8.
     let name = trace.file_name().unwrap_or_default().as_encoded_bytes();
     let end = name.windows(TRACE.len()).rposition(|part| part == TRACE.as_bytes()).unwrap_or(name.len());
     let mut stem = OsStr::from_bytes(&name[..end]).to_owned();

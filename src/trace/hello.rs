@@ -1,10 +1,11 @@
-//! What the preloaded library tells `memtrace run`: bytes in a file that this launcher makes for each run.
+//! The reports of the preloaded library to `memtrace run`: bytes in a file that the launcher creates for each
+//! run.
 
-/// The variable that names the file.
+/// The environment variable with the path of the file.
 pub const HELLO: &str = "MEMTRACE_HELLO";
 
-/// The byte of a process that loaded the library: the launcher cannot see it otherwise.
+/// Written by a process that has loaded the library, which the launcher cannot detect otherwise.
 pub const LOADED: u8 = b'.';
 
-/// The byte of a process that could not write its trace, or not to the end. It said why on stderr.
+/// Written by a process that could not write its trace completely. It has printed the reason on stderr.
 pub const TRACE_FAILED: u8 = b'!';

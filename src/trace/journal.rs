@@ -1,7 +1,8 @@
 //! The layout of a journal on disk, and the identity of the process that writes it.
 //!
-//! A journal is a mapped file: a [`JournalHeader`], then the chunks that threads fill with events. The recorder maps it and stores through these types. Recovery reads its bytes at the offsets in
-//! [`layout`] and maps nothing, because the file may be cut off or may be no journal at all.
+//! A journal is a mapped file: a [`JournalHeader`], followed by the chunks that threads fill with events. The
+//! recorder maps the file and stores through these types. Recovery reads the bytes at the offsets in
+//! [`layout`] and does not map the file, because it may be truncated or not be a journal at all.
 
 use std::cell::UnsafeCell;
 use std::ffi::OsStr;
@@ -11,24 +12,24 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use crate::Event;
 
-/// The size of a chunk in bytes. It is small, so that a process of hundreds of threads has one for each.
+/// The size of a chunk in bytes. It is small so that each of a process's hundreds of threads can have one.
 pub const CHUNK_BYTES: usize = 16 << 10;
-/// Events in a chunk; its header takes the place of one.
+/// The number of events in a chunk. The chunk's header uses the space of one event.
 pub const SLOTS: usize = CHUNK_BYTES / size_of::<Event>() - 1;
 
-/// The first bytes of a journal; the digits are the version of its layout.
+/// The first bytes of a journal. The digits are the version of the layout.
 pub const MAGIC: [u8; 8] = *b"MEMTRJ04";
 
-/// The size of a journal's header in bytes: a number of whole chunks.
+/// The size of the journal header in bytes, a multiple of the chunk size.
 pub const HEADER_BYTES: usize = 2 * CHUNK_BYTES;
 
-/// The longest path that a journal stores, in bytes; Linux has no longer ones.
+/// The maximum length of a path in a journal, in bytes; Linux allows no longer paths.
 pub const MAX_PATH: usize = 4096;
 
-/// The longest JSON of a meta row that a journal stores, in bytes.
+/// The maximum size of a meta row's JSON in a journal, in bytes.
 pub const MAX_META: usize = 8 << 10;
 
-/// The longest text of [`JournalHeader::words`], in bytes.
+/// The maximum size of a text in [`JournalHeader::words`], in bytes.
 pub const MAX_WORDS: usize = 2 << 10;
 
 /// The number of [`Losses`] in a journal.
@@ -37,17 +38,17 @@ pub const LOSS_SHARDS: usize = 64;
 /// The header of a chunk, before its events.
 #[repr(C, align(64))]
 pub struct ChunkHeader {
-    /// The number of complete slots. The filling thread stores it with `Release`.
+    /// The number of complete slots. The thread that fills the chunk stores it with `Release`.
     pub committed: AtomicU32,
-    /// The thread that fills the chunk.
+    /// The id of the thread that fills the chunk.
     pub tid: AtomicU32,
-    /// The lane of that thread, unique in the process.
+    /// The lane of the thread, unique in the process.
     pub lane: AtomicU32,
     /// The position of the chunk in its lane: 0, 1, 2, ...
     pub index: AtomicU32,
-    /// 1 while the chunk holds events that the trace does not have yet.
+    /// 1 while the chunk contains events that are not yet in the trace.
     pub in_use: AtomicU32,
-    /// The number of events that the trace has, at each of the last two checkpoints.
+    /// The number of events in the trace at each of the last two checkpoints.
     pub consumed: [AtomicU32; 2],
 }
 
@@ -56,27 +57,27 @@ pub struct ChunkHeader {
 pub struct Chunk {
     /// The header.
     pub header: ChunkHeader,
-    /// The events. One thread writes those from `committed` on; the others are complete.
+    /// The events. Slots before `committed` are complete; one thread writes the others.
     pub slots: [UnsafeCell<Event>; SLOTS],
 }
 
 const _: () = assert!(size_of::<Chunk>() == CHUNK_BYTES);
 
-/// Counts of events that are in no chunk. Each lane counts in one of [`LOSS_SHARDS`], so that threads do not
-/// contend for a cache line.
+/// Counts of events that are in no chunk. Each lane uses one of [`LOSS_SHARDS`] counters, so that threads do
+/// not contend for a cache line.
 #[repr(C, align(64))]
 pub struct Losses {
-    /// Events that were dropped. No event is dropped before it is counted here.
+    /// The number of dropped events. An event is counted before it is dropped.
     pub dropped: AtomicU64,
-    /// Events that were put on the overflow list. The list is on the heap, so a kill loses the events on it
-    /// that are not yet in the trace.
+    /// The number of events put on the overflow list. The list is on the heap, so a kill loses those of its
+    /// events that are not yet in the trace.
     pub overflowed: AtomicU64,
 }
 
 /// The header of a journal.
 ///
-/// A checkpoint stores how much of the trace is whole and which events are in it. There are two, and
-/// `checkpoints` selects the valid one, so a process can be killed between any two stores.
+/// A checkpoint records how much of the trace is valid, and which events are in it. There are two, and
+/// `checkpoints` selects the valid one, so the process can be killed between any two stores.
 #[repr(C, align(64))]
 pub struct JournalHeader {
     /// [`MAGIC`].
@@ -87,59 +88,60 @@ pub struct JournalHeader {
     pub rank: AtomicU32,
     /// The number of chunks that follow.
     pub chunks: AtomicU64,
-    /// The clock at which the trace starts, ns of `CLOCK_MONOTONIC`.
+    /// The time at which the trace starts, in ns of `CLOCK_MONOTONIC`.
     pub start_ns: AtomicU64,
-    /// When the process started, in the kernel's ticks: another process may have the same id by now.
+    /// The start time of the process, in kernel ticks. It distinguishes the process from a later one with the
+    /// same id.
     pub process_start: AtomicU64,
     /// The allocator's `roundup_power2_divisions`.
     pub power2_divisions: AtomicU64,
-    /// Bit 0: the allocator caches; bit 1: its reports are the blocks.
+    /// Bit 0: the allocator caches. Bit 1: the allocator's reports are the blocks.
     pub rules: AtomicU64,
-    /// The number of checkpoints so far; the lowest bit is the index of the last one.
+    /// The number of checkpoints so far. Its lowest bit is the index of the last one.
     pub checkpoints: AtomicU64,
-    /// The length of the whole part of the trace at each checkpoint, in bytes.
+    /// The length of the valid part of the trace at each checkpoint, in bytes.
     pub csv_len: [AtomicU64; 2],
-    /// The length of the whole part of the file of definitions at each checkpoint, in bytes.
+    /// The length of the valid part of the definitions file at each checkpoint, in bytes.
     pub names_len: [AtomicU64; 2],
-    /// The number of the part of the trace that is being written at each checkpoint.
+    /// The number of the trace part being written at each checkpoint.
     pub part: [AtomicU64; 2],
-    /// The number of events of the overflow list that are in the trace, at each checkpoint.
+    /// The number of events from the overflow list that are in the trace at each checkpoint.
     pub overflow_written: [AtomicU64; 2],
-    /// The number of dropped events that the `lost` rows of the trace report, at each checkpoint, over all
-    /// parts.
+    /// The number of lost events in the `lost` rows of all parts at each checkpoint.
     pub reported_lost: [AtomicU64; 2],
-    /// The lengths of the two texts in `words` in bytes.
+    /// The lengths in bytes of the two texts in `words`.
     pub words_len: [AtomicU64; 2],
-    /// The number of texts that were stored in `words` so far; the lowest bit is the index of the last one.
+    /// The number of texts stored in `words` so far. Its lowest bit is the index of the last one.
     pub words_stored: AtomicU64,
-    /// The length of the trace's path in bytes; 0 until it is known.
+    /// The length in bytes of the path in `trace`; 0 until the path is known.
     pub trace_len: AtomicU64,
-    /// The lengths of the two texts in `meta` in bytes; 0 for none.
+    /// The lengths in bytes of the two texts in `meta`; 0 if not stored.
     pub meta_len: [AtomicU64; 2],
-    /// The trace's path.
+    /// The path of the trace.
     pub trace: UnsafeCell<[u8; MAX_PATH]>,
-    /// The JSON of the meta row, for a process that is killed before its trace has that row: first a short one, then
-    /// the one with what only a running CUDA knows.
+    /// The JSON of the meta row, for a process that is killed before its trace has that row: first a short
+    /// version, then one that includes the facts known only once CUDA runs.
     pub meta: [UnsafeCell<[u8; MAX_META]>; 2],
-    /// The `key=value` words that the end row would have now. A process can be killed while it stores one of the two.
+    /// The current `key=value` words for the end row, stored alternately: a process can be killed while it
+    /// stores one of the two texts.
     pub words: [UnsafeCell<[u8; MAX_WORDS]>; 2],
-    /// Events that are in no chunk.
+    /// The counts of events that are in no chunk.
     pub losses: [Losses; LOSS_SHARDS],
-    /// The [`mount_namespace`] of the process; 0 when unknown.
+    /// The [`mount_namespace`] of the process; 0 if unknown.
     pub mount_namespace: AtomicU64,
-    /// 1 once the process could not write its trace any further.
+    /// 1 once the process can no longer write its trace.
     pub is_stopped: AtomicU64,
-    /// A request for detail, which a command writes: see [`DetailRequest`].
+    /// A request for detail, which a command writes; see [`DetailRequest`].
     pub detail_asked: AtomicU64,
-    /// The last request that the process has taken.
+    /// The last request that the process has accepted.
     pub detail_taken: AtomicU64,
-    /// The answer to it: see [`DetailAnswer`].
+    /// The answer to that request; see [`DetailAnswer`].
     pub detail_answer: AtomicU64,
 }
 
 const _: () = assert!(size_of::<JournalHeader>() <= HEADER_BYTES);
 
-/// The byte offsets of fields in a journal's header and in a chunk's.
+/// The byte offsets of the fields of the journal header and the chunk header.
 pub mod layout {
     use super::{ChunkHeader, JournalHeader, Losses};
     use std::mem::offset_of;
@@ -216,20 +218,21 @@ pub mod layout {
     pub const CONSUMED: usize = offset_of!(ChunkHeader, consumed);
 }
 
-/// A request for the detail of the next steps, as it stands in a journal.
+/// A request for detail in the next steps, as stored in a journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DetailRequest {
-    /// The number of the request, counted from the first one. It distinguishes two requests for the same steps.
+    /// The sequence number of the request. It distinguishes two requests for the same number of steps.
     pub number: u32,
     /// The number of steps.
     pub steps: u32,
 }
 
 impl DetailRequest {
-    /// The number of steps that asks for a search for what holds memory instead (`memtrace leaks --holders --pid`).
+    /// The value of `steps` that requests a search for the holders of memory instead
+    /// (`memtrace leaks --holders --pid`).
     pub const SEARCH: u32 = u32::MAX;
 
-    /// The request in one word; 0 if there is no request.
+    /// Packs the request into one word. The word 0 means that there is no request.
     #[must_use]
     pub fn pack(self) -> u64 {
         u64::from(self.number) << 32 | u64::from(self.steps)
@@ -245,7 +248,7 @@ impl DetailRequest {
 /// The answer of a process to a [`DetailRequest`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DetailAnswer {
-    /// The step that began when the process took the request, the first of those in detail.
+    /// The step that began when the process accepted the request: the first detailed step.
     pub step: i32,
     /// True if every step of the process is detailed.
     pub is_full: bool,
@@ -265,14 +268,14 @@ impl DetailAnswer {
     }
 }
 
-/// The part of a process's events that the files have, at a checkpoint.
+/// The part of a process's events that is in the files, at a checkpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Written {
-    /// The length of the whole part of the trace in bytes.
+    /// The length of the valid part of the trace in bytes.
     pub csv_len: u64,
-    /// The length of the whole part of the file of definitions in bytes.
+    /// The length of the valid part of the definitions file in bytes.
     pub names_len: u64,
-    /// The number of dropped events that the `lost` rows report, over all parts.
+    /// The number of lost events in the `lost` rows of all parts.
     pub reported_lost: u64,
 }
 
@@ -283,39 +286,39 @@ pub struct Run {
     pub pid: u32,
     /// The distributed rank.
     pub rank: u32,
-    /// The clock at which the trace starts, ns of `CLOCK_MONOTONIC`.
+    /// The time at which the trace starts, in ns of `CLOCK_MONOTONIC`.
     pub start_ns: u64,
-    /// When the process started, in the kernel's ticks since boot.
+    /// The start time of the process, in kernel ticks since boot.
     pub process_start: u64,
     /// The allocator's `roundup_power2_divisions`.
     pub power2_divisions: u64,
-    /// Bit 0: the allocator caches; bit 1: its reports are the blocks.
+    /// Bit 0: the allocator caches. Bit 1: the allocator's reports are the blocks.
     pub rules: u64,
 }
 
-/// The folders that may hold journals: memory first, then the folder of temporary files.
+/// Returns the folders that may contain journals: first in memory, then the folder of temporary files.
 #[must_use]
 pub fn folders() -> Vec<PathBuf> {
     vec![PathBuf::from("/dev/shm"), std::env::temp_dir()]
 }
 
-/// The name of the journal of process `pid`, the recorder of which starts at `start_ns`.
+/// Returns the name of the journal of process `pid`, whose recorder starts at `start_ns`.
 #[must_use]
 pub fn journal_name(pid: u32, start_ns: u64) -> String {
     format!("memtrace-{pid}-{start_ns}.journal")
 }
 
-/// A file in [`folders`], by its name.
+/// The kind of a file in [`folders`], from its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JournalName {
     /// The journal of the process with this id.
     Journal(u32),
-    /// The file of definitions of a journal.
+    /// The definitions file of a journal.
     Definitions,
 }
 
 impl JournalName {
-    /// The kind of file that has this name; `None` for a file that is not memtrace's.
+    /// Parses a file name. Returns `None` if the file is not memtrace's.
     #[must_use]
     pub fn parse(name: &OsStr) -> Option<JournalName> {
         let (stem, ending) = name.to_str()?.strip_prefix("memtrace-")?.split_once('.')?;
@@ -330,14 +333,15 @@ impl JournalName {
     }
 }
 
-/// The mount namespace of this process; 0 when unknown. The paths of another one mean other files.
+/// Returns the mount namespace of this process, or 0 if unknown. In another namespace, a path refers to
+/// another file.
 #[must_use]
 pub fn mount_namespace() -> u64 {
     std::fs::metadata("/proc/self/ns/mnt").map_or(0, |namespace| namespace.ino())
 }
 
-/// The file of definitions of a journal. The writer thread appends definitions to it before it recycles the
-/// chunk that held them.
+/// Returns the path of a journal's definitions file. Before the writer thread reuses a chunk, it appends the
+/// chunk's definitions to this file.
 #[must_use]
 pub fn names_path(journal: &Path) -> PathBuf {
     journal.with_extension("names")

@@ -1,27 +1,27 @@
-//! How much of a rotated trace stays on disk.
+//! How much of a rotated trace is kept on disk.
 
 use std::fmt;
 
 use crate::units::parse_bytes;
 
-/// The finished parts of a trace that stay (`MEMTRACE_KEEP`).
+/// The finished parts of a trace that are kept (`MEMTRACE_KEEP`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keep {
-    /// All.
+    /// All parts.
     All,
-    /// The newest ones, up to this many bytes on disk.
+    /// The newest parts, up to this number of bytes on disk.
     Bytes(u64),
-    /// Those that ended in the last seconds, as many as this.
+    /// The parts that ended within this number of seconds.
     Secs(u64),
 }
 
 impl Keep {
-    /// The least parts in the bytes or the time that stay.
+    /// The number of parts into which the kept bytes or seconds are divided by default.
     pub const PARTS: u64 = 16;
-    /// The smallest part, in bytes.
+    /// The minimum size of a part, in bytes.
     const SMALLEST: u64 = 64 << 10;
 
-    /// Reads `2g`, `48h`, `7d` or `0`.
+    /// Parses `2g`, `48h`, `7d` or `0`.
     pub(crate) fn parse(text: &str) -> Result<Keep, String> {
         let expected = || "expected a size such as 2g, hours such as 48h, days such as 7d, or 0".to_owned();
         let hours = |text: &str, hours: u64| {
@@ -40,8 +40,8 @@ impl Keep {
         }
     }
 
-    /// The bytes and the seconds after which a part ends, from those that were asked for: parts go as a whole, so
-    /// there must be some.
+    /// Returns the bytes and the seconds after which a part ends, from the requested ones. Only whole parts
+    /// are removed, so the kept amount must consist of several.
     pub(crate) fn rotation(self, bytes: u64, secs: u64) -> (u64, u64) {
         match self {
             Keep::All => (bytes, secs),
@@ -52,9 +52,10 @@ impl Keep {
         }
     }
 
-    /// The bytes of a part after its opening rows, which take `opening` bytes, after which it ends; `rotation` are those
-    /// that [`Keep::rotation`] gives. Opening rows repeat what other parts have, so a part gets three times as many
-    /// others, but no more than it would get without a `MEMTRACE_ROTATE`.
+    /// Returns the maximum size of a part after its opening rows, in bytes. `rotation` is the size from
+    /// [`Keep::rotation`], and `opening` is the size of the opening rows. Opening rows repeat data from other
+    /// parts, so a part may have three times as many bytes of new rows, up to the size without
+    /// `MEMTRACE_ROTATE`.
     #[must_use]
     pub fn part_bytes(self, rotation: u64, opening: u64) -> u64 {
         match self {
@@ -64,7 +65,7 @@ impl Keep {
     }
 }
 
-/// As the variable spells it; empty for all.
+/// Formats the value as the variable spells it; empty for all.
 impl fmt::Display for Keep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {

@@ -1,40 +1,41 @@
-//! Splits the used memory of a device into traced calls and the rest. The ledger report, the exit summary and the OOM
-//! message share this rule.
+//! Splits the used memory of a device into the memory of traced calls and the rest. The ledger report, the
+//! exit summary and the OOM message use this split.
 
 use crate::sample::Sample;
 
-/// The name of [`Rest::host`].
+/// The name of [`Rest::host`] in reports.
 pub const HOST: &str = "host memory of the process";
 
-/// The memory of a device that the traced calls of a process account for, in bytes.
+/// The memory of a device that the traced calls of a process explain, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Accounted {
     /// Segments of torch's allocator.
     pub reserved: i64,
-    /// Memory outside it. Managed memory is excluded: it resides where it was last touched.
+    /// Memory outside torch's allocator. Managed memory is excluded, because it resides where it was last
+    /// accessed.
     pub outside: i64,
 }
 
-/// The used memory of a device beyond [`Accounted`], in bytes.
+/// The used memory of a device in addition to [`Accounted`], in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rest {
-    /// Free memory that the driver's memory pool holds.
+    /// Free memory held by the driver's memory pool.
     pub pool: i64,
-    /// Memory for the memory nodes of CUDA graphs.
+    /// Memory held for the memory nodes of CUDA graphs.
     pub graphs: i64,
-    /// The CUDA context of the process, its loaded kernels, and the driver's rounding; `None` when the memory of the
-    /// process is unknown.
+    /// The CUDA context of the process, its loaded kernels, and the driver's rounding; `None` if the memory
+    /// of the process is unknown.
     pub context: Option<i64>,
     /// The memory of other processes.
     pub others: Option<i64>,
-    /// On a device that shares the machine's memory: the memory of the process and its children on the host.
+    /// For a device that shares the host's memory: the host memory of the process and its children.
     pub host: Option<i64>,
     /// Memory without a known holder. It includes `context` and `others` when these are unknown.
     pub unexplained: Option<i64>,
 }
 
 impl Rest {
-    /// The memory in `sample` that was not accounted for at the same moment.
+    /// Returns the memory in `sample` in addition to the memory `accounted` for at the same time.
     #[must_use]
     pub fn of(sample: &Sample, accounted: Accounted) -> Rest {
         let pool = match (sample.pool_reserved, sample.pool_used) {
@@ -51,7 +52,7 @@ impl Rest {
         Rest { pool, graphs, context, others, host, unexplained }
     }
 
-    /// The sum of all parts.
+    /// Returns the sum of all parts.
     #[must_use]
     pub fn total(&self) -> i64 {
         let Rest { pool, graphs, context, others, host, unexplained } = *self;
@@ -59,7 +60,7 @@ impl Rest {
         pool + graphs + parts.into_iter().flatten().sum::<i64>()
     }
 
-    /// The parts that are not 0, with their names.
+    /// Returns the nonzero parts with their names.
     #[must_use]
     pub fn parts(&self) -> Vec<(&'static str, i64)> {
         let parts = [
@@ -76,7 +77,7 @@ impl Rest {
             .collect()
     }
 
-    /// The name of `unexplained`, which depends on the parts that are known.
+    /// Returns the name of `unexplained`, which depends on which other parts are known.
     #[must_use]
     pub fn unexplained_name(&self) -> &'static str {
         match (self.context, self.others) {
@@ -117,7 +118,7 @@ mod tests {
         assert_eq!(container.total(), rest.total());
         let unified = Sample { others: None, bar1: None, cache: Some(100), host: Some(50), ..sample };
         let rest = Rest::of(&unified, accounted);
-        // 1000 less 300 free, 100 of page cache, 500 of the process on the device and 50 on the host.
+        // 1000 minus 300 free, 100 of page cache, 500 of the process on the device and 50 on the host.
         assert_eq!((rest.host, rest.unexplained), (Some(50), Some(50)));
         assert_eq!(rest.parts().last(), Some(&("the system and other programs", 50)));
     }

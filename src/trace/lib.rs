@@ -1,11 +1,11 @@
 //! The contract between the traced process and the command.
 //!
-//! The preloaded library writes with these types and the command reads with them, so each rule that both sides need
-//! (the columns, the names of files and ranges, the allocator's rounding, the settings) is written once, here. The
-//! crate has no global state and no unsafe code.
+//! The preloaded library writes with these types and the command reads with them. Each rule that both sides
+//! need is defined once, here: the columns, the names of files and ranges, the allocator's rounding, the
+//! settings. The crate has no global state and no unsafe code.
 //!
-//! Units: names end in `_bytes` or `_ns`; an `addr` is an address of a device or of the host. No function of this crate
-//! takes two of the three, so they need no types of their own here.
+//! Units: names end in `_bytes` or `_ns`; an `addr` is a device or host address. No function in this crate
+//! takes two of the three, so they do not need separate types.
 #![forbid(unsafe_code)]
 
 pub mod api;

@@ -1,13 +1,13 @@
-//! The evolution of memory: the totals of devices, and the memory that is live.
+//! Tracks memory: the totals of devices, and the live memory.
 //!
-//! [`MemoryState`] has the rules, and three drivers apply them: the encoder for live events, the same encoder
+//! [`MemoryState`] implements the rules. It has three users: the encoder for live events, the same encoder
 //! for the rows of a trace that it resumes, and the analysis for the rows of a trace that it replays. Each
-//! driver keeps other data of a block and finds blocks by another key, so it brings its own collections
-//! ([`LiveMemory`], [`DeviceTotals`]).
+//! user keeps different data about a block and finds blocks by a different key, so it provides its own
+//! collections ([`LiveMemory`], [`DeviceTotals`]).
 
 use crate::EventName;
 
-/// The kinds of memory that a trace tells apart.
+/// The kinds of memory that a trace distinguishes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryKind {
     /// A block of torch's allocator.
@@ -25,18 +25,18 @@ pub enum MemoryKind {
 /// The effect of a row on memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Memory was allocated, or a later part of a rotated trace lists it.
+    /// Memory was allocated, or is listed at the start of a later part of a rotated trace.
     Alloc,
     /// Memory was freed.
     Free,
-    /// The last stream that used a freed block is done with it.
+    /// The last stream that used a freed block has finished with it.
     Complete,
     /// The bytes of a block move from one owner to another, in two rows.
     Tag,
 }
 
 impl MemoryKind {
-    /// The event of an allocation.
+    /// Returns the event of an allocation.
     #[inline]
     #[must_use]
     pub const fn alloc_event(self) -> EventName {
@@ -49,7 +49,7 @@ impl MemoryKind {
         }
     }
 
-    /// The event of a free.
+    /// Returns the event of a free.
     #[inline]
     #[must_use]
     pub const fn free_event(self) -> EventName {
@@ -62,7 +62,8 @@ impl MemoryKind {
         }
     }
 
-    /// The memory that rows of `event` are about, and their effect; `None` for rows that change no memory.
+    /// Returns the kind of memory that rows of `event` are about, and their effect. Returns `None` for rows
+    /// that do not change memory.
     #[inline]
     #[must_use]
     pub const fn of(event: EventName) -> Option<(MemoryKind, Effect)> {
@@ -91,15 +92,15 @@ pub struct Extent {
     pub device: i32,
     /// The kind of memory.
     pub kind: MemoryKind,
-    /// For a block: it is part of a segment, which is counted by itself. A block of an allocator that does not cache is the
-    /// memory of a runtime call and its own segment.
+    /// True for a block inside a segment, which is counted separately. A block of an allocator that does not
+    /// cache is the memory of a runtime call, and thus its own segment.
     pub in_segment: bool,
-    /// The bytes.
+    /// The size in bytes.
     pub bytes: i64,
 }
 
 impl Extent {
-    /// The same memory, freed.
+    /// Returns the same amount as freed memory.
     #[inline]
     #[must_use]
     pub const fn freed(self) -> Extent {
@@ -118,24 +119,24 @@ impl Extent {
     }
 }
 
-/// The totals of one device, in bytes. On the host all but `outside` are pinned memory.
+/// The totals of one device, in bytes. On the host, all of them except `outside` count pinned memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Blocks handed out.
+    /// Blocks in use by the program.
     pub allocated: i64,
-    /// Blocks handed out, or freed and still in use by a stream.
+    /// Blocks in use by the program, and freed blocks that a stream still uses.
     pub active: i64,
     /// Segments.
     pub reserved: i64,
     /// Memory outside torch's allocator.
     pub outside: i64,
-    /// Memory in use on the device that no traced call explains (the context, other processes), by the last sample.
-    /// Negative where managed memory lies on the host. 0 without a sample.
+    /// Memory in use on the device that no traced call explains (the context, other processes), from the last
+    /// sample. Negative if managed memory is on the host; 0 without a sample.
     pub untraced: i64,
 }
 
 impl Totals {
-    /// One of the totals.
+    /// Returns one of the totals.
     #[must_use]
     pub const fn get(&self, metric: Metric) -> i64 {
         match metric {
@@ -146,7 +147,8 @@ impl Totals {
         }
     }
 
-    /// Adds memory; a negative amount is freed. Sums wrap, because a damaged trace may hold any numbers.
+    /// Adds memory; negative bytes are a free. The sums wrap, because a damaged trace may contain any
+    /// numbers.
     #[inline]
     pub const fn add(&mut self, extent: &Extent) {
         let bytes = extent.bytes;
@@ -163,21 +165,21 @@ impl Totals {
         }
     }
 
-    /// Frees a block that streams still use: it stays active.
+    /// Frees a block that streams still use: it remains active.
     #[inline]
     pub const fn defer(&mut self, block: &Extent) {
         self.add(&block.freed());
         self.active = self.active.wrapping_add(block.bytes);
     }
 
-    /// Ends the use of a block that was freed before.
+    /// Ends the use of a block that was freed earlier.
     #[inline]
     pub const fn complete(&mut self, bytes: i64) {
         self.active = self.active.wrapping_sub(bytes);
     }
 
-    /// Takes the totals of a row, which come from the allocator itself. Rows have no total of the memory
-    /// outside it: that total is the sum of their deltas, and samples show the rest.
+    /// Adopts the totals of a row, which come from the allocator itself. Rows have no total of the memory
+    /// outside the allocator, which is the sum of their deltas; samples show the rest.
     #[inline]
     pub const fn adopt(&mut self, allocated: i64, active: i64, reserved: i64) {
         *self = Totals { allocated, active, reserved, ..*self };
@@ -187,25 +189,26 @@ impl Totals {
 /// One of the totals of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Metric {
-    /// Blocks handed out.
+    /// Blocks in use by the program.
     Allocated,
-    /// Blocks handed out, or freed and still in use by a stream.
+    /// Blocks in use by the program, and freed blocks that a stream still uses.
     Active,
     /// Segments held by the allocator.
     Reserved,
-    /// All memory in use on the device: segments, device memory outside torch's allocator, and what samples find
-    /// beyond these. Without samples the first two alone, which are called [`Metric::UNSAMPLED`].
+    /// All memory in use on the device: segments, device memory outside torch's allocator, and the additional
+    /// memory that samples show. Without samples, only the first two, which are then called
+    /// [`Metric::UNSAMPLED`].
     Used,
 }
 
 impl Metric {
-    /// Every metric.
+    /// All metrics.
     pub const ALL: [Metric; 4] = [Metric::Allocated, Metric::Active, Metric::Reserved, Metric::Used];
 
-    /// The name in reports of [`Metric::Used`] on a device without a sample.
+    /// The name of [`Metric::Used`] in reports, for a device without samples.
     pub const UNSAMPLED: &str = "torch and libraries";
 
-    /// The name in reports.
+    /// Returns the name in reports.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -217,29 +220,29 @@ impl Metric {
     }
 }
 
-/// The totals of all devices, as a driver keeps them.
+/// The totals of all devices, in the user's collection.
 pub trait DeviceTotals {
-    /// The totals of a device, new or known; -1 is the host.
+    /// Returns the totals of a device, which may be new; -1 is the host.
     fn totals_mut(&mut self, device: i32) -> &mut Totals;
 }
 
-/// The live memory, as a driver keeps it.
+/// The live memory, in the user's collection.
 pub trait LiveMemory {
-    /// The name of a piece of memory: an address, or the id of its allocation.
+    /// The key of a piece of memory: an address, or the id of its allocation.
     type Key: Copy;
-    /// The properties that the driver keeps.
+    /// The data that is kept about a piece of memory.
     type Block;
-    /// The result of an insertion, such as the memory that was live under the key before.
+    /// The result of an insertion, such as the memory that was live under the same key.
     type Replaced;
     /// The circumstances of a free.
     type Cause;
-    /// Memory that was freed.
+    /// The data about freed memory.
     type Freed;
 
     /// Adds memory.
     fn insert(&mut self, key: Self::Key, block: Self::Block) -> Self::Replaced;
 
-    /// Removes memory; `None` when none is live under the key.
+    /// Removes memory. Returns `None` if no memory is live under the key.
     fn remove(&mut self, key: Self::Key, cause: Self::Cause) -> Option<Self::Freed>;
 }
 
@@ -253,14 +256,14 @@ pub struct MemoryState<L, D> {
 }
 
 impl<L: LiveMemory, D: DeviceTotals> MemoryState<L, D> {
-    /// Memory was allocated.
+    /// Adds allocated memory.
     #[inline]
     pub fn alloc(&mut self, extent: &Extent, key: L::Key, block: L::Block) -> L::Replaced {
         self.count(extent);
         self.live.insert(key, block)
     }
 
-    /// Frees memory. `extent` computes the amount from the freed memory, which some drivers need for it.
+    /// Frees memory. `extent` returns the freed amount, which for some users depends on the removed memory.
     #[inline]
     pub fn free(
         &mut self,
@@ -273,15 +276,14 @@ impl<L: LiveMemory, D: DeviceTotals> MemoryState<L, D> {
         freed
     }
 
-    /// The program freed a block that streams still use. The caller keeps the block until
-    /// [`MemoryState::complete`].
+    /// Frees a block that streams still use. The caller keeps the block until [`MemoryState::complete`].
     #[inline]
     pub fn free_deferred(&mut self, key: L::Key, cause: L::Cause, block: &Extent) -> Option<L::Freed> {
         self.devices.totals_mut(block.device).defer(block);
         self.live.remove(key, cause)
     }
 
-    /// The last stream that used such a block is done with it.
+    /// Ends the use of a deferred block by its last stream.
     #[inline]
     pub fn complete(&mut self, device: i32, bytes: i64) {
         self.devices.totals_mut(device).complete(bytes);

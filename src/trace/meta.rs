@@ -1,12 +1,12 @@
-//! The JSON of the first row: the run, its devices and its settings.
+//! The JSON in the first row: the run, its devices and its settings.
 
 use serde::{Deserialize, Serialize};
 
 use crate::rounding::Rounding;
 use crate::text::printable_json;
 
-/// The JSON in the `name` of the meta row. Fields are only ever added; a reader takes the default of a field that an
-/// older trace lacks.
+/// The JSON in the `name` of the meta row. Fields are only ever added. A reader uses the default of a field
+/// that an older trace does not have.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Meta {
@@ -14,59 +14,60 @@ pub struct Meta {
     pub schema: String,
     /// The version of memtrace that wrote the trace.
     pub memtrace: String,
-    /// Wall-clock ns since the Unix epoch at `ts_ns` 0.
+    /// The wall-clock time at `ts_ns` 0, in ns since the Unix epoch.
     pub start_unix_ns: i64,
     /// The host's name.
     pub host: String,
-    /// The id of the launch, equal for all of its processes.
+    /// The id of the launch, the same for all of its processes.
     pub run_id: String,
-    /// The distributed rank; 0 when not distributed.
+    /// The distributed rank; 0 for a single process.
     pub rank: i32,
-    /// The number of ranks; 1 when not distributed.
+    /// The number of ranks; 1 for a single process.
     pub world_size: i32,
-    /// The command line, secrets redacted.
+    /// The command line, with secrets redacted.
     pub argv: Vec<String>,
     /// One entry per visible device.
     pub devices: Vec<Device>,
     /// The caching allocator's settings.
     pub allocator: Allocator,
-    /// The versions that were found: `cuda_runtime`, `cuda_driver`, `torch`.
+    /// The detected versions: `cuda_runtime`, `cuda_driver`, `torch`.
     pub versions: std::collections::BTreeMap<String, String>,
     /// The path of this trace's journal; empty without a journal.
     pub journal: String,
-    /// The number of this file among the parts of a rotated trace: 1, 2, 3, ...; 0 in older traces.
+    /// The part number of this file in a rotated trace: 1, 2, 3, ...; 0 in older traces.
     pub part: u32,
-    /// The number of rows after this one that repeat the blocks and totals that were live when this part began.
+    /// The number of following rows that repeat the blocks and totals that were live when this part began.
     pub opening_rows: u64,
-    /// The value of `MEMTRACE_KEEP`; empty when no part is removed.
+    /// The value of `MEMTRACE_KEEP`; empty if all parts are kept.
     pub keep: String,
-    /// The description of the simulated GPU; null on a real one.
+    /// The description of the simulated GPU; null for a real GPU.
     pub phantom: serde_json::Value,
     /// The value of `MEMTRACE_OPS`; empty in older traces.
     pub ops: String,
     /// True if modules and tags were recorded (`MEMTRACE_MODULES`); false in older traces.
     pub modules: bool,
-    /// The value of `MEMTRACE_DETAIL`; empty in older traces, which have every step in detail.
+    /// The value of `MEMTRACE_DETAIL`; empty in older traces, in which every step is detailed.
     pub detail: String,
     /// True if this file may have `repeat` rows; see [`crate::repeats`].
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub repeats: bool,
-    /// The id of the machine's boot; empty when unknown.
+    /// The id of the machine's boot; empty if unknown.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub boot: String,
-    /// The folder of the control group whose memory limit binds the process; empty when no group counts its memory.
+    /// The folder of the cgroup whose memory limit applies to the process; empty if no cgroup counts its
+    /// memory.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub cgroup: String,
-    /// The inode of that folder, which no other group of the same boot has; 0 when unknown.
+    /// The inode of that folder, which no other cgroup of the same boot has; 0 if unknown.
     #[serde(skip_serializing_if = "is_zero")]
     pub cgroup_id: u64,
-    /// The working folder when the trace begins; empty when unknown.
+    /// The working directory at the start of the trace; empty if unknown.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub cwd: String,
-    /// The processes that this one descends from when its trace begins, its parent first; empty when unknown.
+    /// The ancestors of this process at the start of the trace, its parent first; empty if unknown.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ancestors: Vec<u32>,
-    /// The capabilities that this process lacked, a sentence each.
+    /// The capabilities that this process lacked, one sentence each.
     pub degraded: Vec<String>,
 }
 
@@ -75,28 +76,28 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-/// One visible device.
+/// A visible device.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Device {
     /// The CUDA ordinal.
     pub ordinal: i32,
-    /// The name; empty when unknown.
+    /// The name; empty if unknown.
     pub name: String,
-    /// The memory in bytes; 0 when unknown.
+    /// The memory in bytes; 0 if unknown.
     pub total_bytes: i64,
 }
 
 impl Meta {
-    /// The text of the meta row. A command line may hold anything: its control characters are spelled out.
+    /// Returns the text of the meta row. Control characters in the command line are escaped.
     ///
     /// # Errors
-    /// Never, in practice: every field has a form in JSON.
+    /// Never returns an error in practice: every field can be expressed in JSON.
     pub fn to_json(&self) -> serde_json::Result<String> {
         Ok(printable_json(&serde_json::to_string(self)?).into_owned())
     }
 
-    /// The device with this ordinal.
+    /// Returns the device with this ordinal.
     #[must_use]
     pub fn device(&self, ordinal: i32) -> Option<&Device> {
         self.devices.iter().find(|device| device.ordinal == ordinal)
@@ -108,7 +109,7 @@ impl Meta {
         !self.phantom[crate::end_row::NEEDED_BYTES].is_null()
     }
 
-    /// The memory of a device in bytes; 0 when unknown.
+    /// Returns the memory of a device in bytes, or 0 if unknown.
     #[must_use]
     pub fn total_bytes(&self, ordinal: i32) -> i64 {
         self.device(ordinal).map_or(0, |device| device.total_bytes)
@@ -119,7 +120,7 @@ impl Meta {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Allocator {
-    /// False under `PYTORCH_NO_CUDA_MEMORY_CACHING`.
+    /// False if `PYTORCH_NO_CUDA_MEMORY_CACHING` is set.
     pub caching: bool,
     /// `native` or `cudaMallocAsync`.
     pub backend: String,
@@ -128,15 +129,15 @@ pub struct Allocator {
 }
 
 impl Allocator {
-    /// The allocator's rounding of requested sizes.
+    /// Returns the allocator's rounding of requested sizes.
     #[must_use]
     pub fn rounding(&self) -> Rounding {
-        // One number, or 0 for none and for the form with a number per size.
+        // A single number. It is 0 if the option is unset or lists a number per size.
         let divisions = self.option("roundup_power2_divisions").and_then(|value| value.parse().ok());
         Rounding { caching: self.caching, power2_divisions: divisions.unwrap_or(0) }
     }
 
-    /// The value of `name` in a `conf` such as `a:1,name:value,b:2`.
+    /// Returns the value of `name` in a `conf` such as `a:1,name:value,b:2`.
     #[must_use]
     pub fn option(&self, name: &str) -> Option<&str> {
         self.conf.split(',').find_map(|part| {
@@ -152,7 +153,7 @@ impl Default for Allocator {
     }
 }
 
-/// The command line with the values of options that look like secrets replaced by `***`.
+/// Returns the command line with `***` in place of the values of options that look like secrets.
 #[must_use]
 pub fn redact(argv: impl IntoIterator<Item = String>) -> Vec<String> {
     let mut hide_next = false;

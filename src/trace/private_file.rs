@@ -1,8 +1,8 @@
-//! The one way to open a file for writing: of a trace, a journal, a log.
+//! The only functions that open a file for writing, be it a trace, a journal or a log.
 //!
-//! The name may come from an environment that somebody else has set, and the folder may be open to others. So
-//! a link is never followed, a FIFO is never waited for, and a file that was there before is used only when it
-//! belongs to this user.
+//! The path may come from an environment variable that another user has set, and others may have access to
+//! the folder. So a link is never followed, opening a FIFO never blocks, and an existing file is used only if
+//! it belongs to this user.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -11,28 +11,28 @@ use std::path::Path;
 
 use rustix::fs::OFlags;
 
-/// Creates a file, which must not exist. Only its owner can read it.
+/// Creates a file that does not exist yet. Only its owner can read it.
 ///
 /// # Errors
-/// When the name is taken, or the file cannot be created.
+/// Returns an error if the file exists or cannot be created.
 pub fn create(path: &Path) -> io::Result<File> {
     open(path, OpenOptions::new().read(true).write(true).create_new(true))
 }
 
-/// Opens a file again that this process has created. Its owner is not checked: a file system may give another
-/// one to all files (NFS with `root_squash`).
+/// Reopens a file that this process has created. The owner is not checked, because a file system may change
+/// the owner of all files (NFS with `root_squash`).
 ///
 /// # Errors
-/// When the file cannot be opened, is a link or no regular file.
+/// Returns an error if the file cannot be opened, is a link, or is not a regular file.
 pub fn reopen(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     open(path, options)
 }
 
-/// Opens a file that others may have made, to append to it.
+/// Opens a file for appending, which others may have created.
 ///
 /// # Errors
-/// When the file cannot be opened, is a link or no regular file, or belongs to another user. One with a second
-/// name is refused too: the name may be a hard link to a file that nobody meant.
+/// Returns an error if the file cannot be opened, is a link, is not a regular file, or belongs to another
+/// user. A file with several names is rejected, too: one of them may be a hard link to an unrelated file.
 pub fn append(path: &Path) -> io::Result<File> {
     let file = open(path, OpenOptions::new().append(true))?;
     let found = file.metadata()?;
@@ -45,10 +45,10 @@ pub fn append(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Like [`append`], but creates a missing file.
+/// Like [`append`], but creates the file if it does not exist.
 ///
 /// # Errors
-/// As of [`append`].
+/// Same as [`append`].
 pub fn append_or_create(path: &Path) -> io::Result<File> {
     match open(path, OpenOptions::new().append(true).create_new(true)) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => append(path),
@@ -61,7 +61,7 @@ fn refused(why: &str) -> io::Error {
 }
 
 fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
-    // Without NONBLOCK the open of a FIFO would wait for a reader.
+    // Without NONBLOCK, opening a FIFO would wait for a reader.
     let flags = OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let file = options.mode(0o600).custom_flags(flags.bits() as i32).open(path)?;
     if file.metadata()?.is_file() { Ok(file) } else { Err(refused("it is no regular file")) }
@@ -74,7 +74,7 @@ mod tests {
 
     use super::*;
 
-    /// A folder of its own, removed at the end.
+    /// A temporary folder, removed at the end.
     struct Folder(std::path::PathBuf);
 
     impl Folder {

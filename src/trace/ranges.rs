@@ -1,32 +1,32 @@
 //! The meaning of range names.
 //!
-//! One rule serves NVTX push/pop and start/end ranges, domain ranges, and the C functions. The documentation of ranges
-//! describes it.
+//! The same rules apply to NVTX push/pop and start/end ranges, domain ranges, and the C functions. The
+//! documentation of ranges describes them.
 
 /// The attribute that a range sets for the memory allocated inside it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Meaning<'a> {
-    /// The phase of the process: `forward`, `backward`, ...
+    /// The phase of the process, such as `forward` or `backward`.
     Phase(&'a str),
-    /// A whole module path, which replaces the levels around it.
+    /// A complete module path, which replaces the levels around it.
     ModulePath(&'a str),
-    /// One more level of the module path.
+    /// One level that is appended to the module path.
     Level(&'a str),
-    /// An op, `aten::mm`.
+    /// An op, such as `aten::mm`.
     Op(&'a str),
     /// The number of a training step.
     Step(i64),
-    /// A library's mark on its own kernels: it gets a row and sets no attribute.
+    /// A library's marker for its own kernels. It gets a row but sets no attribute.
     Library,
 }
 
 /// NVTX domains in which libraries mark their own kernels: CUB and Thrust, which torch uses.
 pub const LIBRARY_DOMAINS: &[&str] = &["CCCL", "CUB", "Thrust"];
 
-/// The category that marks a range of [`LIBRARY_DOMAINS`].
+/// The category name for ranges in [`LIBRARY_DOMAINS`].
 pub const LIBRARY: &str = "library";
 
-/// Bare names that are phases. `MEMTRACE_PHASES` adds more.
+/// Plain names that are phases. `MEMTRACE_PHASES` adds more.
 pub const PHASE_WORDS: &[&str] = &[
     "forward",
     "backward",
@@ -45,8 +45,8 @@ pub const PHASE_WORDS: &[&str] = &[
     "decode",
 ];
 
-/// The meaning of a range's name. `category` is the name of the NVTX category when the range belongs to the domain
-/// `memtrace`, else `None`; `more_phases` are the words of `MEMTRACE_PHASES`.
+/// Returns the meaning of a range name. `category` is the name of the NVTX category if the range is in the
+/// domain `memtrace`, otherwise `None`. `more_phases` contains the words in `MEMTRACE_PHASES`.
 ///
 /// ```
 /// use memtrace_trace::ranges::{Meaning, meaning};
@@ -92,7 +92,7 @@ pub fn meaning<'a>(name: &'a str, category: Option<&str>, more_phases: &[String]
     Meaning::Level(name)
 }
 
-/// `step 12`, `step_12`, `iteration_12`, `iter 12`, `ProfilerStep#12`.
+/// Parses `step 12`, `step_12`, `iteration_12`, `iter 12`, `ProfilerStep#12`.
 fn bare_step(name: &str) -> Option<i64> {
     let digits = name
         .strip_prefix("ProfilerStep#")
@@ -105,7 +105,8 @@ fn separated<'a>(name: &'a str, word: &str) -> Option<&'a str> {
     name[word.len()..].strip_prefix([' ', '_', '#', '-'])
 }
 
-/// The op of a name that `torch.autograd.profiler.emit_nvtx` pushes: `aten::mul, seq = 8, op_id = 107`.
+/// Returns the op in a name that `torch.autograd.profiler.emit_nvtx` pushes:
+/// `aten::mul, seq = 8, op_id = 107`.
 fn emit_nvtx_op(name: &str) -> Option<&str> {
     let (op, rest) = name.split_once(", ")?;
     (rest.starts_with("seq = ") || rest.starts_with("op_id = ")).then_some(op)

@@ -1,28 +1,28 @@
-//! The size rules of PyTorch's caching allocator (`c10/cuda/CUDACachingAllocator.cpp`), version 2.1 on.
+//! The size rules of PyTorch's caching allocator (`c10/cuda/CUDACachingAllocator.cpp`), from version 2.1 on.
 
-/// Every block is at least this and a multiple of it, in bytes (`kMinBlockSize`).
+/// The minimum size of a block in bytes. Every block size is a multiple of it (`kMinBlockSize`).
 pub const MIN_BLOCK: u64 = 512;
-/// Rounded requests up to this size come from the small pool (`kSmallSize`).
+/// The maximum size of a rounded request that is served from the small pool (`kSmallSize`).
 pub const SMALL_SIZE: u64 = 1 << 20;
-/// The segment that serves the small pool (`kSmallBuffer`).
+/// The size of a segment in the small pool (`kSmallBuffer`).
 pub const SMALL_SEGMENT: u64 = 2 << 20;
-/// Rounded requests below this size take a [`LARGE_SEGMENT`] (`kMinLargeAlloc`).
+/// Rounded requests below this size, but above [`SMALL_SIZE`], use a [`LARGE_SEGMENT`] (`kMinLargeAlloc`).
 pub const MIN_LARGE_ALLOC: u64 = 10 << 20;
-/// The segment of requests between the small pool and [`MIN_LARGE_ALLOC`] (`kLargeBuffer`).
+/// The segment size for requests between the small pool and [`MIN_LARGE_ALLOC`] (`kLargeBuffer`).
 pub const LARGE_SEGMENT: u64 = 20 << 20;
-/// Larger segments are a multiple of this (`kRoundLarge`).
+/// The sizes of larger segments are multiples of this (`kRoundLarge`).
 pub const ROUND_LARGE: u64 = 2 << 20;
 
 /// Returns true if PyTorch's caching allocator is on, given the value of `PYTORCH_NO_CUDA_MEMORY_CACHING`.
 ///
-/// MemTracker reads the variable as an integer and PyTorch from 2.3 on as a flag, so `0` means caching. Older versions
-/// turned caching off whenever the variable was set.
+/// MemTracker reads the variable as an integer, and PyTorch 2.3 and later as a flag, so `0` enables caching.
+/// Older versions of PyTorch disable caching whenever the variable is set.
 #[must_use]
 pub fn caching_enabled(no_caching: Option<&str>) -> bool {
     matches!(no_caching, None | Some("" | "0"))
 }
 
-/// The caching allocator's rounding of a request.
+/// The rounding of requests by the caching allocator.
 ///
 /// ```
 /// use memtrace_trace::rounding::{Rounding, segment_size};
@@ -35,9 +35,10 @@ pub fn caching_enabled(no_caching: Option<&str>) -> bool {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rounding {
-    /// False turns rounding off: under `PYTORCH_NO_CUDA_MEMORY_CACHING`, and for memory that is not on a CUDA device.
+    /// False disables rounding: under `PYTORCH_NO_CUDA_MEMORY_CACHING`, and for memory that is not on a CUDA
+    /// device.
     pub caching: bool,
-    /// The allocator's setting `roundup_power2_divisions`; 0 and 1 turn it off.
+    /// The allocator's setting `roundup_power2_divisions`; 0 and 1 disable it.
     pub power2_divisions: u64,
 }
 
@@ -48,7 +49,7 @@ impl Default for Rounding {
 }
 
 impl Rounding {
-    /// The block size, in bytes, for a request of `size` bytes.
+    /// Returns the block size in bytes for a request of `size` bytes.
     #[must_use]
     pub fn round(self, size: u64) -> u64 {
         if !self.caching || size == 0 {
@@ -62,7 +63,8 @@ impl Rounding {
     }
 }
 
-/// Rounds up to the next of `divisions` equal steps between two powers of two.
+/// Rounds up to the next multiple of a step: `divisions` equal steps divide the range between two powers of
+/// two.
 fn round_power2(size: u64, divisions: u64) -> u64 {
     if size.is_power_of_two() {
         return size;
@@ -72,8 +74,8 @@ fn round_power2(size: u64, divisions: u64) -> u64 {
     size.checked_next_multiple_of(step).unwrap_or(size)
 }
 
-/// The size of the segment that the allocator requests from CUDA for a request that was rounded to `rounded` bytes,
-/// with default settings.
+/// Returns the size of the segment that the allocator requests from CUDA for a request of `rounded` bytes
+/// (already rounded), with default settings.
 #[must_use]
 pub fn segment_size(rounded: u64) -> u64 {
     if rounded <= SMALL_SIZE {

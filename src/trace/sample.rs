@@ -1,39 +1,39 @@
 //! The values of a `sample` row.
 //!
-//! They stand in the row's `name` as `key=value`, in bytes; unknown values are left out. The free memory is in
-//! `device_free_bytes` too.
+//! The `name` of the row contains them as `key=value`, in bytes; unknown values are omitted.
+//! `device_free_bytes` also contains the free memory.
 
 use std::fmt;
 
 use crate::columns::MAX_BYTES;
 
-/// The state of a device according to the driver or NVML, in bytes; `None` is unknown.
+/// The state of a device as reported by the driver or NVML, in bytes; `None` is unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sample {
-    /// The device's memory.
+    /// The total memory of the device.
     pub total: Option<i64>,
-    /// Free memory.
+    /// The free memory.
     pub free: Option<i64>,
-    /// The memory of this process, with its context and code.
+    /// The memory of this process, including its context and code.
     pub process: Option<i64>,
     /// The memory of other processes.
     pub others: Option<i64>,
     /// The used part of BAR1, the window through which the host accesses device memory.
     pub bar1: Option<i64>,
-    /// The memory that the device's current memory pool holds (`cudaMallocAsync`).
+    /// The memory held by the device's current memory pool (`cudaMallocAsync`).
     pub pool_reserved: Option<i64>,
-    /// The allocated part of it.
+    /// The allocated part of the memory pool.
     pub pool_used: Option<i64>,
-    /// Memory for the memory nodes of CUDA graphs.
+    /// The memory held for the memory nodes of CUDA graphs.
     pub graphs: Option<i64>,
-    /// On a device that shares the machine's memory: the page cache, which counts as used and is given up when memory
-    /// runs short.
+    /// For a device that shares the host's memory: the page cache, which counts as used but is reclaimed if
+    /// memory runs low.
     pub cache: Option<i64>,
-    /// On such a device: the memory of this process and its children on the host, without pages of files.
+    /// For such a device: the host memory of this process and its children, without file pages.
     pub host: Option<i64>,
 }
 
-/// The names, in the order of [`Sample::values`].
+/// The keys, in the order of [`Sample::values`].
 const KEYS: [&str; 10] =
     ["total", "free", "process", "others", "bar1", "pool_reserved", "pool_used", "graphs", "cache", "host"];
 
@@ -44,7 +44,7 @@ impl Sample {
         [total, free, process, others, bar1, pool_reserved, pool_used, graphs, cache, host]
     }
 
-    /// Parses the text of a `sample` row. Unknown names, and values that no device can have, are skipped.
+    /// Parses the text of a `sample` row. Skips unknown keys, and values that no device can have.
     #[must_use]
     pub fn parse(text: &str) -> Sample {
         let value = |key: &str| {
@@ -58,19 +58,20 @@ impl Sample {
         Sample { total, free, process, others, bar1, pool_reserved, pool_used, graphs, cache, host }
     }
 
-    /// The used memory of the device. Page cache is not: an allocation gets it.
+    /// Returns the used memory of the device. Page cache does not count, because an allocation can reclaim
+    /// it.
     #[must_use]
     pub fn used(&self) -> Option<i64> {
         Some(self.total? - self.free? - self.cache.unwrap_or(0))
     }
 
-    /// Returns true if the device has no memory of its own: programs and page cache are in the same pool.
+    /// Returns true if the device has no memory of its own: programs and page cache share the host's memory.
     #[must_use]
     pub fn is_unified(&self) -> bool {
         self.cache.is_some()
     }
 
-    /// This sample with the known values of a `later` one.
+    /// Returns this sample, updated with the known values of a `later` one.
     #[must_use]
     pub fn updated(self, later: Sample) -> Sample {
         Sample {

@@ -1,7 +1,7 @@
-//! The `.stacks` file beside a trace, in CSV form: the stacks that `stack_id` refers to.
+//! The `.stacks` file next to a trace, in CSV form. It contains the stacks to which `stack_id` refers.
 //!
-//! Each row is one frame and the id of the stack around it, so a stack is a chain of rows. A stack's id is larger
-//! than the id of the stack around it, and ids are 1, 2, 3, ... in the order of the rows.
+//! Each row has one frame and the id of its parent stack, so a stack is a chain of rows. The ids are 1, 2, 3,
+//! ... in row order, and a stack's id is larger than its parent's.
 
 use std::io::{self, Read, Write};
 
@@ -33,11 +33,11 @@ const HEADER: [&str; 6] = ["stack_id", "parent_id", "depth", "frame", "stack", "
 pub struct Stack<'a> {
     /// The id, 1 or more.
     pub id: u32,
-    /// The id of the stack around its innermost frame; 0 for none.
+    /// The id of the stack without the innermost frame; 0 for none.
     pub parent: u32,
-    /// The kind of its innermost frame.
+    /// The kind of the innermost frame.
     pub kind: FrameKind,
-    /// The texts of its frames, outermost first.
+    /// The texts of all frames, outermost first.
     pub frames: Vec<&'a str>,
 }
 
@@ -47,17 +47,17 @@ pub struct StackWriter<W: Write> {
 }
 
 impl<W: Write> StackWriter<W> {
-    /// Writes a new file to `sink`, the header first.
+    /// Creates a writer for a new file, and writes the header.
     ///
     /// # Errors
-    /// The sink's.
+    /// Returns the sink's error.
     pub fn new(sink: W) -> io::Result<Self> {
         let mut writer = StackWriter::append(sink);
         writer.csv.write_record(HEADER)?;
         Ok(writer)
     }
 
-    /// Appends to rows that `sink` has already.
+    /// Creates a writer for a `sink` that already contains rows.
     pub fn append(sink: W) -> Self {
         StackWriter { csv: ::csv::Writer::from_writer(sink) }
     }
@@ -65,21 +65,21 @@ impl<W: Write> StackWriter<W> {
     /// Adds a stack; see [`StackWriter::flush`].
     ///
     /// # Errors
-    /// The sink's, when the buffer had to be written.
+    /// Returns the sink's error if the buffer had to be written.
     pub fn write(&mut self, stack: &Stack<'_>) -> io::Result<()> {
         let Stack { id, parent, kind, frames } = stack;
         let frame = frames.last().copied().unwrap_or_default();
-        // No row of a trace refers to a stack whose innermost frame is a line of Python, and these frames lie in
-        // many stacks: the whole stack is not spelled out.
+        // No trace row refers to a stack whose innermost frame is a Python line, and such frames are in many
+        // stacks. So their column `stack` contains only the frame.
         let whole = if *kind == FrameKind::Python { frame.to_owned() } else { frames.join(" / ") };
         let (id, parent, depth) = (id.to_string(), parent.to_string(), frames.len().to_string());
         Ok(self.csv.write_record([&id, &parent, &depth, frame, &whole, kind.as_str()])?)
     }
 
-    /// Gives the sink all stacks added so far.
+    /// Writes all buffered stacks to the sink.
     ///
     /// # Errors
-    /// The sink's.
+    /// Returns the sink's error.
     pub fn flush(&mut self) -> io::Result<()> {
         self.csv.flush()
     }
@@ -90,7 +90,7 @@ impl<W: Write> StackWriter<W> {
 pub struct StackRow {
     /// The id of the stack.
     pub id: i64,
-    /// The id of the stack around this frame; 0 for none.
+    /// The id of the stack without this frame; 0 for none.
     pub parent: i64,
     /// The kind of the frame; [`FrameKind::Op`] in files of versions without this column.
     pub kind: FrameKind,
@@ -98,8 +98,7 @@ pub struct StackRow {
     pub text: String,
 }
 
-/// Reads the rows of a file. Rows that are damaged are skipped, and the rows end where the file cannot be read on,
-/// at the latest at a row that has no end.
+/// Reads the rows of a file. Skips damaged rows, and ends at a read error or at a row without a line end.
 pub fn read(source: impl Read) -> impl Iterator<Item = StackRow> {
     let mut csv = ::csv::Reader::from_reader(Bounded::new(source));
     let header = csv.headers().cloned().unwrap_or_default();
@@ -123,11 +122,11 @@ pub fn read(source: impl Read) -> impl Iterator<Item = StackRow> {
     })
 }
 
-/// The number of stacks in the complete lines of a file, and the bytes of these lines.
+/// Returns the number of stacks in the complete lines of a file, and the number of bytes in these lines.
 #[must_use]
 pub fn complete(file: &[u8]) -> (usize, usize) {
     let bytes = file.iter().rposition(|byte| *byte == b'\n').map_or(0, |last| last + 1);
-    // No text has a line end in it.
+    // A text never contains a line end.
     let lines = file[..bytes].iter().filter(|byte| **byte == b'\n').count();
     (lines.saturating_sub(1), bytes)
 }

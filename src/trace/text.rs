@@ -1,49 +1,49 @@
-//! Texts: the placeholders, the form that a text has in the file, and the form that it has on a screen.
+//! Texts: the placeholders, and the conversion of texts for the file and for the screen.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
-/// The placeholder of a text column without a text.
+/// The placeholder in a text column without a text.
 pub const NONE: &str = "(none)";
-/// The name in reports of the blocks without a category.
+/// The name of blocks without a category in reports.
 pub const NO_CATEGORY: &str = "(no category)";
-/// The name in reports of the blocks without a module.
+/// The name of blocks without a module in reports.
 pub const NO_MODULE: &str = "(no module)";
-/// The name in reports of the blocks without an op.
+/// The name of blocks without an op in reports.
 pub const NO_OP: &str = "(no op)";
-/// The name in reports of the blocks without a phase.
+/// The name of blocks without a phase in reports.
 pub const NO_PHASE: &str = "(no phase)";
-/// The name in reports of the blocks without a line of Python.
+/// The name of blocks without a Python line in reports.
 pub const NO_LINE: &str = "(no line)";
-/// The name in reports of the blocks without a stack.
+/// The name of blocks without a stack in reports.
 pub const NO_STACK: &str = "(no stack)";
-/// The name in reports of the blocks with neither op nor module nor category.
+/// The name of blocks without an op, module or category in reports.
 pub const NO_OWNER: &str = "(no owner)";
 
 /// The module of an op that runs outside every module.
 pub const SCRIPT: &str = "(script)";
 
-/// The phase of memory that Python allocates outside every op and every other phase but `init`.
+/// The phase of memory that Python allocates outside every op and every phase other than `init`.
 pub const LOAD: &str = "load";
 
 /// The op and the module of memory that was allocated outside the detailed steps.
 pub const WITHOUT_DETAIL: &str = "(without detail)";
 
-/// The longest text of a column, in bytes; longer ones are cut.
+/// The maximum length of a text in a column, in bytes. Longer texts are cut.
 pub const MAX_TEXT: usize = 4096;
 
-/// The texts that pandas reads as a missing value (`pandas._libs.parsers.STR_NA_VALUES`).
+/// The texts that pandas reads as missing values (`pandas._libs.parsers.STR_NA_VALUES`).
 const MISSING: &[&str] = &[
     "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A",
     "NA", "NULL", "NaN", "None", "n/a", "nan", "null",
 ];
 
-/// The characters that begin a formula in a spreadsheet, as a keyboard and as an East Asian keyboard has them.
+/// The characters that start a formula in a spreadsheet, in their regular and full-width forms.
 const FORMULA: &[char] = &['=', '+', '-', '@', '＝', '＋', '－', '＠'];
 
-/// A text in the form that the file allows: cut to [`MAX_TEXT`], on one line, in quotes when a loader would read it as
-/// a missing value, a number or a truth value, preceded by a quote if a spreadsheet would read it as a formula.
-/// [`original_text`] takes that one quote off again.
+/// Returns a text in the form that the file allows: cut to [`MAX_TEXT`] and on one line. It is put in quotes
+/// if a loader would read it as a missing value, a number or a truth value. It is preceded by a quote if a
+/// spreadsheet would read it as a formula; [`original_text`] removes that quote.
 #[must_use]
 pub fn safe_text(text: &str) -> String {
     let line: String = cut(text, MAX_TEXT).chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
@@ -52,7 +52,7 @@ pub fn safe_text(text: &str) -> String {
         return NONE.to_owned();
     }
     if is_formula(bare) {
-        // With a quote before it, it is no number and no missing value either.
+        // With the quote before it, the text is neither a number nor a missing value.
         return format!("'{bare}");
     }
     let misread = MISSING.contains(&bare)
@@ -62,19 +62,19 @@ pub fn safe_text(text: &str) -> String {
     if misread { format!("'{bare}'") } else { bare.to_owned() }
 }
 
-/// The text that [`safe_text`] hid from spreadsheets; any other text as it is.
+/// Removes the quote that [`safe_text`] added to hide a text from spreadsheets. Other texts are unchanged.
 #[must_use]
 pub fn original_text(text: &str) -> &str {
     text.strip_prefix('\'').filter(|rest| is_formula(rest)).unwrap_or(text)
 }
 
-/// Returns true if a spreadsheet takes the text for a formula, or would without the quotes before it.
+/// Returns true if a spreadsheet reads the text as a formula, or would do so without the quotes before it.
 fn is_formula(text: &str) -> bool {
     text.trim_start_matches('\'').starts_with(FORMULA)
 }
 
-/// A text of unknown origin as a terminal can show it: control characters and those that change the direction of a
-/// line are spelled out (`\u{1b}`), and it is cut to [`MAX_TEXT`].
+/// Returns a text of unknown origin in a form that is safe for a terminal: cut to [`MAX_TEXT`], with control
+/// characters and characters that change the text direction escaped (`\u{1b}`).
 #[must_use]
 pub fn printable(text: &str) -> Cow<'_, str> {
     let short = cut(text, MAX_TEXT);
@@ -96,14 +96,14 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// As [`printable`], for a text of several lines.
+/// Same as [`printable`], for a text of several lines.
 #[must_use]
 pub fn printable_lines(text: &str) -> String {
     text.split('\n').map(printable).collect::<Vec<_>>().join("\n")
 }
 
-/// The text of a JSON document with the same characters spelled out, as JSON spells them (`\u009b`). JSON itself does
-/// this only below U+0020.
+/// Returns the text of a JSON document with the same characters escaped as JSON escapes (`\u009b`). JSON
+/// itself requires this only below U+0020.
 #[must_use]
 pub fn printable_json(json: &str) -> Cow<'_, str> {
     let is_raw = |char: char| is_unprintable(char) && char != '\n';
@@ -121,14 +121,14 @@ pub fn printable_json(json: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// Returns true for a control character other than a tab, and for a mark that changes the direction of the text after it, ends a line,
-/// or shows as nothing.
+/// Returns true for a control character other than a tab, and for a character that changes the text
+/// direction, ends a line, or is invisible.
 fn is_unprintable(char: char) -> bool {
     (char.is_control() && char != '\t')
         || matches!(char, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
-/// The start of a text, at most `most` bytes of whole characters.
+/// Returns the start of a text: at most `most` bytes, in whole characters.
 #[must_use]
 pub fn cut(text: &str, most: usize) -> &str {
     let mut end = text.len().min(most);

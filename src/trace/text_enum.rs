@@ -1,8 +1,8 @@
-//! Enums with a text and a number for each value.
+//! Enums that map each value to a text and a number.
 
-/// Declares an enum with a text and a doc comment for each value, and `[default]` before the default. The text stands in files; the number, the value's place in the
-/// declaration, stands where a text cannot: in events and in the Python tracer. Values may be appended; they are never
-/// reordered.
+/// Declares an enum with a text and a doc comment for each value; `[default]` precedes the default. The text
+/// is used in files. The number, the value's position in the declaration, is used in events and in the Python
+/// tracer. Values may be appended but never reordered.
 macro_rules! text_enum {
     ($(#[$doc:meta])* $name:ident { $($(#[doc = $vdoc:literal])* $([$mark:ident])? $variant:ident = $text:literal,)* }) => {
         $(#[$doc])*
@@ -12,34 +12,34 @@ macro_rules! text_enum {
         }
 
         impl $name {
-            /// Every value, in the order of the numbers.
+            /// All values, in the order of their numbers.
             pub const ALL: &'static [$name] = &[$($name::$variant),*];
 
-            /// The text of the value.
+            /// Returns the text of the value.
             #[must_use]
             pub const fn as_str(self) -> &'static str {
                 match self { $($name::$variant => $text),* }
             }
 
-            /// The meaning of the value, in a sentence.
+            /// Returns the meaning of the value in one sentence.
             #[must_use]
             pub fn about(self) -> &'static str {
                 match self { $($name::$variant => concat!($($vdoc),*)),* }.trim()
             }
 
-            /// The number of the value: its place in [`Self::ALL`].
+            /// Returns the number of the value, its index in [`Self::ALL`].
             #[must_use]
             pub const fn id(self) -> u8 {
                 self as u8
             }
 
-            /// The value of a number; `None` for a number that no value has.
+            /// Returns the value with this number, or `None` if there is none.
             #[must_use]
             pub fn from_id(id: u64) -> Option<Self> {
                 Self::ALL.get(usize::try_from(id).ok()?).copied()
             }
 
-            /// The value of a text; `None` for a text that no value has.
+            /// Returns the value with this text, or `None` if there is none.
             #[must_use]
             pub fn parse(text: &str) -> Option<Self> {
                 match text { $($text => Some($name::$variant),)* _ => None }

@@ -27,7 +27,7 @@ pub enum Unit {
 }
 
 impl Unit {
-    /// The divisor of this unit for `bytes`, and its name.
+    /// Returns the divisor of this unit for `bytes`, and the name of the unit.
     fn scale(self, bytes: i64) -> (i64, &'static str) {
         match self {
             Unit::B => (1, "B"),
@@ -43,7 +43,8 @@ impl Unit {
         }
     }
 
-    /// `bytes` in this unit: a raw integer in bytes, else two decimals, as MemTracker prints them.
+    /// Returns `bytes` formatted in this unit: an integer in bytes, otherwise two decimals, as MemTracker
+    /// prints them.
     #[must_use]
     pub fn show(self, bytes: i64) -> Shown {
         Shown { unit: self, bytes }
@@ -53,7 +54,7 @@ impl Unit {
 impl FromStr for Unit {
     type Err = String;
 
-    /// The error text is MemTracker's own, with `auto` added.
+    /// Parses a unit. The error text is MemTracker's, with `auto` added.
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
             "auto" => Ok(Unit::Auto),
@@ -85,10 +86,10 @@ impl fmt::Display for Shown {
     }
 }
 
-/// Parses `512`, `10k`, `2m`, `1.5g`, `80GiB`. Every spelling is a power of 1024.
+/// Parses `512`, `10k`, `2m`, `1.5g`, `80GiB`. All units are powers of 1024.
 ///
 /// # Errors
-/// A message with the expected form.
+/// Returns a message with the expected form.
 ///
 /// ```
 /// use memtrace_trace::units::{Unit, parse_bytes};

@@ -1,9 +1,10 @@
-//! Memory of processes and of the machine, as `/proc` shows it. What cannot be read is unknown.
+//! The memory of processes and of the machine, from `/proc`. A value that cannot be read is unknown.
 
 use std::fs;
 use std::path::Path;
 
-/// Reads a line of a file of `/proc` such as `VmRSS:     123 kB`: the bytes, if the line has this name.
+/// Parses a line from a `/proc` file, such as `VmRSS:     123 kB`. Returns the bytes if the line has this
+/// name.
 #[must_use]
 pub fn kib_of(line: &str, name: &str) -> Option<i64> {
     let rest = line.strip_prefix(name)?.strip_prefix(':')?;
@@ -15,43 +16,43 @@ fn value(text: &str, name: &str) -> Option<i64> {
 }
 
 fn read(proc: &Path, pid: &str, file: &str) -> Option<String> {
-    // The name of a process may have any bytes.
+    // The name of a process may contain any bytes.
     fs::read(proc.join(pid).join(file)).ok().map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Returns the resident bytes of a process that the kernel cannot give up: those without a file. Pages of files are
-/// page cache. `proc` is `/proc`, `pid` may be `self`.
+/// Returns the resident bytes of a process that the kernel cannot reclaim: those without a file. File pages
+/// are page cache. `proc` is `/proc`; `pid` may be `self`.
 #[must_use]
 pub fn held(proc: &Path, pid: &str) -> Option<i64> {
     let text = read(proc, pid, "status")?;
     Some(value(&text, "RssAnon")?.saturating_add(value(&text, "RssShmem").unwrap_or(0)))
 }
 
-/// Returns the bytes that a child process holds beyond what it shares with its parent.
+/// Returns the bytes that a child process holds in addition to those that it shares with its parent.
 #[must_use]
 pub fn held_alone(proc: &Path, pid: &str) -> Option<i64> {
     value(&read(proc, pid, "smaps_rollup")?, "Private_Dirty").or_else(|| held(proc, pid))
 }
 
-/// Returns the bytes of files that the machine keeps in memory, which the kernel gives up when memory runs short.
+/// Returns the machine's page cache in bytes. The kernel reclaims it if memory runs low.
 #[must_use]
 pub fn page_cache(proc: &Path) -> Option<i64> {
     let text = fs::read_to_string(proc.join("meminfo")).ok()?;
     let of = |name| value(&text, name);
-    // Shared memory counts as cached, and can only be swapped.
+    // Shared memory counts as cached, but can only be swapped.
     let cached = of("Cached")?.saturating_sub(of("Shmem").unwrap_or(0));
     let more = of("Buffers").unwrap_or(0).saturating_add(of("SReclaimable").unwrap_or(0));
     Some(cached.max(0).saturating_add(more))
 }
 
-/// Returns the processes that descend from `pid`, at most `most`; `None` where the kernel does not list them. One that
-/// ends meanwhile is left out.
+/// Returns the descendants of process `pid`, at most `most`. Returns `None` if the kernel does not list them.
+/// A process that ends during the search is omitted.
 #[must_use]
 pub fn descendants(proc: &Path, pid: &str, most: usize) -> Option<Vec<u32>> {
     let mut found = children(proc, pid)?;
     let mut next = 0;
     while next < found.len() && found.len() < most {
-        // A new process may get the number of one that ended, and be listed twice.
+        // A new process may reuse the id of one that has ended, and thus be listed twice.
         for child in children(proc, &found[next].to_string()).unwrap_or_default() {
             if !found.contains(&child) {
                 found.push(child);
@@ -66,8 +67,8 @@ pub fn descendants(proc: &Path, pid: &str, most: usize) -> Option<Vec<u32>> {
 fn children(proc: &Path, pid: &str) -> Option<Vec<u32>> {
     let mut found = Vec::new();
     for thread in fs::read_dir(proc.join(pid).join("task")).ok()?.flatten() {
-        // A thread may end meanwhile. If even the main thread lacks this file, the kernel does not
-        // provide it.
+        // A thread may end during the search. If even the main thread does not have this file, the kernel
+        // does not provide it.
         match fs::read_to_string(thread.path().join("children")) {
             Ok(text) => found.extend(text.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok())),
             Err(_) if thread.file_name().to_str() == Some(pid) => return None,
@@ -99,7 +100,7 @@ mod tests {
             "MemTotal: 1000 kB\nBuffers: 3 kB\nCached: 200 kB\nShmem: 20 kB\nSReclaimable: 7 kB\n",
         );
         assert_eq!(page_cache(&proc), Some(190 << 10));
-        // A machine that hides a part, and one with impossible figures.
+        // A machine that hides a part of the values, then one with impossible values.
         write("meminfo", "Cached: 20 kB\nShmem: 200 kB\n");
         assert_eq!(page_cache(&proc), Some(0));
         write("meminfo", "MemTotal: 1000 kB\n");

@@ -1,4 +1,4 @@
-//! Rules that the tracer, the phantom and the command share: processes, sizes, names.
+//! Rules that the tracer, the phantom device and the command share: processes, sizes, names.
 #![forbid(unsafe_code)]
 
 pub mod host_memory;

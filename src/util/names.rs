@@ -1,9 +1,10 @@
-//! Names that look alike.
+//! The similarity of names.
 
-/// The longest name that is compared, in bytes; only a hostile trace or a mistake has longer ones.
+/// The maximum length of a compared name, in bytes. Only a hostile trace or a mistake contains a longer one.
 const LONGEST: usize = 256;
 
-/// Returns the number of edits from one name to the other. Longer names than 256 bytes count as far away.
+/// Returns the number of edits between two names. A name longer than 256 bytes is not compared and counts as
+/// very different.
 #[must_use]
 pub fn distance(a: &str, b: &str) -> usize {
     if a.len() > LONGEST || b.len() > LONGEST {

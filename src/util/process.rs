@@ -9,27 +9,31 @@ pub struct Process {
     pub parent: i32,
     /// The id of its process group.
     pub group: i32,
-    /// When it started, in the kernel's ticks since boot. With the id it names the process, because ids are reused.
+    /// The start time, in kernel ticks since boot. Together with the id it identifies the process, because
+    /// ids are reused.
     pub start: u64,
 }
 
 impl Process {
     /// Reads the process with this id.
     ///
-    /// Returns `None` if there is no such process, or if it has ended and only waits for its parent to ask for its status
-    /// (a zombie). A process whose main thread has ended while others go on is shown as a zombie, too, but has not ended.
+    /// Returns `None` if there is no such process, or if it is a zombie: it has ended, but its parent has not
+    /// yet read its status. A process whose main thread has ended while others run is also shown as a zombie,
+    /// but counts as running.
     #[must_use]
     pub fn read(pid: u32) -> Option<Process> {
-        // Not a `String`: the kernel cuts the name of a process to 15 bytes, which may end inside a character.
+        // Reads bytes, because the kernel cuts the name of a process to 15 bytes, possibly inside a
+        // character.
         Process::parse(&fs::read(format!("/proc/{pid}/stat")).ok()?)
     }
 
-    /// Parses the file; see proc_pid_stat(5).
+    /// Parses the contents of `/proc/PID/stat`; see proc_pid_stat(5).
     fn parse(stat: &[u8]) -> Option<Process> {
-        // The second field is the name in parentheses, which may hold anything: the rest begins after the last one.
+        // The second field is the name in parentheses, which may contain anything. The other fields follow
+        // the last parenthesis.
         let end = stat.iter().rposition(|byte| *byte == b')')?;
         let fields: Vec<&str> = str::from_utf8(stat.get(end + 1..)?).ok()?.split_ascii_whitespace().collect();
-        // The state is field 3 of the file, the number of threads field 20.
+        // Field 3 of the file is the state, and field 20 is the number of threads.
         let threads: u32 = fields.get(17)?.parse().ok()?;
         let has_ended = match *fields.first()? {
             "X" | "x" => true,
@@ -41,7 +45,7 @@ impl Process {
     }
 }
 
-/// Returns when the process with this id started, in the kernel's ticks since boot; see [`Process::read`].
+/// Returns the start time of the process with this id, in kernel ticks since boot; see [`Process::read`].
 #[must_use]
 pub fn start_of(pid: u32) -> Option<u64> {
     Process::read(pid).map(|process| process.start)
@@ -77,7 +81,7 @@ mod tests {
         let found = Process::read(child.id()).unwrap();
         assert_eq!(found.parent.cast_unsigned(), std::process::id());
         child.kill().unwrap();
-        // It is a zombie now, or is about to become one.
+        // The process is a zombie now, or becomes one soon.
         let ended = (0..1000).any(|_| {
             std::thread::sleep(std::time::Duration::from_millis(5));
             Process::read(child.id()).is_none()

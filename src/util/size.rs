@@ -1,8 +1,8 @@
-//! Sizes as people write them.
+//! Parses sizes as people write them.
 
-/// Parses a size in bytes: `512`, `10k`, `2m`, `1.5g`, `80 GB`, `80GiB`. Every spelling is a power of 1024.
+/// Parses a size in bytes: `512`, `10k`, `2m`, `1.5g`, `80 GB`, `80GiB`. All units are powers of 1024.
 ///
-/// Returns `None` for another form, a negative number, and 2⁶³ bytes or more.
+/// Returns `None` for any other form, a negative number, or a size of 2⁶³ bytes or more.
 ///
 /// ```
 /// assert_eq!(memtrace_util::size::parse("80 GB"), Some(80 << 30));
@@ -25,7 +25,7 @@ pub fn parse(text: &str) -> Option<u64> {
         Ok(whole) => whole.checked_mul(factor)?,
         Err(_) => {
             let bytes = number.parse::<f64>().ok().filter(|n| *n >= 0.0)? * factor as f64;
-            // `as` saturates, and 2⁶⁴ is refused below.
+            // `as` saturates; values of 2⁶³ and more are rejected below.
             bytes as u64
         }
     };

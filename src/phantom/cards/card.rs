@@ -1,27 +1,27 @@
-//! A preset, and how a name finds it.
+//! A preset, and its lookup by name.
 
 use memtrace_util::names::distance;
 
 use crate::table::CARDS;
 
-/// A preset.
+/// A preset for a card.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Card {
-    /// The name by which a user asks for it: `h100-80g`, or `h100-80g:1g.10gb` for a slice of one.
+    /// The name in a request: `h100-80g`, or `h100-80g:1g.10gb` for a slice of a card.
     pub id: &'static str,
     /// The name that `torch.cuda.get_device_name` returns.
     pub name: &'static str,
-    /// Total memory in MiB, as the CUDA runtime reports it.
+    /// The total memory in MiB, as the CUDA runtime reports it.
     pub memory_mib: u64,
-    /// The public report of the total memory.
+    /// The public source for the total memory.
     pub source: &'static str,
-    /// Compute capability, major and minor.
+    /// The compute capability, major and minor.
     pub cc: (u32, u32),
     /// The number of multiprocessors.
     pub sms: u32,
-    /// Memory that is used before the first allocation.
+    /// The memory in use before the first allocation.
     pub context: Context,
-    /// The L2 cache in KiB.
+    /// The size of the L2 cache in KiB.
     pub l2_kib: u32,
     /// The width of the memory bus in bits.
     pub bus_bits: u32,
@@ -29,51 +29,50 @@ pub struct Card {
     pub clocks_mhz: (u32, u32),
 }
 
-/// The memory that a process takes before its first tensor, in MiB, when CUDA loads kernels as they are
-/// needed.
+/// The memory in MiB that a process uses before its first tensor, if CUDA loads kernels on demand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Context {
-    /// The least that a real card is expected to take.
+    /// The lower end of the range expected on a real card.
     pub low_mib: u64,
     /// The value that the phantom uses.
     pub typical_mib: u64,
-    /// The most that a real card is expected to take.
+    /// The upper end of the range expected on a real card.
     pub high_mib: u64,
-    /// True if others measured it; else it is an estimate.
+    /// True if the value was measured and published; false if it is an estimate.
     pub measured: bool,
 }
 
-/// What a context takes beyond its size when all kernels are loaded at once (`CUDA_MODULE_LOADING=EAGER`), in
-/// MiB, and the most: 362 more in <https://github.com/pytorch/pytorch/issues/86509> (287,047,680 and 666,632,192
-/// bytes); in January 2022, when CUDA had nothing else, a V100 had 1343 with CUDA 11.2 (Hugging Face's
-/// `perf_train_gpu_one`), 1033 more than our estimate for it.
+/// The additional size of a context in MiB if all kernels are loaded at once (`CUDA_MODULE_LOADING=EAGER`):
+/// the typical value and the maximum. 362 more in <https://github.com/pytorch/pytorch/issues/86509>
+/// (287,047,680 and 666,632,192 bytes). In January 2022, when CUDA had no other mode, a V100 had 1343 with
+/// CUDA 11.2 (Hugging Face's `perf_train_gpu_one`), 1033 more than our estimate for it.
 pub(crate) const EAGER_MIB: (u64, u64) = (362, 1033);
 
-/// The preset that is used without a request.
+/// The preset for an empty request.
 pub const DEFAULT_CARD: &str = "h100-80g";
 
 impl Card {
-    /// The preset with this name, in any case.
+    /// Returns the preset with this name, ignoring case.
     #[must_use]
     pub fn find(id: &str) -> Option<&'static Card> {
         CARDS.iter().find(|card| card.id.eq_ignore_ascii_case(id))
     }
 
-    /// The presets with the most similar names, best match first; at most three.
+    /// Returns up to three presets with the most similar names, best match first.
     #[must_use]
     pub fn nearest(word: &str) -> Vec<&'static Card> {
         let word = bare(word);
         let edits_of = |card: &Card| {
             let whole = bare(card.id);
             let family = bare(card.id.split(['-', ':']).next().unwrap_or(card.id));
-            // A slice is only near to a word that names one.
+            // A slice is a match only if the word names a slice.
             let slice = usize::from(card.is_slice() && !word.contains(':')) * 8;
             let contained = word.len() > 2 && (whole.contains(&word) || word.contains(&whole));
             let edits = distance(&word, &whole).min(distance(&word, &family));
             slice + if contained { edits.min(1) } else { edits }
         };
         let mut cards: Vec<_> = CARDS.iter().collect();
-        // The sort is stable: among equals the order of the list decides.
+        // The sort is stable, so the order of the list decides between equals.
         cards.sort_by_key(|card| edits_of(card));
         let least = cards.first().map_or(0, |card| edits_of(card));
         cards.retain(|card| edits_of(card) == least);
@@ -81,13 +80,14 @@ impl Card {
         cards
     }
 
-    /// Returns true for a slice of a card (MIG). CUDA shows a process one slice and nothing of the rest.
+    /// Returns true if the preset is a slice of a card (MIG). CUDA shows a process one slice and hides the
+    /// rest.
     #[must_use]
     pub fn is_slice(&self) -> bool {
         self.id.contains(':')
     }
 
-    /// Returns the pool of a card that has no memory of its own; `None` for a card with its own memory.
+    /// Returns the shared memory of a card that uses the host's, or `None` for a card with its own memory.
     #[must_use]
     pub fn unified(&self) -> Option<Unified> {
         match self.id {
@@ -97,7 +97,7 @@ impl Card {
         }
     }
 
-    /// The links between such cards in the machines that they are sold in.
+    /// Returns the kind of links between such cards in the machines in which they are sold.
     #[must_use]
     pub fn links(&self) -> Links {
         match self.id.split(['-', ':']).next() {
@@ -110,9 +110,9 @@ impl Card {
         }
     }
 
-    /// The number of channels that NCCL opens between such cards in one machine. Its logs in public reports
-    /// show 24 with NVSwitch and 12 with the links of a V100. Without NVLink it is 2, NCCL's minimum. It
-    /// differs by machine.
+    /// Returns the number of channels that NCCL opens between such cards in one machine: 24 with NVSwitch and
+    /// 12 with the links of a V100, according to NCCL logs in public reports. Without NVLink, NCCL uses its
+    /// minimum, 2. Real machines differ.
     #[must_use]
     pub fn nccl_channels(&self) -> u32 {
         match self.links() {
@@ -122,15 +122,15 @@ impl Card {
         }
     }
 
-    /// Returns true if other devices of a machine can read the card's memory (GPUDirect RDMA), which NVIDIA
-    /// leaves out of GeForce cards.
+    /// Returns true if other devices in a machine can read the card's memory (GPUDirect RDMA). NVIDIA does
+    /// not offer this on GeForce cards.
     #[must_use]
     pub fn has_rdma(&self) -> bool {
         !self.name.contains("GeForce")
     }
 }
 
-/// A machine whose programs, page cache and GPU share one memory. The card's memory is `MemTotal`.
+/// A machine whose programs, page cache and GPU share one memory. The memory of the card is `MemTotal`.
 ///
 /// - Free memory is the kernel's `MemFree`: page cache counts as used, as a GB10 showed with a file of 60 GiB
 ///   (<https://github.com/unslothai/unsloth/pull/10704>). Jetsons do the same
@@ -142,25 +142,25 @@ impl Card {
 ///   (<https://github.com/pytorch/pytorch/issues/185240>, <https://github.com/pytorch/pytorch/pull/128661>).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unified {
-    /// The memory that the system takes before any program, in MiB: `MemTotal` less `MemAvailable` of an idle
-    /// machine. 121.69 less 115.85 GiB on the GB10 of the first link; an estimate on the Jetson.
+    /// The memory that the system uses before any program starts, in MiB: `MemTotal` minus `MemAvailable` on
+    /// an idle machine. 121.69 minus 115.85 GiB on the GB10 of the first link; an estimate for the Jetson.
     pub system_mib: u64,
-    /// Whether NVML lists the processes of the device.
+    /// True if NVML lists the processes on the device.
     pub lists_processes: bool,
 }
 
 /// The links between the cards of a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Links {
-    /// NVLink through a switch: each pair has the whole bandwidth.
+    /// NVLink through a switch: each pair has the full bandwidth.
     Switch,
     /// NVLink between pairs.
     Direct,
-    /// PCIe alone.
+    /// Only PCIe.
     None,
 }
 
-/// A name without what people write in more than one way: case, spaces, dashes and the maker's words.
+/// Normalizes a name: removes case, spaces, dashes, and NVIDIA's brand names.
 fn bare(name: &str) -> String {
     let mut name = name.to_lowercase();
     for word in ["nvidia", "geforce", "tesla", "quadro"] {
@@ -203,8 +203,9 @@ mod tests {
         }
     }
 
-    /// What others' programs had outside PyTorch's allocator when they ran out of memory: GiB in use and
-    /// allocated, MiB reserved but unallocated, of PyTorch's text. Both GiB have two digits.
+    /// The memory outside PyTorch's allocator when published programs ran out of memory: GiB in use, GiB
+    /// allocated, and MiB reserved but unallocated, from PyTorch's error text. Both GiB values have two
+    /// decimals.
     const OUT_OF_MEMORY: [(&str, f64, f64, f64); 22] = [
         ("t4", 14.67, 14.55, 23.38), // https://github.com/hpcaitech/Open-Sora/issues/697
         ("t4", 4.11, 3.72, 264.21),  // https://github.com/Zheng-Chong/CatVTON/issues/133
@@ -235,7 +236,8 @@ mod tests {
         for (id, in_use, allocated, unallocated) in OUT_OF_MEMORY {
             let card = Card::find(id).unwrap();
             let outside = (in_use - allocated) * 1024.0 - unallocated;
-            // Half a digit of each of the two; the third has two digits of a MiB or of a GiB.
+            // Half a unit of the last decimal in each of the two GiB values. The third value has two decimals
+            // of a MiB or a GiB.
             let rounding = 0.01 * 1024.0 + if unallocated > 1024.0 { 0.005 * 1024.0 } else { 0.0 };
             let Context { low_mib, high_mib, .. } = card.context;
             let near = low_mib as f64 - rounding..=high_mib as f64 + rounding;

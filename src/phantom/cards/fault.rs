@@ -1,5 +1,4 @@
-//! The request for faults, with commas between: `oom@step:3`, `ecc@call:cudaLaunchKernel:500`,
-//! `lost@alloc:120`.
+//! Requests for faults, separated by commas: `oom@step:3`, `ecc@call:cudaLaunchKernel:500`, `lost@alloc:120`.
 
 use std::fmt;
 
@@ -10,10 +9,10 @@ use crate::spec::MAX_DEVICES;
 /// The environment variable with the requested faults.
 pub const FAULT_VARIABLE: &str = "MEMTRACE_PHANTOM_FAULT";
 
-/// The environment variable that lets the program continue past the card's capacity: 0 or 1.
+/// The environment variable that lets the program continue past the card's capacity (0 or 1).
 pub const PAST_OOM_VARIABLE: &str = "MEMTRACE_PHANTOM_PAST_OOM";
 
-/// The calls that take memory from a card: those that `alloc:` counts and that an `oom` can fail.
+/// The calls that take memory from a card. `alloc:` counts these calls, and an `oom` can fail them.
 pub const ALLOCATIONS: [&str; 12] = [
     "cudaMalloc",
     "cudaMallocAsync",
@@ -32,43 +31,44 @@ pub const ALLOCATIONS: [&str; 12] = [
 /// The kind of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FaultKind {
-    /// An allocation fails as on a full card. The program may recover.
+    /// An allocation fails as on a full card, and the program may recover.
     OutOfMemory,
-    /// An uncorrectable ECC error: the process cannot use the card any more.
+    /// An uncorrectable ECC error: the process can no longer use the card.
     Ecc,
-    /// The card falls off the bus: no process can use it any more.
+    /// The card falls off the bus: no process can use it any longer.
     Lost,
 }
 
-/// The moment of a fault, counted in each process.
+/// The moment of a fault, counted per process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Moment {
-    /// This training step, as the tracer counts it.
+    /// At this training step, as the tracer counts steps.
     Step(u64),
-    /// This call that takes memory from a card; the first is 1.
+    /// At this call that takes memory from a card, counted from 1.
     Allocation(u64),
-    /// The allocation with which the process would have more than this many bytes on the card.
+    /// At the allocation that would raise the process's memory on the card above this number of bytes.
     Bytes(u64),
-    /// This call of a function; the first is 1.
+    /// At this call of a function, counted from 1.
     Call(String, u64),
 }
 
 /// A fault to inject.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
-    /// As the user typed it.
+    /// The request as the user typed it.
     pub text: String,
     /// The kind.
     pub kind: FaultKind,
-    /// The number of allocation calls that fail; `None` for one request of an allocator with its retries.
+    /// The number of allocation calls that fail; `None` for one request of an allocator, including its
+    /// retries.
     pub times: Option<u32>,
     /// The moment.
     pub moment: Moment,
-    /// The card on which it happens; `None` for any.
+    /// The card on which the fault occurs; `None` for any card.
     pub card: Option<u32>,
 }
 
-/// The reason for which a request for faults is invalid.
+/// Why a request for faults is invalid.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FaultError {
     fault: String,
@@ -88,10 +88,10 @@ impl fmt::Display for FaultError {
 
 impl std::error::Error for FaultError {}
 
-/// Parses a list of faults with commas between. An empty one has none.
+/// Parses a comma-separated list of faults. An empty list contains no faults.
 ///
 /// # Errors
-/// When one is invalid. The names of calls are not checked here.
+/// Returns an error if a fault is invalid. The names of calls are not checked here.
 pub fn parse_faults(list: &str) -> Result<Vec<Fault>, FaultError> {
     list.split(',').map(str::trim).filter(|text| !text.is_empty()).map(Fault::parse).collect()
 }

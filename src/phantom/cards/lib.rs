@@ -1,7 +1,7 @@
-//! The cards that the phantom device can simulate, and the syntax of a request for one.
+//! The cards that the phantom device can simulate, and the syntax of a card request.
 //!
-//! The phantom library uses it to take the properties of the card, the command to list the cards and to
-//! refuse an invalid request before anything starts. It has no state and does no I/O.
+//! The phantom library reads the properties of the card from this crate. The command uses it to list the
+//! cards, and to reject an invalid request before anything starts. The crate has no state and does no I/O.
 #![forbid(unsafe_code)]
 
 mod card;

@@ -1,4 +1,4 @@
-//! The request for a card: `h100-80g`, `8xh100-80g`, `mem=48g,cc=8.9`, `h100-80g,mem=40g`.
+//! A request for a card: `h100-80g`, `8xh100-80g`, `mem=48g,cc=8.9`, `h100-80g,mem=40g`.
 
 use std::fmt;
 
@@ -8,29 +8,29 @@ use crate::card::{Card, DEFAULT_CARD, EAGER_MIB};
 use crate::table::CARDS;
 
 const MIB: u64 = 1 << 20;
-/// The number of devices for which the phantom library has an address range.
+/// The maximum number of devices: the phantom library has an address range for each.
 pub const MAX_DEVICES: u32 = 32;
 
-/// The simulated devices: a preset with the user's changes. All devices are alike.
+/// The simulated devices: a preset with the user's changes. All devices are identical.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Spec {
-    /// The preset for the properties that the request does not set.
+    /// The preset for properties that the request does not set.
     pub base: &'static Card,
     /// The name that `torch.cuda.get_device_name` returns.
     pub name: String,
-    /// Total memory in bytes.
+    /// The total memory in bytes.
     pub memory: u64,
-    /// Compute capability, major and minor.
+    /// The compute capability, major and minor.
     pub cc: (u32, u32),
     /// The number of multiprocessors.
     pub sms: u32,
-    /// Memory in bytes that is used before the first allocation.
+    /// The memory in bytes that is in use before the first allocation.
     pub context: u64,
-    /// The least and the most bytes that the context of such a real card is expected to take. Both are
-    /// [`context`](Self::context) when the request set it.
+    /// The range in bytes in which the context of a real card is expected. Both ends equal
+    /// [`context`](Self::context) if the request sets it.
     pub context_range: (u64, u64),
-    /// Memory in bytes that other processes use on each device. On a machine with one memory for all, the system and
-    /// other programs.
+    /// The memory in bytes that other processes use on each device. On a machine with one shared memory, this
+    /// is the system and other programs.
     pub others: u64,
     /// The number of devices.
     pub count: u32,
@@ -38,27 +38,27 @@ pub struct Spec {
     pub channels: u32,
 }
 
-/// The reason for which a request is invalid. Its text names the invalid part and the valid values.
+/// Why a request is invalid. The text names the invalid part and the valid values.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SpecError {
     /// A word is neither a preset nor `key=value`.
     UnknownCard(String),
-    /// A preset is not the first word.
+    /// A preset that is not the first word.
     LateCard(String),
-    /// A key is unknown.
+    /// An unknown key.
     UnknownKey(String),
-    /// A value is invalid for its key.
+    /// An invalid value for a key.
     BadValue {
         /// The key.
         key: &'static str,
-        /// The value as typed.
+        /// The value as the user typed it.
         value: String,
         /// The valid values.
         expected: &'static str,
     },
-    /// Several slices of a card. A process sees one of them.
+    /// Several slices of a card: a process would see only one of them.
     SeveralSlices,
-    /// The context and the other processes use the whole memory.
+    /// The context and the other processes leave no free memory.
     NothingFree,
 }
 
@@ -110,8 +110,8 @@ impl Default for Spec {
 }
 
 impl Spec {
-    /// The number before a card and the rest of the request: `512xh100-80g,mem=40g` is 512 and `h100-80g,mem=40g`.
-    /// `None` when there is no number.
+    /// Splits the number before a card from the rest of the request: `512xh100-80g,mem=40g` is 512 and
+    /// `h100-80g,mem=40g`. Returns `None` without a number.
     #[must_use]
     pub fn split_count(text: &str) -> (Option<u32>, &str) {
         let parts = text.trim().split_once(['x', 'X']);
@@ -122,7 +122,7 @@ impl Spec {
         number.map_or((None, text), |(count, rest)| (Some(count), rest))
     }
 
-    /// One device of a preset.
+    /// Returns a request for one device of a preset.
     #[must_use]
     pub fn of(card: &'static Card) -> Self {
         Self {
@@ -139,11 +139,11 @@ impl Spec {
         }
     }
 
-    /// Parses a request. An empty one is the [`DEFAULT_CARD`].
+    /// Parses a request. An empty request means [`DEFAULT_CARD`].
     ///
     /// # Errors
-    /// When a word is neither a preset nor a known `key=value`, when a value is invalid, or when no memory
-    /// would be free.
+    /// Returns an error if a word is neither a preset nor a known `key=value`, if a value is invalid, or if
+    /// no memory would be free.
     pub fn parse(text: &str) -> Result<Self, SpecError> {
         let mut words = text.split(',').map(str::trim).filter(|word| !word.is_empty()).peekable();
         let mut spec = match words.peek() {
@@ -152,7 +152,7 @@ impl Spec {
                 words.next();
                 spec
             }
-            // The properties are the user's, so the name must not be a real card's.
+            // The user sets the properties, so the device must not have the name of a real card.
             Some(_) => Self { name: "Phantom GPU".to_owned(), ..Self::default() },
             None => Self::default(),
         };
@@ -174,7 +174,7 @@ impl Spec {
         Ok(spec)
     }
 
-    /// The same card with every kernel loaded at the start, unless the request set the context.
+    /// Returns the same card with every kernel loaded at the start, unless the request sets the context.
     #[must_use]
     pub fn with_eager_loading(mut self) -> Self {
         if self.context_range.0 < self.context_range.1 {
@@ -186,15 +186,15 @@ impl Spec {
         self
     }
 
-    /// The bytes that are free at the start: in this simulation, and the least and the most expected on a
-    /// real card.
+    /// Returns the free bytes at the start: in the simulation, and the lower and the upper end of the range
+    /// expected on a real card.
     #[must_use]
     pub fn free_at_start(&self) -> [u64; 3] {
         let free = |context: u64| self.memory.saturating_sub(self.others).saturating_sub(context);
         [free(self.context), free(self.context_range.1), free(self.context_range.0)]
     }
 
-    /// `h100-80g` or `8xh100-80g`.
+    /// Parses `h100-80g` or `8xh100-80g`.
     fn preset(word: &str) -> Result<Self, SpecError> {
         if let Some(card) = Card::find(word) {
             return Ok(Self::of(card));
@@ -217,7 +217,7 @@ impl Spec {
                 self.memory = size::parse(value)
                     .filter(|&n| (64 * MIB..=900 << 30).contains(&n))
                     .ok_or_else(|| bad("mem", "a size such as 48g, 40960m, from 64m to 900g"))?;
-                // The context of a large card would not fit into the memory of a small one.
+                // Limits the context: the context of a large card would not fit into a small memory.
                 let most = self.memory / 8;
                 self.context = self.context.min(most);
                 self.context_range = (self.context_range.0.min(most), self.context_range.1.min(most));

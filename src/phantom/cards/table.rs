@@ -1,40 +1,40 @@
-//! The table of presets: one line per card, and one per slice of a card (MIG).
+//! The table of presets: one entry per card, and one per slice of a card (MIG).
 //!
 //! *Memory* is the total that `cudaMemGetInfo` reports, which is less than the nominal size. PyTorch prints
-//! it in its out-of-memory text ("GPU 0 has a total capacity of ..."), in
-//! `torch.cuda.get_device_properties`, and Ultralytics and Unsloth print it at their start. It differs by
-//! some MiB between drivers and boards, and newer drivers report less; where public reports differ, the
-//! table has the smaller of the usual values. All reports are of Linux: under Windows the total is larger.
-//! Each card names its source.
+//! it in its out-of-memory text ("GPU 0 has a total capacity of ...") and in
+//! `torch.cuda.get_device_properties`; Ultralytics and Unsloth print it when they start. It differs by some
+//! MiB between drivers and boards, and newer drivers report less. If public reports differ, the table has the
+//! smaller of the usual values. All reports are from Linux; Windows reports a larger total. Each card names
+//! its source.
 //!
-//! *Context* is the memory that a process takes before its first tensor: the CUDA context, and the kernels
-//! of PyTorch that its first operations load. `612 in 518..614` was measured by others, and the range is what
-//! different drivers and the first kernels make of it. `~400` is an estimate of ours: then the range is 20 %
-//! to either side.
+//! *Context* is the memory that a process uses before its first tensor: the CUDA context, and the PyTorch
+//! kernels that its first operations load. `612 in 518..614` is a published measurement, with the range for
+//! different drivers and first kernels. `~400` is our estimate, with a range of 20% to either side.
 //!
 //! # Sources
 //!
-//! - *OOM*, an out-of-memory text of PyTorch; *properties*, a print of `torch.cuda.get_device_properties`;
-//!   *Ultralytics* and *Unsloth*, the first lines that these programs print, in MiB or GiB with three
-//!   digits; *nvidia-smi*, the list of `nvidia-smi mig -lgip`. With an address where the text is in an
-//!   issue; else the text, with the version of torch where it names one, is in files of public
-//!   repositories, where a search for it finds it.
-//! - Capability: NVIDIA's table of CUDA GPUs (<https://developer.nvidia.com/cuda-gpus>). Multiprocessors,
-//!   L2, bus and clocks: the architecture white papers and the data sheets of each card. Multiprocessors of
-//!   slices: the same list of nvidia-smi, and NVIDIA's MIG User Guide
-//!   (<https://docs.nvidia.com/datacenter/tesla/mig-user-guide/>), whose fractions of memory are those of
-//!   L2 and bus here.
-//! - Contexts, in MiB. H100: `nvidia-smi` in the logs of
-//!   <https://github.com/KellerJordan/modded-nanogpt> shows a second process on GPU 0 with one segment of 2 MiB: 610 with the drivers 535 and 550, 614 with 560 and
-//!   570; vLLM found 78.66 of 79.19 GiB free at its start, before PyTorch's kernels. H200: in the same logs a
-//!   process that had just started shows 520, and with NCCL each rank has 6 less than on an H100. A100: 78.84
-//!   of 79.25 GiB free at the start of vLLM, 38.87 of 39.39 GiB when SGLang loads its weights. B200: 177.57 of
-//!   178.35 GiB there, of which 0.09 are its process group's. RTX 6000 Ada: 426 with torch 2.10 and CUDA 13.0
-//!   (<https://github.com/unslothai/unsloth-zoo/issues/1053>). T4, V100, RTX 3090, 4090, 5090, A6000, L4:
-//!   out-of-memory texts of PyTorch, "this process has ... in use", less what they say is allocated and what is
-//!   reserved but unallocated; the test of [`crate::card`] has them. Such a process has done its work, so its
-//!   libraries' kernels and handles are in them: these are the upper ends; a process that had a context and
-//!   no tensor had 256 on an RTX 3090. The lower ends of V100 and A6000 are estimates.
+//! - *OOM* is an out-of-memory text from PyTorch. *properties* is the output of
+//!   `torch.cuda.get_device_properties`. *Ultralytics* and *Unsloth* are the first lines that these programs
+//!   print, in MiB or GiB with three digits. *nvidia-smi* is the list from `nvidia-smi mig -lgip`. The source
+//!   has an address if the text is in an issue. Otherwise the text, with the torch version if it names one,
+//!   can be found by a search in files of public repositories.
+//! - Compute capability: NVIDIA's table of CUDA GPUs (<https://developer.nvidia.com/cuda-gpus>).
+//!   Multiprocessors, L2, bus and clocks: the architecture white papers and the data sheet of each card.
+//!   Multiprocessors of slices: the list from nvidia-smi, and NVIDIA's MIG User Guide
+//!   (<https://docs.nvidia.com/datacenter/tesla/mig-user-guide/>). Its memory fractions are used for L2 and
+//!   bus here.
+//! - Contexts, in MiB. H100: `nvidia-smi` in the logs of <https://github.com/KellerJordan/modded-nanogpt>
+//!   shows a second process on GPU 0 with one segment of 2 MiB: 610 with the drivers 535 and 550, 614 with
+//!   560 and 570; vLLM found 78.66 of 79.19 GiB free at its start, before PyTorch's kernels. H200: in the
+//!   same logs, a process that has just started shows 520; with NCCL, each rank has 6 less than on an H100.
+//!   A100: 78.84 of 79.25 GiB free when vLLM starts, 38.87 of 39.39 GiB when SGLang loads its weights. B200:
+//!   177.57 of 178.35 GiB free at the same point, with 0.09 GiB in use by the process group. RTX 6000 Ada:
+//!   426 with torch 2.10 and CUDA 13.0 (<https://github.com/unslothai/unsloth-zoo/issues/1053>). T4, V100,
+//!   RTX 3090, 4090, 5090, A6000, L4: out-of-memory texts of PyTorch. Each value is the memory that "this
+//!   process has ... in use", minus the allocated and the reserved but unallocated memory; the test of
+//!   [`crate::card`] lists the texts. Such a process has done its work, so the values include the kernels and
+//!   handles of its libraries: they are the upper ends. A process with a context and no tensor had 256 on an
+//!   RTX 3090. The lower ends of V100 and A6000 are estimates.
 
 use crate::card::{Card, Context};
 
@@ -57,7 +57,7 @@ macro_rules! cards {
        from $source:literal,
        cc $major:literal $minor:literal, $sms:literal SMs, context {$($context:tt)*},
        L2 $l2:literal, bus $bus:literal, MHz $sm_mhz:literal $memory_mhz:literal;)*) => {
-        /// Every preset, in the order of the list that users see.
+        /// Every preset, in the order in which users see them.
         pub const CARDS: &[Card] = &[$(Card {
             id: $id, name: $name, memory_mib: $memory, source: $source, cc: ($major, $minor), sms: $sms,
             context: context!($($context)*), l2_kib: $l2, bus_bits: $bus,
@@ -333,7 +333,7 @@ cards! {
     "b300" "NVIDIA B300 SXM6 AC", 274115 MiB
         from "OOM: 267.69 GiB",
         cc 10 3, 148 SMs, context {~700}, L2 129024, bus 8192, MHz 1920 3996;
-    // Slices. CUDA shows the memory that nvidia-smi lists: 4.75 GiB are 4864 MiB.
+    // Slices. CUDA reports the memory that nvidia-smi lists; 4.75 GiB is 4864 MiB.
     "a30:1g.6gb" "NVIDIA A30 MIG 1g.6gb", 5952 MiB
         from "nvidia-smi: 5.81",
         cc 8 0, 14 SMs, context {~230}, L2 6144, bus 768, MHz 1440 1215;

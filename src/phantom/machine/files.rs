@@ -1,9 +1,9 @@
-//! The files of the tables in shared memory: one for each machine.
+//! The files of the machine tables in shared memory, one per machine.
 //!
-//! `/dev/shm/memtrace-phantom-UID-ID-CARD`, which only its user can open. `CARD` is a hash of the request, so
-//! processes that ask for other cards are on another machine. A process holds a shared lock on its file, which
-//! the kernel takes back when it ends. A file without a lock and without a living process is removed by the
-//! next machine.
+//! A file is named `/dev/shm/memtrace-phantom-UID-ID-CARD`, and only its user can open it. `CARD` is a hash
+//! of the request, so processes that request other cards are on another machine. Each process holds a shared
+//! lock on the file, which the kernel releases when the process ends. The next machine removes a file that
+//! has neither a lock nor a living process.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
@@ -17,14 +17,14 @@ use crate::DEFAULT_CUDA_VERSION;
 use crate::process::Process;
 use crate::table::{self, ProcessUse, Table, WORDS};
 
-/// The folder of all tables: memory that processes share.
+/// The folder of all tables, in memory that processes share.
 const FOLDER: &str = "/dev/shm";
-/// `O_NOFOLLOW` and `O_NONBLOCK` on Linux: a link of somebody else is refused, and a FIFO does not block.
+/// `O_NOFOLLOW` and `O_NONBLOCK` on Linux: another user's link is rejected, and a FIFO does not block.
 const NO_LINK: i32 = 0o400_000 | 0o4000;
-/// The most letters of an identifier in a file name.
+/// The maximum number of characters of an identifier in a file name.
 const MAX_ID: usize = 80;
 
-/// The state of a machine at one moment.
+/// A snapshot of a machine's state.
 #[derive(Debug, Clone)]
 pub struct Machine {
     /// The identifier.
@@ -40,21 +40,21 @@ pub struct Machine {
 /// The state of one card.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CardState {
-    /// True if it has fallen off the bus.
+    /// True if the card has fallen off the bus.
     pub lost: bool,
-    /// The uncorrectable ECC errors.
+    /// The number of uncorrectable ECC errors.
     pub ecc_errors: u64,
 }
 
 impl Machine {
-    /// A machine on which no process runs yet.
+    /// Creates a machine without processes.
     #[must_use]
     pub fn empty(id: &str, spec: Spec) -> Self {
         let cards = vec![CardState::default(); spec.count as usize];
         Self { id: id.to_owned(), spec, processes: Vec::new(), cards }
     }
 
-    /// The machine of a table.
+    /// Reads the state of a machine from its table.
     #[must_use]
     pub fn of(table: &Table<'_>, id: &str, spec: Spec) -> Self {
         let cards = spec.count as usize;
@@ -63,27 +63,27 @@ impl Machine {
         Self { id: id.to_owned(), spec, processes, cards }
     }
 
-    /// The ids of the processes with a context on a card, and their bytes there.
+    /// Returns the ids of the processes with a context on a card, and the bytes that each uses there.
     pub fn processes_on(&self, card: usize) -> impl Iterator<Item = (u32, u64)> {
         let on_card = self.processes.iter().filter_map(move |each| Some((each, each.cards.get(card)?)));
         on_card.filter(|(_, at)| at.context.is_some()).map(|(each, at)| (each.process.pid, at.bytes()))
     }
 
-    /// The time that a card has worked for its processes, in nanoseconds of simulated time.
+    /// Returns the total time that a card has worked for its processes, in nanoseconds of simulated time.
     #[must_use]
     pub fn busy_ns(&self, card: usize) -> u64 {
         let times = self.processes.iter().filter_map(|each| Some(each.cards.get(card)?.busy_ns));
         times.fold(0, u64::saturating_add)
     }
 
-    /// The bytes in use on a card, including other processes' (`others=`).
+    /// Returns the bytes in use on a card, including those of simulated other processes (`others=`).
     #[must_use]
     pub fn used(&self, card: usize) -> u64 {
         let bytes = self.processes.iter().filter_map(|process| process.cards.get(card)).map(|at| at.bytes());
         bytes.fold(self.spec.others, u64::saturating_add).min(self.spec.memory)
     }
 
-    /// The CUDA version of the driver: the newest runtime's among its processes.
+    /// Returns the CUDA version of the driver: the newest runtime version of the processes.
     #[must_use]
     pub fn cuda_version(&self) -> u32 {
         let newest = self.processes.iter().map(|process| process.cuda_version).max();
@@ -91,12 +91,12 @@ impl Machine {
     }
 }
 
-/// The user that this process runs as.
+/// Returns the user id of this process.
 fn user() -> u32 {
     fs::metadata("/proc/self").map_or(u32::MAX, |about| about.uid())
 }
 
-/// FNV-1a, which names the cards in a file name.
+/// Hashes a request for a file name with FNV-1a.
 fn hash(text: &str) -> u32 {
     text.bytes().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }
@@ -105,7 +105,7 @@ fn beginning() -> String {
     format!("memtrace-phantom-{}-", user())
 }
 
-/// The file of a machine with this identifier and this request for cards.
+/// Returns the path of the file for a machine identifier and a request for cards.
 #[must_use]
 pub fn path_of(id: &str, request: &str) -> PathBuf {
     let safe = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
@@ -113,7 +113,8 @@ pub fn path_of(id: &str, request: &str) -> PathBuf {
     Path::new(FOLDER).join(format!("{}{id}-{:08x}", beginning(), hash(request)))
 }
 
-/// Refuses a file that is not a table of this user: somebody else may have created one of that name.
+/// Rejects a file that is not a private file of this user: another user may have created a file with this
+/// name.
 fn check(file: &File) -> io::Result<()> {
     let about = file.metadata()?;
     if about.is_file() && about.uid() == user() && about.mode() & 0o077 == 0 {
@@ -122,25 +123,26 @@ fn check(file: &File) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, "the file is not a private one of this user"))
 }
 
-/// Opens the table of a machine for mapping, and creates it if it is missing. The file stays locked while it is
-/// open.
+/// Opens the table of a machine for mapping, and creates it if it does not exist. The file stays locked while
+/// it is open.
 ///
 /// # Errors
-/// When there is no room for it, or somebody else has a file of that name.
+/// Returns an error if there is no space for the table, or if another user has a file of that name.
 pub fn open_or_create(path: &Path, request: &str) -> io::Result<File> {
     let no_table = || io::Error::new(io::ErrorKind::InvalidData, "the file is no table");
-    // Another process may remove the file between the two steps, and create it anew.
+    // Another process may remove the file between the open and the lock, and create it again.
     for _ in 0..100 {
         let mut options = OpenOptions::new();
         let mut file =
             options.read(true).write(true).create(true).mode(0o600).custom_flags(NO_LINK).open(path)?;
         check(&file)?;
-        // Only the first process gets the exclusive lock, and fills the file; the others wait for it.
+        // Only the first process gets the exclusive lock and fills the file; the others wait for it.
         let is_first = file.try_lock().is_ok();
         if is_first && file.metadata()?.len() == 0 {
             let words = table::new_words(request).ok_or_else(no_table)?;
             let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-            // Written and not only sized: a store into a hole of a full file system would end the program.
+            // The bytes are written, not just reserved by size: on a full file system, a store into a hole
+            // would end the program.
             if let Err(error) = file.write_all(&bytes) {
                 fs::remove_file(path).ok();
                 return Err(error);
@@ -159,7 +161,7 @@ pub fn open_or_create(path: &Path, request: &str) -> io::Result<File> {
     Err(io::Error::new(io::ErrorKind::ResourceBusy, "other processes remove the file again and again"))
 }
 
-/// Reads the state of the machine whose table is in this file; `None` when it holds none.
+/// Reads the state of the machine with the table in this file. Returns `None` if the file is not a table.
 #[must_use]
 pub fn read(path: &Path) -> Option<Machine> {
     let mut file = OpenOptions::new().read(true).custom_flags(NO_LINK).open(path).ok()?;
@@ -178,7 +180,7 @@ pub fn read(path: &Path) -> Option<Machine> {
     Some(Machine::of(&table, &id, spec))
 }
 
-/// The files of this user's machines.
+/// Returns the files of this user's machines.
 fn paths() -> Vec<PathBuf> {
     let beginning = beginning();
     let entries = fs::read_dir(FOLDER).into_iter().flatten().flatten();
@@ -188,14 +190,14 @@ fn paths() -> Vec<PathBuf> {
     paths
 }
 
-/// The machines of this user on which a process runs.
+/// Returns the machines of this user on which a process runs.
 #[must_use]
 pub fn running() -> Vec<Machine> {
     let machines = paths().into_iter().filter_map(|path| read(&path));
     machines.filter(|machine| !machine.processes.is_empty()).collect()
 }
 
-/// Removes the tables of machines on which no process runs any more.
+/// Removes the tables of machines on which no process runs any longer.
 pub fn sweep() {
     for path in paths() {
         let Ok(file) = OpenOptions::new().read(true).write(true).custom_flags(NO_LINK).open(&path) else {
@@ -205,7 +207,7 @@ pub fn sweep() {
             continue;
         }
         match file.try_lock() {
-            // The locks of a process are gone when it has closed all its files, and the process may still run.
+            // A process loses its lock when it closes all its files, but it may still run.
             Ok(()) if read(&path).is_none_or(|machine| machine.processes.is_empty()) => {
                 fs::remove_file(&path).ok();
             }
@@ -214,7 +216,7 @@ pub fn sweep() {
     }
 }
 
-/// An identifier for a machine that begins with the calling process.
+/// Returns an identifier for a new machine that starts with the calling process.
 #[must_use]
 pub fn new_id() -> String {
     let process = Process::current();
@@ -235,13 +237,13 @@ mod tests {
         assert_eq!(first.metadata().unwrap().ino(), second.metadata().unwrap().ino());
         let machine = read(&path).unwrap();
         assert_eq!((machine.id.as_str(), machine.spec.base.id, machine.used(0)), (id.as_str(), "t4", 0));
-        // No process has a slot, so nothing runs on it; but it is locked.
+        // No process has a slot, so the machine is not running; but its file is locked.
         assert!(running().iter().all(|machine| machine.id != id));
         sweep();
         assert!(path.exists());
         drop((first, second));
-        // A process that another test starts has the two open, too, until it runs its program; so the file may
-        // stay locked for a moment.
+        // A process that another test starts inherits the two open files until it runs its program, so the
+        // file may stay locked for a moment.
         for _ in 0..1_000 {
             sweep();
             if !path.exists() {
@@ -259,7 +261,7 @@ mod tests {
         fs::write(at("elsewhere"), "precious").unwrap();
         std::os::unix::fs::symlink(at("elsewhere"), at("link")).unwrap();
         assert!(open_or_create(&at("link"), "t4").is_err() && read(&at("link")).is_none());
-        // Readable by others, so not ours.
+        // Others can read the file, so it is not private.
         fs::write(at("public"), "").unwrap();
         assert!(open_or_create(&at("public"), "t4").is_err());
         for (name, bytes) in [("short", 100), ("zeros", WORDS * 8), ("long", WORDS * 9)] {

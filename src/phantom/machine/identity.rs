@@ -1,6 +1,6 @@
-//! The identity of a simulated card, by its position in the machine: its UUID and its PCI address.
+//! The identity of a simulated card, derived from its index in the machine: its UUID and its PCI address.
 
-/// The UUID of a card. Its last byte is the index.
+/// Returns the UUID of a card. Its last byte is the index.
 #[must_use]
 pub fn uuid(index: usize) -> [u8; 16] {
     let mut bytes = *b"PHANTOM-DEVICE-0";
@@ -8,40 +8,41 @@ pub fn uuid(index: usize) -> [u8; 16] {
     bytes
 }
 
-/// The UUID as NVML and `CUDA_VISIBLE_DEVICES` write it.
+/// Returns the UUID in the form that NVML and `CUDA_VISIBLE_DEVICES` use.
 #[must_use]
 pub fn uuid_text(index: usize) -> String {
     let hex: String = uuid(index).iter().map(|byte| format!("{byte:02x}")).collect();
     format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
 }
 
-/// The number of a card's PCI bus. Each card has its own.
+/// Returns the PCI bus number of a card. Each card has its own bus.
 #[must_use]
 pub fn bus(index: usize) -> u32 {
     0x10 + index as u32
 }
 
-/// The PCI address of a card, as the CUDA runtime writes it.
+/// Returns the PCI address of a card in the form that the CUDA runtime uses.
 #[must_use]
 pub fn bus_id(index: usize) -> String {
     format!("0000:{:02X}:00.0", bus(index))
 }
 
-/// The PCI address of a card, as NVML and nvidia-smi write it: the domain has eight digits.
+/// Returns the PCI address of a card in the form that NVML and nvidia-smi use, with a domain of eight digits.
 #[must_use]
 pub fn long_bus_id(index: usize) -> String {
     format!("0000{}", bus_id(index))
 }
 
-/// The card with this PCI address among `count`: with a domain of four or eight digits, or without one.
+/// Returns the index of the card with this PCI address among `count` cards. The domain may have four or eight
+/// digits, or be omitted.
 #[must_use]
 pub fn index_of_bus_id(text: &str, count: usize) -> Option<usize> {
     let short = |text: &str| text.rsplit(':').take(2).map(str::to_ascii_uppercase).collect::<Vec<_>>();
     (0..count).find(|&index| short(&bus_id(index)) == short(text))
 }
 
-/// The card with this UUID among `count`. `CUDA_VISIBLE_DEVICES` may hold a beginning of one, as long as it is
-/// unique; the simulated ones differ in their last two digits.
+/// Returns the index of the card with this complete UUID among `count` cards. `CUDA_VISIBLE_DEVICES` also
+/// allows a unique prefix, but simulated UUIDs differ only in their last two digits.
 #[must_use]
 pub fn index_of_uuid(text: &str, count: usize) -> Option<usize> {
     (0..count).find(|&index| uuid_text(index).eq_ignore_ascii_case(text))

@@ -1,30 +1,33 @@
 //! The folder in which Triton finds the simulated GPU as the driver's library.
 //!
-//! Triton links the code that it compiles with `libcuda`, and takes the first folder of
-//! [`FOLDER_VARIABLE`], or else those that `ldconfig` lists: a machine without a GPU has none.
+//! Triton links the code that it compiles with `libcuda`. It searches the first folder in
+//! [`FOLDER_VARIABLE`], or else the folders that `ldconfig` lists. On a machine without a GPU, `ldconfig`
+//! lists none.
 
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
-/// The variable that names the folder for Triton.
+/// The environment variable that names the folder for Triton.
 pub const FOLDER_VARIABLE: &str = "TRITON_LIBCUDA_PATH";
 
-/// The names under which Triton links the library: 3.2 with `-lcuda`, later versions with the full name.
+/// The names under which Triton links the library: version 3.2 with `-lcuda`, later versions with the full
+/// name.
 const NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 
-/// Links the library under the driver's names in a folder. Links that are there already stay.
+/// Creates links to the library in a folder, under the driver's names. Existing links to the same library
+/// stay.
 ///
 /// # Errors
-/// When the folder cannot be written.
+/// Returns an error if the folder cannot be written.
 pub fn link(folder: &Path, library: &Path) -> io::Result<()> {
     for name in NAMES {
         let name = folder.join(name);
         if fs::read_link(&name).is_ok_and(|target| target == library) {
             continue;
         }
-        // Another process may do the same now: a rename replaces its link in one step.
+        // Another process may do the same at this time; a rename replaces its link atomically.
         let new = name.with_extension(format!("{}.new", std::process::id()));
         symlink(library, &new)?;
         fs::rename(&new, &name)?;
@@ -32,18 +35,18 @@ pub fn link(folder: &Path, library: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// The folder of this user with the links to a library, which is made when it is not there: in the folder of
-/// temporary files, the same for each process.
+/// Returns this user's folder with the links to a library, and creates it if necessary. It is in the folder
+/// of temporary files and the same for every process.
 ///
 /// # Errors
-/// When it cannot be made, or is not this user's alone.
+/// Returns an error if the folder cannot be created, or if other users can write to it.
 pub fn folder(library: &Path, user: u32) -> io::Result<PathBuf> {
     let folder = std::env::temp_dir().join(format!("memtrace-libcuda-{user}-{:08x}", hash(library)));
     match DirBuilder::new().mode(0o700).create(&folder) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
         _ => {}
     }
-    // Somebody else may have made it, to have another library loaded.
+    // Another user may have created the folder to have a different library loaded.
     let about = fs::symlink_metadata(&folder)?;
     if !about.is_dir() || about.uid() != user || about.mode() & 0o022 != 0 {
         return Err(io::Error::other(format!("{} is not this user's alone", folder.display())));
@@ -52,7 +55,7 @@ pub fn folder(library: &Path, user: u32) -> io::Result<PathBuf> {
     Ok(folder)
 }
 
-/// A number for each path: FNV-1a, which is the same in every build.
+/// Hashes a path with FNV-1a, which is the same in every build.
 fn hash(path: &Path) -> u32 {
     let bytes = path.as_os_str().as_encoded_bytes();
     bytes.iter().fold(0x811c_9dc5, |hash, &byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
@@ -81,7 +84,7 @@ mod tests {
         let library = PathBuf::from(format!("/libcuda-test-{}.so", std::process::id()));
         let made = folder(&library, user).unwrap();
         assert_eq!(folder(&library, user).unwrap(), made);
-        // A folder that this user made under the name of the other.
+        // A folder with the name for another user, which this user created.
         let theirs = folder(&library, user + 1).unwrap_err().to_string();
         assert!(theirs.contains("not this user's alone"), "{theirs}");
         for user in [user, user + 1] {

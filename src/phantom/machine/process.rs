@@ -1,4 +1,4 @@
-//! A process as the table names it: by its id and by the time at which it started, because ids are reused.
+//! The identity of a process in the table: its id and its start time, because ids are reused.
 
 use std::fs;
 
@@ -9,27 +9,27 @@ use memtrace_util::process::start_of;
 pub struct Process {
     /// The id.
     pub pid: u32,
-    /// The time at which it started, in clock ticks since the host started.
+    /// The start time, in clock ticks since the host started.
     pub start: u64,
 }
 
 impl Process {
-    /// The calling process.
+    /// Returns the calling process.
     #[must_use]
     pub fn current() -> Self {
         let pid = std::process::id();
         Self { pid, start: start_of(pid).unwrap_or(0) }
     }
 
-    /// Returns true if the process exists. A zombie does not: a driver takes the memory of a process when it
-    /// ends, not when its parent asks for its status.
+    /// Returns true if the process exists and is not a zombie: a driver frees the memory of a process when it
+    /// ends, not when its parent reads its status.
     #[must_use]
     pub fn is_alive(self) -> bool {
         start_of(self.pid) == Some(self.start)
     }
 }
 
-/// The first word of a process's command line; `None` when it cannot be read.
+/// Returns the first word of a process's command line, or `None` if it cannot be read.
 #[must_use]
 pub fn name_of(pid: u32) -> Option<String> {
     let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
@@ -50,7 +50,7 @@ mod tests {
         let process = Process { pid: child.id(), start: start_of(child.id()).unwrap() };
         assert!(process.is_alive());
         child.kill().unwrap();
-        // It is a zombie now, or is about to become one.
+        // The process is a zombie now, or becomes one soon.
         let ended = (0..1000).any(|_| {
             std::thread::sleep(std::time::Duration::from_millis(5));
             !process.is_alive()

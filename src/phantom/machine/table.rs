@@ -1,8 +1,9 @@
-//! The table of a machine: its processes, the memory that each uses on each card, and the state of the cards.
+//! The table of a machine: its processes, the memory that each process uses on each card, and the state of
+//! the cards.
 //!
-//! A header and the slots of the processes, all in words of 64 bits. The header begins with the magic number,
-//! the number of slots that were ever used and the length of the card's request, which is at [`REQUEST_AT`].
-//! Each card has two words there: [`CARD_LOST`] and [`CARD_ECC`].
+//! The table is a header followed by the process slots, all in 64-bit words. The header starts with the magic
+//! number, the number of slots ever used, and the length of the card request, which is at [`REQUEST_AT`]. It
+//! has two words per card: [`CARD_LOST`] and [`CARD_ECC`].
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,16 +11,17 @@ use memtrace_cards::{MAX_DEVICES, Spec};
 
 use crate::process::Process;
 
-/// The first word of a table. Its last letter is the version of the layout.
+/// The first word of a table. Its last character is the version of the layout.
 const MAGIC: u64 = u64::from_le_bytes(*b"MTPHANT1");
-/// The most processes of one machine that use a card. One more runs, and nobody sees it.
+/// The maximum number of processes of one machine that use a card. Any further process runs, but the others
+/// do not see it.
 pub const MAX_PROCESSES: usize = 256;
-/// The longest request for a card, in bytes.
+/// The maximum length of a card request, in bytes.
 pub const MAX_REQUEST: usize = 1024;
 
 const USED_SLOTS: usize = 1;
 const REQUEST_LENGTH: usize = 2;
-/// The words of a card in the header: 1 when it is lost, and the number of its uncorrectable ECC errors.
+/// The words of a card in the header: 1 if the card is lost, and its number of uncorrectable ECC errors.
 const CARDS: usize = 8;
 const CARD_WORDS: usize = 2;
 const CARD_LOST: usize = 0;
@@ -33,8 +35,8 @@ const PID: usize = 0;
 const START: usize = 1;
 const CUDA: usize = 2;
 const USES: usize = 8;
-/// The words of a card in a slot: the bytes of the context with [`HAS_CONTEXT`] (0 without one), the bytes allocated,
-/// and the time in nanoseconds that the card has worked for the process.
+/// The words of a card in a slot: the bytes of the context with [`HAS_CONTEXT`] (0 without a context), the
+/// allocated bytes, and the time in nanoseconds that the card has worked for the process.
 const USE_WORDS: usize = 3;
 const CONTEXT: usize = 0;
 const ALLOCATED: usize = 1;
@@ -49,49 +51,49 @@ const _: () = assert!(CARDS + CARD_WORDS * MAX_DEVICES as usize <= REQUEST_AT);
 const _: () = assert!(REQUEST_AT + MAX_REQUEST / 8 <= HEADER_WORDS);
 const _: () = assert!(USES + USE_WORDS * MAX_DEVICES as usize <= SLOT_WORDS);
 
-/// A table in memory that processes share, or a copy of one.
+/// A table in shared memory, or a copy of one.
 #[derive(Clone, Copy)]
 pub struct Table<'a> {
     words: &'a [AtomicU64],
 }
 
-/// The slot of a process: its index.
+/// The index of a process's slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Slot(usize);
 
 /// The memory of one process on one card, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CardUse {
-    /// The CUDA context; `None` while the process has none on the card.
+    /// The size of the CUDA context; `None` if the process has no context on the card.
     pub context: Option<u64>,
-    /// The memory that the process allocated.
+    /// The allocated memory.
     pub allocated: u64,
     /// The time that the card has worked for the process, in nanoseconds of simulated time.
     pub busy_ns: u64,
 }
 
 impl CardUse {
-    /// All bytes of the process on the card.
+    /// Returns the total bytes of the process on the card.
     #[must_use]
     pub fn bytes(self) -> u64 {
         self.context.unwrap_or(0).saturating_add(self.allocated)
     }
 }
 
-/// A process of the machine and its memory.
+/// A process of the machine, with its memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProcessUse {
     /// The process.
     pub process: Process,
-    /// The CUDA version of its runtime; 0 when it is not known yet.
+    /// The CUDA version of the process's runtime; 0 until it is known.
     pub cuda_version: u32,
     /// The memory on each card of the machine.
     pub cards: Vec<CardUse>,
 }
 
-/// The words of a new table.
+/// Returns the words of a new table.
 ///
-/// Returns `None` when the request is too long.
+/// Returns `None` if the request is too long.
 #[must_use]
 pub fn new_words(request: &str) -> Option<Vec<u64>> {
     if request.len() > MAX_REQUEST {
@@ -109,7 +111,7 @@ pub fn new_words(request: &str) -> Option<Vec<u64>> {
 }
 
 impl<'a> Table<'a> {
-    /// The table in these words; `None` when they hold none.
+    /// Interprets words as a table. Returns `None` if they are not one.
     #[must_use]
     pub fn new(words: &'a [AtomicU64]) -> Option<Self> {
         let is_table = words.len() == WORDS && words[0].load(Ordering::Acquire) == MAGIC;
@@ -120,7 +122,7 @@ impl<'a> Table<'a> {
         self.words[at].load(Ordering::Acquire)
     }
 
-    /// The request for the machine's cards; `None` when it is no text.
+    /// Returns the request for the machine's cards, or `None` if it is not valid text.
     #[must_use]
     pub fn request(&self) -> Option<String> {
         let length = (self.get(REQUEST_LENGTH) as usize).min(MAX_REQUEST);
@@ -130,7 +132,7 @@ impl<'a> Table<'a> {
         String::from_utf8(bytes).ok()
     }
 
-    /// The cards of the machine; `None` when the request is invalid.
+    /// Returns the cards of the machine, or `None` if the request is invalid.
     #[must_use]
     pub fn spec(&self) -> Option<Spec> {
         Spec::parse(&self.request()?).ok()
@@ -149,13 +151,15 @@ impl<'a> Table<'a> {
         Some(Process { pid, start: self.word(slot, START).load(Ordering::Relaxed) })
     }
 
-    /// Takes a slot for a process: a free one, or one of a process that has ended. `None` when all are taken.
+    /// Takes a slot for a process: a free slot, or the slot of a process that has ended. Returns `None` if
+    /// all slots are in use.
     #[must_use]
     pub fn claim(&self, process: Process) -> Option<Slot> {
         self.clear_dead();
         for slot in (0..MAX_PROCESSES).map(Slot) {
             let pid = self.word(slot, PID);
-            // Taken with an id that no process has, so that nobody reads a slot that is not ready.
+            // First takes the slot with an id that no process has, so that no reader uses it before it is
+            // ready.
             let taken = pid.compare_exchange(0, u64::MAX, Ordering::AcqRel, Ordering::Relaxed);
             if taken.is_err() {
                 continue;
@@ -178,7 +182,7 @@ impl<'a> Table<'a> {
                 && !process.is_alive()
             {
                 let pid = self.word(slot, PID);
-                // Another process may have freed and taken it meanwhile: then it stays.
+                // If another process has freed and taken the slot in the meantime, it stays taken.
                 let _ = pid.compare_exchange(u64::from(process.pid), 0, Ordering::AcqRel, Ordering::Relaxed);
             }
         }
@@ -199,7 +203,7 @@ impl<'a> Table<'a> {
         self.use_word(slot, card, ALLOCATED).store(bytes, Ordering::SeqCst);
     }
 
-    /// The word that holds the time a card has worked for a process.
+    /// Returns the word with the time that a card has worked for a process.
     #[must_use]
     pub fn busy(&self, slot: Slot, card: usize) -> &'a AtomicU64 {
         self.use_word(slot, card, BUSY)
@@ -220,7 +224,7 @@ impl<'a> Table<'a> {
         }
     }
 
-    /// The bytes on a card of all processes except `own`. A process that has ended counts until
+    /// Returns the bytes that all processes except `own` use on a card. A process that has ended counts until
     /// [`clear_dead`](Self::clear_dead).
     #[must_use]
     pub fn bytes_of_others(&self, own: Option<Slot>, card: usize) -> u64 {
@@ -228,7 +232,8 @@ impl<'a> Table<'a> {
         others.map(|slot| self.use_of(slot, card).bytes()).fold(0, u64::saturating_add)
     }
 
-    /// The processes of the machine that have not ended, with their memory on its first `cards` cards.
+    /// Returns the processes of the machine that have not ended, with their memory on its first `cards`
+    /// cards.
     #[must_use]
     pub fn processes(&self, cards: usize) -> Vec<ProcessUse> {
         let alive = |slot| Some((slot, self.process_of(slot).filter(|process| process.is_alive())?));
@@ -253,18 +258,18 @@ impl<'a> Table<'a> {
         self.card_word(card, CARD_LOST).load(Ordering::Relaxed) != 0
     }
 
-    /// Lets a card fall off the bus.
+    /// Marks a card as fallen off the bus.
     pub fn lose(&self, card: usize) {
         self.card_word(card, CARD_LOST).store(1, Ordering::Relaxed);
     }
 
-    /// The number of a card's uncorrectable ECC errors.
+    /// Returns the number of a card's uncorrectable ECC errors.
     #[must_use]
     pub fn ecc_errors(&self, card: usize) -> u64 {
         self.card_word(card, CARD_ECC).load(Ordering::Relaxed)
     }
 
-    /// Counts an uncorrectable ECC error of a card.
+    /// Counts an uncorrectable ECC error on a card.
     pub fn add_ecc_error(&self, card: usize) {
         self.card_word(card, CARD_ECC).fetch_add(1, Ordering::Relaxed);
     }
@@ -285,7 +290,7 @@ mod tests {
         assert_eq!(table.spec().map(|spec| spec.count), Some(8));
         let me = Process::current();
         let dead = Process { start: me.start + 1, ..me };
-        // `claim` frees dead slots, so the dead process takes the second.
+        // `claim` frees slots of dead processes, so the dead process must take the second slot.
         let own = table.claim(me).unwrap();
         let other = table.claim(dead).unwrap();
         table.set_context(other, 3, 500);
@@ -294,7 +299,7 @@ mod tests {
         assert_eq!(table.processes(8).len(), 1);
         table.clear_dead();
         assert_eq!(table.bytes_of_others(Some(own), 3), 0);
-        // The new owner of a slot begins with nothing.
+        // The new owner of a slot starts with zeros.
         assert_eq!(table.claim(me), Some(other));
         assert_eq!(table.use_of(other, 3), CardUse::default());
     }
@@ -318,7 +323,7 @@ mod tests {
         assert!(table.processes(usize::MAX).is_empty());
         assert_eq!(table.bytes_of_others(None, 31), 0);
         assert_eq!(table.claim(Process::current()), None);
-        // Slots of a process that lives, each with all the memory there is.
+        // Slots of a live process, each with the maximum amount of memory.
         let me = Process::current();
         for slot in (0..MAX_PROCESSES).map(Slot) {
             table.word(slot, START).store(me.start, Ordering::Relaxed);

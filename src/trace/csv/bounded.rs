@@ -1,12 +1,12 @@
-//! A bound on the length of a row, so that a file with no line end cannot exhaust the memory.
+//! Bounds the length of a row, so that a file without line ends cannot exhaust the memory.
 
 use std::io::{self, Read};
 
-/// The longest line of a trace that a reader takes, in bytes. The longest that is written is the meta row, with the
-/// arguments of the program.
+/// The maximum length in bytes of a line that a reader accepts. The longest line that memtrace writes is the
+/// meta row, which includes the program's arguments.
 pub const LONGEST_LINE: usize = 16 << 20;
 
-/// A file that is read row by row. A row that does not end within [`LONGEST_LINE`] bytes is an error.
+/// A source that is read row by row. A row longer than [`LONGEST_LINE`] bytes is an error.
 pub(crate) struct Bounded<R> {
     source: R,
     left: usize,
@@ -17,7 +17,7 @@ impl<R> Bounded<R> {
         Bounded { source, left: LONGEST_LINE }
     }
 
-    /// A new row begins.
+    /// Begins a new row.
     pub(crate) fn next_row(&mut self) {
         self.left = LONGEST_LINE;
     }
@@ -35,7 +35,7 @@ impl<R: Read> Read for Bounded<R> {
     }
 }
 
-/// The error of a line that is longer than [`LONGEST_LINE`].
+/// Returns the error for a line longer than [`LONGEST_LINE`].
 #[must_use]
 pub fn too_long() -> io::Error {
     let what = format!("a line of more than {} MiB: not a trace", LONGEST_LINE >> 20);

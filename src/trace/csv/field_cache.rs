@@ -1,10 +1,11 @@
-//! Caches formatted fields that repeat across rows: copying a text costs a fraction of formatting it.
+//! Caches formatted fields that repeat across rows: copying a text is several times faster than formatting
+//! it.
 
 use super::line::LineBuffer;
 use crate::{Category, EventName};
 
-/// The last `N` adjacent numbers and their text. `TEXT` is at least `N` times the 21 bytes of a number with its
-/// comma, rounded up to a size that compiles to a few register copies.
+/// The last values of `N` adjacent number columns, and their text. `TEXT` is at least 21 bytes per number
+/// (with its comma), rounded up to a size that compiles to a few register copies.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Numbers<const N: usize, const TEXT: usize> {
     pub(super) numbers: [i64; N],
@@ -13,10 +14,10 @@ pub(super) struct Numbers<const N: usize, const TEXT: usize> {
     pub(super) length: usize,
 }
 
-/// One number.
+/// The cache of a single number.
 pub(super) type One = Numbers<1, 24>;
 
-/// The size of the text of a group of `numbers`.
+/// Returns the size of the text buffer for a group of `numbers`.
 const fn group_text(numbers: usize) -> usize {
     (21 * numbers).next_multiple_of(32)
 }
@@ -38,12 +39,12 @@ impl<const N: usize, const TEXT: usize> Numbers<N, TEXT> {
 }
 
 impl One {
-    /// Advances the cache to `number` when that is the next number and differs in its last digit only, which nine of
-    /// ten do.
+    /// Advances the cache to `number` if it is the next number and differs only in the last digit, as nine
+    /// out of ten do.
     #[inline(always)]
     pub(super) fn count_to(&mut self, number: i64) {
         let [last] = self.numbers;
-        // Before the comma.
+        // The last digit is before the comma.
         let digit = self.length.wrapping_sub(2);
         if last >= 0
             && last.checked_add(1) == Some(number)
@@ -75,7 +76,7 @@ impl CachedWord {
     }
 }
 
-/// The words of a `text_enum!`, by the id of the value.
+/// Builds the table of a `text_enum!`'s texts, indexed by value id.
 macro_rules! words_of {
     ($kind:ident) => {{
         const WORDS: [CachedWord; $kind::ALL.len()] = {
@@ -92,25 +93,26 @@ macro_rules! words_of {
     }};
 }
 
-/// The text of an event.
+/// Returns the text of an event.
 #[inline(always)]
 pub(super) fn event(event: EventName) -> &'static CachedWord {
     &words_of!(EventName)[event as usize]
 }
 
-/// The text of a category.
+/// Returns the text of a category.
 #[inline(always)]
 pub(super) fn category(category: Category) -> &'static CachedWord {
     &words_of!(Category)[category as usize]
 }
 
-/// The number of owners that are cached: `Row::owner` modulo this is the index.
+/// The number of cached owners. The index in the cache is `Row::owner` modulo this number.
 const OWNERS: usize = 1024;
-/// The longest text of an owner that is cached, in two pieces: most have no second one.
+/// The maximum length of the first piece of a cached owner text. Most texts fit in it.
 const FIRST: usize = 64;
+/// The maximum length of the second piece.
 const REST: usize = 48;
 
-/// The text of an owner's columns.
+/// The cached text of an owner's columns.
 #[derive(Clone, Copy)]
 struct CachedOwner {
     /// `Row::owner`; 0 for an empty entry.
@@ -120,12 +122,12 @@ struct CachedOwner {
     rest: [u8; REST],
 }
 
-/// The texts of owners, by `Row::owner`.
+/// Caches the texts of owners, by `Row::owner`.
 #[derive(Default)]
 pub(super) struct Owners(Vec<CachedOwner>);
 
 impl Owners {
-    /// Writes the columns of the owner with this number; 0 is never cached.
+    /// Writes the columns of an owner. `number` is its `Row::owner`; 0 is never cached.
     #[inline(always)]
     pub(super) fn write<const N: usize>(
         &mut self,
@@ -157,7 +159,7 @@ impl Owners {
     }
 }
 
-/// The cache of a column, by its way of writing.
+/// The type of a column's cache, for its kind of writing.
 macro_rules! column_cache {
     (counter) => {
         One
@@ -189,7 +191,7 @@ macro_rules! column_caches {
 
 crate::columns!(column_caches);
 
-/// The cache of a block of columns.
+/// The type of a block's cache.
 macro_rules! block_cache {
     (owner { $($columns:tt)+ }) => { Owners };
     ($group:ident { $(
@@ -220,7 +222,7 @@ pub(super) struct FieldCache {
 }
 
 impl FieldCache {
-    /// Empties the caches of numbers.
+    /// Resets the caches of numbers.
     pub(super) fn forget_numbers(&mut self) {
         let owners = std::mem::take(&mut self.blocks.owners);
         *self = FieldCache {

@@ -1,22 +1,23 @@
-//! One line of the CSV: its fields, written in order.
+//! One line of the CSV, whose fields are written in order.
 
 use super::field_cache::{CachedWord, Numbers, One};
 use crate::columns::{MAX_BYTES, MAX_NUMBER};
 use crate::text::NONE;
 
-/// The most bytes of a field besides its text: a number has 20 bytes and a comma, and fixed-size copies write
-/// a few more after it. The texts of events and categories are shorter.
+/// The maximum number of bytes of a field in addition to its text: a number has 20 bytes and a comma, and
+/// fixed-size copies write a few more bytes after it. The texts of events and categories are shorter than
+/// that.
 pub(super) const FIELD: usize = 32;
 
 /// 10^8: numbers below it have at most eight digits.
 const NINE_DIGITS: u64 = 100_000_000;
 
-/// 10^16: numbers from it on take the path of [`LineBuffer::long`] that no usual number takes, so the test of bounds
-/// costs the usual row nothing.
+/// 10^16. Numbers from here on take a path of [`LineBuffer::long`] that usual numbers do not take, so a check
+/// of the column bounds there costs a usual row nothing.
 const HUGE: u64 = NINE_DIGITS * NINE_DIGITS;
 const _: () = assert!(HUGE < MAX_BYTES && HUGE < MAX_NUMBER);
 
-/// A line that is being written.
+/// A line under construction.
 pub(super) struct LineBuffer<'a> {
     /// A buffer with space for the whole line.
     bytes: &'a mut [u8],
@@ -25,25 +26,25 @@ pub(super) struct LineBuffer<'a> {
 }
 
 impl<'a> LineBuffer<'a> {
-    /// A line that begins at `at`; `bytes` has space for it.
+    /// Starts a line at offset `at` of `bytes`, which has space for it.
     pub(super) fn new(bytes: &'a mut [u8], at: usize) -> Self {
         LineBuffer { bytes, at, huge: false }
     }
 
-    /// Returns true if a number from [`HUGE`] on was formatted, which may be beyond the bound of its column. A number
-    /// that a cache had is not counted: [`FieldCache::forget_numbers`] keeps such numbers out of the caches.
+    /// Returns true if a number of at least [`HUGE`] was formatted, which may exceed the bound of its column.
+    /// Cached numbers are not checked: [`FieldCache::forget_numbers`] keeps huge numbers out of the caches.
     ///
     /// [`FieldCache::forget_numbers`]: super::field_cache::FieldCache::forget_numbers
     pub(super) fn has_huge(&self) -> bool {
         self.huge
     }
 
-    /// The index at which the next field begins.
+    /// Returns the offset of the next field.
     pub(super) fn at(&self) -> usize {
         self.at
     }
 
-    /// The `N` bytes from `from` on, which may reach beyond the bytes written so far.
+    /// Returns the `N` bytes from offset `from` on, which may include bytes after the written part.
     #[inline(always)]
     pub(super) fn written<const N: usize>(&self, from: usize) -> [u8; N] {
         let mut bytes = [0; N];
@@ -51,7 +52,8 @@ impl<'a> LineBuffer<'a> {
         bytes
     }
 
-    /// Writes the first `count` of `bytes` and copies all of them: a copy of a fixed length compiles to no call.
+    /// Appends the first `count` bytes of `bytes`. It copies all `N`, because a copy of fixed length compiles
+    /// to no call.
     #[inline(always)]
     pub(super) fn put<const N: usize>(&mut self, bytes: &[u8; N], count: usize) {
         self.bytes[self.at..self.at + N].copy_from_slice(bytes);
@@ -62,14 +64,14 @@ impl<'a> LineBuffer<'a> {
     #[inline(always)]
     pub(super) fn int(&mut self, number: i64) {
         match number {
-            // Half of a row's numbers.
+            // Half of the numbers in a row are single digits.
             0..=9 => self.put(&[b'0' + number as u8, b','], 2),
             -1 => self.put(b"-1,", 3),
             _ => self.long(number),
         }
     }
 
-    /// Writes numbers that are mostly those in `cache`.
+    /// Writes numbers that usually equal those in `cache`.
     #[inline(always)]
     pub(super) fn numbers<const N: usize, const TEXT: usize>(
         &mut self,
@@ -92,7 +94,8 @@ impl<'a> LineBuffer<'a> {
         cache.keep(numbers, self.written(from), self.at - from);
     }
 
-    /// Writes a number that is mostly the one in `cache`; a small one is formatted faster than compared.
+    /// Writes a number that usually equals the one in `cache`. Formatting a small number is faster than
+    /// comparing it.
     #[inline(always)]
     pub(super) fn int_repeated(&mut self, number: i64, cache: &mut One) {
         match number {
@@ -101,7 +104,7 @@ impl<'a> LineBuffer<'a> {
         }
     }
 
-    /// Writes a number that is mostly the one in `cache`, the sign apart.
+    /// Writes a number that usually equals the one in `cache`, apart from the sign.
     #[inline(always)]
     pub(super) fn magnitude_repeated(&mut self, number: i64, cache: &mut One) {
         match number.checked_neg() {
@@ -113,14 +116,15 @@ impl<'a> LineBuffer<'a> {
         }
     }
 
-    /// Writes a number that is mostly the one in `cache` plus 1.
+    /// Writes a number that usually is the one in `cache` plus 1.
     #[inline(always)]
     pub(super) fn counter(&mut self, number: i64, cache: &mut One) {
         cache.count_to(number);
         self.numbers([number], cache);
     }
 
-    /// Writes a number, mostly a time or an address, whose digits before the last eight are mostly those in `prefix`.
+    /// Writes a number, usually a time or an address, whose digits before the last eight usually equal those
+    /// in `prefix`.
     #[inline(always)]
     pub(super) fn int_shared_prefix(&mut self, number: i64, prefix: &mut One) {
         if number < NINE_DIGITS.cast_signed() {
@@ -134,13 +138,13 @@ impl<'a> LineBuffer<'a> {
             self.huge |= number >= HUGE;
             self.write_and_keep(high, prefix);
         }
-        // Without the comma that ends a number.
+        // Removes the comma after the number.
         self.at -= 1;
         let low = u128::from(ascii(digits(number % NINE_DIGITS))) | u128::from(b',') << 64;
         self.put(&low.to_le_bytes(), 9);
     }
 
-    /// Writes a number of any length but 0.
+    /// Writes a nonzero number of any length.
     fn long(&mut self, number: i64) {
         if number < 0 {
             self.put(b"-", 1);
@@ -149,7 +153,7 @@ impl<'a> LineBuffer<'a> {
         if number < NINE_DIGITS {
             let digits = digits(number);
             let zeros = digits.trailing_zeros() / 8;
-            // Behind eight digits at most.
+            // The comma follows at most eight digits.
             let comma = u128::from(b',') << (64 - 8 * zeros);
             let text = u128::from(ascii(digits) >> (8 * zeros)) | comma;
             return self.put(&text.to_le_bytes(), 9 - zeros as usize);
@@ -163,7 +167,7 @@ impl<'a> LineBuffer<'a> {
             return self.put(b",", 1);
         }
         self.huge = true;
-        // The digits before the last sixteen, without the comma that ends a number.
+        // Writes the digits before the last sixteen, without the comma after them.
         self.int((above / NINE_DIGITS).cast_signed());
         self.at -= 1;
         self.put(&ascii(digits(above % NINE_DIGITS)).to_le_bytes(), 8);
@@ -171,13 +175,13 @@ impl<'a> LineBuffer<'a> {
         self.put(b",", 1);
     }
 
-    /// Writes a word.
+    /// Writes a precomputed word.
     #[inline(always)]
     pub(super) fn word(&mut self, word: &CachedWord) {
         self.put(&word.text, word.length);
     }
 
-    /// Writes a text, in quotes if it needs them.
+    /// Writes a text, with quotes if it needs them.
     pub(super) fn text(&mut self, text: &str) {
         let from = text.as_bytes();
         let to = &mut self.bytes[self.at..self.at + from.len()];
@@ -191,7 +195,7 @@ impl<'a> LineBuffer<'a> {
         if plain || !from.is_empty() && !from.iter().any(|byte| b",\"\n\r".contains(byte)) {
             self.at += from.len();
         } else if from.is_empty() {
-            // No text is empty.
+            // A text field is never empty: an empty text is written as the placeholder.
             return self.word(&const { CachedWord::of(NONE) });
         } else {
             self.quoted(from);
@@ -211,7 +215,8 @@ impl<'a> LineBuffer<'a> {
         self.put(b"\"", 1);
     }
 
-    /// Ends the line: replaces the comma after its last field by a newline. Returns the offset after it.
+    /// Ends the line: replaces the comma after the last field by a newline. Returns the offset after the
+    /// line.
     pub(super) fn end(self) -> usize {
         if let Some(last) = self.bytes[..self.at].last_mut() {
             *last = b'\n';
@@ -220,8 +225,8 @@ impl<'a> LineBuffer<'a> {
     }
 }
 
-/// Copies `from`, at least `N` bytes, and gives whether all of it is plain. The last `N` bytes are copied as one chunk
-/// that may overlap the chunk before it, so no byte is copied alone.
+/// Copies `from`, which has at least `N` bytes, and returns true if all of it is plain. The last `N` bytes
+/// are copied as one chunk, which may overlap the previous chunk, so no byte is copied individually.
 #[inline(always)]
 fn copy<const N: usize>(from: &[u8], to: &mut [u8]) -> bool {
     let mut plain = true;
@@ -238,15 +243,15 @@ fn copy<const N: usize>(from: &[u8], to: &mut [u8]) -> bool {
     plain
 }
 
-/// Returns true if these bytes certainly need no quotes. Commas and the bytes below `#` (quotes, line ends,
-/// spaces) may need them. The compiler vectorizes this.
+/// Returns true if these bytes certainly need no quotes. A comma or a byte below `#` (quotes, line ends,
+/// spaces) may need them. The compiler vectorizes this function.
 #[inline(always)]
 fn is_plain<const N: usize>(bytes: &[u8; N]) -> bool {
     bytes.iter().fold(0, |odd, byte| odd | u8::from(*byte < b'#') | u8::from(*byte == b',')) == 0
 }
 
-/// The eight digits of a number below 10^8, the first in the lowest byte. It is split into halves, pairs and digits;
-/// one multiplication divides all parts at once.
+/// Returns the eight digits of a number below 10^8, the first digit in the lowest byte. The number is split
+/// into halves, pairs and digits; one multiplication divides all parts at once.
 #[inline(always)]
 fn digits(number: u64) -> u64 {
     let fours = (number / 10_000) | (number % 10_000) << 32;
@@ -256,7 +261,7 @@ fn digits(number: u64) -> u64 {
     tens | (pairs - 10 * tens) << 8
 }
 
-/// Digits as text, the first in the lowest byte.
+/// Converts digits to ASCII, the first digit in the lowest byte.
 #[inline(always)]
 fn ascii(digits: u64) -> u64 {
     digits | u64::from_le_bytes([b'0'; 8])
@@ -266,7 +271,7 @@ fn ascii(digits: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// A line of these numbers.
+    /// Writes a line with these numbers.
     fn line_of(numbers: &[i64], write: impl Fn(&mut LineBuffer<'_>, i64)) -> String {
         let mut bytes = vec![0; (numbers.len() + 4) * FIELD];
         let mut line = LineBuffer::new(&mut bytes, 0);
@@ -275,7 +280,7 @@ mod tests {
         String::from_utf8(bytes[..end].to_vec()).unwrap()
     }
 
-    /// Numbers of every length, those around a power of ten among them.
+    /// Returns numbers of every length, including those around the powers of ten.
     fn numbers() -> Vec<i64> {
         let mut numbers =
             vec![0, i64::MAX, i64::MIN, 100_000_000, 10_000_000_000_000_000, 1_000_000_010_000_000];
@@ -294,7 +299,7 @@ mod tests {
         let expected: Vec<String> = numbers.iter().map(i64::to_string).collect();
         let expected = expected.join(",") + "\n";
         assert_eq!(line_of(&numbers, |line, number| line.int(number)), expected);
-        // Every pair of digits in every place.
+        // Every pair of digits at every position.
         for low in 0..10_000 {
             let number = low * 10_000 + (9_999 - low);
             assert_eq!(line_of(&[number], |line, number| line.int(number)), format!("{number}\n"));
@@ -303,7 +308,7 @@ mod tests {
 
     #[test]
     fn cached_numbers_are_written_as_uncached_ones() {
-        // Each number twice and then the next one, so that hits, misses and counts follow one another.
+        // Each number twice, followed by its successor, so that hits, misses and increments alternate.
         let some: Vec<i64> =
             numbers().into_iter().flat_map(|number| [number, number, number.saturating_add(1)]).collect();
         let expected: Vec<String> = some.iter().map(i64::to_string).collect();

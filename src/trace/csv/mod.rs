@@ -1,4 +1,4 @@
-//! Rows to and from the CSV.
+//! Reads and writes rows as CSV.
 
 mod bounded;
 mod field_cache;
@@ -14,16 +14,16 @@ pub use writer::RowWriter;
 use crate::EventName;
 use crate::columns::{COLUMNS, ColumnType, index_of};
 
-/// Returns true if a line, without its line end, is an `end` row.
+/// Returns true if `line`, without its line end, is an `end` row.
 #[must_use]
 pub fn is_end_row(line: &[u8]) -> bool {
     const EVENT: usize = index_of("event");
-    // No column before it is a text, so none has quotes.
+    // The columns before `event` contain no text, so they have no quotes.
     const { assert!(first_text() == EVENT) };
     line.split(|byte| *byte == b',').nth(EVENT) == Some(EventName::End.as_str().as_bytes())
 }
 
-/// The text of an `end` row; `None` when the line, without its line end, is not one.
+/// Returns the text of an `end` row, or `None` if `line`, without its line end, is another row.
 #[must_use]
 pub fn end_text(line: &[u8]) -> Option<String> {
     if !is_end_row(line) {
@@ -34,7 +34,7 @@ pub fn end_text(line: &[u8]) -> Option<String> {
     row.get(const { index_of("name") }).map(str::to_owned)
 }
 
-/// The index of the first text column.
+/// Returns the index of the first text column.
 const fn first_text() -> usize {
     let mut index = 0;
     while matches!(COLUMNS[index].kind, ColumnType::Int) {

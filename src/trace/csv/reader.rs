@@ -35,13 +35,13 @@ pub struct RowReader<R> {
     path: PathBuf,
     csv: csv::Reader<Bounded<R>>,
     record: csv::StringRecord,
-    /// The fields of the columns that the file lacks: it is older than they are.
+    /// The default fields for the columns that an older file lacks.
     missing: Vec<String>,
     meta: Meta,
     first: bool,
-    /// The rows so far, if `repeat` rows may refer to them.
+    /// The latest rows, if `repeat` rows may refer to them.
     window: Window<StoredRow>,
-    /// The row `repeat` whose rows come next.
+    /// The `repeat` row that is being expanded.
     expansion: Option<Expansion>,
 }
 
@@ -49,7 +49,7 @@ impl RowReader<File> {
     /// Opens the trace at `path` and reads its header and meta row.
     ///
     /// # Errors
-    /// When the file cannot be read or is not a trace of a schema that this version knows.
+    /// Returns an error if the file cannot be read, or is not a trace of a known schema.
     pub fn open(path: &Path) -> Result<Self> {
         let file = File::open(path).map_err(|source| Error::Io { path: path.to_owned(), source })?;
         RowReader::new(path, file)
@@ -57,7 +57,7 @@ impl RowReader<File> {
 }
 
 impl<R: Read> RowReader<R> {
-    /// Reads a trace from `source`; `path` is for messages.
+    /// Reads a trace from `source`. Messages name `path`.
     ///
     /// # Errors
     /// Same as [`RowReader::open`].
@@ -81,16 +81,17 @@ impl<R: Read> RowReader<R> {
         Ok(reader)
     }
 
-    /// The meta row.
+    /// Returns the meta row.
     #[must_use]
     pub fn meta(&self) -> &Meta {
         &self.meta
     }
 
-    /// The next row, the meta row first; `None` at the end. A `repeat` row is expanded into the rows that it replaces.
+    /// Returns the next row, starting with the meta row, or `None` at the end. A `repeat` row is expanded
+    /// into the rows that it replaces.
     ///
     /// # Errors
-    /// When a row is malformed; with file, line and the expected value.
+    /// Returns an error if a row is malformed. The error names the file, the line and the expected value.
     pub fn next_row(&mut self) -> Result<Option<Row<'_>>> {
         if let Some(mut expansion) = self.expansion.filter(|expansion| !expansion.is_done()) {
             self.window.next_row(&mut expansion);
@@ -107,7 +108,7 @@ impl<R: Read> RowReader<R> {
         if row.event == EventName::Repeat {
             let bad = |what| Error::Row { path: self.path.clone(), line: self.line(), what };
             self.expansion = Some(self.window.begin(Repeat::of(&row)).map_err(bad)?);
-            // It has one row at least.
+            // An expansion has at least one row.
             return self.next_row();
         }
         let stored = StoredRow::new(&row, self.window.last());
@@ -115,7 +116,7 @@ impl<R: Read> RowReader<R> {
         Ok(self.window.last().map(StoredRow::row))
     }
 
-    /// The line of the last row, counted from the header, which is line 1.
+    /// Returns the line number of the last row. The header is line 1.
     #[must_use]
     pub fn line(&self) -> u64 {
         self.record.position().map_or(0, csv::Position::line)
@@ -210,7 +211,7 @@ impl<R: Read> RowReader<R> {
     }
 }
 
-/// The default fields of the columns from the one at `index` on.
+/// Returns the default fields of the columns from `index` on.
 fn defaults_from(index: usize) -> Vec<String> {
     if index >= COLUMNS.len() {
         return Vec::new();
@@ -259,7 +260,8 @@ mod tests {
         let last = defaults_from(COLUMNS.len() - 2);
         assert_eq!(last, ["0", crate::text::NONE]);
         assert_eq!(defaults_from(crate::columns::index_of("device"))[0], "-1");
-        // A file that has the column is read as it is; one that lacks a first column is refused.
+        // If the file contains the column, its values are read. A file without one of the first columns is
+        // rejected.
         let text = String::from_utf8(trace(&[])).unwrap();
         let cut: String =
             text.lines().map(|line| line.rsplit_once(',').unwrap().0.to_owned() + "\n").collect();

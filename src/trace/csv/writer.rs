@@ -1,8 +1,8 @@
 //! Writes rows as CSV.
 //!
-//! The writer thread must keep up with the fastest program, and most of a row is integers: `csv` with `serde` formats
-//! each field through three layers, these plain loops take a fraction of the time. Tests compare every byte with
-//! `csv`, which also reads all that is written.
+//! The writer thread must keep up with the fastest program, and most of a row is integers. `csv` with `serde`
+//! formats each field through three layers; these plain loops take a fraction of the time. Tests compare the
+//! output byte by byte with that of `csv`, which also reads all traces.
 
 use std::io::{self, Write};
 
@@ -12,13 +12,13 @@ use crate::columns::{COLUMNS, Row};
 use crate::text::NONE;
 use crate::{Category, EventName};
 
-/// The bytes that are collected before the sink gets them; always whole rows.
+/// The number of bytes collected before a write to the sink. The buffer always contains complete rows.
 const BUFFER: usize = 256 << 10;
 
-/// Writes the header before the first row, then whole lines.
+/// Writes the header before the first row, then complete lines.
 pub struct RowWriter<W: Write> {
     sink: W,
-    /// Larger than its content: space is reserved for a line, not for each field.
+    /// Larger than its contents, because space is reserved per line, not per field.
     buffer: Vec<u8>,
     filled: usize,
     header: bool,
@@ -26,21 +26,21 @@ pub struct RowWriter<W: Write> {
 }
 
 impl<W: Write> RowWriter<W> {
-    /// Writes to `sink`, buffered; see [`RowWriter::flush`].
+    /// Creates a buffered writer to `sink`; see [`RowWriter::flush`].
     pub fn new(sink: W) -> Self {
         let (buffer, cache) = (vec![0; BUFFER + 4096], FieldCache::default());
         RowWriter { sink, buffer, filled: 0, header: true, cache }
     }
 
-    /// Like [`RowWriter::new`], for a `sink` that has rows already.
+    /// Like [`RowWriter::new`], for a `sink` that already contains rows.
     pub fn without_header(sink: W) -> Self {
         RowWriter { header: false, ..RowWriter::new(sink) }
     }
 
-    /// Adds a row. A number beyond the bound of its column is cut to it: what is written can be read.
+    /// Adds a row. Clamps each number to the bound of its column, so that readers accept every written row.
     ///
     /// # Errors
-    /// The sink's, when the buffer had to be written.
+    /// Returns the sink's error if the buffer had to be written.
     pub fn write(&mut self, row: &Row<'_>) -> io::Result<()> {
         if std::mem::take(&mut self.header) {
             let (mut line, _) = self.line(COLUMNS.iter().map(|column| column.name.len()).sum());
@@ -53,7 +53,8 @@ impl<W: Write> RowWriter<W> {
         if self.filled >= BUFFER { self.write_buffer() } else { Ok(()) }
     }
 
-    /// Writes the line of `row` once more, with its numbers cut to their bounds. Returns the place after it.
+    /// Writes the line of `row` again, with its numbers clamped to their bounds. Returns the offset after the
+    /// line.
     #[cold]
     #[inline(never)]
     fn rewrite(&mut self, row: &Row<'_>) -> usize {
@@ -63,32 +64,33 @@ impl<W: Write> RowWriter<W> {
         line.end()
     }
 
-    /// Gives the sink all rows added so far.
+    /// Writes all buffered rows to the sink.
     ///
     /// # Errors
-    /// The sink's.
+    /// Returns the sink's error.
     pub fn flush(&mut self) -> io::Result<()> {
         self.write_buffer()?;
         self.sink.flush()
     }
 
-    /// The sink.
+    /// Returns the sink.
     pub fn get_ref(&self) -> &W {
         &self.sink
     }
 
-    /// The sink, with all rows added so far.
+    /// Writes all buffered rows, and returns the sink.
     ///
     /// # Errors
-    /// The sink's.
+    /// Returns the sink's error.
     pub fn into_inner(mut self) -> io::Result<W> {
         self.flush()?;
         Ok(self.sink)
     }
 
-    /// The next line, with space for `texts` bytes of text beside its other fields, and the cache.
+    /// Returns the next line, with space for `texts` bytes of text in addition to its other fields, and the
+    /// cache.
     fn line(&mut self, texts: usize) -> (LineBuffer<'_>, &mut FieldCache) {
-        // Each byte may be a quote, which becomes two.
+        // Each byte may be a quote, which is doubled.
         let most = self.filled + 2 * texts + COLUMNS.len() * FIELD;
         if self.buffer.len() < most {
             self.buffer.resize(most, 0);
@@ -98,7 +100,7 @@ impl<W: Write> RowWriter<W> {
 
     fn write_buffer(&mut self) -> io::Result<()> {
         let result = self.sink.write_all(&self.buffer[..self.filled]);
-        // After an error the rows are lost in any case: half of them may be in the sink.
+        // After an error the buffered rows are lost in any case: a part of them may already be in the sink.
         self.filled = 0;
         result
     }
@@ -106,10 +108,10 @@ impl<W: Write> RowWriter<W> {
 
 /// The value of a column.
 trait Field: Copy {
-    /// Writes it.
+    /// Writes the value.
     fn write(self, line: &mut LineBuffer<'_>);
 
-    /// The bytes that it takes beyond [`FIELD`].
+    /// Returns the number of bytes that the value needs in addition to [`FIELD`].
     #[inline(always)]
     fn text_bytes(self) -> usize {
         0
@@ -156,7 +158,7 @@ impl Field for &str {
     }
 }
 
-/// Writes a column as its declaration says; see [`crate::columns!`].
+/// Writes a column according to its declaration; see [`crate::columns!`].
 macro_rules! write_column {
     ($line:ident $cache:ident $row:ident $name:ident plain) => {
         $row.$name.write($line)
@@ -185,7 +187,7 @@ macro_rules! write_column {
     };
 }
 
-/// Writes a block of columns as its declaration says.
+/// Writes a block of columns according to its declaration.
 macro_rules! write_block {
     ($line:ident $cache:ident $row:ident each() { $(
         $(#[$doc:meta])+
@@ -237,7 +239,7 @@ macro_rules! text_bytes {
         $(#[$doc:meta])+
         $name:ident: $type:ident = $default:expr, $shape:ident, $reading:ident, $writing:ident $(($of:ident))?;
     )+ })+) => {
-        /// The bytes of all texts of a row.
+        /// Returns the number of bytes of all texts in a row.
         #[inline(always)]
         fn text_bytes(row: &Row<'_>) -> usize {
             0 $($(+ row.$name.text_bytes())+)+
@@ -272,7 +274,7 @@ mod tests {
 
     #[test]
     fn every_byte_is_what_csv_and_serde_write() {
-        // Owners whose texts fit in one piece, in two pieces, and in none.
+        // Owner texts that fit in one piece of the cache, in two pieces, and not at all.
         let (long, longer) = ("h.".repeat(40), "h.".repeat(60));
         let texts = [
             "(none)",
@@ -291,12 +293,12 @@ mod tests {
         let mut ours = RowWriter::new(Vec::new());
         let mut theirs = csv::Writer::from_writer(Vec::new());
         for seq in 1..=1000 {
-            // Each twice, as rows often repeat.
+            // Each row occurs twice, because rows often repeat.
             let index = seq as usize / 2;
             let text = |shift: usize| texts[(index * 7 + shift) % texts.len()];
             let number = |shift: usize| numbers[(index * 5 + shift) % numbers.len()];
             let row = Row {
-                // Each owner has two numbers, and each number shares its cache entry with another one.
+                // Each owner has two numbers, and each number shares its cache slot with another one.
                 owner: (index % texts.len() + 1 + (index & 1) * texts.len() + (index & 2) * 512) as u64,
                 seq,
                 ts_ns: number(0),
@@ -318,14 +320,15 @@ mod tests {
                 ..Row::default()
             };
             ours.write(&row).unwrap();
-            // Numbers beyond the bounds of their columns are cut to them.
+            // Numbers beyond the bound of their column are clamped.
             theirs.serialize(row.bounded()).unwrap();
         }
         ours.flush().unwrap();
         let theirs = theirs.into_inner().unwrap();
         assert_eq!(String::from_utf8(ours.get_ref().clone()).unwrap(), String::from_utf8(theirs).unwrap());
     }
-    /// Numbers at the bounds, twice and beside others that share all digits but the last eight, in one column at a time.
+    /// Numbers at the bounds, in one column at a time: each twice, and next to numbers that share all digits
+    /// but the last eight.
     #[test]
     fn numbers_beyond_their_bounds_are_cut_also_where_a_cache_has_their_digits() {
         let edges = [1 << 62, 1 << 56, 10_i64.pow(16), 10_i64.pow(8), i64::MAX - 12_345_678];
@@ -335,7 +338,7 @@ mod tests {
         let (mut ours, mut theirs) = (RowWriter::new(Vec::new()), csv::Writer::from_writer(Vec::new()));
         for column in 0..12 {
             for index in 0..4 * numbers.len() {
-                // First the numbers of one sign.
+                // Starts with numbers of one sign.
                 let index = if index < numbers.len() { index * 2 } else { index };
                 let number = numbers[index % numbers.len()];
                 let in_column = |this: usize| if this == column { number } else { 0 };

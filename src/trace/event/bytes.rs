@@ -1,9 +1,10 @@
-//! Events as bytes: the slots after a definition hold a text, and recovery reads a journal as bytes.
+//! Conversion between events and bytes: the slots after a definition contain a text, and recovery reads a
+//! journal as bytes.
 
 use super::{Event, Payload};
 use crate::context::TextId;
 
-/// The definition of a text, and the text in whole slots.
+/// Returns the definition of a text, followed by slots with the bytes of the text.
 #[must_use]
 pub fn text_events(id: TextId, text: &str) -> Vec<Event> {
     let mut events = vec![Payload::DefineText { id, length: text.len() }.define()];
@@ -11,13 +12,13 @@ pub fn text_events(id: TextId, text: &str) -> Vec<Event> {
     events
 }
 
-/// The number of events that [`text_events`] gives for a text.
+/// Returns the number of events that [`text_events`] returns for a text.
 #[must_use]
 pub fn text_events_len(text: &str) -> usize {
     1 + text.len().div_ceil(size_of::<Event>())
 }
 
-/// The event that has these bytes, up to 64 of a text or of a journal; missing ones are 0.
+/// Returns the event with these bytes: up to 64, from a text or a journal. Missing bytes are 0.
 #[must_use]
 pub fn event_of(bytes: &[u8]) -> Event {
     let mut word = [0u64; 8];
@@ -47,7 +48,7 @@ pub fn event_of(bytes: &[u8]) -> Event {
     }
 }
 
-/// The bytes of an event: the reverse of [`event_of`].
+/// Returns the bytes of an event, the inverse of [`event_of`].
 #[must_use]
 pub fn bytes_of(slot: &Event) -> [u8; 64] {
     let mut bytes = [0; 64];
@@ -65,7 +66,7 @@ pub fn bytes_of(slot: &Event) -> [u8; 64] {
     bytes
 }
 
-/// The number of slots after an event that belong to it: they hold the text that it defines.
+/// Returns the number of slots after an event that contain the text that it defines.
 #[must_use]
 pub fn text_slots(event: &Event) -> usize {
     match event.unpack() {

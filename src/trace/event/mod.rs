@@ -1,9 +1,9 @@
 //! An event: the fixed-size value that a hook records and the writer thread encodes.
 //!
-//! A hook packs a [`Payload`] into an [`Event`] and stores it in the queue; it looks nothing up and formats
-//! nothing. An event takes one cache line, so the kinds share its fields. [`payload`] is the only place that knows
-//! which field holds a value of which kind. [`bytes`] reads events back from the journal of a killed process,
-//! where any byte may stand.
+//! A hook packs a [`Payload`] into an [`Event`] and stores it in the queue, without any lookup or formatting.
+//! An event fits in one cache line, so the kinds of events share its fields. Only [`payload`] knows which
+//! field contains which value of which kind. [`bytes`] reads events back from the journal of a killed
+//! process, where any byte may be invalid.
 
 pub mod bytes;
 mod payload;
@@ -13,8 +13,8 @@ pub use payload::{AllocCall, Block, Call, Claim, Payload, UNREPORTED_TOTAL};
 use crate::Api;
 use crate::context::ContextId;
 
-/// The kind of an event: one for each variant of [`Payload`]. The numbers stand in journals, so they are only ever
-/// added to.
+/// The kind of an event, one for each variant of [`Payload`]. Journals contain these numbers, so they never
+/// change, and new ones are appended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum Kind {
@@ -67,23 +67,24 @@ const KINDS: &[Kind] = &[
     Kind::SampleUnified,
 ];
 
-/// The fields that events of every kind have.
+/// The fields that all events have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// `CLOCK_MONOTONIC`, ns, read inside the hook (so under the allocator's mutex).
+    /// The time of `CLOCK_MONOTONIC` in ns, read inside the hook (so under the allocator's mutex).
     pub clock_ns: u64,
-    /// The call; `None` for a byte that no version wrote.
+    /// The call; `None` for a code that no version writes.
     pub api: Option<Api>,
-    /// The CUDA ordinal; [`Event::HOST`] for the host, [`Event::UNKNOWN_DEVICE`] when only the address can tell.
+    /// The CUDA ordinal, [`Event::HOST`] for the host, or [`Event::UNKNOWN_DEVICE`] if only the address
+    /// identifies the device.
     pub device: i8,
-    /// The interned context: op, module, phase.
+    /// The interned context (op, module, phase).
     pub context: ContextId,
     /// The training step; -1 before the first.
     pub step: i32,
 }
 
 impl Header {
-    /// An event of `api` on `device`, outside every context and step.
+    /// Creates the header of an event of `api` on `device`, outside every context and step.
     #[inline(always)]
     #[must_use]
     pub const fn new(clock_ns: u64, api: Api, device: i8) -> Header {
@@ -91,11 +92,11 @@ impl Header {
     }
 }
 
-/// A packed event: a cache line. [`Payload::pack`] makes one and [`Event::unpack`] reads it.
+/// A packed event, one cache line. [`Payload::pack`] creates it and [`Event::unpack`] reads it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C, align(64))]
 pub struct Event {
-    /// See [`Header::clock_ns`]. A definition of a context has its stream here.
+    /// See [`Header::clock_ns`]. The definition of a context stores its stream here.
     pub clock_ns: u64,
     kind: u8,
     api: u8,
@@ -115,16 +116,16 @@ pub struct Event {
 const _: () = assert!(size_of::<Event>() == 64);
 
 impl Event {
-    /// The device of host memory.
+    /// The device number of host memory.
     pub const HOST: i8 = -1;
-    /// The device of a free whose call does not name it.
+    /// The device number of a free whose call does not name the device.
     pub const UNKNOWN_DEVICE: i8 = -2;
 
     fn kind(&self) -> Option<Kind> {
         KINDS.get(usize::from(self.kind)).copied()
     }
 
-    /// Returns true if the event only fills the end of a chunk, or has a kind that no version wrote.
+    /// Returns true if the event only pads the end of a chunk, or has a kind that no version writes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         matches!(self.kind(), None | Some(Kind::Pad))

@@ -1,4 +1,4 @@
-//! The content of an event, by kind, and its packed form.
+//! The contents of events, by kind, and their packed form.
 
 use super::{Event, Header, Kind};
 use crate::context::{Context, ContextId, Frame, StackId, TextId};
@@ -14,15 +14,15 @@ pub struct Block {
     pub address: u64,
     /// The size in bytes; negative for a free.
     pub bytes: i64,
-    /// The bytes of all blocks on the device after the report.
+    /// The total bytes of blocks on the device after the report.
     pub allocated: usize,
-    /// The bytes of all segments on the device after the report.
+    /// The total bytes of segments on the device after the report.
     pub reserved: usize,
-    /// The bytes that the program requested; -1 when unknown.
+    /// The bytes that the program requested; -1 if unknown.
     pub requested: i64,
-    /// The private pool of the allocator; 0 for the default.
+    /// The private pool of the allocator; 0 for the default pool.
     pub pool: u16,
-    /// For a free: streams still use the block; [`Payload::FreeCompleted`] follows.
+    /// True for a free of a block that streams still use; [`Payload::FreeCompleted`] follows.
     pub deferred: bool,
 }
 
@@ -31,7 +31,8 @@ pub struct Block {
 pub struct Call {
     /// The address, or the handle of physical memory.
     pub address: u64,
-    /// The bytes that the call gave. Of a free: the bytes to free, 0 for all that begin at the address.
+    /// For an allocation, the bytes that the call returned. For a free, the bytes to free, or 0 for the whole
+    /// allocation at the address.
     pub bytes: i64,
     /// The return code of the call.
     pub status: i16,
@@ -39,13 +40,13 @@ pub struct Call {
     pub latency_ns: u64,
     /// The library that made the call.
     pub library: TextId,
-    /// What the library works for, such as a communicator of NCCL; 0 when that is not known.
+    /// On whose behalf the library works, such as an NCCL communicator; 0 if unknown.
     pub user: TextId,
-    /// The private pool of the allocator; 0 for the default.
+    /// The private pool of the allocator; 0 for the default pool.
     pub pool: u16,
     /// True if torch's caching allocator made the call.
     pub from_torch_allocator: bool,
-    /// True if an allocator made the call that reports no blocks, so that the call is the block.
+    /// True if the caller is an allocator that reports no blocks, so that the call itself is the block.
     pub unreported: bool,
 }
 
@@ -54,75 +55,75 @@ pub struct Call {
 pub struct AllocCall {
     /// The call.
     pub call: Call,
-    /// The bytes that the program requested: fewer than `call.bytes` where rows of a picture are padded.
+    /// The bytes that the program requested: fewer than `call.bytes` if the rows of an image are padded.
     pub requested: i64,
-    /// For a mapping (`cuMemMap`): the handle of the physical memory. 0 for other calls.
+    /// The handle of the physical memory in a mapping (`cuMemMap`); 0 for other calls.
     pub handle: u64,
 }
 
-/// The totals of an OOM that torch's allocator did not report.
+/// The value of both totals in an OOM that torch's allocator did not report.
 pub const UNREPORTED_TOTAL: usize = usize::MAX;
 
 /// The content of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Payload {
-    /// No event: the slot fills the end of a chunk.
+    /// No event: the slot pads the end of a chunk.
     Pad,
     /// The caching allocator reported a block.
     Block(Block),
     /// The caching allocator reported an OOM: `c10::reportOutOfMemoryToProfiler`.
     OutOfMemory {
-        /// The request in bytes, rounded by the allocator.
+        /// The requested bytes, after the allocator's rounding.
         bytes: i64,
-        /// The bytes that the program requested; -1 when unknown.
+        /// The bytes that the program requested; -1 if unknown.
         requested: i64,
-        /// The bytes of all blocks on the device, or [`UNREPORTED_TOTAL`].
+        /// The total bytes of blocks on the device, or [`UNREPORTED_TOTAL`].
         allocated: usize,
-        /// The bytes of all segments on the device, or [`UNREPORTED_TOTAL`].
+        /// The total bytes of segments on the device, or [`UNREPORTED_TOTAL`].
         reserved: usize,
-        /// The private pool of the allocator; 0 for the default.
+        /// The private pool of the allocator; 0 for the default pool.
         pool: u16,
     },
     /// A call that allocates device memory returned.
     DeviceAlloc(AllocCall),
-    /// A call that frees device memory; its clock is from before the call.
+    /// A call that frees device memory. Its timestamp is taken before the call.
     DeviceFree(Call),
     /// A call that allocates pinned host memory returned.
     HostAlloc(AllocCall),
-    /// A call that frees pinned host memory; its clock is from before the call.
+    /// A call that frees pinned host memory. Its timestamp is taken before the call.
     HostFree(Call),
-    /// The last stream that used a deferred block is done with it.
+    /// The last stream that used a deferred block has finished with it.
     FreeCompleted {
         /// The address of the block.
         address: u64,
     },
     /// A range began.
     RangeBegin {
-        /// The id of the name.
+        /// The text id of the name.
         name: TextId,
-        /// The id of the class of a module; 0 for every other range.
+        /// The text id of a module's class; 0 for other ranges.
         class: TextId,
     },
     /// A range ended.
     RangeEnd {
-        /// The id of the name.
+        /// The text id of the name.
         name: TextId,
     },
-    /// A mark.
+    /// A marker.
     Mark {
-        /// The id of the text.
+        /// The text id of the marker.
         name: TextId,
     },
     /// The outermost op of a thread ended.
     Op {
-        /// Allocated minus freed bytes of the thread during the op.
+        /// The bytes that the thread allocated minus the bytes that it freed during the op.
         bytes: i64,
         /// The duration of the op in ns.
         duration_ns: u64,
-        /// The overload of the op.
+        /// The text id of the op's overload.
         overload: TextId,
     },
-    /// The use of a block is known now.
+    /// The use of a block became known.
     Tag {
         /// The address of the block.
         address: u64,
@@ -132,16 +133,16 @@ pub enum Payload {
         module: TextId,
         /// The name of the block in the module.
         name: TextId,
-        /// The uses that it replaces.
+        /// Which earlier uses it replaces.
         claim: Claim,
     },
-    /// An op uses a storage, or a call of a module has memory.
+    /// An op uses a storage, or a module call has memory.
     Io {
-        /// The address of the storage; 0 for memory of a module.
+        /// The address of the storage; 0 for the memory of a module.
         address: u64,
-        /// The bytes of the storage, or of the memory of the module.
+        /// The size of the storage or of the module's memory, in bytes.
         bytes: i64,
-        /// For the memory of a module: the bytes, rounded by the allocator. 0 for a storage.
+        /// For the memory of a module, the bytes after the allocator's rounding; 0 for a storage.
         rounded: i64,
     },
     /// A sample of a device, in bytes.
@@ -157,7 +158,7 @@ pub enum Payload {
         /// See [`Sample::bar1`].
         bar1: Option<i64>,
     },
-    /// A sample of a device that shares the machine's memory, in bytes.
+    /// A sample of a device that shares the host's memory, in bytes.
     SampleUnified {
         /// See [`Sample::total`].
         total: Option<i64>,
@@ -179,61 +180,62 @@ pub enum Payload {
         /// See [`Sample::graphs`].
         graphs: Option<i64>,
     },
-    /// A sample of host memory. The header's api is its source, which says what the values are.
+    /// A sample of host memory. The `api` in the header is the source, which defines the meaning of the
+    /// values.
     HostSample {
         /// See [`crate::host::keys`].
         values: HostValues,
-        /// The name of the part; 0 for a source without parts.
+        /// The text id of the part's name; 0 for a source without parts.
         what: TextId,
     },
-    /// Events of this thread were dropped.
+    /// Events of this thread were lost.
     Lost {
-        /// The number of dropped events.
+        /// The number of lost events.
         events: u64,
     },
-    /// The definition of a text. Its bytes fill the slots after the event.
+    /// The definition of a text. The slots after the event contain its bytes.
     DefineText {
-        /// The number of the text.
+        /// The id of the text.
         id: TextId,
         /// The length in bytes.
         length: usize,
     },
     /// The definition of a context. It has no [`Header`].
     DefineContext {
-        /// The number of the context.
+        /// The id of the context.
         id: ContextId,
         /// The context.
         context: Context,
     },
     /// The definition of a stack.
     DefineStack {
-        /// The number of the stack.
+        /// The id of the stack.
         id: StackId,
-        /// The innermost frame, and the stack around it.
+        /// The innermost frame and the parent stack.
         frame: Frame,
     },
 }
 
-/// [`Event::flags`] of a call: torch's caching allocator made it.
+/// Flag in [`Event::flags`] of a call: torch's caching allocator is the caller.
 const FROM_TORCH_ALLOCATOR: u8 = 1;
-/// [`Event::flags`] of a block: its free is deferred.
+/// Flag in [`Event::flags`] of a block: the free is deferred.
 const DEFERRED: u8 = 2;
-/// [`Event::flags`] of a call: its allocator reports no blocks.
+/// Flag in [`Event::flags`] of a call: the calling allocator reports no blocks.
 const UNREPORTED: u8 = 4;
-/// [`Event::flags`] of a tag: a more specific use stays.
+/// Flag in [`Event::flags`] of a tag: [`Claim::Weak`].
 const WEAK: u8 = 8;
-/// The bit of [`Claim::Reduced`].
+/// Flag in [`Event::flags`] of a tag: [`Claim::Reduced`].
 const REDUCED: u8 = 16;
 
-/// Which known uses of a block a tag may replace.
+/// The earlier uses of a block that a tag replaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claim {
-    /// Every use.
+    /// Any use.
     Strong,
-    /// Only an unknown or less specific use.
+    /// Only an unknown or a less specific use.
     Weak,
-    /// Only an unknown use, an activation, or a gradient without a module, of a block that no backward
-    /// allocated: ranks reduce its content in a backward.
+    /// Only an unknown use, an activation, or a gradient without a module, and only if the block was not
+    /// allocated in a backward. For blocks whose contents the ranks reduce in a backward.
     Reduced,
 }
 
@@ -256,21 +258,21 @@ impl Claim {
 }
 
 impl Payload {
-    /// The events of a device sample: one, and one more when pools or graphs are known.
+    /// Returns the events of a device sample: one, plus another if pools or graphs are known.
     pub fn of_sample(sample: &Sample) -> impl Iterator<Item = Payload> {
         let Sample { total, free, process, others, bar1, pool_reserved, pool_used, graphs, cache, host } =
             *sample;
         let has_pools = pool_reserved.is_some() || pool_used.is_some() || graphs.is_some();
         let pools = Payload::SamplePools { reserved: pool_reserved, used: pool_used, graphs };
         let device = match cache {
-            // NVML knows neither BAR1 nor the others' part of such a device.
+            // For such a device, NVML reports neither BAR1 nor the memory of other processes.
             Some(_) => Payload::SampleUnified { total, free, process, cache, host },
             None => Payload::Sample { total, free, process, others, bar1 },
         };
         [device].into_iter().chain(has_pools.then_some(pools))
     }
 
-    /// The sample that the event is a part of; `None` for other kinds.
+    /// Returns the sample to which the event belongs, or `None` for other kinds.
     #[must_use]
     pub fn sample(&self) -> Option<Sample> {
         match *self {
@@ -293,7 +295,7 @@ impl Payload {
         self.pack(Header::new(0, Api::Memtrace, 0))
     }
 
-    /// The kind of the packed event.
+    /// Returns the kind of the packed event.
     #[inline(always)]
     fn kind(&self) -> Kind {
         match self {
@@ -322,7 +324,8 @@ impl Payload {
         }
     }
 
-    /// Packs an event. Hooks call this with a constant variant, so it compiles to the stores of its fields.
+    /// Packs an event. Hooks call this with a constant variant, so it compiles to stores of the variant's
+    /// fields.
     #[inline(always)]
     #[must_use]
     pub fn pack(self, header: Header) -> Event {
@@ -409,7 +412,7 @@ impl Payload {
                     allocated: third as u64,
                     reserved: fourth as u64,
                     extra: fifth,
-                    // No field of four bytes is left.
+                    // No four-byte field is left, so two fields hold the id.
                     pool: what as u16,
                     status: (what >> 16) as i16,
                     ..event
@@ -424,7 +427,7 @@ impl Payload {
                 reserved: u64::from(context.phase),
                 extra: i64::from(context.stack),
                 flags: context.flags,
-                // There is no other field left.
+                // No other field is left.
                 clock_ns: context.stream as u64,
                 ..event
             },
@@ -439,7 +442,7 @@ impl Payload {
     }
 }
 
-/// The fields of a call.
+/// Fills in the fields of a call.
 #[inline(always)]
 fn call(call: Call, event: Event) -> Event {
     let Call { address, bytes, status, latency_ns, library, user, pool, from_torch_allocator, unreported } =
@@ -456,39 +459,41 @@ fn call(call: Call, event: Event) -> Event {
     }
 }
 
-/// A mapping has no requested bytes of its own; the handle of its physical memory takes their field.
+/// Returns true for a mapping, which has no requested size. The handle of its physical memory uses that
+/// field.
 fn is_mapping(api: Option<Api>) -> bool {
     api == Some(Api::CuMemMap)
 }
 
-/// The packed form of bytes that may be unknown.
+/// Packs a number of bytes that may be unknown.
 fn optional(bytes: Option<i64>) -> i64 {
     bytes.unwrap_or(-1)
 }
 
-/// The reverse of [`optional`].
+/// Unpacks a number of bytes, the inverse of [`optional`].
 fn known(bytes: i64) -> Option<i64> {
     (bytes >= 0).then_some(bytes)
 }
 
 impl Event {
-    /// Unpacks a report of a block; `None` for other events.
+    /// Unpacks a block report. Returns `None` for other events.
     #[inline(always)]
     #[must_use]
     pub fn unpack_block(&self) -> Option<(Header, Block)> {
         (self.kind == Kind::Block as u8).then(|| (self.header(), self.block()))
     }
 
-    /// Unpacks the event if it is an op: the header, bytes, duration in ns and overload of [`Payload::Op`]. Ops are as
-    /// frequent as reports, and this way the writer thread makes no [`Payload`] of them.
+    /// Unpacks an op: the header, and the bytes, duration in ns and overload of [`Payload::Op`]. Returns
+    /// `None` for other events. Ops are as frequent as reports, and this function spares the writer thread a
+    /// [`Payload`].
     #[inline(always)]
     #[must_use]
     pub fn unpack_op(&self) -> Option<(Header, (i64, u64, TextId))> {
         (self.kind == Kind::Op as u8).then(|| (self.header(), self.op()))
     }
 
-    /// Unpacks the event; `None` for a kind that no version wrote. Every other value is read as well as possible,
-    /// because an event of a killed process may hold any bytes.
+    /// Unpacks the event. Returns `None` for a kind that no version writes. All other values are decoded
+    /// leniently, because an event of a killed process may contain any bytes.
     #[inline(always)]
     #[must_use]
     pub fn unpack(&self) -> Option<(Header, Payload)> {
@@ -607,7 +612,7 @@ impl Event {
         }
     }
 
-    /// Bytes, duration in ns and overload of an op.
+    /// Returns the bytes, duration in ns and overload of an op.
     #[inline(always)]
     fn op(&self) -> (i64, u64, TextId) {
         (self.size, self.extra as u64, self.reserved as TextId)
@@ -619,7 +624,7 @@ impl Event {
         if is_mapping(api) {
             return AllocCall { call, requested: call.bytes, handle: self.allocated };
         }
-        // Calls that give what was requested may store 0.
+        // A call that returned as much as was requested may store 0.
         let requested = if self.allocated == 0 { call.bytes } else { self.allocated as i64 };
         AllocCall { call, requested, handle: 0 }
     }
@@ -644,7 +649,7 @@ impl Event {
 mod tests {
     use super::*;
 
-    /// One event of each kind. Every field differs from its default.
+    /// Returns one event of each kind. Every field differs from its default.
     fn payloads() -> Vec<Payload> {
         let call = Call {
             address: 0x7f00_0000_0200,
@@ -739,7 +744,7 @@ mod tests {
         let mapping = AllocCall { handle: 77, requested: alloc.call.bytes, ..alloc };
         let event = Payload::DeviceAlloc(mapping).pack(header);
         assert_eq!(event.unpack(), Some((header, Payload::DeviceAlloc(mapping))));
-        // The same request as given: the field may be empty.
+        // If the requested size equals the returned size, the field may be 0.
         let event = Payload::DeviceAlloc(AllocCall { requested: 0, ..alloc }).pack(HEADER);
         let Some((_, Payload::DeviceAlloc(unpacked))) = event.unpack() else { unreachable!() };
         assert_eq!(unpacked.requested, alloc.call.bytes);

@@ -1,4 +1,4 @@
-//! The control group whose memory limit binds a process, version 1 or 2.
+//! The cgroup whose memory limit applies to a process, version 1 or 2.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -6,22 +6,23 @@ use std::path::{Path, PathBuf};
 
 use super::HostValues;
 
-/// A control group with a counter of memory.
+/// A cgroup with a memory counter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cgroup {
     folder: PathBuf,
     is_v1: bool,
 }
 
-/// Version 1 reports a limit of at least this size if no limit is set.
+/// Version 1 reports a limit of at least this value if no limit is set.
 const UNLIMITED: i64 = 1 << 60;
-/// A path of control groups is short; a hostile one cannot make the search long.
+/// The maximum depth of the search. Real cgroup paths are short; a hostile path must not make the search
+/// long.
 const MOST_LEVELS: usize = 64;
 
 impl Cgroup {
-    /// Finds the group of process `pid` (`self` for the own one) below the mount points at `root` (`/sys/fs/cgroup`): of it
-    /// and the groups around it the one with the lowest limit, or its own if no group has one. `None` where no group counts
-    /// memory.
+    /// Finds the cgroup of process `pid` (`self` for this process) below the mount points at `root`
+    /// (`/sys/fs/cgroup`). Of this cgroup and its ancestors, returns the one with the lowest limit, or the
+    /// process's own if no limit is set. Returns `None` if none of them counts memory.
     #[must_use]
     pub fn find(proc: &Path, root: &Path, pid: &str) -> Option<Cgroup> {
         let groups = fs::read_to_string(proc.join(pid).join("cgroup")).ok()?;
@@ -35,7 +36,7 @@ impl Cgroup {
             None => (root.to_owned(), lines.find(|(names, _)| names.is_empty())?.1, false),
         };
         let own = path.trim_start_matches('/');
-        // A container may see its group as the top, whatever the path says.
+        // A container may see its own cgroup as the top, whatever the path says.
         let own = if own.split('/').any(|name| name == "..") || !top.join(own).is_dir() { "" } else { own };
         let groups = Path::new(own).ancestors().take(MOST_LEVELS).map(|path| top.join(path));
         let known = groups.map(|folder| Cgroup { folder, is_v1 }).filter(|group| group.current().is_some());
@@ -45,45 +46,45 @@ impl Cgroup {
         if known.is_empty() { None } else { Some(known.swap_remove(lowest.unwrap_or(0))) }
     }
 
-    /// The group of a folder; `None` if it is not one that counts memory.
+    /// Returns the cgroup at `folder`, or `None` if it does not count memory.
     #[must_use]
     pub fn at(folder: &Path) -> Option<Cgroup> {
         let groups = [true, false].map(|is_v1| Cgroup { folder: folder.to_owned(), is_v1 });
         groups.into_iter().find(|group| group.current().is_some())
     }
 
-    /// The folder of the group.
+    /// Returns the folder of the cgroup.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The inode of the folder, which no other group has until the machine restarts; 0 when unknown.
+    /// Returns the inode of the folder, or 0 if unknown. It identifies the cgroup until the machine restarts.
     #[must_use]
     pub fn id(&self) -> u64 {
         fs::metadata(&self.folder).map_or(0, |folder| folder.ino())
     }
 
-    /// The memory in use, page cache included, in bytes.
+    /// Returns the memory in use in bytes, including page cache.
     #[must_use]
     pub fn current(&self) -> Option<i64> {
         self.number(if self.is_v1 { "memory.usage_in_bytes" } else { "memory.current" })
     }
 
-    /// The limit in bytes, or `None` without a limit.
+    /// Returns the limit in bytes, or `None` without a limit.
     #[must_use]
     pub fn limit(&self) -> Option<i64> {
         let limit = self.number(if self.is_v1 { "memory.limit_in_bytes" } else { "memory.max" })?;
         (limit < UNLIMITED).then_some(limit)
     }
 
-    /// How many processes of the group the kernel killed because memory ran out.
+    /// Returns the number of processes of the cgroup that the kernel has killed for lack of memory.
     #[must_use]
     pub fn kills(&self) -> Option<i64> {
         self.value(if self.is_v1 { "memory.oom_control" } else { "memory.events" }, "oom_kill")
     }
 
-    /// The values of a sample.
+    /// Returns the values of a sample.
     #[must_use]
     pub fn values(&self) -> HostValues {
         let (file, swap) = if self.is_v1 {
@@ -94,13 +95,13 @@ impl Cgroup {
         [self.current(), self.limit(), file, swap, self.kills()]
     }
 
-    /// The whole content of a file: a number. `None` for `max`.
+    /// Reads a file that contains a single number. Returns `None` for `max`.
     fn number(&self, file: &str) -> Option<i64> {
         let text = fs::read_to_string(self.folder.join(file)).ok()?;
         text.trim().parse().ok()
     }
 
-    /// The number after a word at the start of a line.
+    /// Returns the number after `key` at the start of a line.
     fn value(&self, file: &str, key: &str) -> Option<i64> {
         let text = fs::read_to_string(self.folder.join(file)).ok()?;
         text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok())
@@ -111,7 +112,7 @@ impl Cgroup {
 pub(super) mod tests {
     use super::*;
 
-    /// A folder of its own for a test, removed at its end.
+    /// A temporary folder for a test, removed at the end.
     pub(in crate::host) struct Folder(pub(in crate::host) PathBuf);
 
     impl Folder {
@@ -145,7 +146,7 @@ pub(super) mod tests {
         assert_eq!(find(&folder), None);
         folder.write("proc/self/cgroup", "0::/pod/box\n");
         assert_eq!(find(&folder), None);
-        // The top has no counter of its own.
+        // The top cgroup has no counter.
         folder.write("cg/pod/memory.current", "900\n");
         folder.write("cg/pod/memory.max", "1000\n");
         folder.write("cg/pod/memory.events", "low 0\noom 3\noom_kill 2\n");
@@ -153,7 +154,7 @@ pub(super) mod tests {
         folder.write("cg/pod/box/memory.current", "800\n");
         folder.write("cg/pod/box/memory.max", "max\n");
         assert_eq!(find(&folder), Some([Some(900), Some(1000), Some(400), None, Some(2)]));
-        // Nobody limits: the own group.
+        // Without a limit anywhere, the process's own cgroup is found.
         folder.write("cg/pod/memory.max", "max\n");
         assert_eq!(find(&folder), Some([Some(800), None, None, None, None]));
     }

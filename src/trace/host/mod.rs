@@ -1,7 +1,9 @@
-//! Host memory as the kernel counts it: the values of the `sample` rows of device -1, and the files that they come from.
+//! Host memory as the kernel counts it: the values in the `sample` rows of device -1, and the files from
+//! which they come.
 //!
-//! Each row has one source, which its `api` names. The row's `name` has the values as `key=value`; unknown values are left
-//! out. A row about one part of a process's memory, about one child process, or about an error, ends with `what=` and its name.
+//! Each row has one source, which its `api` names. The `name` of the row contains the values as `key=value`;
+//! unknown values are omitted. A row about a part of a process's memory, a child process or an error ends
+//! with `what=` and a name.
 
 mod cgroup;
 mod proc_files;
@@ -15,55 +17,59 @@ pub use proc_files::HostFiles;
 use crate::Api;
 use crate::columns::MAX_BYTES;
 
-/// The id of this boot of the machine; empty when unknown.
+/// Returns the id of the machine's current boot; empty if unknown.
 #[must_use]
 pub fn boot_id() -> String {
     let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     id.trim().to_owned()
 }
 
-/// The most values of one row.
+/// The maximum number of values in a row.
 pub const VALUES: usize = 5;
 
-/// The values of one row about host memory. Bytes, except `kills`, `pid` and `processes`; `None` is unknown.
+/// The values of one row about host memory, in bytes except for `kills`, `pid` and `processes`. `None` is
+/// unknown.
 pub type HostValues = [Option<i64>; VALUES];
 
-/// The word before the name of a part.
+/// The key before the name of a part.
 const WHAT: &str = "what=";
 
-/// The first row of a list of [`Api::Smaps`] or [`Api::Child`]: the sum of the rows that follow it.
+/// The name in the first row of a list of [`Api::Smaps`] or [`Api::Child`], which has the sum of the rows
+/// after it.
 pub const TOTAL: &str = "(total)";
 
-/// The names of the values of a source; empty for a source that has no host memory.
+/// Returns the keys of a source's values; empty for a source that does not report host memory.
 #[must_use]
 pub const fn keys(source: Api) -> &'static [&'static str] {
     match source {
-        // Resident memory of the process by kind, and what it has in swap.
+        // Resident memory of the process by kind, and its memory in swap.
         Api::ProcStatus => &["rss", "anon", "file", "shmem", "swap"],
-        // What the container uses, its limit, its page cache, its swap, and how many of its processes the kernel killed
-        // because memory ran out.
+        // The container's memory in use, limit, page cache and swap, and the number of its processes that the
+        // kernel has killed for lack of memory.
         Api::Cgroup => &["current", "limit", "file", "swap", "kills"],
-        // The machine's memory, the part that programs can still get, the unused part, free swap, and the kills.
+        // The machine's memory, the part available to programs, the unused part, the free swap, and the
+        // number of killed processes.
         Api::Meminfo => &["total", "available", "free", "swap_free", "kills"],
-        // A part of the process's memory: its share (PSS), its resident bytes, the resident bytes that differ
-        // from a file or have no file, and its bytes in swap.
+        // A part of the process's memory: its proportional share (PSS), its resident bytes, the resident
+        // bytes that are modified or have no file, and its bytes in swap.
         Api::Smaps => &["pss", "rss", "dirty", "swap"],
-        // A child process, or all of them.
+        // A child process, or the sum of all child processes.
         Api::Child => &["pss", "rss", "pid", "processes"],
-        // The address space of a process that ended because the system refused it memory: its limit, its size then, and its
-        // largest size.
+        // The address space of a process that ended because the system refused it memory: its limit, its size
+        // at that time, and its peak size.
         Api::Refused => &["limit", "size", "peak"],
         _ => &[],
     }
 }
 
-/// The bytes that the processes of a control group can still get before the kernel kills one: page cache can be given up.
+/// Returns the bytes that a cgroup's processes can still get before the kernel kills one. Page cache can be
+/// reclaimed.
 #[must_use]
 pub fn left_in_group(current: i64, limit: i64, file: i64) -> i64 {
     limit - (current - file)
 }
 
-/// Formats the values of a row. `what` is the name of the part, or empty.
+/// Formats the values of a row. `what` is the name of the part; may be empty.
 #[must_use]
 pub fn text_of(source: Api, values: HostValues, what: &str) -> String {
     Shown(source, values, what).to_string()
@@ -85,7 +91,8 @@ impl fmt::Display for Shown<'_> {
     }
 }
 
-/// Parses the text of a row: its values, and the name of the part. Unknown keys and impossible values are skipped.
+/// Parses the text of a row into its values and the name of the part. Skips unknown keys and impossible
+/// values.
 #[must_use]
 pub fn parse(source: Api, text: &str) -> (HostValues, &str) {
     let (numbers, what) = match text.strip_prefix(WHAT) {

@@ -1,4 +1,4 @@
-//! The files of `/proc` and of control groups about memory.
+//! Reads the files about memory in `/proc` and in cgroups.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,8 @@ use super::{Cgroup, HostValues, left_in_group};
 /// The size of a page on x86-64.
 const PAGE: i64 = 4096;
 
-/// The files about the memory of the host, of this process and of its children. What cannot be read is unknown.
+/// The files about the memory of the host, of this process and of its children. A value that cannot be read
+/// is unknown.
 #[derive(Clone, Debug)]
 pub struct HostFiles {
     proc: PathBuf,
@@ -24,31 +25,32 @@ impl Default for HostFiles {
 }
 
 impl HostFiles {
-    /// Files in other folders than `/proc` and `/sys/fs/cgroup`.
+    /// Reads files in other folders than `/proc` and `/sys/fs/cgroup`.
     #[must_use]
     pub fn at(proc: &Path, cgroups: &Path) -> HostFiles {
         HostFiles { proc: proc.to_owned(), cgroups: cgroups.to_owned() }
     }
 
-    /// The path of a file of process `pid` (`self` for this process).
+    /// Returns the path of a file of process `pid` (`self` for this process).
     #[must_use]
     pub fn path(&self, pid: &str, file: &str) -> PathBuf {
         self.proc.join(pid).join(file)
     }
 
     fn text(&self, pid: &str, file: &str) -> Option<String> {
-        // The name of a process may have any bytes.
+        // The name of a process may contain any bytes.
         fs::read(self.path(pid, file)).ok().map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// The resident bytes of a process: the cheapest of all figures. Unknown for one that ended and still has an entry.
+    /// Returns the resident bytes of a process, the cheapest value to read. `None` for a process that has
+    /// ended but still has an entry.
     #[must_use]
     pub fn resident(&self, pid: &str) -> Option<i64> {
         let pages = self.text(pid, "statm")?.split(' ').nth(1)?.parse::<i64>().ok()?;
         pages.checked_mul(PAGE).filter(|bytes| *bytes > 0)
     }
 
-    /// The values of [`Api::ProcStatus`](crate::Api::ProcStatus) of a process.
+    /// Returns the values of [`Api::ProcStatus`](crate::Api::ProcStatus) for a process.
     #[must_use]
     pub fn status(&self, pid: &str) -> Option<HostValues> {
         let text = self.text(pid, "status")?;
@@ -57,7 +59,7 @@ impl HostFiles {
         values[0].is_some().then_some(values)
     }
 
-    /// The values of [`Api::Refused`](crate::Api::Refused) of this process.
+    /// Returns the values of [`Api::Refused`](crate::Api::Refused) for this process.
     #[must_use]
     pub fn address_space(&self) -> HostValues {
         let limits = self.text("self", "limits").unwrap_or_default();
@@ -66,11 +68,11 @@ impl HostFiles {
         let status = self.text("self", "status").unwrap_or_default();
         let [size, peak] =
             ["VmSize", "VmPeak"].map(|name| status.lines().find_map(|line| kib_of(line, name)));
-        // Without a limit the word is "unlimited".
+        // Without a limit, the text is "unlimited".
         [limit.and_then(|limit| limit.parse().ok()), size, peak, None, None]
     }
 
-    /// The values of [`Api::Meminfo`](crate::Api::Meminfo).
+    /// Returns the values of [`Api::Meminfo`](crate::Api::Meminfo).
     #[must_use]
     pub fn machine(&self) -> Option<HostValues> {
         let text = fs::read_to_string(self.proc.join("meminfo")).ok()?;
@@ -79,8 +81,8 @@ impl HostFiles {
         total.is_some().then_some([total, available, free, swap_free, self.kills()])
     }
 
-    /// The bytes that process `pid` can still get before the kernel kills one: what its control group or the machine has
-    /// left, whichever is less. `None` when both are unknown.
+    /// Returns the bytes that process `pid` can still get before the kernel kills a process: the smaller of
+    /// its cgroup's and the machine's remaining memory. `None` if both are unknown.
     #[must_use]
     pub fn left(&self, pid: &str) -> Option<i64> {
         let in_group = self.cgroup(pid).and_then(|group| match group.values() {
@@ -91,20 +93,21 @@ impl HostFiles {
         in_group.into_iter().chain(on_machine).min()
     }
 
-    /// How many processes the kernel killed since the machine began, because memory ran out.
+    /// Returns the number of processes that the kernel has killed for lack of memory since the machine
+    /// started.
     #[must_use]
     pub fn kills(&self) -> Option<i64> {
         let text = fs::read_to_string(self.proc.join("vmstat")).ok()?;
         text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok())
     }
 
-    /// The group whose limit binds a process.
+    /// Returns the cgroup whose limit applies to a process.
     #[must_use]
     pub fn cgroup(&self, pid: &str) -> Option<Cgroup> {
         Cgroup::find(&self.proc, &self.cgroups, pid)
     }
 
-    /// The proportional and the resident bytes of a process, from `smaps_rollup`.
+    /// Returns the proportional and the resident bytes of a process, from `smaps_rollup`.
     #[must_use]
     pub fn rollup(&self, pid: &str) -> Option<(i64, i64)> {
         let text = self.text(pid, "smaps_rollup")?;
@@ -112,21 +115,21 @@ impl HostFiles {
         Some((value("Pss")?, value("Rss")?))
     }
 
-    /// The name of a process.
+    /// Returns the name of a process.
     #[must_use]
     pub fn name(&self, pid: &str) -> Option<String> {
         Some(self.text(pid, "comm")?.trim_end().to_owned()).filter(|name| !name.is_empty())
     }
 
-    /// The processes that descend from `pid`, at most `most`; `None` where the kernel does not list them. One that ends
-    /// meanwhile is left out.
+    /// Returns the descendants of process `pid`, at most `most`. Returns `None` if the kernel does not list
+    /// them. A process that ends during the search is omitted.
     #[must_use]
     pub fn descendants(&self, pid: &str, most: usize) -> Option<Vec<u32>> {
         host_memory::descendants(&self.proc, pid, most)
     }
 
-    /// The bytes that a process and those that descend from it hold, without pages of files: see [`host_memory::held`].
-    /// At most `most` of these are read.
+    /// Returns the bytes that a process and at most `most` of its descendants hold, without file pages; see
+    /// [`host_memory::held`].
     #[must_use]
     pub fn held(&self, pid: &str, most: usize) -> Option<i64> {
         let descendants = self.descendants(pid, most).unwrap_or_default();
@@ -135,7 +138,7 @@ impl HostFiles {
         Some(alone.fold(host_memory::held(&self.proc, pid)?, i64::saturating_add))
     }
 
-    /// The page cache of the machine: see [`host_memory::page_cache`].
+    /// Returns the machine's page cache; see [`host_memory::page_cache`].
     #[must_use]
     pub fn page_cache(&self) -> Option<i64> {
         host_memory::page_cache(&self.proc)
@@ -170,7 +173,7 @@ mod tests {
         folder.write("self/statm", "1\n");
         folder.write("meminfo", "MemTotal: 99999999999999999999 kB\n");
         assert_eq!((files.resident("self"), files.status("self"), files.machine()), (None, None, None));
-        // A kernel without lists of children.
+        // A kernel that does not list children.
         folder.write("self/task/self/comm", "x");
         assert_eq!(files.descendants("self", 9), None);
     }
@@ -186,7 +189,7 @@ mod tests {
         folder.write("cg/box/memory.current", "900\n");
         folder.write("cg/box/memory.max", "max\n");
         assert_eq!(files.left("self"), Some(2048));
-        // Page cache can be given up.
+        // Page cache can be reclaimed.
         folder.write("cg/box/memory.max", "1000\n");
         folder.write("cg/box/memory.stat", "file 400\n");
         assert_eq!(files.left("self"), Some(500));
@@ -202,11 +205,11 @@ mod tests {
         let text: Vec<String> = all.iter().map(u32::to_string).collect();
         folder.write("self/task/self/children", &text.join(" "));
         assert_eq!(files.descendants("self", 1000), Some(all));
-        // The maps of a process of another user are hidden, its resident memory is not.
+        // The maps of another user's process are hidden, but its resident memory is visible.
         folder.write("1000/statm", "90 25 1 1 0 1 0\n");
         folder.write("1000/smaps_rollup", "");
         assert_eq!((files.resident("1000"), files.rollup("1000")), (Some(25 * PAGE), None));
-        // One that has ended keeps an empty entry until its parent waits for it.
+        // A process that has ended keeps an empty entry until its parent waits for it.
         folder.write("1001/statm", "0 0 0 0 0 0 0\n");
         folder.write("1001/status", "Name:\tpython\nState:\tZ (zombie)\n");
         assert_eq!((files.resident("1001"), files.status("1001"), files.rollup("1001")), (None, None, None));
@@ -218,7 +221,7 @@ mod tests {
         let files = HostFiles::at(&folder.0, &folder.0);
         folder.write("self/task/self/children", "5 6 7 ");
         folder.write("self/task/9/children", "8");
-        // 6 has ended, and 7 lists itself.
+        // Process 6 has ended, and process 7 lists itself as a child.
         folder.write("5/task/5/children", "50 51\n");
         folder.write("7/task/7/children", "7 x -1");
         let mut found = files.descendants("self", 100).unwrap();

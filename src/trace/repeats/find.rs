@@ -1,8 +1,9 @@
-//! The writer's side: finds rows that repeat earlier ones, and writes one row in their place.
+//! The writer's side: finds rows that repeat earlier ones, and replaces them by one row.
 //!
-//! A run is a sequence of rows that equal earlier ones, row for row. It grows while the rows come, and nothing is held
-//! back for longer than a run: [`RepeatFinder::end_run`] writes its row at any time, before a checkpoint for one, and the
-//! next row begins another run where this one stopped.
+//! A run is a sequence of consecutive rows that equal earlier consecutive rows. It grows as rows arrive, and
+//! rows are held back only while their run lasts. [`RepeatFinder::end_run`] ends the run and writes its row
+//! at any time, for example before a checkpoint. The next row then begins a new run at the place where the
+//! old one stopped.
 
 use std::collections::VecDeque;
 use std::hash::Hasher;
@@ -14,91 +15,95 @@ use crate::columns::{MAX_BYTES, MAX_NUMBER, Row};
 use crate::detail::DetailMark;
 use crate::{Api, EventName};
 
-/// Fewer rows than this are written as they are: one row says little more.
+/// Shorter runs are written as plain rows, because a `repeat` row saves little there.
 const LEAST_ROWS: i64 = 4;
-/// The most earlier rows that are compared with a row that begins a run, and the most places that a run follows.
+/// The maximum number of earlier rows with which the first row of a run is compared.
 const MOST_COMPARED: usize = 24;
+/// The maximum number of earlier runs that a run follows at once.
 const MOST_PLACES: usize = 3;
 /// Of this many rows, at least one in `LEAST_SHARE` must repeat another row. Otherwise the search pauses for
-/// `PAUSE` rows, because keeping and comparing rows costs as much as writing them.
+/// `PAUSE` rows, because storing and comparing rows costs as much as writing them.
 const TRIAL: i64 = 1 << 14;
 const LEAST_SHARE: i64 = 8;
 const PAUSE: i64 = 1 << 16;
-/// After this many rows all are forgotten, so that a damaged line never costs more rows than these. Each time a step of a
-/// loop is written in full: with steps of 1,570 rows and 348 KB that makes 2 KB more for each step.
+/// After this number of rows, all stored rows are forgotten, so that a damaged line never affects more rows
+/// than this. Each time, one step of a loop is written in full. With steps of 1,570 rows and 348 KB, this
+/// adds 2 KB per step.
 const FRESH_START: i64 = 1 << 18;
 
 /// Finds repeats in the rows of a file.
 pub struct RepeatFinder {
-    /// The last rows, their `seq` without gaps.
+    /// The latest rows, with consecutive `seq` numbers.
     slots: VecDeque<Slot>,
     born: Born,
-    /// The newest slot for each hash.
+    /// The newest slot with each hash.
     newest: FxHashMap<u64, i64>,
     run: Option<Run>,
-    /// Where the last run stopped.
+    /// The places where the last run stopped.
     stopped: Places,
-    /// The `seq` from which on all rows are forgotten once.
+    /// The `seq` at which all stored rows are forgotten next.
     fresh_at: i64,
-    /// The number of rows in the current trial, and how many of these were written as repeats.
+    /// The number of rows in the current trial.
     tried: i64,
+    /// The number of rows in the current trial that were written as repeats.
     repeated: i64,
-    /// The rows that are still to be written as they are.
+    /// The number of rows that are still written without a search.
     pause: i64,
     /// The step of the last row that begins a block or a range.
     step: i64,
-    /// The step is a detailed one: its rows are written as they are.
+    /// True in a detailed step, whose rows are written as they are.
     detailed: bool,
 }
 
-/// A row.
+/// A stored row.
 struct Slot {
     numbers: Numbers,
-    /// The row; `None` where it cannot be repeated.
+    /// The row; `None` if it cannot be repeated.
     row: Option<StoredRow>,
     /// The `seq` of the row that was written in full: this row, or the row that it repeats.
     origin: i64,
-    /// By the content of the row; also by content and as the first row of a step, for such a row.
+    /// The chain of rows with the same content and, for the first row of a step, the chain of such rows that
+    /// are also the first of their step.
     links: [Link; 2],
 }
 
-/// A chain of rows with the same hash.
+/// A link in a chain of rows with the same hash.
 #[derive(Clone, Copy, Default)]
 struct Link {
-    /// 0 for none.
+    /// The hash; 0 if the row is in no chain.
     hash: u64,
-    /// The `seq` of the row before with this hash; 0 for none.
+    /// The `seq` of the previous row with this hash; 0 if there is none.
     before: i64,
 }
 
-/// Rows that repeat earlier ones and are not written yet.
+/// Rows that repeat earlier ones and are not yet written.
 #[derive(Clone, Copy)]
 struct Run {
-    /// The places that all of them equal.
+    /// The earlier runs that all these rows equal.
     places: Places,
-    /// The `seq` of the first row of one of them.
+    /// The `seq` of the first row of one of the earlier runs.
     of: i64,
     first: Numbers,
     last_ns: i64,
-    /// The last totals of the first row's device.
+    /// The latest totals of the first row's device.
     totals: [i64; 3],
-    /// -1 while none of the rows has the step of its time.
+    /// The step of the run; -1 while no row has determined it.
     step: i64,
     rows: i64,
     rank: i32,
     pid: i32,
 }
 
-/// A place among the earlier rows.
+/// A run of earlier rows that the current run may repeat.
 #[derive(Clone, Copy, Default)]
 struct EarlierRun {
     /// The `seq` of its first row.
     start: i64,
-    /// The totals of the run minus the totals at the place.
+    /// The totals of the current run minus the totals of the earlier run.
     shift: [i64; 3],
 }
 
-/// A few places.
+/// A small set of earlier runs.
 #[derive(Clone, Copy, Default)]
 struct Places {
     places: [EarlierRun; MOST_PLACES],
@@ -118,7 +123,7 @@ impl Places {
         self.all().first().copied()
     }
 
-    /// Adds a place if there is room.
+    /// Adds an earlier run if there is room.
     fn add(&mut self, place: EarlierRun) {
         if let Some(free) = self.places.get_mut(self.count) {
             *free = place;
@@ -134,7 +139,7 @@ impl Link {
 }
 
 impl RepeatFinder {
-    /// A finder for a new file whose first step has detail or not.
+    /// Creates a finder for a new file. The argument is true if the first step of the file is detailed.
     #[must_use]
     pub fn new(detailed: bool) -> RepeatFinder {
         RepeatFinder {
@@ -158,15 +163,15 @@ impl RepeatFinder {
         self.detailed
     }
 
-    /// Takes a row that is written as it is, and that no row repeats.
+    /// Stores a row that is written as it is and that no other row repeats.
     pub fn note(&mut self, row: &Row<'_>) {
         self.push(Numbers::of(row), None, row.seq, [Link::default(); 2]);
     }
 
-    /// Takes the next row. Passes the rows that are to be written now to `write`.
+    /// Adds the next row. Passes the rows that are due to `write`.
     ///
     /// # Errors
-    /// Those of `write`.
+    /// Returns the error of `write`.
     pub fn row<E>(
         &mut self,
         row: &Row<'_>,
@@ -227,7 +232,7 @@ impl RepeatFinder {
         Ok(())
     }
 
-    /// Counts a row. Returns true if none is looked for that it repeats, because few rows did.
+    /// Counts a row. Returns true if the search is paused, because few rows have repeated others.
     fn is_paused(&mut self) -> bool {
         if self.pause > 0 {
             self.pause -= 1;
@@ -258,7 +263,7 @@ impl RepeatFinder {
         let mut places = Places::default();
         for place in run.places.all() {
             let at = place.start + run.rows;
-            // A run does not repeat itself.
+            // A run must not repeat its own rows.
             if at < run.first.seq && self.fits(row, numbers, at, (run.first.device, place.shift, step), born)
             {
                 places.add(*place);
@@ -277,13 +282,13 @@ impl RepeatFinder {
         Some(run)
     }
 
-    /// Ends the current run, if any, and writes its row. Afterwards, every row taken so far has been written.
+    /// Ends the current run, if any, and writes its row. Afterwards, every row added so far has been written.
     ///
     /// # Errors
-    /// Those of `write`.
+    /// Returns the error of `write`.
     pub fn end_run<E>(&mut self, write: &mut impl FnMut(&Row<'_>) -> Result<(), E>) -> Result<(), E> {
         let Some(run) = self.run.take() else { return Ok(()) };
-        // Where these places go on, when the next row is done: it may be one more, one less or another.
+        // The next row may continue near these places: with one row more, one row less, or a changed row.
         self.stopped = run.places;
         self.stopped.all_mut().iter_mut().for_each(|place| place.start += run.rows);
         if run.rows < LEAST_ROWS {
@@ -304,13 +309,13 @@ impl RepeatFinder {
         write(&repeat.row(run.rank, run.pid))
     }
 
-    /// Forgets all rows.
+    /// Forgets all stored rows.
     fn forget(&mut self) {
         self.slots.clear();
         self.newest.clear();
     }
 
-    /// Writes the rows of a run as they are.
+    /// Writes the rows of a run as plain rows.
     fn write_rows<E>(&self, run: &Run, write: &mut impl FnMut(&Row<'_>) -> Result<(), E>) -> Result<(), E> {
         for seq in run.first.seq..run.first.seq + run.rows {
             if let Some(row) = self.slot(seq).and_then(|slot| slot.row.as_ref()) {
@@ -325,7 +330,8 @@ impl RepeatFinder {
         self.slots.get(usize::try_from(seq.checked_sub(first)?).ok()?)
     }
 
-    /// Returns true if `row` repeats the row `at`, with this shift of the totals of a device and this step.
+    /// Returns true if `row` repeats the row with `seq` `at`, given the shift of a device's totals and the
+    /// step.
     fn fits(
         &self,
         row: &Row<'_>,
@@ -338,15 +344,16 @@ impl RepeatFinder {
         let shift = Shift { device, totals, step };
         let made = shift.apply(&of.numbers, numbers.seq, born);
         (made.alloc_id, made.totals, made.step) == (numbers.alloc_id, numbers.totals, numbers.step)
-            // A row without a step has none in every repeat.
+            // A row without a step repeats only rows without a step.
             && (born.is_some() || (of.numbers.step < 0) == (numbers.step < 0))
             && of.fits(row)
     }
 
-    /// The places where a run may begin that begins with `row`. At the beginning of a step, those of the last steps that
-    /// begin with such a row: two patterns often take turns, because a variable such as `loss` keeps a block until it is
-    /// assigned again. Elsewhere first those where the last run stopped, then those of rows with the same content; of
-    /// places that repeat the same row the last one counts.
+    /// Returns the places where a run that starts with `row` may begin. At the start of a step, these are the
+    /// recent steps that start with such a row: two patterns often alternate, because a variable such as
+    /// `loss` keeps a block until it is assigned again. Elsewhere, these are first the places where the last
+    /// run stopped, then rows with the same content. Of several places that repeat the same row, only the
+    /// most recent one counts.
     fn places(&self, row: &Row<'_>, numbers: &Numbers, links: [Link; 2], born: Option<(i64, i64)>) -> Places {
         let mut places = Places::default();
         let mut origins = [0; MOST_PLACES];
@@ -368,7 +375,7 @@ impl RepeatFinder {
                 places.add(EarlierRun { start: seq, shift });
             }
         };
-        // There a row was added, left out or changed.
+        // Near the place where the last run stopped, a row was added, omitted or changed.
         if !begins_step {
             let around = |place: &EarlierRun| [0, 1, 2].map(|more| place.start + more);
             self.stopped.all().iter().flat_map(around).for_each(&mut add);
@@ -384,7 +391,7 @@ impl RepeatFinder {
         places
     }
 
-    /// Adds a row that repeats the row `of`.
+    /// Stores a row that repeats the row with `seq` `of`.
     fn push_repeat(&mut self, numbers: Numbers, of: i64, begins_step: bool) {
         let Some(slot) = self.slot(of) else { return };
         let row = slot.row.as_ref().map(|row| StoredRow { numbers, ..row.clone() });
@@ -395,7 +402,7 @@ impl RepeatFinder {
 
     fn push(&mut self, numbers: Numbers, row: Option<StoredRow>, origin: i64, mut links: [Link; 2]) {
         self.born.note(&numbers);
-        // The end row of a trace that goes on was taken back.
+        // A gap in the numbers: the end row of a trace that continues was taken back.
         if self.slots.back().is_some_and(|slot| slot.numbers.seq + 1 != numbers.seq) {
             self.forget();
         }
@@ -415,7 +422,8 @@ impl RepeatFinder {
     }
 }
 
-/// Returns true if a number of the row is cut when it is written: then the reader has another one.
+/// Returns true if a number in the row is clamped when it is written: the reader then gets a different number
+/// than the writer compared.
 fn is_huge(row: &Row<'_>) -> bool {
     let bytes =
         [row.delta_bytes, row.allocated_bytes, row.active_bytes, row.reserved_bytes, row.device_free_bytes];
@@ -425,12 +433,12 @@ fn is_huge(row: &Row<'_>) -> bool {
         || others.iter().any(|number| number.unsigned_abs() > MAX_NUMBER)
 }
 
-/// The hash of a row with this hash that is the first of its step.
+/// Returns the hash of the first row of a step, from the hash of its content.
 fn first_of_step(hash: u64) -> u64 {
     !hash | 1
 }
 
-/// A hash of columns that a repeat does not change; never 0.
+/// Returns a hash of the columns that a repeat does not change. It is never 0.
 fn hash(row: &Row<'_>) -> u64 {
     let mut hasher = FxHasher::default();
     hasher.write_u64(row.event as u64);

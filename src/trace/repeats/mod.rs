@@ -1,18 +1,21 @@
-//! Repeats: one row in place of rows that equal earlier rows.
+//! Repeats: one row replaces rows that equal earlier rows.
 //!
-//! Outside the detailed steps of `MEMTRACE_DETAIL` the steps of a training loop mostly have the same rows: the same
-//! blocks at the same addresses. A `repeat` row replaces such rows. [`RepeatFinder`] makes these rows where a trace is
-//! written, and [`Window`] turns them back into the rows wherever one is read, so that no code above a reader knows
-//! of them. Both apply the rule of [`Born`] and [`Shift`], so what the reader makes is what the writer compared.
+//! Outside the detailed steps of `MEMTRACE_DETAIL`, the steps of a training loop usually have the same rows:
+//! the same blocks at the same addresses. A `repeat` row replaces such rows. [`RepeatFinder`] creates
+//! `repeat` rows when a trace is written. [`Window`] expands them when a trace is read, so no code above a
+//! reader sees them. Both apply the rules of [`Born`] and [`Shift`], so the reader restores exactly what the
+//! writer compared.
 //!
 //! A repeated row equals the row that it repeats, except in these columns:
 //!
-//! - `seq` counts on;
-//! - `ts_ns`: the first and the last row have their own time; between them the times of the repeated rows are scaled;
-//! - `alloc_id` and `step` of a free, a `free_completed` and a `tag` come from the last allocation at that address.
-//!   Elsewhere an `alloc_id` that was the row's own `seq` is so again, and `step` is that of the `repeat` row unless it
-//!   is negative;
-//! - the totals of the device of the `repeat` row are shifted so that they end with those of the `repeat` row.
+//! - `seq` continues;
+//! - `ts_ns`: the first and the last row have their own times; the times in between are scaled from the
+//!   repeated rows;
+//! - `alloc_id` and `step` of a `free`, a `free_completed` and a `tag` come from the last allocation at that
+//!   address. In other rows, an `alloc_id` that was the row's own `seq` becomes the new row's `seq`, and a
+//!   nonnegative `step` becomes the step of the `repeat` row;
+//! - the totals of the `repeat` row's device are shifted so that the last ones equal the totals in the
+//!   `repeat` row.
 
 mod find;
 mod stored;
@@ -28,16 +31,18 @@ use crate::columns::{MAX_BYTES, Row};
 use crate::memory::{Effect, MemoryKind};
 use crate::{Api, EventName};
 
-/// How far back a `repeat` row may reach, in rows, and the most rows that one row replaces. Writer and reader keep this many rows.
+/// How many rows back a `repeat` row may refer, and the maximum number of rows that it replaces. The writer
+/// and the reader keep this many rows.
 pub const WINDOW: usize = 1 << 16;
 
-/// The fault of a row `repeat` in a file that has none.
+/// The error for a `repeat` row in a file whose meta row excludes them.
 pub const NO_REPEATS: &str = "repeat: the meta row says that this file has no such rows";
 
-/// The most addresses whose last allocation is known. With one more, all are forgotten, on both sides.
+/// The maximum number of addresses whose last allocation is remembered. At the next address, both sides
+/// forget all of them.
 const MOST_ADDRESSES: usize = 1 << 20;
 
-/// The columns that a repeat changes, and those that it depends on.
+/// The columns that a repeat changes, and those on which the changes depend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Numbers {
     /// The column `seq`.
@@ -58,9 +63,9 @@ pub struct Numbers {
     pub step: i64,
 }
 
-/// A row as one of the readers keeps it.
+/// A row in the representation of one of the readers.
 pub trait Repeatable: Clone {
-    /// The numbers.
+    /// Returns the numbers of the row.
     fn numbers(&self) -> Numbers;
 
     /// Replaces the numbers that a repeat changes.
@@ -81,29 +86,29 @@ pub const NUMBERS: [&str; 10] = [
     "step",
 ];
 
-/// The content of a `repeat` row.
+/// The contents of a `repeat` row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Repeat {
-    /// The `seq` of the first row that it replaces.
+    /// The `seq` of the first replaced row.
     pub seq: i64,
-    /// The time of that row.
+    /// The time of the first replaced row.
     pub ts_ns: i64,
-    /// The time from it to the last one (`latency_ns`).
+    /// The time from the first to the last replaced row (`latency_ns`).
     pub duration_ns: i64,
-    /// The `seq` of the first row that is repeated (`alloc_id`).
+    /// The `seq` of the first repeated row (`alloc_id`).
     pub of: i64,
-    /// The number of rows (`requested_bytes`).
+    /// The number of replaced rows (`requested_bytes`).
     pub rows: i64,
-    /// The device whose totals it has.
+    /// The device whose totals the row contains.
     pub device: i32,
-    /// The device's totals after the last row.
+    /// The totals of the device after the last replaced row.
     pub totals: [i64; 3],
-    /// The step of the rows.
+    /// The step of the replaced rows.
     pub step: i64,
 }
 
 impl Repeat {
-    /// The content of a row `repeat`.
+    /// Parses a `repeat` row.
     #[must_use]
     pub fn of(row: &Row<'_>) -> Repeat {
         Repeat {
@@ -118,7 +123,7 @@ impl Repeat {
         }
     }
 
-    /// The row, of the process of `rank` and `pid`.
+    /// Returns the row, for the process with this `rank` and `pid`.
     #[must_use]
     pub fn row(&self, rank: i32, pid: i32) -> Row<'static> {
         let [allocated_bytes, active_bytes, reserved_bytes] = self.totals;
@@ -144,7 +149,7 @@ impl Repeat {
 }
 
 impl Numbers {
-    /// The numbers of a row.
+    /// Returns the numbers of a row.
     #[must_use]
     pub fn of(row: &Row<'_>) -> Numbers {
         Numbers {
@@ -160,19 +165,19 @@ impl Numbers {
     }
 }
 
-/// Returns true if rows of this event can be repeated: they say nothing but what a loop does again.
+/// Returns true if rows of this event can be repeated: a loop produces them again.
 #[must_use]
 pub const fn is_repeatable(event: EventName) -> bool {
     MemoryKind::of(event).is_some() && !matches!(event, EventName::Live)
         || matches!(event, EventName::RangeBegin | EventName::RangeEnd | EventName::Mark)
 }
 
-/// The last allocation at each address: its `alloc_id` and step.
+/// The `alloc_id` and the step of the last allocation at each address.
 #[derive(Default)]
 struct Born(FxHashMap<(u8, i64), (i64, i64)>);
 
 impl Born {
-    /// Takes the next row.
+    /// Records the allocation if the row is one.
     fn note(&mut self, row: &Numbers) {
         let Some((kind, Effect::Alloc | Effect::Tag)) = MemoryKind::of(row.event) else { return };
         if row.alloc_id <= 0 {
@@ -185,7 +190,8 @@ impl Born {
         self.0.insert(key, (row.alloc_id, row.step));
     }
 
-    /// The allocation that a row is about which has the `alloc_id` and the step of an earlier row.
+    /// Returns the `alloc_id` and the step for a row about an earlier allocation. Returns `None` for other
+    /// rows.
     fn find(&self, row: &Numbers) -> Option<(i64, i64)> {
         match MemoryKind::of(row.event)? {
             (kind, Effect::Free | Effect::Complete | Effect::Tag) => {
@@ -196,7 +202,7 @@ impl Born {
     }
 }
 
-/// What a repeat adds to the rows that it repeats.
+/// The changes that a repeat makes to the repeated rows.
 #[derive(Clone, Copy, Debug)]
 struct Shift {
     device: i32,
@@ -205,7 +211,8 @@ struct Shift {
 }
 
 impl Shift {
-    /// The numbers of the row `seq` that repeats `of`, with the time of `of`. `born` is what [`Born::find`] says of it.
+    /// Returns the numbers of the row `seq` that repeats `of`, still with the time of `of`. `born` is the
+    /// result of [`Born::find`].
     fn apply(&self, of: &Numbers, seq: i64, born: Option<(i64, i64)>) -> Numbers {
         let (alloc_id, step) = born.unwrap_or((
             if of.alloc_id == of.seq { seq } else { of.alloc_id },

@@ -1,11 +1,11 @@
-//! A row that outlives the line it was read from, or the event it was made of.
+//! A row that outlives the line or the event from which it was created.
 
 use std::sync::Arc;
 
 use super::{Numbers, Repeatable};
 use crate::columns::Row;
 
-/// A row. Rows that repeat each other share all but their numbers.
+/// A stored row. Rows that repeat each other share everything except their numbers.
 #[derive(Clone, Debug)]
 pub struct StoredRow {
     pub(super) numbers: Numbers,
@@ -15,12 +15,12 @@ pub struct StoredRow {
 /// The columns that a repeat does not change.
 #[derive(Debug)]
 pub(super) struct Rest {
-    /// The numbers; its texts are placeholders.
+    /// The numbers. The texts are placeholders.
     row: Row<'static>,
     texts: [Arc<str>; TEXTS],
 }
 
-/// The number of columns with text of any kind.
+/// The number of columns of type `text`.
 const TEXTS: usize = 6;
 
 fn texts<'a>(row: &Row<'a>) -> [&'a str; TEXTS] {
@@ -28,7 +28,7 @@ fn texts<'a>(row: &Row<'a>) -> [&'a str; TEXTS] {
 }
 
 impl StoredRow {
-    /// Stores a row. Texts that a row stored `before` has are shared with it.
+    /// Stores a row. Shares the texts that it has in common with `before`.
     #[must_use]
     pub fn new(row: &Row<'_>, before: Option<&StoredRow>) -> StoredRow {
         let mut index = 0;
@@ -41,7 +41,7 @@ impl StoredRow {
         StoredRow { numbers: Numbers::of(row), rest: Arc::new(Rest { row: row_alone, texts }) }
     }
 
-    /// The row.
+    /// Returns the row.
     #[must_use]
     pub fn row(&self) -> Row<'_> {
         let Numbers { seq, ts_ns, device, event, alloc_id, addr, totals, step } = self.numbers;
@@ -68,7 +68,7 @@ impl StoredRow {
         }
     }
 
-    /// Returns true if `row` has the columns that a repeat does not change.
+    /// Returns true if `row` equals this row in all columns that a repeat does not change.
     pub(super) fn fits(&self, row: &Row<'_>) -> bool {
         let Rest { row: own, texts: own_texts } = &*self.rest;
         let Numbers { device, event, addr, .. } = self.numbers;
@@ -93,7 +93,7 @@ impl Repeatable for StoredRow {
     }
 }
 
-/// A row with the numbers of `row` and no text.
+/// Returns a row with the numbers of `row` and without its texts.
 fn numbers_alone(row: &Row<'_>) -> Row<'static> {
     Row {
         rank: row.rank,

@@ -1,4 +1,4 @@
-//! Rows through the writer's side, a file and the reader's side.
+//! Tests that write rows to a file with repeats and read them back.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use crate::csv::{RowReader, RowWriter};
 use crate::meta::Meta;
 use crate::{Category, SCHEMA_VERSION};
 
-/// The rows of a program, with their numbers and totals as the recorder gives them.
+/// The rows of a program, with numbers and totals as the recorder writes them.
 #[derive(Default)]
 struct Program {
     rows: Vec<StoredRow>,
@@ -77,7 +77,7 @@ impl Program {
         self.row(&Row { event, api: "nvtx", name, step: self.step, ..Row::default() });
     }
 
-    /// A step with a block that stays until the next one, at the one or the other of two addresses.
+    /// Adds a step with a block that lives until the next step, at one of two addresses.
     fn step(&mut self, blocks: i64) {
         self.step += 1;
         self.named(EventName::RangeBegin, "step");
@@ -100,7 +100,7 @@ fn meta(repeats: bool) -> String {
     Meta { schema: SCHEMA_VERSION.to_owned(), repeats, ..Meta::default() }.to_json().unwrap()
 }
 
-/// The file of these rows. A run ends after every `flush_each` rows, as a flush would end it; 0 means never.
+/// Writes these rows to a file. A run ends after every `flush_each` rows, as in a flush; 0 means never.
 fn written(rows: &[StoredRow], flush_each: usize) -> String {
     let mut writer = RowWriter::new(Vec::new());
     let mut finder = RepeatFinder::new(false);
@@ -118,7 +118,7 @@ fn written(rows: &[StoredRow], flush_each: usize) -> String {
     String::from_utf8(writer.into_inner().unwrap()).unwrap()
 }
 
-/// The rows after the meta row, or the first error.
+/// Returns the rows after the meta row, or the first error.
 fn read(text: &str) -> Result<Vec<StoredRow>, String> {
     let mut reader =
         RowReader::new(Path::new("t.csv"), text.as_bytes()).map_err(|error| error.to_string())?;
@@ -130,7 +130,7 @@ fn read(text: &str) -> Result<Vec<StoredRow>, String> {
     Ok(rows)
 }
 
-/// Asserts that the file has all rows; their times may be others inside of runs, in the order of the rows.
+/// Asserts that the file contains all rows. Inside runs, their times may differ, but not their order.
 fn assert_same(text: &str, rows: &[StoredRow]) {
     let found = read(text).unwrap();
     assert_eq!(found.len(), rows.len());
@@ -165,7 +165,7 @@ fn repeats_go_on_where_blocks_stay_for_good_and_rows_come_in_between() {
     let mut program = Program::default();
     for step in 0..300_i64 {
         if step % 7 == 3 {
-            // A leak: everything after it has other totals.
+            // A leak: all later rows have different totals.
             program.alloc(1 << 40 | step << 12, 4096);
         }
         if step % 11 == 5 {
@@ -188,7 +188,7 @@ fn written_plain(rows: &[StoredRow]) -> String {
     String::from_utf8(writer.into_inner().unwrap()).unwrap()
 }
 
-/// Whatever the rows are, they come back: events, addresses, sizes and texts at random, from few of each.
+/// Round trip of random rows: events, addresses, sizes and texts are drawn from a few of each.
 #[test]
 fn repeats_change_no_row_of_any_program() {
     let mut state = 7_u64;
@@ -232,7 +232,8 @@ fn repeats_change_no_row_of_any_program() {
     }
 }
 
-/// A program whose rows never repeat costs little more than one without repeats, and a loop after it repeats again.
+/// If a program's rows never repeat, the file is hardly larger than without repeats. A loop after that is
+/// repeated again.
 #[test]
 fn repeats_are_not_looked_for_while_there_are_few() {
     let mut program = Program::default();
@@ -248,7 +249,7 @@ fn repeats_are_not_looked_for_while_there_are_few() {
         .filter(|(_, line)| line.contains(",repeat,"))
         .map(|(line, _)| line)
         .collect();
-    // The trial of 16,384 rows failed, and 65,536 more were written.
+    // The trial of 16,384 rows failed, and the next 65,536 rows were written without a search.
     assert!(repeats[0] > 81_920 && repeats.len() > 250, "{} repeats from line {}", repeats.len(), repeats[0]);
 }
 
@@ -273,7 +274,7 @@ fn repeats_stop_where_a_step_has_detail() {
     assert!(!steps.contains(&"11") && !steps.contains(&"12"), "{steps:?}");
 }
 
-/// The columns of a row `repeat` with other values.
+/// Reads `text` with another value in a column of its `repeat` rows.
 fn damaged(text: &str, column: &str, value: &str) -> Result<Vec<StoredRow>, String> {
     let mut done = false;
     let lines = text.lines().map(|line| {
@@ -305,14 +306,14 @@ fn repeats_that_name_nothing_that_is_there_are_refused() {
             assert!(error.contains("repeat: "), "{column} {value}: {error}");
         }
     }
-    // Numbers at their bounds overflow nothing.
+    // Numbers at their bounds cause no overflow.
     for (column, value) in [("allocated_bytes", "72057594037927936"), ("latency_ns", "4611686018427387904")] {
         damaged(&text, column, value).unwrap();
     }
-    // A file whose meta row names no repeats has none.
+    // A `repeat` row is an error in a file whose meta row excludes repeats.
     let error = read(&text.replace(r#"""repeats"":true"#, r#"""repeats"":false"#)).unwrap_err();
     assert!(error.contains(NO_REPEATS), "{error}");
-    // A part is read by itself: without the rows before.
+    // A part is read by itself, without the rows of earlier parts.
     let start = text.lines().take(2).chain(text.lines().filter(|line| line.contains(",repeat,")));
     let error = read(&(start.collect::<Vec<_>>().join("\n") + "\n")).unwrap_err();
     assert!(error.contains("are missing"), "{error}");

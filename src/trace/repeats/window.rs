@@ -5,24 +5,25 @@ use std::collections::VecDeque;
 use super::{Born, Numbers, Repeat, Repeatable, Shift, WINDOW, is_repeatable};
 use crate::columns::MAX_NUMBER;
 
-/// The last [`WINDOW`] rows of a file, and what is known of its blocks. Each file has its own: a `repeat` row never
-/// reaches into another part. Its memory grows with the rows up to that bound.
+/// The last [`WINDOW`] rows of a file, and the last allocations in it. Each file has its own window, because
+/// a `repeat` row never refers to another part. The memory grows with the rows up to that bound.
 pub struct Window<T> {
     pub(super) rows: VecDeque<T>,
     born: Born,
 }
 
-/// A `repeat` row whose rows are being made.
+/// A `repeat` row that is being expanded.
 #[derive(Clone, Copy, Debug)]
 pub struct Expansion {
     repeat: Repeat,
     shift: Shift,
-    /// The index of the next row that is repeated.
+    /// The index of the next repeated row.
     at: usize,
-    /// The number of rows made.
+    /// The number of rows returned so far.
     done: i64,
-    /// The times of the first and of the last row that is repeated.
+    /// The time of the first repeated row.
     from_ns: i64,
+    /// The time of the last repeated row.
     to_ns: i64,
 }
 
@@ -33,7 +34,7 @@ impl<T: Repeatable> Default for Window<T> {
 }
 
 impl<T: Repeatable> Window<T> {
-    /// Takes a row of the file that is no `repeat`.
+    /// Adds a row of the file that is not a `repeat` row.
     pub fn add(&mut self, row: T) {
         if self.rows.len() >= WINDOW {
             self.rows.pop_front();
@@ -42,16 +43,16 @@ impl<T: Repeatable> Window<T> {
         self.rows.push_back(row);
     }
 
-    /// The last row, of the file or made.
+    /// Returns the last row, whether it was read or expanded.
     #[must_use]
     pub fn last(&self) -> Option<&T> {
         self.rows.back()
     }
 
-    /// Begins with the rows of a `repeat` row; [`Window::next_row`] makes them.
+    /// Begins the expansion of a `repeat` row; [`Window::next_row`] returns its rows.
     ///
     /// # Errors
-    /// Why the row cannot be expanded: it is damaged, or the rows that it repeats are missing.
+    /// Returns the reason if the row cannot be expanded: it is damaged, or the repeated rows are missing.
     pub fn begin(&self, repeat: Repeat) -> Result<Expansion, String> {
         let Repeat { seq, of, rows, device, duration_ns, .. } = repeat;
         let most = WINDOW as i64;
@@ -102,7 +103,7 @@ impl<T: Repeatable> Window<T> {
         numbers.ts_ns = expansion.time(of.ts_ns);
         row.set_numbers(&numbers);
         expansion.done += 1;
-        // The first row goes when one is added to a full window, and the index of each falls by one.
+        // Adding a row to a full window removes the first row, and thus decreases every index by one.
         expansion.at += usize::from(self.rows.len() < WINDOW);
         self.add(row);
         self.rows.back()
@@ -110,13 +111,13 @@ impl<T: Repeatable> Window<T> {
 }
 
 impl Expansion {
-    /// Returns true if all rows were made.
+    /// Returns true if all rows were returned.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.done >= self.repeat.rows
     }
 
-    /// The time of the next row, which repeats one of the time `of`.
+    /// Returns the time of the next row, which repeats a row with the time `of`.
     fn time(&self, of: i64) -> i64 {
         let Repeat { ts_ns, duration_ns, rows, .. } = self.repeat;
         let (span, into) = (self.to_ns.saturating_sub(self.from_ns), of.saturating_sub(self.from_ns));

@@ -1,4 +1,4 @@
-//! The reports of the caching allocator: blocks and OOMs. Also the rows of ops.
+//! Encodes the reports of the caching allocator (blocks and OOMs), and the rows of ops.
 
 use memtrace_trace::event::Block;
 use memtrace_trace::memory::MemoryKind;
@@ -19,7 +19,7 @@ impl Encoder {
         let Block { address, bytes, allocated, reserved, requested, pool, deferred } = *block;
         self.caching = true;
         self.reconcile(tid, header, reserved, pool, sink)?;
-        // The address of a live block was allocated again: the report of its free was lost.
+        // The allocator has handed out the address of a live block: the report of its free was lost.
         if bytes >= 0
             && let Some(missed) = self.memory.live.blocks.get(&address).copied()
         {
@@ -49,14 +49,14 @@ impl Encoder {
             self.keep_survivors(tid, header, sink)?;
             let category = self.category_at_allocation(header.context, pool);
             let live = Live { alloc_id: self.next_seq(), category, ..unknown };
-            // No stream uses an address that is allocated again.
+            // If the allocator hands out an address again, no stream uses it any more.
             self.complete(address);
             self.memory.alloc(&live.extent(), Key::Block(address), live);
             self.add_newborn(address, &live);
             self.correct(header.device, allocated, reserved);
             self.allocated(tid, header, address, &live, sink)
         } else {
-            // The size comes from the report; the live block only adds the owner.
+            // The size comes from the report; the live block contributes only the owner.
             let extent = unknown.extent();
             let live = if deferred {
                 self.memory.free_deferred(Key::Block(address), (), &extent)
@@ -73,19 +73,19 @@ impl Encoder {
         }
     }
 
-    /// Takes the allocator's own totals, after the change that the report is about.
+    /// Adopts the allocator's own totals after the change that it reports.
     #[inline]
     fn correct(&mut self, device: i8, allocated: usize, reserved: usize) {
-        // Other reports that were lost explain a difference.
+        // A difference means that other reports were lost.
         let gap = self.memory.correct_allocated(device.max(0).into(), allocated as i64);
         self.anomalies.gaps += u64::from(gap != 0);
         self.statistics.peak(device, allocated as i64, reserved as i64);
     }
 
-    /// Ends the use of a deferred block.
+    /// Marks a deferred block as no longer used by any stream.
     #[inline]
     pub(crate) fn complete(&mut self, address: u64) -> Option<Live> {
-        // Usually no free is deferred.
+        // Fast path: frees are rarely deferred.
         if self.memory.live.deferred.is_empty() {
             return None;
         }
@@ -94,7 +94,8 @@ impl Encoder {
         Some(live)
     }
 
-    /// The last stream that used a freed block is done with it: the allocator can hand it out again.
+    /// Writes the row of a freed block after the last stream has finished with it, so that the allocator can
+    /// reuse it.
     pub(crate) fn free_completed<S: RowSink>(
         &mut self,
         tid: u32,
@@ -118,7 +119,7 @@ impl Encoder {
         )
     }
 
-    /// The row of an op that ended.
+    /// Writes the row of an op that ended.
     pub(crate) fn op<S: RowSink>(
         &mut self,
         tid: u32,
@@ -139,8 +140,9 @@ impl Encoder {
         )
     }
 
-    /// A report has the allocator's own total of segments, those that sleep among them. A row adds the difference
-    /// when calls were not seen (expandable segments, a pool with an allocator of its own).
+    /// Compares the encoder's total of segments with the allocator's own total, which each report contains
+    /// and which includes sleeping segments. If calls were missed (expandable segments, a pool with its own
+    /// allocator), a row adds the difference.
     #[inline]
     pub(crate) fn reconcile<S: RowSink>(
         &mut self,
@@ -200,7 +202,8 @@ impl Encoder {
         self.emit(
             &Row {
                 event: EventName::Oom,
-                // cudaErrorMemoryAllocation: the report has no status, and this is the one of the failed call.
+                // cudaErrorMemoryAllocation, the status of the failed call, which the report does not
+                // contain.
                 status: 2,
                 source: TORCH_ALLOCATOR,
                 requested_bytes: requested,

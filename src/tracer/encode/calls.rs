@@ -11,7 +11,7 @@ use crate::live::Live;
 use crate::memory::Key;
 use crate::physical::is_virtual_memory;
 
-/// A call, and the thread that made it.
+/// A call and the thread that made it.
 #[derive(Clone, Copy)]
 pub(crate) struct CallEvent {
     pub(crate) tid: u32,
@@ -26,14 +26,15 @@ impl CallEvent {
         self.call.status != 0
     }
 
-    /// The key of the region: a CPU tensor may be registered as pinned memory at its own address.
+    /// Returns the key of the region. A CPU tensor may be registered as pinned memory at its own address, so
+    /// the two have different keys.
     fn key(&self) -> u64 {
         self.call.address | key_bit(self.header.api)
     }
 }
 
 impl Encoder {
-    /// An allocation of memory on a device or on the host.
+    /// Encodes an allocation on a device or on the host.
     pub(crate) fn call_alloc<S: RowSink>(
         &mut self,
         event: &CallEvent,
@@ -66,8 +67,9 @@ impl Encoder {
             if kind == MemoryKind::Block {
                 self.statistics.block(live.bytes);
             }
-            // The address of a live region was allocated again: its free was not seen. A region without memory of its
-            // own (another process's, a graph's) may be freed with the one that it belongs to.
+            // The address of a live region was allocated again, so its free was missed. This is not an error
+            // for a region without its own memory (another process's memory, a graph's), which may be freed
+            // together with the region that it belongs to.
             if let Some(missed) = self.memory.live.regions.get(&event.key()).copied() {
                 self.anomalies.missed_frees += u64::from(missed.bytes > 0);
                 self.memory.free(Key::Region(event.key()), (), |_| missed.extent());
@@ -82,7 +84,7 @@ impl Encoder {
         self.allocated_by(event, &live, sink)
     }
 
-    /// A free of memory on a device or on the host.
+    /// Encodes a free on a device or on the host.
     pub(crate) fn call_free<S: RowSink>(&mut self, event: &CallEvent, sink: &mut S) -> Result<(), S::Error> {
         self.free_region(event.key(), event, sink)
     }
@@ -96,7 +98,7 @@ impl Encoder {
     ) -> Result<(), S::Error> {
         let CallEvent { header, call, .. } = *event;
         let live = if call.status == 0 { self.memory.live.remove(Key::Region(key), ()) } else { None };
-        // CPU tensors may be older than the trace.
+        // A CPU tensor may be older than the trace.
         if live.is_none() && header.api == Some(Api::CpuAllocator) {
             return Ok(());
         }
@@ -121,12 +123,13 @@ impl Encoder {
         self.freed_by(event, &live, sink)
     }
 
-    /// Counts a call for the summary.
+    /// Counts a call for the exit summary.
     pub(crate) fn count_call(&mut self, event: &CallEvent) {
         self.statistics.call(event.header.api, event.call.latency_ns, event.has_failed());
     }
 
-    /// The kind of memory of a call: by its caller, and by whether torch's allocator reports blocks.
+    /// Returns the kind of memory of a call. It depends on the caller, and on whether torch's allocator
+    /// reports blocks.
     fn kind_of_call(&self, event: &CallEvent) -> MemoryKind {
         let api = event.header.api;
         if event.on_host {
@@ -136,7 +139,7 @@ impl Encoder {
         } else if event.call.unreported {
             MemoryKind::Block
         } else if api.is_some_and(Api::is_import) {
-            // Torch's allocator opens memory of another process, which lies in no segment of its own.
+            // Torch's allocator opens memory of another process, which is not part of its own segments.
             MemoryKind::External
         } else if is_virtual_memory(api) {
             MemoryKind::Mapped

@@ -1,4 +1,4 @@
-//! Definitions: the text, context or stack of each id.
+//! Stores definitions: the text, context or stack of each id.
 
 use memtrace_trace::context::{Context, Frame, MAX_CONTEXTS, MAX_TEXTS, StackId};
 use memtrace_trace::stacks::Stack;
@@ -8,8 +8,8 @@ use memtrace_trace::{Event, Payload};
 use crate::encoder::Encoder;
 use crate::own_names::OWN_IDS;
 
-/// The entry of a number in its table; entries before it are `unknown` so far. `None` for a number that no
-/// process assigns: a damaged journal may hold any.
+/// Returns the table entry for `id`, and fills missing entries before it with `unknown`. Returns `None` for
+/// an id that no process assigns, which a damaged journal may contain.
 fn entry<T: Clone>(table: &mut Vec<T>, id: u32, most: usize, unknown: T) -> Option<&mut T> {
     let index = (id as usize).checked_sub(1).filter(|index| *index < most)?;
     if table.len() <= index {
@@ -19,7 +19,7 @@ fn entry<T: Clone>(table: &mut Vec<T>, id: u32, most: usize, unknown: T) -> Opti
 }
 
 impl Encoder {
-    /// Stores a definition; `slots` are the bytes that follow it.
+    /// Stores a definition. `slots` contains the bytes that follow it.
     pub fn define(&mut self, definition: &Event, slots: &[u8]) {
         match definition.unpack() {
             Some((_, Payload::DefineText { id, length })) => {
@@ -31,7 +31,7 @@ impl Encoder {
         }
     }
 
-    /// Stores the text of a number.
+    /// Defines the text of an id.
     pub fn define_text(&mut self, id: u32, text: &str) {
         if let Some(entry) = entry(&mut self.texts, id, MAX_TEXTS, NONE.to_owned()) {
             *entry = safe_text(text);
@@ -41,7 +41,7 @@ impl Encoder {
         }
     }
 
-    /// Stores the context of a number.
+    /// Defines the context of an id.
     pub fn define_context(&mut self, id: u32, context: Context) {
         if let Some(entry) = entry(&mut self.contexts, id, MAX_CONTEXTS, Context::default()) {
             *entry = context;
@@ -49,32 +49,32 @@ impl Encoder {
         }
     }
 
-    /// Stores the stack of a number.
+    /// Defines the stack of an id.
     fn define_stack(&mut self, id: StackId, frame: Frame) {
         if let Some(entry) = entry(&mut self.stacks, id, MAX_CONTEXTS, Frame::default()) {
             *entry = frame;
         }
     }
 
-    /// Returns true if there are stacks that are not in the file.
+    /// Returns true if some stacks are not yet in the file.
     #[must_use]
     pub fn has_new_stacks(&self) -> bool {
         self.stacks_written < self.stacks.len()
     }
 
-    /// The first `count` stacks are in the file already.
+    /// Marks the first `count` stacks as already in the file.
     pub fn set_stacks_written(&mut self, count: usize) {
         self.stacks_written = count.min(self.stacks.len());
     }
 
-    /// Takes the stacks that are not in the file yet.
+    /// Returns the stacks that are not yet in the file, and marks them as written.
     pub fn new_stacks(&mut self) -> Vec<Stack<'_>> {
         let first = std::mem::replace(&mut self.stacks_written, self.stacks.len());
         let ids = first as StackId + 1..self.stacks.len() as StackId + 1;
         ids.map(|id| {
             let mut frames = Vec::new();
             let mut next = id;
-            // The parent of a stack has a smaller number, so this ends.
+            // The loop ends because the id of a parent is smaller than its child's.
             while let Some(frame) = (next as usize).checked_sub(1).and_then(|index| self.stacks.get(index)) {
                 frames.push(self.text(frame.text));
                 next = if frame.parent < next { frame.parent } else { 0 };

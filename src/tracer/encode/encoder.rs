@@ -1,7 +1,6 @@
-//! The encoder: turns events into rows. It tracks live memory and totals, knows the owners, and numbers the
-//! rows.
+//! The encoder: converts events to rows. It tracks live memory, totals and owners, and numbers the rows.
 //!
-//! It gets the events of all threads in the order of their clocks.
+//! It receives the events of all threads in the order of their timestamps.
 
 use std::cell::Cell;
 
@@ -24,64 +23,66 @@ use crate::physical::Physical;
 use crate::statistics::Statistics;
 use crate::tags::{Newborn, Use};
 
-/// The value of the column `source` of reports.
+/// The column `source` in rows of allocator reports.
 pub(crate) const TORCH_ALLOCATOR: &str = "libc10_cuda.so";
-/// The value of the column `source` of rows without a call or report.
+/// The column `source` in rows that come from neither a call nor a report.
 pub(crate) const LIBRARY: &str = "libmemtrace.so";
 
-/// A destination of rows.
+/// A destination for rows.
 pub trait RowSink {
-    /// The error of a row that could not be written.
+    /// The error if a row cannot be written.
     type Error;
     /// Writes a row.
     ///
     /// # Errors
-    /// The sink's.
+    /// Returns the sink's error.
     fn row(&mut self, row: &Row<'_>) -> Result<(), Self::Error>;
 }
 
-/// Turns events into rows.
+/// Converts events to rows.
 pub struct Encoder {
     pub(crate) start_ns: u64,
     pub(crate) rank: i32,
     pub(crate) pid: i32,
     pub(crate) rounding: Rounding,
-    /// True if torch's allocator reports blocks. If not, each call of it is a block.
+    /// True if torch's allocator reports blocks. If not, each of its calls counts as a block.
     pub(crate) caching: bool,
-    /// False if the run records no modules and no tags (`MEMTRACE_MODULES=0`): then a block keeps its category.
+    /// False if the run records no modules and no tags (`MEMTRACE_MODULES=0`): a block then keeps its first
+    /// category.
     pub tags: bool,
     /// The `seq` of the last row.
     pub(crate) seq: Cell<i64>,
     pub(crate) texts: Vec<String>,
-    /// The number of texts that look like formulas; `None` when another encoder knew some of them.
+    /// The number of texts that look like spreadsheet formulas; `None` in a resumed trace, where another
+    /// encoder stored some.
     pub(crate) formulas: Option<u64>,
     pub(crate) contexts: Vec<Context>,
-    /// Counts definitions of texts and contexts; see [`Encoder::owner_number`].
+    /// The number of definitions of texts and contexts so far; see [`Encoder::owner_number`].
     pub(crate) learned: u32,
     pub(crate) stacks: Vec<Frame>,
-    /// The number of `stacks` that are in the file.
+    /// The number of entries of `stacks` that are already in the file.
     pub(crate) stacks_written: usize,
     pub(crate) memory: Memory,
     pub(crate) physical: Physical,
-    /// The last device samples, by device.
+    /// The last sample of each device.
     pub(crate) samples: FxHashMap<i8, Sample>,
-    /// The memory that they show and the trace does not account for.
+    /// For each device: the memory that the samples show and the trace does not account for.
     pub(crate) rests: FxHashMap<i8, Rest>,
     pub(crate) own_names: OwnNames,
     pub(crate) newborn: Newborn,
     pub(crate) oom: Option<OutOfMemory>,
     pub(crate) reported_lost: u64,
-    /// The size of the buffer of events, for the rows of lost events; 0 when unknown.
+    /// The size of the event buffer, for the rows of lost events; 0 if unknown.
     pub buffer_bytes: u64,
-    /// The number of contradictions between events.
+    /// The number of contradictions between events, by kind.
     pub anomalies: Anomalies,
     /// Counts, sizes and latencies for the exit summary.
     pub statistics: Statistics,
 }
 
 impl Encoder {
-    /// An encoder whose rows count their time from `start_ns`. `caching` is true if torch's allocator reports
-    /// blocks.
+    /// Creates an encoder whose row times count from `start_ns`. `caching` is true if torch's allocator
+    /// reports blocks.
     #[must_use]
     pub fn new(start_ns: u64, rank: i32, pid: u32, rounding: Rounding, caching: bool) -> Encoder {
         Encoder {
@@ -112,12 +113,12 @@ impl Encoder {
         }
     }
 
-    /// Writes the rows of an event of thread `tid`.
+    /// Encodes an event of thread `tid` as rows.
     ///
     /// # Errors
-    /// The sink's.
+    /// Returns the sink's error.
     pub fn encode<S: RowSink>(&mut self, tid: u32, event: &Event, sink: &mut S) -> Result<(), S::Error> {
-        // Most events are reports and ops.
+        // Fast path: most events are reports and ops.
         if let Some((header, block)) = event.unpack_block() {
             return self.block(tid, &header, &block, sink);
         }
@@ -167,37 +168,37 @@ impl Encoder {
         }
     }
 
-    /// Takes the OOM that was encoded since the last call.
+    /// Returns the OOM that was encoded since the last call, if any.
     pub fn take_oom(&mut self) -> Option<OutOfMemory> {
         self.oom.take()
     }
 
-    /// The live memory, without deferred blocks.
+    /// Returns the live memory, without deferred blocks.
     pub fn live(&self) -> impl Iterator<Item = &Live> {
         self.memory.live.blocks.values().chain(self.memory.live.regions.values())
     }
 
-    /// The memory of the regions of calls, by address: the start, the bytes, and the memory itself. Blocks in a segment are
-    /// left out, and so is physical memory, which has no address.
+    /// Returns the regions of calls, by address: start, bytes, and the region itself. Excludes blocks inside
+    /// segments, and physical memory, which has no address.
     pub fn regions(&self) -> impl Iterator<Item = (u64, &Live)> {
         let regions = self.memory.live.regions.iter();
         regions.filter(|(key, _)| **key & PHYSICAL == 0).map(|(key, live)| (address(*key), live))
     }
 
-    /// The totals of a device; all zero for one that was never used.
+    /// Returns the totals of a device; all zero if it was never used.
     #[must_use]
     pub fn totals(&self, device: i8) -> Totals {
         self.memory.devices.totals(device)
     }
 
-    /// The last samples of a device, combined.
+    /// Returns the merged samples of a device.
     #[must_use]
     pub fn sampled(&self, device: i8) -> Sample {
         self.samples.get(&device).copied().unwrap_or_default()
     }
 
-    /// The memory that calls and reports account for on a device, and the memory beyond it at the last
-    /// sample.
+    /// Returns the memory on a device that calls and reports account for, and the unexplained rest at the
+    /// last sample.
     #[must_use]
     pub fn ledger(&self, device: i8) -> (Accounted, Rest) {
         let totals = self.totals(device);
@@ -214,25 +215,25 @@ impl Encoder {
         (accounted, self.rests.get(&device).copied().unwrap_or_default())
     }
 
-    /// Every device that was used, with its totals.
+    /// Returns every device up to the highest one used, with its totals.
     pub fn devices(&self) -> impl Iterator<Item = (usize, Totals)> {
         self.memory.devices.gpus.iter().copied().enumerate()
     }
 
-    /// The number of rows so far.
+    /// Returns the number of rows so far.
     #[must_use]
     pub fn rows(&self) -> i64 {
         self.seq.get()
     }
 
-    /// The value of [`Row::owner`] for a context. A new definition may change the texts of a context, so the
-    /// number changes with each.
+    /// Returns the value of [`Row::owner`] for a context. It changes with each new definition, because a
+    /// definition may change the texts of a context.
     #[inline]
     pub(crate) fn owner_number(&self, context: u32) -> u64 {
         u64::from(self.learned) << 32 | u64::from(context)
     }
 
-    /// The texts of a context.
+    /// Returns the texts of a context.
     #[must_use]
     pub fn owner(&self, context: u32) -> Owner<'_> {
         self.owner_in(self.context(context))
@@ -243,7 +244,7 @@ impl Encoder {
         Owner { op: self.text(op), module: self.text(module), phase: self.text(phase) }
     }
 
-    /// Updates the peaks of a device after a call.
+    /// Updates the peaks of a device from its totals after a call.
     pub(crate) fn note_peak(&mut self, device: i8) {
         let Totals { allocated, reserved, .. } = self.totals(device);
         self.statistics.peak(device, allocated, reserved);

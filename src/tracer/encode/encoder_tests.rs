@@ -5,7 +5,7 @@ use memtrace_trace::{Category, Header};
 
 use super::*;
 
-/// Keeps the columns that the tests read: seq, event, alloc_id, delta, allocated, reserved, module.
+/// Keeps the columns that the tests check: seq, event, alloc_id, delta, allocated, reserved, module.
 #[derive(Default)]
 struct Rows(Vec<(i64, EventName, i64, i64, i64, i64, String)>);
 
@@ -98,7 +98,8 @@ fn a_free_carries_the_owner_of_its_allocation_and_a_reused_address_gets_a_new_id
 #[test]
 fn a_lost_free_is_made_up_for_when_its_address_or_the_total_shows_it() {
     let mut encoder = encoder();
-    // Two frees were lost: of the block at 64, which is allocated again, and of the block at 4096.
+    // The frees of two blocks were lost: the block at 64, which is then allocated again, and the block at
+    // 4096.
     let events = [block(64, 512, 512, 0), block(4096, 1024, 1536, 0), block(64, 512, 512, 0)];
     let rows = run(&mut encoder, &events).0;
     let second: Vec<_> = rows.iter().skip(2).map(|row| (row.0, row.1, row.2, row.3, row.4)).collect();
@@ -117,7 +118,7 @@ fn each_block_that_outlives_an_optimizers_step_is_its_state_however_many_there_a
     encoder.define_context(2, Context { phase: 2, ..Context::default() });
     let count = 3000;
     let mut events: Vec<Event> = (1..=count).map(|n| block_of(1, n as u64 * 512, 512, n * 512, 0)).collect();
-    // One of them is freed in the step.
+    // One of the blocks is freed within the step.
     events.push(block(512, -512, (count - 1) * 512, 0));
     events.push(block_of(2, 1 << 30, 512, count * 512, 0));
     let mut rows = Categories::default();
@@ -142,7 +143,7 @@ impl RowSink for Categories {
 
 #[test]
 fn buffer_that_ranks_reduce_is_a_gradient_unless_a_backward_allocated_it() {
-    /// Keeps the module and the category that each tag gives.
+    /// Keeps the module and the category that each tag assigns.
     #[derive(Default)]
     struct Owners(Vec<(String, Category)>);
     impl RowSink for Owners {
@@ -156,7 +157,8 @@ fn buffer_that_ranks_reduce_is_a_gradient_unless_a_backward_allocated_it() {
     }
     let texts = ["forward", "backward", WITHOUT_DETAIL, "Net", "bucket"];
     let [forward, backward, without, net, bucket] = [1, 2, 3, 4, 5];
-    // A block of this phase, which is reduced in a step without detail (no module), then in one with it.
+    // A block that is allocated in this phase and reduced twice: in a step without detail (no module), then
+    // in a detailed one.
     let categories = |phase: u32, module: u32, flags: u8| {
         let mut encoder = encoder();
         for (text, id) in texts.into_iter().zip(1..) {
@@ -180,10 +182,10 @@ fn buffer_that_ranks_reduce_is_a_gradient_unless_a_backward_allocated_it() {
     };
     let named = |module: &str| (module.to_owned(), Category::Gradient);
     let unseen = Context::WITHOUT_DETAIL;
-    // What the backward of FSDP and of tensor parallelism allocates for the sum.
+    // The backward of FSDP and of tensor parallelism allocates these blocks for the sum.
     assert_eq!(categories(backward, net, 0), []);
     assert_eq!(categories(backward, without, unseen), []);
-    // DDP's buckets, which are made outside every phase and in the second forward.
+    // DDP allocates its buckets outside every phase, and again in the second forward.
     assert_eq!(categories(0, 0, 0), [named(NONE), named("Net")]);
     assert_eq!(categories(forward, net, 0), [named("Net")]);
     assert_eq!(categories(forward, without, unseen), [named(WITHOUT_DETAIL), named("Net")]);

@@ -1,4 +1,4 @@
-//! The rows of `MEMTRACE_OPS=io`: storages that ops use, and the memory of modules.
+//! The rows of `MEMTRACE_OPS=io`: the storages that ops use, and the memory of modules.
 
 use memtrace_trace::memory::MemoryKind;
 use memtrace_trace::{Api, Event, EventName, Header, Row};
@@ -7,7 +7,7 @@ use crate::encoder::{Encoder, LIBRARY, RowSink};
 use crate::keys::CPU_TENSOR;
 
 impl Encoder {
-    /// The row of a storage that an op uses, or of the memory of a module. It changes neither totals nor
+    /// Writes the row of a storage that an op uses, or of a module's memory. Changes neither totals nor
     /// owners.
     pub(crate) fn io<S: RowSink>(
         &mut self,
@@ -39,7 +39,7 @@ impl Encoder {
         )
     }
 
-    /// The id of the allocation that is live at an address; 0 for memory without a row.
+    /// Returns the id of the live allocation at an address, or 0 for memory without a row.
     fn live_at(&self, device: i8, addr: u64) -> i64 {
         let found = if device == Event::HOST {
             self.memory.live.regions.get(&(addr | CPU_TENSOR)).or_else(|| self.memory.live.regions.get(&addr))

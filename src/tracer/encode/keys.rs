@@ -1,13 +1,13 @@
-//! Keys of regions: addresses, and marks that keep handles and CPU tensors apart from them.
+//! Keys of regions: addresses with marker bits that keep handles and CPU tensors apart.
 
 use memtrace_trace::Api;
 
-/// Set in the key of a CPU tensor; no address has this bit.
+/// Set in the key of a CPU tensor. No address has this bit.
 pub(crate) const CPU_TENSOR: u64 = 1 << 63;
-/// Set in the key of physical memory, whose handle is not an address; no address has this bit.
+/// Set in the key of physical memory, whose handle is not an address. No address has this bit.
 pub(crate) const PHYSICAL: u64 = 1 << 62;
 
-/// The bit that separates the keys of a call from addresses.
+/// Returns the bit that distinguishes the keys of a call of `api` from plain addresses.
 pub(crate) fn key_bit(api: Option<Api>) -> u64 {
     match api {
         Some(Api::CpuAllocator) => CPU_TENSOR,
@@ -16,7 +16,7 @@ pub(crate) fn key_bit(api: Option<Api>) -> u64 {
     }
 }
 
-/// The address, or handle, of a key.
+/// Returns the address or handle in a key.
 pub(crate) fn address(key: u64) -> u64 {
     key & !(CPU_TENSOR | PHYSICAL)
 }

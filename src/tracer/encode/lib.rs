@@ -1,7 +1,7 @@
 //! Encodes events as rows.
 //!
-//! One [`Encoder`] serves the writer thread of the traced process and, over the journal that a killed process
-//! left, `memtrace check --repair`. Its state lives as long as the trace.
+//! The same [`Encoder`] serves the writer thread of the traced process and `memtrace check --repair`, which
+//! feeds it the journal of a killed process. Its state lives as long as the trace.
 #![forbid(unsafe_code)]
 
 mod blocks;

@@ -1,12 +1,12 @@
-//! Live memory, and the owner that its rows name.
+//! Live memory, and the owner in its rows.
 
 use memtrace_trace::memory::{Extent, MemoryKind};
 use memtrace_trace::{Api, Category, Event};
 
-/// Live memory: the values of its first row, which the row of its free repeats.
+/// Live memory: the values in its first row, which the row of its free repeats.
 #[derive(Clone, Copy, Debug)]
 pub struct Live {
-    /// The `seq` of its row.
+    /// The `seq` of the row of the allocation.
     pub alloc_id: i64,
     /// The device; -1 for the host.
     pub device: i8,
@@ -14,26 +14,26 @@ pub struct Live {
     pub requested: i64,
     /// The column `rounded_bytes`.
     pub rounded: i64,
-    /// The bytes that it takes.
+    /// The size in bytes.
     pub bytes: i64,
     /// The context that owns the memory.
     pub context: u32,
-    /// The use of the memory.
+    /// What the memory is used for.
     pub category: Category,
-    /// The training step of its allocation.
+    /// The training step in which it was allocated.
     pub step: i32,
     /// The kind of memory.
     pub kind: MemoryKind,
-    /// The call that allocated it; `None` for a byte that no version wrote.
+    /// The call that allocated it; `None` for a code that no version writes.
     pub api: Option<Api>,
     /// The text id of the library that made the call; 0 for a report.
     pub library: u32,
-    /// The allocator's private pool; 0 for the default.
+    /// The allocator's private pool; 0 for the default pool.
     pub pool: u16,
 }
 
 impl Live {
-    /// Returns true if this memory is a block: one that torch reported, or the memory of a call.
+    /// Returns true if this memory is a block, whether torch reported it or a call allocated it.
     #[inline]
     #[must_use]
     pub fn is_block(&self) -> bool {
@@ -47,12 +47,12 @@ impl Live {
         self.api == Some(Api::CachingAllocator)
     }
 
-    /// The amount of memory.
+    /// Returns the size and the kind of the memory, for the totals.
     #[inline]
     #[must_use]
     pub fn extent(&self) -> Extent {
         let kind = self.kind;
-        // Pinned memory counts on the host, whatever device the call names; no other memory does.
+        // Pinned memory counts for the host, whichever device the call names. No other memory does.
         let device = if kind == MemoryKind::Host { Event::HOST } else { self.device.max(0) };
         Extent { device: device.into(), kind, in_segment: self.is_reported(), bytes: self.bytes }
     }
@@ -63,15 +63,15 @@ impl Live {
 pub struct OutOfMemory {
     /// The device.
     pub device: i8,
-    /// The rounded request in bytes.
+    /// The requested bytes, after rounding.
     pub bytes: i64,
-    /// The context of the request.
+    /// The context that requested the memory.
     pub context: u32,
     /// True if the simulated GPU granted the request (`--past-oom`).
     pub is_granted: bool,
 }
 
-/// The texts of an owner, as the file has them.
+/// The texts of an owner, as the file contains them.
 #[derive(Clone, Copy, Debug)]
 pub struct Owner<'a> {
     /// The innermost op.

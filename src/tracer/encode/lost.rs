@@ -1,4 +1,4 @@
-//! Lost events: their rows, and the end row with their number.
+//! Lost events: their rows, and the end row, which has their number.
 
 use memtrace_trace::end_row::{EndText, Ending};
 use memtrace_trace::units::Unit;
@@ -6,17 +6,17 @@ use memtrace_trace::{Event, EventName, Row};
 
 use crate::encoder::{Encoder, RowSink};
 
-/// The largest value of `MEMTRACE_BUFFER`.
+/// The maximum value of `MEMTRACE_BUFFER`.
 const LARGEST_BUFFER: u64 = 4 << 30;
 
-/// The most lost events that a row can have: no process records more, but a damaged journal may say so.
+/// The maximum number of lost events in a row. No process loses more, but a damaged journal may claim it.
 const MOST_LOST: u64 = 1 << 40;
 
-/// A value of `MEMTRACE_BUFFER` with which a buffer of `bytes` would also have held `lost` more events; `None` when
-/// there is none.
+/// Returns a value of `MEMTRACE_BUFFER` that would also have held the `lost` events, given the current size
+/// of `bytes`. Returns `None` if no allowed value is large enough.
 #[must_use]
 pub fn sufficient_buffer(bytes: u64, lost: u64) -> Option<String> {
-    // A third more: ops have no row as soon as three quarters are full.
+    // Add a third: ops get no rows once the buffer is three quarters full.
     let events = lost.saturating_mul(size_of::<Event>() as u64);
     let needed = bytes.saturating_add(events.saturating_add(events / 3)).checked_next_power_of_two()?;
     let needed = needed.max(1 << 20);
@@ -26,7 +26,8 @@ pub fn sufficient_buffer(bytes: u64, lost: u64) -> Option<String> {
     })
 }
 
-/// Why events were lost, and what to do: for a buffer of `bytes`, 0 when unknown, after `lost` events.
+/// Returns why events were lost, and what to do. `bytes` is the size of the buffer, 0 if unknown; `lost` is
+/// the number of lost events.
 #[must_use]
 pub fn why_lost(bytes: u64, lost: u64) -> String {
     if bytes == 0 {
@@ -45,10 +46,10 @@ pub fn why_lost(bytes: u64, lost: u64) -> String {
 
 impl Encoder {
     /// Writes the end row, the last row of a complete file. `dropped` is the number of lost events so far,
-    /// `ending` the way the trace ended, and `more` has additional words.
+    /// `ending` is the way the trace ended, and `more` has additional words.
     ///
     /// # Errors
-    /// The sink's.
+    /// Returns the sink's error.
     pub fn end<S: RowSink>(
         &mut self,
         clock_ns: u64,
@@ -82,13 +83,13 @@ impl Encoder {
         self.emit(&Row { event, tid: tid as i32, requested_bytes, name: &name, ..self.blank(clock_ns) }, sink)
     }
 
-    /// The number of lost events that the rows so far report.
+    /// Returns the number of lost events in the rows so far.
     #[must_use]
     pub fn reported_lost(&self) -> u64 {
         self.reported_lost
     }
 
-    /// The number of lost events that the rows so far report, earlier parts included.
+    /// Sets the number of lost events in the rows so far, including earlier parts.
     pub fn set_reported_lost(&mut self, events: u64) {
         self.reported_lost = events.min(MOST_LOST);
     }

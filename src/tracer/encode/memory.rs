@@ -1,4 +1,4 @@
-//! The live memory and the totals, as the encoder keeps them.
+//! The encoder's live memory and totals.
 
 use memtrace_trace::Event;
 use memtrace_trace::memory::{DeviceTotals, LiveMemory, MemoryState, Totals};
@@ -9,7 +9,8 @@ use crate::live::Live;
 /// The memory of the process, by address.
 pub(crate) type Memory = MemoryState<LiveByAddress, Devices>;
 
-/// The name of live memory. A segment begins at the address of its first block, so the two need names of their own.
+/// The key of live memory. A segment begins at the address of its first block, so segments and blocks need
+/// separate keys.
 #[derive(Clone, Copy)]
 pub(crate) enum Key {
     /// A block that torch's allocator reported.
@@ -25,12 +26,13 @@ pub(crate) struct LiveByAddress {
     pub(crate) blocks: FxHashMap<u64, Live>,
     /// The memory of calls.
     pub(crate) regions: FxHashMap<u64, Live>,
-    /// Blocks that were freed and are still in use by a stream.
+    /// Blocks that the program has freed while a stream still uses them.
     pub(crate) deferred: FxHashMap<u64, Live>,
 }
 
 impl LiveByAddress {
-    /// The key of the block at an address, reported or a call's own, or `None` without a block there.
+    /// Returns the key of the block at an address, whether torch reported it or a call allocated it, or
+    /// `None` without a block there.
     pub(crate) fn block_at(&self, address: u64) -> Option<(Key, Live)> {
         if let Some(live) = self.blocks.get(&address) {
             return Some((Key::Block(address), *live));
@@ -67,12 +69,12 @@ impl LiveMemory for LiveByAddress {
 #[derive(Default)]
 pub(crate) struct Devices {
     pub(crate) host: Totals,
-    /// By CUDA ordinal.
+    /// The GPUs, by CUDA ordinal.
     pub(crate) gpus: Vec<Totals>,
 }
 
 impl Devices {
-    /// The totals of a device; all zero for one that was never used.
+    /// Returns the totals of a device; all zero if it was never used.
     pub(crate) fn totals(&self, device: i8) -> Totals {
         match usize::try_from(device) {
             Ok(index) => self.gpus.get(index).copied().unwrap_or_default(),
@@ -87,7 +89,7 @@ impl DeviceTotals for Devices {
         if device == i32::from(Event::HOST) {
             return &mut self.host;
         }
-        // The ordinals of a damaged journal fit in a byte too.
+        // A damaged journal may contain any ordinal.
         let index = device.clamp(0, i32::from(i8::MAX)) as usize;
         if self.gpus.len() <= index {
             self.gpus.resize(index + 1, Totals::default());

@@ -1,10 +1,9 @@
-//! The opening rows of a later part of a rotated trace: they list the live memory, so that the part replays
-//! by itself.
+//! The opening rows of a later part of a rotated trace. They list the live memory, so that the part can be
+//! replayed by itself.
 //!
-//! They are numbered backward from the first new row of the part. So the new rows of all parts have the
-//! numbers that they would have in one file, and `alloc_id` stays the number of the row of the allocation.
-//! Their totals are the sums of the opening rows so far; after the last one, the totals equal those of the
-//! device again.
+//! Opening rows are numbered backward from the first new row of the part. So new rows have the same numbers
+//! as in a single file, and `alloc_id` remains the row number of the allocation. The totals in the opening
+//! rows are running sums; after the last opening row, they equal the totals of the device again.
 
 use memtrace_trace::memory::{DeviceTotals, MemoryKind, Totals};
 use memtrace_trace::{Api, EventName, Header, Row};
@@ -13,23 +12,23 @@ use crate::encoder::{Encoder, RowSink, TORCH_ALLOCATOR};
 use crate::keys::address;
 use crate::live::Live;
 
-/// The value of the column `name` in these rows.
+/// The column `name` in the opening rows.
 const LIVE: &str = "live";
 
 /// A live piece of memory.
 struct Piece {
     addr: u64,
     live: Live,
-    /// The program freed it, and a stream still uses it.
+    /// True if the program has freed the memory while a stream still uses it.
     deferred: bool,
 }
 
 impl Encoder {
-    /// Writes the meta row and the opening rows. `meta` makes the text of the meta row from the number of
-    /// opening rows.
+    /// Writes the meta row and the opening rows. `meta` returns the text of the meta row for a given number
+    /// of opening rows.
     ///
     /// # Errors
-    /// The sink's.
+    /// Returns the sink's error.
     pub fn open_part<S: RowSink>(
         &mut self,
         clock_ns: u64,
@@ -75,7 +74,7 @@ impl Encoder {
         Ok(())
     }
 
-    /// The live memory in the order of its allocation.
+    /// Returns the live memory in the order of allocation.
     fn pieces(&self) -> Vec<Piece> {
         let of = |deferred| move |(addr, live): (&u64, &Live)| Piece { addr: *addr, live: *live, deferred };
         let mut pieces: Vec<Piece> = self.memory.live.regions.iter().map(of(false)).collect();
@@ -103,7 +102,7 @@ impl Encoder {
     }
 }
 
-/// The bytes of segments without a call, by device; see [`Encoder::reconcile`].
+/// Returns the reserved bytes of each device that no recorded call explains; see [`Encoder::reconcile`].
 fn unseen(pieces: &[Piece], devices: &[Totals]) -> Vec<(i8, i64)> {
     let mut unseen: Vec<i64> = devices.iter().map(|totals| totals.reserved).collect();
     for extent in pieces.iter().map(|piece| piece.live.extent()) {

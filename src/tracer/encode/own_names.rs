@@ -1,13 +1,13 @@
-//! Texts and contexts that the encoder numbers itself: from a resumed trace, and from tags.
+//! Texts and contexts that the encoder numbers itself, for resumed traces and for tags.
 
 use memtrace_trace::context::Context;
 use memtrace_trace::text::NONE;
 use rustc_hash::FxHashMap;
 
-/// The first number of the encoder's own.
+/// The encoder's own ids are above this number.
 pub(crate) const OWN_IDS: u32 = 1 << 31;
 
-/// Texts and contexts that no thread of the process numbered.
+/// Texts and contexts without an id from a thread of the process.
 #[derive(Default)]
 pub(crate) struct OwnNames {
     numbers: FxHashMap<String, u32>,

@@ -1,4 +1,4 @@
-//! Physical memory of the driver: its handles, and the addresses that it is mapped at.
+//! The driver's physical memory: its handles, and the addresses to which it is mapped.
 
 use std::collections::BTreeMap;
 
@@ -9,22 +9,22 @@ use rustc_hash::FxHashMap;
 use crate::keys::{PHYSICAL, address};
 use crate::live::Live;
 
-/// The handles that are held and the addresses that they are mapped at.
+/// The live handles, and the addresses to which they are mapped.
 #[derive(Default)]
 pub(crate) struct Physical {
     pub(crate) held: FxHashMap<u64, Held>,
-    /// For each address: the bytes, and the handle.
+    /// The size in bytes and the handle of each mapped address.
     pub(crate) mapped: BTreeMap<u64, (u64, u64)>,
     asleep: Asleep,
 }
 
-/// Segments of torch's allocator that something else unmapped, by address: vLLM's do while it sleeps. Torch goes
-/// on counting them as reserved.
+/// Segments of torch's allocator that another caller has unmapped, by address. vLLM does this while it
+/// sleeps. Torch still counts them as reserved.
 #[derive(Default)]
 pub(crate) struct Asleep(BTreeMap<u64, Live>);
 
 impl Asleep {
-    /// The bytes on a device.
+    /// Returns the bytes of the sleeping segments on a device.
     #[inline]
     pub(crate) fn bytes(&self, device: i8) -> i64 {
         self.0.values().filter(|live| live.device == device).map(|live| live.bytes).sum()
@@ -34,13 +34,13 @@ impl Asleep {
         self.0.insert(address, live);
     }
 
-    /// Removes and returns the sleeping segment of `bytes` bytes at `address`, which a mapping there wakes.
+    /// Removes and returns the sleeping segment of `bytes` bytes at `address`, which has been mapped again.
     pub(crate) fn wake(&mut self, address: u64, bytes: i64) -> Option<Live> {
         self.0.get(&address).filter(|live| live.bytes == bytes)?;
         self.0.remove(&address)
     }
 
-    /// Torch's allocator gives up the segments of a range.
+    /// Removes the segments in an address range that torch's allocator itself has unmapped.
     pub(crate) fn forget(&mut self, start: u64, end: u64) {
         self.0.retain(|address, _| !(start..end).contains(address));
     }
@@ -48,15 +48,15 @@ impl Asleep {
 
 /// A handle of physical memory.
 pub(crate) struct Held {
-    /// The holders of the handle, and the addresses.
+    /// The number of holders of the handle plus the number of mappings.
     pub(crate) references: u32,
     pub(crate) device: i8,
-    /// True if torch's allocator created it. Its segments have rows by address, not by handle.
+    /// True if torch's allocator created the handle. Its segments have rows by address, not by handle.
     pub(crate) is_torchs: bool,
 }
 
 impl Physical {
-    /// Restores memory that a row of a resumed trace records as live.
+    /// Restores memory that is live according to a row of a resumed trace.
     pub(crate) fn restore(&mut self, key: u64, live: &Live) {
         if live.kind == MemoryKind::Mapped {
             self.mapped.insert(key, (live.bytes as u64, 0));
@@ -66,13 +66,13 @@ impl Physical {
         }
     }
 
-    /// The segments that are unmapped and not free.
+    /// Returns the sleeping segments: unmapped, but not freed by torch.
     #[inline]
     pub(crate) fn asleep(&mut self) -> &mut Asleep {
         &mut self.asleep
     }
 
-    /// Removes memory that a row of a resumed trace frees.
+    /// Removes memory that is freed according to a row of a resumed trace.
     pub(crate) fn forget(&mut self, key: u64) {
         if key & PHYSICAL != 0 {
             self.held.remove(&address(key));

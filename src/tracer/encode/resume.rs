@@ -1,4 +1,4 @@
-//! Resuming a trace: an encoder takes the rows that another encoder wrote.
+//! Resuming a trace: an encoder reads back the rows that another encoder wrote.
 
 use memtrace_trace::context::Context;
 use memtrace_trace::memory::{DeviceTotals, Effect, Extent, LiveMemory, MemoryKind};
@@ -10,7 +10,7 @@ use crate::live::Live;
 use crate::memory::Key;
 
 impl Encoder {
-    /// Takes a row that is in the file already: its number, and its effect on memory.
+    /// Restores the state after a row that is already in the file: its number, and its effect on memory.
     pub fn restore_row(&mut self, row: &Row<'_>) {
         self.seq.set(row.seq);
         self.formulas = None;
@@ -34,7 +34,8 @@ impl Encoder {
         }
         let api = Api::parse(row.api);
         let mut address = row.addr as u64 | key_bit(api);
-        // Any of these calls may have dropped the last reference to physical memory, or made it torch's segment.
+        // Each of these calls may have dropped the last reference to physical memory, or turned it into a
+        // segment of torch.
         let is_free = matches!(row.event, EventName::ExtFree | EventName::HostFree);
         if is_free && matches!(api, Some(Api::CuMemRelease | Api::CuMemUnmap | Api::CuMemMap)) {
             address |= PHYSICAL;
@@ -47,14 +48,16 @@ impl Encoder {
         let extent = Extent { device: device.max(Event::HOST).into(), kind, in_segment: is_reported, bytes };
         match effect {
             Effect::Complete => drop(self.complete(address)),
-            // Only the totals show a deferred free: without one, the block is no longer active.
+            // A deferred free shows only in the totals: after an immediate free, the block is no longer
+            // active.
             Effect::Free if is_reported && row.active_bytes > row.allocated_bytes => {
                 if let Some(live) = self.memory.free_deferred(key, (), &extent) {
                     self.memory.live.deferred.insert(address, live);
                 }
             }
             Effect::Free => {
-                // Torch unmaps no segment with blocks in it: their first one begins with it.
+                // Torch never unmaps a segment that contains blocks. A block at the segment's address shows
+                // that another caller unmapped it.
                 if kind == MemoryKind::Mapped
                     && self.memory.live.blocks.contains_key(&address)
                     && let Some(segment) = self.memory.live.regions.get(&address).copied()
@@ -96,7 +99,8 @@ impl Encoder {
         }
     }
 
-    /// The context of a row, in a numbering of its own: the process's ids are not reused.
+    /// Returns a context for a row. It has an id of the encoder's own, because the ids of the process are not
+    /// reused.
     fn restored_context(&mut self, row: &Row<'_>) -> u32 {
         let context = Context {
             op: self.own_names.text(row.op),

@@ -1,4 +1,4 @@
-//! Rows: their fields and their numbers.
+//! Row fields and row numbers.
 
 use memtrace_trace::context::Context;
 use memtrace_trace::host::{self, HostValues};
@@ -20,25 +20,25 @@ pub struct RowPosition {
 }
 
 impl Encoder {
-    /// Writes a row. [`Encoder::blank`] gives every row the next number; this uses the number up.
+    /// Writes a row and uses up its number: [`Encoder::blank`] gives each new row the next number.
     pub(crate) fn emit<S: RowSink>(&self, row: &Row<'_>, sink: &mut S) -> Result<(), S::Error> {
         sink.row(row)?;
         self.seq.set(row.seq);
         Ok(())
     }
 
-    /// The number of the next row.
+    /// Returns the number of the next row.
     pub(crate) fn next_seq(&self) -> i64 {
         self.seq.get() + 1
     }
 
-    /// The current position.
+    /// Returns the current position.
     #[must_use]
     pub fn place(&self) -> RowPosition {
         RowPosition { seq: self.seq.get(), reported_lost: self.reported_lost }
     }
 
-    /// Discards the rows since `place`, such as the end row of a trace that continues.
+    /// Discards the rows after `place`, such as the end row of a trace that continues.
     pub fn take_back(&mut self, place: RowPosition) {
         self.seq.set(place.seq);
         self.reported_lost = place.reported_lost;
@@ -47,12 +47,12 @@ impl Encoder {
     /// Writes the meta row, the first row of a file.
     ///
     /// # Errors
-    /// The sink's.
+    /// Returns the sink's error.
     pub fn meta<S: RowSink>(&mut self, json: &str, sink: &mut S) -> Result<(), S::Error> {
         self.emit(&Row { event: EventName::Meta, name: json, ..self.blank(self.start_ns) }, sink)
     }
 
-    /// The row of an allocation.
+    /// Writes the row of an allocation.
     pub(crate) fn allocated<S: RowSink>(
         &mut self,
         tid: u32,
@@ -65,7 +65,7 @@ impl Encoder {
         self.emit(&Row { event: live.kind.alloc_event(), delta_bytes: live.bytes, ..row }, sink)
     }
 
-    /// The row of a free.
+    /// Writes the row of a free.
     pub(crate) fn freed<S: RowSink>(
         &mut self,
         tid: u32,
@@ -78,7 +78,7 @@ impl Encoder {
         self.emit(&Row { event: live.kind.free_event(), delta_bytes: -live.bytes, ..row }, sink)
     }
 
-    /// The row of a call that allocated.
+    /// Writes the row of a call that allocated.
     pub(crate) fn allocated_by<S: RowSink>(
         &mut self,
         event: &CallEvent,
@@ -90,7 +90,7 @@ impl Encoder {
         self.emit(&Row { event: live.kind.alloc_event(), delta_bytes: live.bytes, name, ..row }, sink)
     }
 
-    /// The row of a call that freed.
+    /// Writes the row of a call that freed.
     pub(crate) fn freed_by<S: RowSink>(
         &mut self,
         event: &CallEvent,
@@ -101,7 +101,8 @@ impl Encoder {
         self.emit(&Row { event: live.kind.free_event(), delta_bytes: -live.bytes, ..row }, sink)
     }
 
-    /// The row of a range or of a mark, with its name and the class of a module, which is 0 for others.
+    /// Writes the row of a range or marker, with its name and, for a module, its class. The class is 0 for
+    /// others.
     pub(crate) fn named<S: RowSink>(
         &mut self,
         event: EventName,
@@ -115,7 +116,7 @@ impl Encoder {
         self.emit(&Row { event, source, name: self.text(name), ..base }, sink)
     }
 
-    /// The row of a device sample.
+    /// Writes the row of a device sample.
     pub(crate) fn sample<S: RowSink>(
         &mut self,
         tid: u32,
@@ -130,14 +131,14 @@ impl Encoder {
         let rest = Rest::of(&known, self.ledger(device).0);
         self.rests.insert(device, rest);
         let base = self.base(tid, &Header { context: 0, ..*header });
-        // An allocation gets page cache, too.
+        // Page cache counts as free: an allocation can reclaim it.
         let device_free_bytes = sample.free.map_or(-1, |free| free + sample.cache.unwrap_or(0));
         let name = sample.to_string();
         let row = Row { event: EventName::Sample, source: LIBRARY, device_free_bytes, name: &name, ..base };
         self.emit(&row, sink)
     }
 
-    /// The row of a sample of host memory.
+    /// Writes the row of a host memory sample.
     pub(crate) fn host_sample<S: RowSink>(
         &mut self,
         tid: u32,
@@ -152,7 +153,7 @@ impl Encoder {
         self.emit(&Row { event: EventName::Sample, source: LIBRARY, name: &name, ..base }, sink)
     }
 
-    /// The fields of a row about live memory: the owner comes from the allocation.
+    /// Returns the fields of a row about live memory, whose owner comes from the allocation.
     #[inline(always)]
     pub(crate) fn of_live<'a>(&'a self, tid: u32, header: &Header, address: u64, live: &Live) -> Row<'a> {
         let Live { device, context, .. } = *live;
@@ -169,7 +170,7 @@ impl Encoder {
         }
     }
 
-    /// The fields of a row about live memory that a call allocated or freed.
+    /// Returns the fields of a row about live memory that a call allocated or freed.
     #[inline(always)]
     fn of_call<'a>(&'a self, event: &CallEvent, live: &Live) -> Row<'a> {
         let CallEvent { tid, header, call, .. } = event;
@@ -181,7 +182,7 @@ impl Encoder {
         }
     }
 
-    /// The fields that every row of an event has.
+    /// Returns the fields that the rows of all events have.
     #[inline(always)]
     pub(crate) fn base(&self, tid: u32, header: &Header) -> Row<'_> {
         let Header { clock_ns, api, device, context, step } = *header;
@@ -207,7 +208,7 @@ impl Encoder {
         }
     }
 
-    /// The fields of a row without a thread and without memory.
+    /// Returns the fields of a row that names no thread and no memory.
     #[inline(always)]
     pub(crate) fn blank(&self, clock_ns: u64) -> Row<'static> {
         let host = &self.memory.devices.host;

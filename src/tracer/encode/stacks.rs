@@ -1,4 +1,4 @@
-//! Writes the stacks of an encoder to the file of stacks.
+//! Writes an encoder's stacks to the stacks file.
 
 use std::io::{self, Write};
 
@@ -6,10 +6,10 @@ use memtrace_trace::stacks::StackWriter;
 
 use crate::encoder::Encoder;
 
-/// Writes the stacks that are not in the file yet and returns their number.
+/// Writes the stacks that are not yet in the file, and returns their number.
 ///
 /// # Errors
-/// The writer's.
+/// Returns the writer's error.
 pub fn write_stacks<W: Write>(writer: &mut StackWriter<W>, encoder: &mut Encoder) -> io::Result<usize> {
     let stacks = encoder.new_stacks();
     for stack in &stacks {

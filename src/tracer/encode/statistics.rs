@@ -7,12 +7,12 @@ use memtrace_trace::Api;
 use memtrace_trace::units::Unit;
 use rustc_hash::FxHashMap;
 
-/// Counts, sizes and latencies of a process.
+/// The counts, sizes and latencies of a process.
 pub struct Statistics {
     blocks: Histogram<u64>,
     calls: FxHashMap<Option<Api>, Calls>,
     peaks: Vec<Peak>,
-    /// OOMs that torch reported.
+    /// The number of OOMs that torch reported.
     pub ooms: u64,
 }
 
@@ -27,10 +27,10 @@ struct Peak {
     reserved: i64,
 }
 
-/// A histogram of two digits: percentiles of latencies are not more exact.
+/// Creates a histogram with two significant digits, enough for percentiles of latencies.
 ///
-/// One copy, into which the constructor is inlined: the compiler then computes its logarithms of constants, and the
-/// preloaded library does not need libm.
+/// This is the only copy, into which the constructor is inlined. The compiler can then evaluate the
+/// constructor's logarithms of constants, so the preloaded library does not need libm.
 #[inline(never)]
 fn histogram() -> Histogram<u64> {
     Histogram::new(2).expect("two digits are within the library's bounds")
@@ -43,20 +43,20 @@ impl Default for Statistics {
 }
 
 impl Statistics {
-    /// Counts a block of `bytes`.
+    /// Counts a block of `bytes` bytes.
     pub fn block(&mut self, bytes: i64) {
         // `record` grows the histogram; `saturating_record` would clamp the value to its current range.
         let _ = self.blocks.record(bytes.max(0) as u64);
     }
 
-    /// Counts a call that returned after `latency_ns`.
+    /// Counts a call that returned after `latency_ns` nanoseconds.
     pub fn call(&mut self, api: Option<Api>, latency_ns: u64, failed: bool) {
         let calls = self.calls.entry(api).or_insert_with(|| Calls { latency: histogram(), failed: 0 });
         let _ = calls.latency.record(latency_ns);
         calls.failed += u64::from(failed);
     }
 
-    /// Updates the peaks of a device to its new totals.
+    /// Raises the peaks of a device to its new totals.
     pub fn peak(&mut self, device: i8, allocated: i64, reserved: i64) {
         let Ok(index) = usize::try_from(device) else { return };
         if self.peaks.len() <= index {
@@ -67,12 +67,12 @@ impl Statistics {
         peak.reserved = peak.reserved.max(reserved);
     }
 
-    /// The highest allocated and reserved bytes of each device so far, in order of its ordinal.
+    /// Returns the peak allocated and reserved bytes of each device so far, by ordinal.
     pub fn peaks(&self) -> impl Iterator<Item = [i64; 2]> {
         self.peaks.iter().map(|peak| [peak.allocated, peak.reserved])
     }
 
-    /// The lines of the summary.
+    /// Returns the lines of the exit summary.
     #[must_use]
     pub fn lines(&self) -> Vec<String> {
         let mut lines = Vec::new();
@@ -122,7 +122,7 @@ mod tests {
         statistics.peak(0, 0, 2 << 20);
         let lines = statistics.lines();
         assert_eq!(lines[0], "GPU 0: peak allocated 512 B, peak reserved 2.00 MiB");
-        // At two digits, 512 and 515 are one value.
+        // With two digits, 512 and 515 are the same value.
         assert!(lines[1].starts_with("1 blocks: p50 51"), "{}", lines[1]);
         assert!(lines[2].contains("p50 2.0 us, p99 2.0 us"), "{}", lines[2]);
         assert!(

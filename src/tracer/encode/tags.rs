@@ -1,5 +1,5 @@
-//! Categories that change after the allocation: by a tag, or because a block outlives the optimizer's step that
-//! made it.
+//! Category changes after the allocation: by a tag, or because a block outlives the optimizer step that
+//! allocated it.
 
 use memtrace_trace::memory::LiveMemory;
 use memtrace_trace::text::{LOAD, NONE, SCRIPT, WITHOUT_DETAIL};
@@ -9,16 +9,16 @@ use crate::encoder::{Encoder, LIBRARY, RowSink};
 use crate::live::{Live, Owner};
 use crate::memory::Key;
 
-/// Blocks that optimizers' steps allocated since the last forward or backward.
+/// Blocks that optimizer steps have allocated since the last forward or backward.
 pub(crate) struct Newborn {
-    /// Address and `alloc_id`.
+    /// The address and the `alloc_id` of each block.
     blocks: Vec<(u64, i64)>,
-    /// The length at which freed blocks are dropped: twice the length after the last time.
+    /// The length at which freed blocks are removed: twice the length after the previous removal.
     check_at: usize,
 }
 
 impl Newborn {
-    /// The least length at which freed blocks are dropped.
+    /// The minimum length at which freed blocks are removed.
     const LEAST_CHECKED: usize = 1024;
 }
 
@@ -28,41 +28,41 @@ impl Default for Newborn {
     }
 }
 
-/// Returns true for a phase in which an optimizer makes its state.
+/// Returns true for a phase in which an optimizer creates its state.
 fn is_optimizer(phase: &str) -> bool {
     matches!(phase, "optimizer" | "optimizer.step")
 }
 
-/// A use that the program has given to a block.
+/// A use that the program assigns to a block.
 #[derive(Clone, Copy)]
 pub(crate) struct Use {
     pub(crate) category: Category,
-    /// The module; 0 means the module of the allocation.
+    /// The module; 0 keeps the module of the allocation.
     pub(crate) module: u32,
-    /// The name in the module.
+    /// The name within the module.
     pub(crate) name: u32,
-    /// The uses that it replaces.
+    /// The strength of the claim: it decides which earlier uses are replaced.
     pub(crate) claim: Claim,
 }
 
 impl Use {
-    /// Returns true if a block of category `known` keeps it and its `owner`.
+    /// Returns true if a block of category `known` and owner `owner` keeps its current use.
     fn yields_to(self, known: Category, owner: Owner<'_>) -> bool {
         use Category::{Activation, Buffer, Gradient, Input, KvCache, Temporary, Workspace};
         match (self.category, self.claim) {
-            // An input of the model may be memory with a more specific category.
+            // A model input may be memory that already has a more specific category.
             (Input, _) => !known.is_unclaimed(),
             (_, Claim::Strong) => false,
-            // A cache or a workspace may be allocated in a forward.
+            // A cache or a workspace may be allocated during a forward.
             (KvCache | Workspace, Claim::Weak) => {
                 !known.is_unclaimed() && !matches!(known, Input | Activation | Temporary | Buffer)
             }
             (_, Claim::Weak) => !known.is_unclaimed(),
-            // DDP allocates its buckets when it is made, and anew in the second forward. What a backward
-            // allocates is a part of the gradient's computation there; without detail its category does not
-            // show this.
+            // DDP allocates its buckets when it is created, and again in the second forward. A block that is
+            // allocated during a backward is part of the computation of the gradient. In a step without
+            // detail, its category does not show this, so the phase decides.
             (_, Claim::Reduced) if owner.phase == "backward" => true,
-            // A bucket that has no module yet gets it in the first step with detail.
+            // A bucket without a module gets one in the first detailed step.
             (_, Claim::Reduced) if known == Gradient => {
                 ![NONE, SCRIPT, WITHOUT_DETAIL].contains(&owner.module)
             }
@@ -72,8 +72,8 @@ impl Use {
 }
 
 impl Encoder {
-    /// The category of memory at its allocation, by its context; see "Categories" in the documentation. `pool`
-    /// is the allocator's private pool.
+    /// Returns the category of memory at its allocation, by its context; see "Categories" in the
+    /// documentation. `pool` is the allocator's private pool.
     pub(crate) fn category_at_allocation(&self, context: u32, pool: u16) -> Category {
         use memtrace_trace::context::Context;
         let context = self.context(context);
@@ -86,7 +86,8 @@ impl Encoder {
         match self.text(context.phase) {
             phase if is_optimizer(phase) && self.tags => Category::Temporary,
             phase if is_optimizer(phase) => Category::OptimizerState,
-            // A gradient, an activation of a recomputation or temporary: nothing tells them apart there.
+            // A gradient, a recomputed activation or temporary memory: without detail, these cannot be
+            // distinguished.
             "backward" if context.flags & Context::WITHOUT_DETAIL != 0 => Category::None,
             "backward" if context.flags & Context::RECOMPUTED == 0 => Category::Temporary,
             "forward" | "backward" => Category::Activation,
@@ -96,7 +97,7 @@ impl Encoder {
         }
     }
 
-    /// Moves the bytes of a block from one owner to another, in two rows. The totals do not change.
+    /// Moves the bytes of a block from one owner to another, in two rows. The totals stay the same.
     pub(crate) fn tag<S: RowSink>(
         &mut self,
         tid: u32,
@@ -116,7 +117,7 @@ impl Encoder {
             return Ok(());
         }
         if given.category == Category::Input && context.phase == 0 {
-            // The script made or moved it outside every phase.
+            // The script created or moved the block outside every phase.
             context.phase = self.own_names.number("dataloader");
         }
         let context = self.own_names.id(context);
@@ -150,7 +151,7 @@ impl Encoder {
         Ok(())
     }
 
-    /// Adds a block that is live now, if an optimizer's step made it.
+    /// Adds a live block, if an optimizer step allocated it.
     #[inline]
     pub(crate) fn add_newborn(&mut self, address: u64, live: &Live) {
         if live.category == Category::Temporary && is_optimizer(self.owner(live.context).phase) {
@@ -164,8 +165,8 @@ impl Encoder {
         }
     }
 
-    /// Before an allocation of a forward or a backward: what is left of the optimizer's step before it, and has
-    /// no other use, is the optimizer's state.
+    /// Called before an allocation in a forward or a backward. The remaining blocks of the previous optimizer
+    /// step that have no other use become optimizer state.
     #[inline]
     pub(crate) fn keep_survivors<S: RowSink>(
         &mut self,

@@ -1,12 +1,13 @@
-//! The driver's virtual memory: physical memory, and the addresses that it is mapped at.
+//! The driver's virtual memory: physical memory, and the addresses to which it is mapped.
 //!
-//! The driver frees physical memory with its last reference. Each holder of the handle and each mapping has
-//! one. For torch's expandable segments the rows are the mapped pieces (`segment_map`, `segment_unmap`),
-//! because torch counts these as reserved. For other libraries the rows are the physical memory (`ext_alloc`,
-//! `ext_free`, with the handle as address), because that is the memory taken from the device.
+//! The driver frees physical memory when its last reference is dropped. Each holder of the handle and each
+//! mapping is a reference. For torch's expandable segments, the rows show the mapped pieces (`segment_map`,
+//! `segment_unmap`), because torch counts these as reserved. For other libraries, the rows show the physical
+//! memory (`ext_alloc`, `ext_free`, with the handle as the address), because it is the memory taken from the
+//! device.
 //!
-//! A program may unmap segments of a pool of torch's allocator itself, and map other physical memory there later.
-//! vLLM sleeps so. Then the memory is torch's segment again.
+//! A program may unmap segments of torch's allocator itself, and map other physical memory there later. vLLM
+//! sleeps this way. The memory mapped there becomes torch's segment again.
 
 use memtrace_trace::Api;
 use memtrace_trace::event::{AllocCall, Call};
@@ -19,7 +20,7 @@ use crate::live::Live;
 use crate::physical::{Held, is_virtual_memory};
 
 impl Encoder {
-    /// An allocation of device memory, or of pinned host memory when `on_host`.
+    /// Encodes an allocation of device memory, or of pinned host memory if `on_host`.
     pub(crate) fn alloc<S: RowSink>(
         &mut self,
         event: CallEvent,
@@ -42,7 +43,8 @@ impl Encoder {
             Some(Api::CuMemMap) => {
                 let held = self.physical.held.get_mut(&alloc.handle);
                 let device = held.as_ref().map_or(header.device, |held| held.device);
-                // Torch also maps memory that another process made and shares: that is not its segment.
+                // Torch also maps memory that another process has created and shared. That memory is not a
+                // segment of torch.
                 let is_segment = call.from_torch_allocator && held.as_ref().is_none_or(|held| held.is_torchs);
                 if worked {
                     if let Some(held) = held {
@@ -71,7 +73,8 @@ impl Encoder {
         Ok(())
     }
 
-    /// A segment of torch's allocator gets memory again. Until now that memory was another library's.
+    /// Maps memory to a sleeping segment of torch's allocator. Until now, the memory belonged to another
+    /// library.
     fn wake<S: RowSink>(
         &mut self,
         mut event: CallEvent,
@@ -94,7 +97,7 @@ impl Encoder {
         self.call_alloc(&event, alloc, sink)
     }
 
-    /// A free of device memory.
+    /// Encodes a free of device memory.
     pub(crate) fn free<S: RowSink>(&mut self, event: CallEvent, sink: &mut S) -> Result<(), S::Error> {
         let CallEvent { header, call, .. } = event;
         let worked = !event.has_failed();
@@ -129,7 +132,7 @@ impl Encoder {
         }
     }
 
-    /// Drops one reference to physical memory; the last one frees it.
+    /// Drops one reference to physical memory. Dropping the last one frees it.
     fn release_physical<S: RowSink>(
         &mut self,
         handle: u64,

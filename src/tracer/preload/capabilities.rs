@@ -1,6 +1,6 @@
-//! The parts of this process's torch that cannot be captured, for the meta row.
+//! The features of this process's torch that cannot be captured, for the meta row.
 //!
-//! Queried on the writer thread when the trace begins: the libraries are loaded then.
+//! Queried on the writer thread when the trace begins, because the libraries are loaded by then.
 
 use std::ffi::CStr;
 
@@ -14,10 +14,10 @@ use crate::ffi::symbols::find_in_loaded;
 use crate::ffi::{cpython, torch};
 use crate::python::op_io;
 
-/// The oldest and the newest minor version of torch 2 that was tested.
+/// The oldest and the newest tested minor version of torch 2.
 const TRIED: (u32, u32) = (1, 15);
 
-/// A function that a hook needs, and the loss without it.
+/// The library and the function that a hook needs, and the consequence if it is missing.
 const NEEDED: &[(&str, &CStr, &str)] = &[
     (
         "libc10.so",
@@ -32,7 +32,7 @@ const NEEDED: &[(&str, &CStr, &str)] = &[
 const NEEDED_FOR_OPS: &[&CStr] =
     &[c"_ZN2at17addGlobalCallbackENS_22RecordFunctionCallbackE", c"_ZNK2at14RecordFunction4nameEv"];
 
-/// Adds what cannot be captured with this process's Python.
+/// Adds what cannot be captured in this process's Python.
 fn describe_python(meta: &mut Meta) {
     let Some(python) = Version::get() else { return };
     let (name, (oldest, newest)) = (format!("Python {}.{}", python.major, python.minor), version::TRIED);
@@ -46,7 +46,7 @@ fn describe_python(meta: &mut Meta) {
     }
 }
 
-/// Adds to the meta row torch's version and everything that cannot be captured with this torch and Python.
+/// Adds torch's version to the meta row, and everything that cannot be captured with this torch and Python.
 pub(crate) fn describe(meta: &mut Meta, settings: &Settings) {
     if loaded_libraries("libc10.so").is_empty() {
         return;

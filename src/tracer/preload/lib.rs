@@ -1,17 +1,17 @@
-//! `libmemtrace.so`: the hooks that `LD_PRELOAD` puts between a program and CUDA, torch and NVTX.
+//! `libmemtrace.so`: the hooks that `LD_PRELOAD` places between a program and CUDA, torch and NVTX.
 //!
-//! A hook passes its arguments on unchanged, returns what the real function returned, and records one event;
-//! the rest is the work of [`memtrace_record`]. The modules, from the lowest up:
+//! A hook passes its arguments on unchanged, returns the real function's result, and records one event;
+//! [`memtrace_record`] does the rest. The modules, from the lowest layer up:
 //!
-//! - [`ffi`]: symbols, loaded libraries, and the functions of others that are called
-//! - [`runtime`]: the session, the thread state, the guard around our code, the log
+//! - [`ffi`]: symbols, loaded libraries, and the foreign functions that memtrace calls
+//! - [`runtime`]: the session, the thread state, the guard around memtrace's code, the log
 //! - [`attribution`]: the owner of an allocation
-//! - [`python`]: the side that runs inside Python
-//! - [`hooks`]: the functions that stand before the real ones
+//! - [`python`]: the part that runs inside Python
+//! - [`hooks`]: the functions that replace the real ones
 //! - [`capabilities`], [`process_info`] and [`lifecycle`]: the process as a whole
 //!
-//! State lives as long as the process. Settings are read once, at load, and the child of a fork starts a
-//! trace of its own.
+//! State lives as long as the process. Settings are read once, at load. The child of a fork starts its own
+//! trace.
 
 mod attribution;
 mod capabilities;

@@ -1,7 +1,7 @@
 //! Load, fork and exit of the process.
 //!
-//! The library loads into every process that inherits `LD_PRELOAD`. Most of them never see a GPU. Loading
-//! reads the settings and opens nothing; the first event that is worth a trace starts the recorder.
+//! The library loads into every process that inherits `LD_PRELOAD`, and most of these never use a GPU. So
+//! loading only reads the settings and opens nothing. The first event worth recording starts the recorder.
 
 use std::ffi::c_void;
 
@@ -21,7 +21,7 @@ fn load() {
         return;
     }
     launcher::tell_load();
-    // A child, a signal handler or another thread's lock may forbid a look-up later.
+    // Later, a lookup may be impossible: in a child, in a signal handler, or under a lock of another thread.
     hooks::libc::exit::install();
     let (mut settings, mut warnings) = Settings::from_env();
     if !settings.enabled || !is_preloaded() {
@@ -56,19 +56,19 @@ fn load() {
     own_page::claim();
     warnings.iter().for_each(|warning| log::line(warning));
     hooks::libc::exec::install();
-    // SAFETY: the three handlers take nothing and only change atomics and our own locks.
+    // SAFETY: the three handlers take no arguments, and change only atomics and memtrace's own locks.
     unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork_in_child)) };
-    // Handlers run in the reverse order of their registration. This one is among the first, so the program's
-    // run before.
-    // SAFETY: the handler takes nothing and does not unwind.
+    // Exit handlers run in the reverse order of their registration. This one is among the first, so the
+    // program's handlers run before it.
+    // SAFETY: the handler takes no arguments and does not unwind.
     unsafe { libc::atexit(at_exit) };
     if nvtx {
         hooks::nvtx::announce();
     }
 }
 
-/// Returns true if the program's calls reach the hooks of this library. A child that dropped `LD_PRELOAD` and
-/// kept `NVTX_INJECTION64_PATH` loads the library as well, and would write a trace of ranges without memory.
+/// Returns true if the program's calls reach the hooks of this library. A child process without `LD_PRELOAD`
+/// but with `NVTX_INJECTION64_PATH` loads the library, too, and would write a trace of ranges without memory.
 fn is_preloaded() -> bool {
     symbols::find_in_program(c"memtrace_is_traced") == hooks::c_api::memtrace_is_traced as *mut c_void
 }
@@ -93,7 +93,7 @@ extern "C" fn after_fork_in_child() {
     start_anew();
 }
 
-/// Starts a child anew, whose memory is a copy of its parent's.
+/// Resets the child of a fork, whose memory is a copy of its parent's.
 fn start_anew() {
     Recorder::start_anew();
     ranges::reset_in_child();
@@ -104,8 +104,9 @@ fn start_anew() {
     own_threads::reset_in_child();
 }
 
-/// Whether the program runs with more rights than the user who started it (setuid, setgid, capabilities). The
-/// variables are that user's, and must not name files that such a program writes.
+/// Returns true if the program runs with more privileges than the user who started it (setuid, setgid,
+/// capabilities). That user controls the environment variables, which must not name files that a privileged
+/// program writes.
 fn is_privileged() -> bool {
     // SAFETY: it reads a value that the kernel passed to the program.
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }

@@ -14,21 +14,21 @@ use crate::ffi::{cuda, phantom};
 use crate::python::{errors, injection};
 use crate::runtime::session;
 
-/// The name of the host, as it may stand in a file name.
+/// Returns the host name in a form that is safe in a file name.
 pub(crate) fn host() -> String {
     let mut name = [0 as c_char; 256];
     // SAFETY: the buffer is longer than the length that is passed, so its last byte stays 0.
     unsafe { libc::gethostname(name.as_mut_ptr(), 255) };
-    // SAFETY: it ends in 0, see above.
+    // SAFETY: the text ends in 0, see above.
     let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
     let safe: String =
         name.chars().map(|c| if c.is_ascii_alphanumeric() || "-_".contains(c) { c } else { '_' }).collect();
-    // A file name must not be empty nor look like an option.
+    // The name must not be empty or start like a command-line option.
     let safe = safe.trim_start_matches('-');
     if safe.is_empty() { "host".to_owned() } else { safe.to_owned() }
 }
 
-/// The distributed rank, from the variable of the launcher in use; 0 without one.
+/// Returns the distributed rank from the variable of the current launcher, or 0 without one.
 pub(crate) fn rank() -> i32 {
     number(&["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"]).unwrap_or(0)
 }
@@ -37,7 +37,7 @@ fn number(names: &[&str]) -> Option<c_int> {
     names.iter().find_map(|name| std::env::var(name).ok()?.trim().parse().ok())
 }
 
-/// The allocator's settings, from the variables that torch reads.
+/// Returns the allocator's settings, from the environment variables that torch reads.
 pub(crate) fn allocator() -> Allocator {
     let conf =
         ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"].iter().find_map(|name| std::env::var(name).ok());
@@ -50,7 +50,7 @@ pub(crate) fn allocator() -> Allocator {
     allocator
 }
 
-/// Fills in the meta row; on the writer thread, when the trace begins.
+/// Fills in the meta row. Runs on the writer thread when the trace begins.
 pub(crate) fn describe(meta: &mut Meta) {
     meta.allocator = allocator();
     meta.world_size =
@@ -85,11 +85,11 @@ pub(crate) fn describe(meta: &mut Meta) {
 /// The maximum number of ancestors in the meta row.
 const MOST_ANCESTORS: usize = 32;
 
-/// Returns the parent of this process, its parent and so on, as far as `/proc` shows them.
+/// Returns the parent of this process, the parent's parent and so on, as far as `/proc` shows them.
 fn ancestors() -> Vec<u32> {
     let parent = |process: u32| -> Option<u32> {
         let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-        // proc_pid_stat(5): `PID (NAME) STATE PPID ...`. The name may have spaces and brackets.
+        // proc_pid_stat(5): `PID (NAME) STATE PPID ...`. The name may contain spaces and parentheses.
         let parent = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?;
         (parent != 0).then_some(parent)
     };
@@ -98,14 +98,14 @@ fn ancestors() -> Vec<u32> {
         .collect()
 }
 
-/// The words that this library adds to the end row; empty for a run on a real device without errors.
+/// Returns the words that this library adds to the end row. Empty for a run on a real device without errors.
 pub(crate) fn conclude() -> String {
     let steps = steps::end_words(updates::is_pending());
     let parts = [about_phantom(), errors::end_words(), injection::end_words(), steps];
     parts.iter().filter(|words| !words.is_empty()).map(String::as_str).collect::<Vec<_>>().join(" ")
 }
 
-/// The words about a phantom run; empty on a real device.
+/// Returns the words about a run on a phantom device. Empty on a real device.
 fn about_phantom() -> String {
     let about = phantom::describe_at_end();
     let Some(reads) = about["invented_reads"].as_u64() else { return String::new() };

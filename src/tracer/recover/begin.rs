@@ -1,4 +1,5 @@
-//! Traces whose process was killed before they had a meta row: the journal has it.
+//! Starts the traces of processes that were killed before they wrote a meta row, which the journal also
+//! contains.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -21,13 +22,13 @@ use crate::repair::FileRows;
 /// them.
 ///
 /// # Errors
-/// When a trace cannot be written.
+/// Returns an error if a trace cannot be written.
 pub fn begin(path: &Path) -> io::Result<u64> {
-    // A trace with a meta row says itself where its journal is, so mostly there is nothing to look for.
+    // Fast path: a meta row names the journal of its trace, so no search is needed.
     if path.is_file() && has_meta_row(path) {
         return Ok(0);
     }
-    // The folder of a trace that was never created may not be there either.
+    // If the trace was never created, its folder may not exist either.
     let wanted = fs::canonicalize(path).or_else(|_| absolute(path))?;
     let mut begun = 0;
     for folder in folders() {
@@ -40,7 +41,8 @@ pub fn begin(path: &Path) -> io::Result<u64> {
     Ok(begun)
 }
 
-/// Writes the header and the meta row of the trace of one journal, if the trace is `wanted` or lies in it and has none.
+/// Writes the header and the meta row of the trace that a journal names, if the trace is `wanted` or inside
+/// it and has no meta row.
 fn begin_from(journal: &Path, wanted: &Path) -> io::Result<bool> {
     let Some((file, header)) = read_header(journal) else { return Ok(false) };
     let never_wrote = u64_at(&header, layout::CHECKPOINTS) == 0;
@@ -54,7 +56,7 @@ fn begin_from(journal: &Path, wanted: &Path) -> io::Result<bool> {
     {
         return Ok(false);
     }
-    // In another mount namespace the path of the trace means another file.
+    // In another mount namespace, the path of the trace refers to another file.
     let namespace = u64_at(&header, layout::MOUNT_NAMESPACE);
     if namespace != 0 && namespace != mount_namespace() {
         return Ok(false);
@@ -74,7 +76,8 @@ fn begin_from(journal: &Path, wanted: &Path) -> io::Result<bool> {
     if !is_own(&file.metadata()?) {
         return Ok(false);
     }
-    // Another command may begin the trace at the same time, and finish it at once: only the first may cut it.
+    // Another command may start the trace at the same time, or even have finished it: only the first one may
+    // truncate it.
     rustix::fs::flock(&file, FlockOperation::LockExclusive)?;
     if has_meta_row(&trace) {
         return Ok(false);
@@ -84,7 +87,7 @@ fn begin_from(journal: &Path, wanted: &Path) -> io::Result<bool> {
     Ok(true)
 }
 
-/// The header of the CSV and the meta row.
+/// Returns the CSV header and the meta row.
 fn first_rows(header: &[u8], json: &str) -> io::Result<Vec<u8>> {
     let Run { start_ns, rank, pid, .. } = run_of(header);
     let mut encoder = Encoder::new(start_ns, rank as i32, pid, Rounding::default(), false);
@@ -94,7 +97,7 @@ fn first_rows(header: &[u8], json: &str) -> io::Result<Vec<u8>> {
     Ok(rows.writer.get_ref().clone())
 }
 
-/// The path of a trace, with its folder as it is on the disk if it is there.
+/// Returns the path of a trace, with its folder canonicalized if it exists.
 fn at_its_place(path: &Path) -> Option<PathBuf> {
     let name = path.file_name().filter(|name| files::is_trace(&name.to_string_lossy()))?;
     let folder = path.parent().filter(|folder| folder.is_absolute())?;
@@ -110,11 +113,12 @@ fn read_header(journal: &Path) -> Option<(File, Vec<u8>)> {
     header.starts_with(&MAGIC).then_some((file, header))
 }
 
-/// Returns true if a trace has a header and a whole meta row.
+/// Returns true if a trace has a header and a complete meta row.
 fn has_meta_row(trace: &Path) -> bool {
     let mut start = Vec::new();
     let Ok(file) = File::open(trace) else { return false };
-    // A header and the longest meta row; a compressed trace was closed in order.
+    // The first MiB holds the header and the longest meta row. A compressed trace is complete, because it was
+    // closed in order.
     let is_plain = trace.extension().is_some_and(|extension| extension == "csv");
     let read = file.take(1 << 20).read_to_end(&mut start).is_ok();
     !is_plain

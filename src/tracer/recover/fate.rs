@@ -1,22 +1,23 @@
-//! How a killed process ended: what its parent saw, and what the kernel's counters say now.
+//! How a killed process ended: the observation of its parent, and the current counters of the kernel.
 
 use memtrace_trace::Meta;
 use memtrace_trace::end_row::{ASKED, KILLS, MACHINE_KILLS, SIGNAL};
 use memtrace_trace::host::{Cgroup, HostFiles, boot_id};
 
-/// The end of a process that its parent saw.
+/// How a process ended, as its parent observed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fate {
-    /// The process; `None` for any that was killed, when a program in between reported it.
+    /// The process; `None` for any killed process, if the report came through an intermediate program.
     pub pid: Option<u32>,
-    /// The signal.
+    /// The signal that ended the process.
     pub signal: i32,
-    /// The signal that asked it to end before.
+    /// The earlier signal that asked the process to end, if any.
     pub asked: Option<i32>,
 }
 
-/// The words for the end row of process `pid`: its signal, and how many processes the kernel has killed by now because
-/// memory ran out. What is not known has no word; counters of another boot, or of a group that is gone, are not.
+/// Returns the words for the end row of process `pid`: its signal, and the kernel's current counts of
+/// processes killed by out-of-memory conditions. Unknown values have no word. Counters are unknown after a
+/// reboot or if the cgroup is gone.
 pub(crate) fn words(meta: &Meta, pid: u32, fate: Option<Fate>) -> String {
     let mut words = Vec::new();
     if let Some(fate) = fate.filter(|fate| fate.pid.is_none_or(|of| of == pid)) {

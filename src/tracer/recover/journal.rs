@@ -1,4 +1,4 @@
-//! The content of a journal.
+//! The contents of a journal.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -18,29 +18,29 @@ use rustix::io::Errno;
 
 const SLOT: usize = size_of::<Event>();
 
-/// A journal that was read.
+/// A parsed journal.
 pub(crate) struct Journal {
-    /// The process.
+    /// The identity and the settings of the process.
     pub(crate) run: Run,
-    /// The length of the whole part of the trace at the last checkpoint; 0 before the first.
+    /// The length of the valid part of the trace at the last checkpoint; 0 before the first.
     pub(crate) csv_len: u64,
-    /// The length of the whole part of the file of definitions.
+    /// The length of the valid part of the definitions file at the last checkpoint.
     names_len: u64,
-    /// The process could not write its trace any further.
+    /// True if the process could no longer write its trace.
     pub(crate) is_stopped: bool,
-    /// The part of the trace that these lengths belong to.
+    /// The number of the trace's part to which these lengths refer.
     pub(crate) part: u64,
-    /// The number of lost events: dropped, or on the overflow list and not in the trace.
+    /// The number of lost events: dropped, or on the overflow list but not in the trace.
     pub(crate) lost: u64,
-    /// The number of them that the rows of the trace report, over all parts.
+    /// The number of lost events that the rows of all parts report.
     reported_lost: u64,
-    /// The `key=value` words that other parts of the process add to the end row, as it was at the last checkpoint.
+    /// The `key=value` words that other modules of the process add to the end row, as of the last checkpoint.
     pub(crate) words: String,
-    /// The size of the buffer in bytes.
+    /// The size of the event buffer in bytes.
     buffer_bytes: u64,
-    /// Events that the trace does not have, by lane: each with its thread, in order.
+    /// The events that are not in the trace, by lane: each with its thread, in order.
     lanes: Vec<Vec<(u32, Event)>>,
-    /// Definitions in chunks, each with the bytes of the slots that follow it.
+    /// The definitions in the chunks, each with the bytes in the slots that follow it.
     definitions: Vec<(Event, Vec<u8>)>,
 }
 
@@ -54,7 +54,7 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
     bytes.get(at..at + 4).map_or(0, |value| u32::from_le_bytes(value.try_into().unwrap_or_default()))
 }
 
-/// The process of a journal with this header.
+/// Returns the process that a header describes.
 pub(crate) fn run_of(header: &[u8]) -> Run {
     Run {
         pid: u32_at(header, layout::PID),
@@ -66,14 +66,14 @@ pub(crate) fn run_of(header: &[u8]) -> Run {
     }
 }
 
-/// The path of the trace in this header; `None` until the process named it.
+/// Returns the path of the trace in a header, or `None` if the process has not named it yet.
 pub(crate) fn trace_of(header: &[u8]) -> Option<&Path> {
     let length = usize::try_from(u64_at(header, layout::TRACE_LEN)).ok()?;
     let path = header.get(layout::TRACE..layout::TRACE.checked_add(length)?)?;
     (!path.is_empty()).then(|| Path::new(OsStr::from_bytes(path)))
 }
 
-/// The JSON of the meta row in this header: the longer one, if the process got so far.
+/// Returns the JSON of the meta row in a header: the second, more complete one if the process wrote it.
 pub(crate) fn meta_of(header: &[u8]) -> Option<&str> {
     [1, 0].into_iter().find_map(|place| {
         let length = usize::try_from(u64_at(header, layout::META_LEN + 8 * place)).ok()?;
@@ -83,7 +83,8 @@ pub(crate) fn meta_of(header: &[u8]) -> Option<&str> {
     })
 }
 
-/// The words for the end row in this header. Without control characters: the file may hold anything.
+/// Returns the words for the end row in a header. Control characters are removed, because the file may
+/// contain anything.
 fn words_of(header: &[u8]) -> String {
     let place = (u64_at(header, layout::WORDS_STORED) & 1) as usize;
     let length = (u64_at(header, layout::WORDS_LEN + 8 * place) as usize).min(MAX_WORDS);
@@ -92,17 +93,17 @@ fn words_of(header: &[u8]) -> String {
     String::from_utf8_lossy(bytes).replace(char::is_control, "")
 }
 
-/// Returns true if the process of this journal still runs. The lock finds processes of other containers too:
-/// they may share `/dev/shm` and have process ids of their own. The id finds processes that closed all their
-/// files.
+/// Returns true if the process of this journal still runs. The lock also detects a process in another
+/// container, which may share `/dev/shm` but numbers its processes differently. The process id detects a
+/// process that has closed all its files.
 pub(crate) fn is_running(journal: &File, run: &Run) -> bool {
     is_locked(journal) || process_start(run.pid).is_some_and(|start| start == run.process_start)
 }
 
-/// Returns true if another process holds the lock of this journal. A process must not ask this about its own
-/// journal: closing any descriptor of a file releases its locks.
+/// Returns true if another process holds the lock of this journal. A process must not call this for its own
+/// journal, because closing any descriptor of a file releases its locks.
 pub(crate) fn is_locked(journal: &File) -> bool {
-    // The end of the caller's `journal` releases a lock that was free.
+    // If this call acquires the lock, closing the caller's `journal` releases it.
     matches!(fcntl_lock(journal, FlockOperation::NonBlockingLockShared), Err(Errno::AGAIN | Errno::ACCESS))
 }
 
@@ -171,7 +172,7 @@ impl Journal {
         }
     }
 
-    /// An encoder with the settings of the process.
+    /// Creates an encoder with the settings of the process.
     pub(crate) fn encoder(&self) -> Encoder {
         let Run { pid, rank, start_ns, power2_divisions, rules, .. } = self.run;
         let rounding = Rounding { caching: rules & 1 != 0, power2_divisions };
@@ -180,12 +181,14 @@ impl Journal {
         encoder
     }
 
-    /// Tells an encoder that has the rows of the trace how many lost events they report. Rows of earlier parts count too.
+    /// Sets the number of lost events in an encoder that has the rows of the trace. Rows of earlier parts
+    /// count, too.
     pub(crate) fn restore_reported_lost(&self, encoder: &mut Encoder) {
         encoder.set_reported_lost(self.reported_lost.min(self.lost).max(encoder.reported_lost()));
     }
 
-    /// Gives an encoder every definition: first those in the bytes of its file, whose chunks were recycled.
+    /// Passes every definition to an encoder, starting with `written`, the bytes of the definitions file:
+    /// their chunks were reused.
     pub(crate) fn define(&self, written: &[u8], encoder: &mut Encoder) {
         let whole = written.len().min(self.names_len as usize) / SLOT * SLOT;
         let mut at = 0;
@@ -200,7 +203,7 @@ impl Journal {
         }
     }
 
-    /// The events in the order of their clocks. Those of a lane keep their order.
+    /// Returns the events by timestamp. The events of one lane keep their order.
     pub(crate) fn events(&self) -> Vec<(u32, Event)> {
         let mut events = Vec::new();
         for lane in &self.lanes {

@@ -1,9 +1,9 @@
-//! Recovery of killed processes: finishes a trace from the journal of its process.
+//! Recovery of traces of killed processes, from their journals.
 //!
-//! A process that is killed leaves its journal behind. The last checkpoint in it says how much of the trace is
-//! whole and which events are in it. Recovery encodes the other events with the same [`memtrace_encode::Encoder`]
-//! that the process used, resumed from the rows of the trace. It reads bytes and maps nothing, because the file may
-//! be cut off or may be no journal at all.
+//! A killed process leaves its journal. Its last checkpoint records how much of the trace is valid, and which
+//! events are in it. Recovery encodes the other events with the same [`memtrace_encode::Encoder`] that the
+//! process used, resumed from the rows of the trace. It reads the journal instead of mapping it, because the
+//! file may be truncated or not be a journal at all.
 #![forbid(unsafe_code)]
 
 mod begin;

@@ -1,7 +1,7 @@
-//! The journal that a trace names.
+//! Opens the journal that a trace names.
 //!
-//! The name is a text in a file that anybody may have written, so it is no more than a hint. A journal is opened only
-//! when it is a file of this user that memtrace made for a trace of the same name, and removed only when it was made
+//! Anybody may have written the name in the trace, so it is only a hint. A journal is opened only if it is a
+//! file of this user that memtrace created for a trace of the same name. It is removed only if it was created
 //! for this very file.
 
 use std::fs::{self, File, OpenOptions};
@@ -15,14 +15,14 @@ use rustix::fs::OFlags;
 
 use crate::journal::trace_of;
 
-/// The most bytes of a journal, or of its file of definitions, that are read: twice the largest `MEMTRACE_BUFFER`.
+/// The maximum size of a journal or a definitions file: twice the largest `MEMTRACE_BUFFER`.
 const MOST_BYTES: u64 = 8 << 30;
 
-/// The answer of [`find`].
+/// The result of [`find`].
 pub(crate) enum Named {
-    /// There is no file of this name.
+    /// No file has this name.
     Gone,
-    /// The file is no journal of this trace; the text says why.
+    /// The file is not a journal of this trace. The text is the reason.
     Refused(&'static str),
     /// The journal of this trace.
     Found(Found),
@@ -34,14 +34,14 @@ pub(crate) struct Found {
     /// The open file.
     pub(crate) file: File,
     length: u64,
-    /// True if it belongs to this very file, and not to a file that this trace is a copy of.
+    /// True if the journal was created for this very file. False if the trace was copied or moved.
     is_own: bool,
 }
 
 /// Opens the journal at `path`, which the trace `csv` names.
 ///
 /// # Errors
-/// When a journal of this user cannot be read.
+/// Returns an error if a journal of this user cannot be read.
 pub(crate) fn find(path: &Path, csv: &Path) -> io::Result<Named> {
     let kind = path.file_name().and_then(JournalName::parse);
     if !path.is_absolute() || !matches!(kind, Some(JournalName::Journal(_))) {
@@ -62,7 +62,7 @@ pub(crate) fn find(path: &Path, csv: &Path) -> io::Result<Named> {
         return Ok(Named::Refused("the file is not a journal of this version"));
     }
     let first = trace_of(&header).unwrap_or(Path::new(""));
-    // The journal names the first part.
+    // The journal contains the name of the first part.
     let (theirs, ours) = (files::first_stem(first), files::first_stem(csv));
     if theirs.file_name().is_none() || theirs.file_name() != ours.file_name() {
         return Ok(Named::Refused("it is the journal of another trace"));
@@ -73,10 +73,10 @@ pub(crate) fn find(path: &Path, csv: &Path) -> io::Result<Named> {
 }
 
 impl Found {
-    /// All its bytes.
+    /// Returns the bytes of the journal.
     ///
     /// # Errors
-    /// When the file cannot be read.
+    /// Returns an error if the file cannot be read.
     pub(crate) fn bytes(&self) -> io::Result<Vec<u8>> {
         use std::io::Seek;
         let mut bytes = Vec::new();
@@ -85,40 +85,40 @@ impl Found {
         Ok(bytes)
     }
 
-    /// The bytes of its file of definitions; none when there is no such file of this user.
+    /// Returns the bytes of the definitions file. Empty if this user has no such file.
     pub(crate) fn names(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         if let Ok(Some((file, length))) = open_own(&names_path(&self.path)) {
-            // A file that cannot be read on defines as much as was read.
+            // After a read error, the bytes up to the error are used.
             let _ = file.take(length).read_to_end(&mut bytes);
         }
         bytes
     }
 
-    /// Removes the journal and its file of definitions, when it was made for this very trace. The journal of a trace
-    /// that was copied or moved stays: the original may need it.
+    /// Removes the journal and its definitions file, if it was created for this very trace. The journal of a
+    /// copied or moved trace is kept, because the original may need it.
     ///
     /// # Errors
-    /// When the journal cannot be removed.
+    /// Returns an error if the journal cannot be removed.
     pub(crate) fn remove(&self) -> io::Result<()> {
         if !self.is_own {
             return Ok(());
         }
         let _ = fs::remove_file(names_path(&self.path));
         match fs::remove_file(&self.path) {
-            // A sweep found the trace complete.
+            // A concurrent sweep has found the trace complete and removed the journal.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             removed => removed,
         }
     }
 }
 
-/// Opens a file if it is a regular one of this user, and gives its length. It waits for nothing and follows no link.
+/// Opens a regular file of this user and returns it with its length. Never blocks, and never follows a link.
 ///
 /// # Errors
-/// When the file cannot be opened.
+/// Returns an error if the file cannot be opened.
 pub(crate) fn open_own(path: &Path) -> io::Result<Option<(File, u64)>> {
-    // Opening some devices has an effect.
+    // Checked before the open, because opening some devices has side effects.
     if !fs::symlink_metadata(path)?.is_file() {
         return Ok(None);
     }

@@ -1,7 +1,8 @@
-//! Journals of processes that have ended: orphaned ones, and those that a trace still needs.
+//! The journals of processes that have ended: orphans, and journals that a trace still needs.
 //!
-//! A journal is orphaned when its process has ended and its trace is gone, or was never named: the process was killed
-//! before its trace existed. Its memory would otherwise be held until the host restarts.
+//! A journal is orphaned if its process has ended and its trace is gone or was never named, because the
+//! process was killed before the trace existed. Without a sweep, an orphan would use memory until the host
+//! restarts.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, Metadata};
@@ -20,48 +21,50 @@ use rustix::fs::OFlags;
 use crate::journal::{is_locked, is_running, run_of, trace_of, u64_at};
 use crate::repair::ends_with_end_row;
 
-/// A journal without a name for its trace, or a file of definitions without a journal, is younger than this while a
-/// recorder starts.
+/// A recorder needs less than this time to start. Until then, a journal may have no trace name, and a
+/// definitions file may have no journal.
 const START: Duration = Duration::from_secs(60);
-/// The folder of a trace may be out of sight: another container shares `/dev/shm` and not that folder.
+/// How long a journal is kept if the folder of its trace is not visible: another container may share
+/// `/dev/shm` but not the folder.
 const OUT_OF_SIGHT: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// The journal of a process that was killed before it wrote a row is kept for this time, while there is no trace.
+/// How long a journal without a trace is kept, if its process was killed before it wrote a row.
 const UNWRITTEN: Duration = Duration::from_secs(10 * 60);
 
-/// A journal that a trace still needs: the process of both was killed.
+/// A journal that a trace still needs, because their process was killed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leftover {
     /// The journal.
     pub journal: PathBuf,
-    /// The size of its files in bytes.
+    /// The size of the journal and its definitions file in bytes.
     pub bytes: u64,
-    /// The first file of its trace.
+    /// The first file of the trace.
     pub trace: PathBuf,
-    /// True if that file can be seen from here.
+    /// True if the trace is visible to this process.
     pub in_sight: bool,
 }
 
-/// The journals that a sweep found.
+/// The result of a sweep.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Swept {
-    /// The journals that were removed, and the size of their files in bytes.
+    /// The removed journals, each with the size of its files in bytes.
     pub removed: Vec<(PathBuf, u64)>,
-    /// The journals that stay.
+    /// The journals that are kept.
     pub left: Vec<Leftover>,
 }
 
 /// The state of a journal.
 enum JournalState {
-    /// A process records into it, or this is unknown.
+    /// A process records into it, or may do so.
     InUse,
-    /// Nobody can use it any more.
+    /// Nobody can use it any longer.
     Orphan,
-    /// Belongs to this trace, which is in sight or not.
+    /// The trace needs it. The flag is true if the trace is visible.
     Needed(PathBuf, bool),
 }
 
-/// Removes the orphaned journals of this user from `folders`. `own` is the journal of the calling recorder.
+/// Removes the orphaned journals of this user from `folders`. `own` is the journal of the calling recorder,
+/// which is skipped.
 pub fn sweep(folders: &[PathBuf], own: Option<&Path>) -> Swept {
     let mut swept = Swept::default();
     for entry in folders.iter().flat_map(fs::read_dir).flatten().flatten() {
@@ -95,7 +98,7 @@ fn sweep_journal(path: PathBuf, pid: u32, swept: &mut Swept) {
             swept.left.push(Leftover { journal: path, bytes, trace, in_sight })
         }
         JournalState::Orphan => {
-            // The journal goes last: while it is there, its definitions belong to it.
+            // The journal is removed last: as long as it exists, its definitions are not orphaned.
             let _ = fs::remove_file(names);
             if fs::remove_file(&path).is_ok() {
                 swept.removed.push((path, bytes));
@@ -104,13 +107,13 @@ fn sweep_journal(path: PathBuf, pid: u32, swept: &mut Swept) {
     }
 }
 
-/// The regular file of this user at `path`, without following a link.
+/// Returns the metadata of the file at `path` if it is a regular file of this user. Does not follow a link.
 fn own_file(path: &Path) -> Option<Metadata> {
     let data = fs::symlink_metadata(path).ok()?;
     (data.is_file() && data.uid() == rustix::process::geteuid().as_raw()).then_some(data)
 }
 
-/// The bytes that a file occupies.
+/// Returns the number of bytes that a file occupies.
 fn occupied(data: &Metadata) -> u64 {
     data.blocks() * 512
 }
@@ -129,14 +132,14 @@ fn state(path: &Path, pid: u32, data: &Metadata) -> JournalState {
         return JournalState::InUse;
     }
     if !header.starts_with(&MAGIC) {
-        // The process was killed before it wrote the header, or is about to write it.
+        // The process was killed before it wrote the header, or is about to write the header.
         let is_starting = !is_older(data, START) || process_start(pid).is_some() || is_locked(&file);
         return if is_starting { JournalState::InUse } else { JournalState::Orphan };
     }
     if is_running(&file, &run_of(&header)) {
         return JournalState::InUse;
     }
-    // The process was killed before it wrote a row, so its trace may be missing: `begin` makes it.
+    // The process was killed before it wrote a row, so its trace may not exist: `begin` creates it.
     let is_unwritten = u64_at(&header, layout::CHECKPOINTS) == 0 && !is_older(data, UNWRITTEN);
     match trace_of(&header).map(Path::to_owned) {
         Some(first) => {
@@ -155,7 +158,8 @@ fn state(path: &Path, pid: u32, data: &Metadata) -> JournalState {
     }
 }
 
-/// Returns true if the trace that begins with `first` has its end: a repair was killed before it removed the journal.
+/// Returns true if the trace that starts with `first` has its end row: a repair was killed before it removed
+/// the journal.
 fn is_complete(first: &Path, header: &[u8]) -> bool {
     let checkpoint = (u64_at(header, layout::CHECKPOINTS) & 1) as usize;
     let last = match u64_at(header, layout::PART + 8 * checkpoint) {
@@ -165,18 +169,18 @@ fn is_complete(first: &Path, header: &[u8]) -> bool {
     ends_with_end_row(&last).unwrap_or(false)
 }
 
-/// The files of a trace, as seen from this process.
+/// The visibility of a trace's files to this process.
 enum Sight {
     There,
     Gone,
-    /// The folder is gone, or is one of another container.
+    /// The folder does not exist, or is in another container.
     NoFolder,
     /// The folder cannot be read.
     Unknown,
 }
 
-/// Looks for the files of the trace that began with `first`. That file may be compressed by now, or deleted while
-/// later parts stay.
+/// Looks for the files of the trace that started with `first`. That file may have been compressed, or deleted
+/// while later parts remain.
 fn look_for(first: &Path) -> Sight {
     let (Some(folder), Some(stem)) = (first.parent(), first.file_stem()) else { return Sight::Gone };
     let is_of_trace = |name: &OsStr| {
@@ -199,10 +203,10 @@ mod tests {
     use memtrace_trace::journal::{Run, journal_name};
     use std::time::SystemTime;
 
-    /// No process has this id: it is beyond the kernel's limit.
+    /// No process has this id, because it exceeds the kernel's limit.
     const NOBODY: u32 = 1 << 23;
 
-    /// The last row of a complete trace.
+    /// The end row of a complete trace.
     const COMPLETE: &str = "2,0,0,1,1,-1,end,0,memtrace,libmemtrace.so,0,0,-1,0,0,0,0,0,-1,(none),(none),(none),(none),\
                             -1,0,0,0,0,killed lost=0\n";
 
@@ -231,7 +235,7 @@ mod tests {
         let trace = folder.join("trace.csv");
         fs::write(&trace, "").unwrap();
 
-        // Removed: nobody can use them.
+        // Removed, because nobody can use them.
         let orphans = [place(1), place(2), place(3), place(4), place(6), place(7)];
         make(&orphans[0], &nameless, 100);
         make(&names_path(&orphans[0]), b"names", 100);
@@ -241,7 +245,7 @@ mod tests {
         let alone = names_path(&place(5));
         make(&alone, b"names", 100);
 
-        // Kept: too young, needed, perhaps of another container, or not a journal.
+        // Kept: too recent, needed, possibly from another container, or not a journal.
         let needed = place(10);
         make(&needed, &of_trace(&trace), 100);
         let mut elsewhere = of_trace(Path::new("/nowhere/there.csv"));
@@ -258,7 +262,7 @@ mod tests {
         let mut unwritten = of_trace(&folder.join("missing.csv"));
         unwritten[layout::CHECKPOINTS] = 0;
         make(&place(17), &unwritten, 300);
-        // A repair was killed when it had written the end row.
+        // A repair was killed after it had written the end row.
         let complete = folder.join("complete.csv");
         fs::write(&complete, COMPLETE).unwrap();
         make(&orphans[5], &of_trace(&complete), 0);

@@ -1,4 +1,4 @@
-//! Repair: the rows that a trace lacks, from the journal of its process.
+//! Repair: completes a trace from the journal of its process.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
@@ -21,50 +21,53 @@ use crate::named::{self, Found, Named};
 /// The result of [`repair`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Repaired {
-    /// The trace is complete: nothing was done.
+    /// The trace was already complete; nothing was done.
     Complete,
-    /// Another command finished the trace meanwhile.
+    /// Another command has finished the trace in the meantime.
     ByAnother,
-    /// The process that writes the trace still runs.
+    /// The process that writes the trace is still running.
     Running,
-    /// The trace ends early, and its journal is gone (the host was restarted, for example).
+    /// The trace is incomplete, and its journal is gone, for example after a restart of the host.
     NoJournal,
-    /// The trace ends early, and the file that it names is not its journal: nothing was done. The text says why.
+    /// The trace is incomplete, and the file that it names is not its journal; nothing was done. The text is
+    /// the reason.
     Refused(&'static str),
     /// The trace was finished.
     Finished {
-        /// The rest of the trace.
+        /// The added rows.
         rest: Rest,
-        /// Bytes at the end of the file that were cut off: incomplete rows, or rows of events that the journal has too.
+        /// The number of bytes removed from the end of the file: incomplete rows, or rows of events that are
+        /// also in the journal.
         cut: u64,
     },
 }
 
-/// The rest of a trace, from the journal of its process.
+/// The missing rows of a trace, from the journal of its process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rest {
-    /// The length of the whole part of the file in bytes, which the rest continues.
+    /// The length in bytes of the valid part of the file. The added rows follow it.
     pub whole: u64,
-    /// The number of its rows.
+    /// The number of added rows.
     pub rows: u64,
-    /// Events of the process that no row has, over the whole run.
+    /// The number of events without a row, over the whole run.
     pub lost: u64,
-    /// How the trace ended.
+    /// The way the trace ended.
     pub ending: Ending,
 }
 
-/// Finishes the trace at `csv` from the journal of its process, and removes the journal if it was made for this file.
-/// Of several commands, one works and the others wait. `fate` is what the parent of a process saw, for the end row.
+/// Finishes the trace at `csv` from the journal of its process. Removes the journal if it was created for
+/// this file. If several commands do this at once, one works and the others wait. `fate` is the parent's
+/// observation, for the end row.
 ///
 /// # Errors
-/// When the trace cannot be read or written; the journal stays then, and the trace is as whole as it was.
+/// Returns an error if the trace cannot be read or written. The journal then stays, and no valid row is lost.
 pub fn repair(csv: &Path, fate: Option<Fate>) -> io::Result<Repaired> {
     let unfinished = match Unfinished::find(csv)? {
         Ok(unfinished) => unfinished,
         Err(instead) => return Ok(instead),
     };
-    // A repair that is killed after the end row is not repeated, so what is to go goes first.
-    // The next part, if the process was opening one, has opening rows only.
+    // The leftovers are removed first: a repair that is killed after it wrote the end row is not repeated.
+    // If the process was opening the next part, that part has only opening rows.
     let next = files::part(csv, unfinished.part + 1);
     let is_its_own = |(path, meta): &(PathBuf, Meta)| {
         *path == unfinished.journal_path && u64::from(meta.part) == unfinished.part + 1
@@ -78,23 +81,23 @@ pub fn repair(csv: &Path, fate: Option<Fate>) -> io::Result<Repaired> {
     let mut trace = OpenOptions::new().read(true).write(true).open(csv)?;
     let (mut encoder, _) = unfinished.encoder(csv, unfinished.whole)?;
     encoder.set_stacks_written(cut_stacks(csv)?);
-    // The end row says that the trace is complete, so the stacks come first.
+    // The end row marks the trace as complete, so the stacks are written before it.
     append_stacks(csv, &mut encoder)?;
     trace.set_len(unfinished.whole)?;
     trace.seek(SeekFrom::End(0))?;
     let mut sink = FileRows { writer: RowWriter::without_header(trace), rows: 0 };
     let rest = unfinished.encode(&mut encoder, &mut sink, fate)?;
-    // The journal is removed only once the trace is on the disk.
+    // The journal is removed only after the trace is on disk.
     sink.writer.get_ref().sync_all()?;
     unfinished.found.remove()?;
     Ok(Repaired::Finished { rest, cut: length.saturating_sub(rest.whole) })
 }
 
-/// Writes the rest of the trace at `csv` into the new file `part`, which is the trace's next part, and changes nothing
-/// else: for a trace that cannot be written. `Err` holds the reason why there is no rest.
+/// Writes the missing rows of the trace at `csv` into the new file `part`, the trace's next part, and changes
+/// nothing else. For traces that cannot be written. The inner `Err` is the reason why nothing was written.
 ///
 /// # Errors
-/// When the trace cannot be read, or the part cannot be written.
+/// Returns an error if the trace cannot be read or the part cannot be written.
 pub fn repair_beside(csv: &Path, part: &Path, fate: Option<Fate>) -> io::Result<Result<Rest, Repaired>> {
     let unfinished = match Unfinished::find(csv)? {
         Ok(unfinished) => unfinished,
@@ -119,19 +122,19 @@ pub fn repair_beside(csv: &Path, part: &Path, fate: Option<Fate>) -> io::Result<
 /// command repairs the trace at the same time.
 struct Unfinished {
     journal_path: PathBuf,
-    /// The open journal holds the lock.
+    /// The journal file, which holds the lock while it is open.
     found: Found,
     journal: Journal,
     meta: Meta,
-    /// The number of the part of the trace.
+    /// The part number of the trace.
     part: u64,
-    /// The length of the whole part of the file in bytes.
+    /// The length of the valid part of the file in bytes.
     whole: u64,
 }
 
 impl Unfinished {
-    /// Finds the journal of the trace at `csv` and takes its lock. `Err` holds the reason why the trace is not to be
-    /// repaired.
+    /// Finds the journal of the trace at `csv` and takes its lock. The inner `Err` is the reason why no
+    /// repair is needed or possible.
     fn find(csv: &Path) -> io::Result<Result<Unfinished, Repaired>> {
         let Some((journal_path, meta)) = journal_of(csv)? else { return Ok(Err(Repaired::Complete)) };
         let found = match named::find(&journal_path, csv)? {
@@ -153,21 +156,21 @@ impl Unfinished {
         }
         let part = u64::from(meta.part.max(1));
         if journal.part != part {
-            // The process was killed between two parts: the other part is the one to finish.
+            // The process was killed while it switched parts: the other part is the one to finish.
             return Ok(Err(Repaired::Complete));
         }
         let whole = match journal.csv_len {
             // A process that was killed before its first checkpoint wrote only the header and the meta row. Any further
             // rows are from a command that was killed while it repaired the trace.
             0 => meta_row_end(csv)?,
-            // On a disk that lost its power the trace may be shorter than it was.
+            // After a power failure, the file may be shorter than the checkpoint recorded.
             length => whole_lines(csv, length)?,
         };
         Ok(Ok(Unfinished { journal_path, found, journal, meta, part, whole }))
     }
 
-    /// Writes the end row of the part before that at `csv`, if it has none. A process writes it last when it begins a
-    /// new part, so a kill in between leaves a gap in the numbers of the rows.
+    /// Writes the end row of the part before `csv`, if it is missing. A process writes this row after it has
+    /// begun the new part, so a kill in between leaves a gap in the row numbers.
     fn end_part_before(&self, csv: &Path) -> io::Result<()> {
         if self.part < 2 {
             return Ok(());
@@ -177,7 +180,7 @@ impl Unfinished {
         let is_of_this_run = |(journal, meta): &(PathBuf, Meta)| {
             *journal == self.journal_path && u64::from(meta.part.max(1)) == self.part - 1
         };
-        // A part that was compressed or removed had its end row.
+        // A part that was compressed or removed already had its end row.
         if !found.is_ok_and(|found| found.as_ref().is_some_and(is_of_this_run)) {
             return Ok(());
         }
@@ -192,8 +195,8 @@ impl Unfinished {
         sink.writer.get_ref().sync_all()
     }
 
-    /// The encoder of the process, as it was after the first `whole` bytes of the trace or part at `csv`, and the clock
-    /// of the last row in them.
+    /// Returns the process's encoder in its state after the first `whole` bytes of the trace or part at
+    /// `csv`, and the timestamp of the last row in these bytes.
     fn encoder(&self, csv: &Path, whole: u64) -> io::Result<(Encoder, u64)> {
         let mut encoder = self.journal.encoder();
         encoder.tags = self.meta.modules;
@@ -209,7 +212,7 @@ impl Unfinished {
         Ok((encoder, self.journal.run.start_ns.saturating_add_signed(last)))
     }
 
-    /// Writes the rows of the events in the journal, and the end row.
+    /// Writes the rows of the journal's events, and the end row.
     fn encode(
         &self,
         encoder: &mut Encoder,
@@ -233,7 +236,7 @@ impl Unfinished {
     }
 }
 
-/// Removes the copies that the process was compressing when it was killed; the parts themselves are still there.
+/// Removes incomplete compressed copies of parts. The parts themselves still exist.
 fn remove_unfinished(csv: &Path) {
     let (folder, stem) = (csv.parent().unwrap_or(Path::new(".")), files::first_stem(csv));
     let Some(stem) = stem.file_name().and_then(|name| name.to_str()) else { return };
@@ -245,7 +248,8 @@ fn remove_unfinished(csv: &Path) {
     }
 }
 
-/// The journal of a trace without an end, and its meta row; `None` when the trace is complete.
+/// Returns the journal that an incomplete trace names, and its meta row. Returns `None` if the trace is
+/// complete.
 fn journal_of(csv: &Path) -> io::Result<Option<(PathBuf, Meta)>> {
     let reader = RowReader::open(csv).map_err(io::Error::other)?;
     let journal = PathBuf::from(&reader.meta().journal);
@@ -255,10 +259,10 @@ fn journal_of(csv: &Path) -> io::Result<Option<(PathBuf, Meta)>> {
     Ok(Some((journal, reader.meta().clone())))
 }
 
-/// The length of the whole lines in the first `most` bytes of a file.
+/// Returns the length of the complete lines in the first `most` bytes of a file.
 ///
 /// # Errors
-/// When the file cannot be read.
+/// Returns an error if the file cannot be read.
 pub fn whole_lines(path: &Path, most: u64) -> io::Result<u64> {
     let mut file = File::open(path)?;
     let end = file.metadata()?.len().min(most);
@@ -269,14 +273,14 @@ pub fn whole_lines(path: &Path, most: u64) -> io::Result<u64> {
     Ok(tail.iter().rposition(|byte| *byte == b'\n').map_or(0, |last| start + last as u64 + 1))
 }
 
-/// The length of the header and the meta row of a trace that has both.
+/// Returns the length of the header and the meta row of a trace that contains both.
 fn meta_row_end(csv: &Path) -> io::Result<u64> {
     let mut lines = BufReader::new(File::open(csv)?);
     let mut line = Vec::new();
     Ok((lines.read_until(b'\n', &mut line)? + lines.read_until(b'\n', &mut line)?) as u64)
 }
 
-/// Returns true if the last line of a trace is whole and an `end` row.
+/// Returns true if the last line of a trace is a complete `end` row.
 pub(crate) fn ends_with_end_row(csv: &Path) -> io::Result<bool> {
     let mut file = File::open(csv)?;
     let length = file.metadata()?.len();
@@ -302,7 +306,7 @@ impl<W: Write> RowSink for FileRows<W> {
     }
 }
 
-/// Cuts the file of stacks to its whole lines and returns the number of its stacks.
+/// Cuts the stacks file after its last complete line, and returns the number of stacks in it.
 fn cut_stacks(csv: &Path) -> io::Result<usize> {
     let path = files::written_stacks(csv);
     let Ok(text) = fs::read(&path) else { return Ok(0) };
@@ -326,7 +330,7 @@ fn append_stacks(csv: &Path, encoder: &mut Encoder) -> io::Result<()> {
     Ok(())
 }
 
-/// Creates a file that only its owner can read. It never follows a link, because it never opens an existing file.
+/// Creates a file that only its owner can read. It never opens an existing file, and thus follows no link.
 fn create_private(path: &Path) -> io::Result<File> {
     OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
 }

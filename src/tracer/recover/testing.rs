@@ -1,4 +1,4 @@
-//! Builds journals for tests and fuzzers, whole or damaged.
+//! Builds valid and damaged journals for tests and fuzzers.
 
 use std::path::Path;
 
@@ -9,51 +9,51 @@ use memtrace_trace::journal::{CHUNK_BYTES, HEADER_BYTES, MAGIC, MAX_META, Run, S
 /// A chunk of a journal.
 #[derive(Clone, Debug, Default)]
 pub struct Left {
-    /// The thread, its lane, and the index of the chunk in the lane.
+    /// The thread, the lane of the thread, and the index of the chunk in the lane.
     pub owner: [u32; 3],
-    /// True if the header says that the chunk is in use.
+    /// True if the header marks the chunk as in use.
     pub in_use: bool,
-    /// The number of complete events in the header.
+    /// The number of committed events in the header.
     pub committed: u32,
-    /// The number of events that the trace has, at each checkpoint.
+    /// The number of events that are in the trace, for each of the two checkpoints.
     pub consumed: [u32; 2],
     /// The first slots.
     pub slots: Vec<Event>,
 }
 
-/// The last checkpoints of a journal.
+/// The last two checkpoints of a journal.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Checkpoints {
     /// The number of checkpoints so far.
     pub count: u64,
-    /// The part of the trace at each of the last two.
+    /// The number of the trace's part.
     pub parts: [u64; 2],
     /// The length of the trace in bytes.
     pub csv: [u64; 2],
-    /// The length of the file of definitions in bytes.
+    /// The length of the definitions file in bytes.
     pub names: [u64; 2],
-    /// The number of events of the overflow list that the trace has.
+    /// The number of events from the overflow list that are in the trace.
     pub overflow_written: [u64; 2],
-    /// The number of lost events that its rows report.
+    /// The number of lost events that the rows of the trace report.
     pub reported_lost: [u64; 2],
 }
 
 /// The rest of a journal's header.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Head<'a> {
-    /// Events that were dropped, and those that were put on the overflow list.
+    /// The number of dropped events, and the number of events put on the overflow list.
     pub losses: [u64; 2],
     /// The JSON of the meta row.
     pub meta: &'a str,
 }
 
-/// The bytes of a journal.
+/// Returns the bytes of a journal.
 #[must_use]
 pub fn journal(run: &Run, at: &Checkpoints, chunks: &[Left]) -> Vec<u8> {
     journal_with(&Head::default(), run, at, chunks)
 }
 
-/// The bytes of a journal with this head.
+/// Returns the bytes of a journal with this header data.
 #[must_use]
 pub fn journal_with(head: &Head<'_>, run: &Run, at: &Checkpoints, chunks: &[Left]) -> Vec<u8> {
     let mut bytes = vec![0; HEADER_BYTES + chunks.len() * CHUNK_BYTES];
@@ -96,7 +96,7 @@ pub fn journal_with(head: &Head<'_>, run: &Run, at: &Checkpoints, chunks: &[Left
     bytes
 }
 
-/// The bytes of the journal `bytes` with the path of its trace.
+/// Returns the journal `bytes` with the path of a trace added.
 #[must_use]
 pub fn of_trace(mut bytes: Vec<u8>, trace: &Path) -> Vec<u8> {
     let path = trace.as_os_str().as_encoded_bytes();
@@ -106,13 +106,13 @@ pub fn of_trace(mut bytes: Vec<u8>, trace: &Path) -> Vec<u8> {
     bytes
 }
 
-/// The event that has these bytes.
+/// Returns the event with these bytes.
 #[must_use]
 pub fn event(bytes: &[u8]) -> Event {
     event_of(&bytes[..bytes.len().min(size_of::<Event>())])
 }
 
-/// The bytes of an event in the file of definitions.
+/// Returns the bytes of an event as in the definitions file.
 #[must_use]
 pub fn bytes(event: &Event) -> [u8; 64] {
     bytes_of(event)

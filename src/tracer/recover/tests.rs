@@ -1,4 +1,4 @@
-//! Repair of traces from journals that the tests make.
+//! Tests the repair of traces from generated journals.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -30,7 +30,7 @@ impl Killed {
         let folder = std::env::temp_dir().join(format!("memtrace-recover-{name}-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         let run = Run { pid: NOBODY, start_ns: 1000, process_start: 1, ..Run::default() };
-        // Each test has a journal of its own.
+        // Each test has its own journal.
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let journal = std::env::temp_dir().join(journal_name(std::process::id(), number));
@@ -44,7 +44,7 @@ impl Killed {
         Killed { csv: folder.join("vm.r0.1.csv"), folder, journal, json, run }
     }
 
-    /// Writes the trace: a meta row and nothing else.
+    /// Writes a trace with only a meta row.
     fn with_meta_row(self) -> Killed {
         let mut writer = RowWriter::new(Vec::new());
         writer.write(&Row { seq: 1, event: EventName::Meta, name: &self.json, ..Row::default() }).unwrap();
@@ -114,7 +114,8 @@ fn repair_reports_events_that_were_dropped_or_died_with_the_overflow_list() {
     let at = Checkpoints { count: 2, overflow_written: [40, 0], parts: [1, 1], ..Checkpoints::default() };
     let killed = Killed::new("lost").with_meta_row();
     let at = Checkpoints { csv: [fs::metadata(&killed.csv).unwrap().len(); 2], ..at };
-    // 30 dropped, 10 of which a row in the journal reports; 45 on the list, of which the trace has 40.
+    // 30 events were dropped, and a row in the journal reports 10 of them. 45 events were on the overflow
+    // list, and 40 of them are in the trace.
     let killed = killed.with_journal(&at, [30, 45], vec![alloc(2000), lost(2001, 10)]);
     let Ok(Repaired::Finished { rest: Rest { rows: 4, lost: 35, .. }, .. }) = repair(&killed.csv, None)
     else {
@@ -141,7 +142,8 @@ fn repair_does_not_report_again_what_earlier_parts_report() {
     assert!(rows.last().unwrap().2.starts_with("killed lost=12 "));
 }
 
-/// The last rows before the kill are a row `repeat`: what its rows allocated is live, under the ids of these rows.
+/// The last row before the kill is a `repeat` row. The memory that its repeated rows allocated is live, under
+/// the ids of those rows.
 #[test]
 fn repeats_are_restored_before_the_events_of_the_journal() {
     let mut killed = Killed::new("repeats");
@@ -238,7 +240,7 @@ fn trace_without_rows_begins_with_the_meta_row_of_its_journal() {
             fs::write(&killed.csv, left).unwrap();
         }
         assert_eq!(begin(&killed.folder).unwrap(), 1, "{name}");
-        // The second time there is nothing to do.
+        // The second call finds nothing to do.
         assert_eq!(begin(&killed.folder).unwrap(), 0, "{name}");
         assert!(
             matches!(repair(&killed.csv, None), Ok(Repaired::Finished { rest: Rest { lost: 3, .. }, .. })),
@@ -287,7 +289,7 @@ fn begin_changes_no_trace_that_has_rows_and_no_other_folder() {
     fs::write(&killed.csv, "").unwrap();
     assert_eq!(begin(Path::new("/proc")).unwrap(), 0);
     assert_eq!(fs::read(&killed.csv).unwrap(), b"");
-    // A link in the place of the trace is not followed.
+    // A link at the path of the trace is not followed.
     let victim = killed.folder.join("victim");
     fs::write(&victim, "").unwrap();
     fs::remove_file(&killed.csv).unwrap();

@@ -1,32 +1,34 @@
-//! The parameters of kernels, from compiled code: their offsets and their sizes.
+//! Reads the offsets and sizes of kernel parameters from compiled code.
 //!
-//! A cubin is an ELF file. Its section `.nv.info.NAME` holds attributes of the kernel NAME, among them one for
-//! each parameter (`EIATTR_KPARAM_INFO`), as `cuobjdump -elf` prints them. NVIDIA does not document the format.
-//! PTX is text and names its parameters.
+//! A cubin is an ELF file. Its section `.nv.info.NAME` contains the attributes of the kernel NAME, including
+//! one for each parameter (`EIATTR_KPARAM_INFO`), as `cuobjdump -elf` prints them. NVIDIA does not document
+//! the format. PTX is text that declares its parameters.
 
 use std::collections::HashMap;
 
-/// One parameter of a kernel.
+/// A parameter of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Parameter {
     /// The position in the list of arguments.
     pub(crate) index: usize,
-    /// The offset in the parameter block, and the length. In bytes.
+    /// The offset in the parameter block, in bytes.
     pub(crate) offset: usize,
+    /// The size in bytes.
     pub(crate) size: usize,
 }
 
-/// The parameters of the kernels of one piece of code, by name.
+/// The parameters of all kernels in a piece of code, by kernel name.
 pub(crate) type KernelParameters = HashMap<Box<[u8]>, Box<[Parameter]>>;
 
 pub(crate) const ELF_MAGIC: &[u8] = b"\x7fELF";
 
 /// The size of a section header of a 64-bit ELF file.
 const SECTION_HEADER: usize = 64;
-/// Attribute formats: none, a byte, 16 bits in the place of a size, and bytes of the stated size.
+/// An attribute format: the value consists of the stated number of bytes.
 const FORMAT_SIZED: u8 = 4;
+/// The attribute of a parameter.
 const KPARAM_INFO: u8 = 0x17;
-/// The size of all parameters, in 16 bits.
+/// The attribute with the total size of the parameters, in 16 bits.
 const CBANK_PARAM_SIZE: u8 = 0x19;
 
 fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<u64> {
@@ -63,14 +65,14 @@ fn sections(elf: &[u8]) -> Option<(Vec<Section>, usize)> {
     Some((all, names))
 }
 
-/// The length of the ELF file whose first bytes these are: the end of its last part.
+/// Returns the length of an ELF file from its first bytes: the end of its last part.
 pub(crate) fn elf_length(header: &[u8; 64], read: impl Fn(usize, usize) -> Option<Vec<u8>>) -> Option<usize> {
     let table = size_at(header, 0x28)?;
     let (entry, count) = (number::<2>(header, 0x3a)? as usize, number::<2>(header, 0x3c)? as usize);
     let end = table.checked_add(entry * count)?;
     let headers = read(table, entry * count)?;
     let parts = (0..count).filter_map(|index| {
-        // A section without bits in the file (SHT_NOBITS).
+        // The section has no data in the file (SHT_NOBITS).
         if number::<4>(&headers, index * entry + 4)? == 8 {
             return None;
         }
@@ -79,7 +81,7 @@ pub(crate) fn elf_length(header: &[u8; 64], read: impl Fn(usize, usize) -> Optio
     parts.max().map(|parts| parts.max(end)).or(Some(end))
 }
 
-/// The parameters of all kernels of a cubin.
+/// Returns the parameters of all kernels in a cubin.
 pub(crate) fn of_cubin(elf: &[u8]) -> KernelParameters {
     let mut all = KernelParameters::new();
     let Some((sections, names)) = sections(elf).filter(|_| elf.starts_with(ELF_MAGIC)) else { return all };
@@ -97,8 +99,8 @@ pub(crate) fn of_cubin(elf: &[u8]) -> KernelParameters {
     all
 }
 
-/// The parameters in a list of attributes. `None` when they do not make up the size that the list states. The
-/// size may be rounded up by less than the size of an address.
+/// Returns the parameters in a list of attributes, or `None` if their sizes do not add up to the stated
+/// total. The total may be rounded up by less than the size of an address.
 fn of_attributes(mut rest: &[u8]) -> Option<Box<[Parameter]>> {
     let mut all = Vec::new();
     let mut total = None;
@@ -114,20 +116,21 @@ fn of_attributes(mut rest: &[u8]) -> Option<Box<[Parameter]>> {
         let values = rest.get(..length)?;
         rest = &rest[length..];
         if attribute == KPARAM_INFO {
-            // An index, the position and the offset, then the size above 18 bits of placement.
+            // The fields are an index, the position and the offset, followed by the size, which is above 18
+            // bits of placement.
             let (index, offset) = (number::<2>(values, 4)? as usize, number::<2>(values, 6)? as usize);
             all.push(Parameter { index, offset, size: (number::<4>(values, 8)? >> 18) as usize });
         }
     }
     all.sort_unstable_by_key(|parameter| parameter.index);
-    // The size has 14 bits here, and a newer attribute describes parameters that are larger.
+    // The size has 14 bits in this attribute; a newer attribute describes larger parameters.
     let end = all.iter().map(|parameter| parameter.offset + parameter.size).max().unwrap_or(0);
     let is_whole = all.iter().enumerate().all(|(index, parameter)| parameter.index == index);
     let missing = total.unwrap_or(0).checked_sub(end)?;
     (is_whole && missing < size_of::<usize>()).then(|| all.into())
 }
 
-/// The parameters of all kernels of a PTX text.
+/// Returns the parameters of all kernels in a PTX text.
 pub(crate) fn of_ptx(text: &str) -> KernelParameters {
     let mut all = KernelParameters::new();
     for entry in text.split(".entry").skip(1) {
@@ -148,7 +151,7 @@ pub(crate) fn of_ptx(text: &str) -> KernelParameters {
     all
 }
 
-/// The size and the alignment of a parameter: `.param .u64 name` or `.param .align 8 .b8 name[32]`.
+/// Returns the size and the alignment of a parameter: `.param .u64 name` or `.param .align 8 .b8 name[32]`.
 fn ptx_parameter(text: &str) -> Option<(usize, usize)> {
     let mut words = text.split_whitespace();
     if words.next() != Some(".param") {
@@ -162,7 +165,7 @@ fn ptx_parameter(text: &str) -> Option<(usize, usize)> {
             _ if word.starts_with('.') => {
                 let bits: usize =
                     word.trim_start_matches(|byte: char| !byte.is_ascii_digit()).parse().ok()?;
-                // After a pointer follows the alignment of its target.
+                // After the type of a pointer, the declaration has the alignment of its target.
                 width = Some(bits / 8).filter(|width| width.is_power_of_two());
                 align = align.or(width);
             }
@@ -184,7 +187,7 @@ fn ptx_parameter(text: &str) -> Option<(usize, usize)> {
 mod tests {
     use super::*;
 
-    /// An ELF file with one `.nv.info.NAME` section.
+    /// Builds an ELF file with one `.nv.info.NAME` section.
     fn cubin(kernel: &str, attributes: &[u8]) -> Vec<u8> {
         let names = [b"\0.shstrtab\0.nv.info.", kernel.as_bytes(), b"\0"].concat();
         let mut elf = vec![0u8; 64];
@@ -230,14 +233,14 @@ mod tests {
         let total = [3, CBANK_PARAM_SIZE, 8, 0];
         let whole = cubin("k", &[attribute(0, 0, 8), total.to_vec()].concat());
         assert_eq!(of_cubin(&whole).len(), 1);
-        // The last 24 bytes belong to a section header that nobody reads.
+        // The last 24 bytes belong to a section header that is not read.
         for length in 0..whole.len() - 24 {
             assert!(of_cubin(&whole[..length]).is_empty(), "{length}");
         }
         for byte in 0..whole.len() {
             let mut hostile = whole.clone();
             hostile[byte] = 0xff;
-            // No panic, whatever it holds.
+            // Must not panic, whatever the bytes are.
             of_cubin(&hostile);
         }
         let larger = [3, CBANK_PARAM_SIZE, 16, 0];

@@ -1,7 +1,7 @@
-//! The effects of PyTorch's elementwise kernels on small known tensors and on flags.
+//! The effects of PyTorch's elementwise kernels on flags and on small known tensors.
 //!
-//! Comparisons and logical operations of known values are done. What a program asks of unknown values gets
-//! the answers that let it go on: a value equals itself (it is not NaN), and two tensors differ.
+//! Comparisons and logical operations on known values are computed. Questions about unknown values get the
+//! answers with which a program continues: a value equals itself (it is not NaN), and two tensors differ.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -15,101 +15,101 @@ use crate::cuda::reach;
 use crate::kernels::kernel_effects::KernelEffect;
 use crate::kernels::reduce::{self, Comparison, DataType, ncclUint8};
 
-/// The most values that are known to be ordinary: finite, and not NaN.
+/// The maximum number of values that are assumed to be ordinary: finite, and not NaN.
 const MOST_ORDINARY: usize = 1 << 20;
 
-/// An address that is not known.
+/// The address of memory whose location is unknown.
 pub(crate) const UNKNOWN_ADDRESS: usize = usize::MAX;
 
 thread_local! {
-    /// The address to which the last launch wrote whether two tensors are equal, or 0.
+    /// The address of the flags if the last launch tested two tensors for equality, otherwise 0.
     static LAST_EQUALITY: Cell<usize> = const { Cell::new(0) };
 }
 
-/// The address to which the last launch wrote whether two tensors are equal, or 0. The next launch is
-/// another.
+/// Returns the address of the flags if the last launch tested two tensors for equality, otherwise 0. Resets
+/// it, because another launch begins.
 pub(crate) fn take_last_equality() -> usize {
     LAST_EQUALITY.try_with(|cell| cell.replace(0)).unwrap_or(0)
 }
 
-/// Returns true if the last launch wrote to this address whether two tensors are equal.
+/// Returns true if the last launch tested two tensors for equality and wrote the flags to this address.
 pub(crate) fn is_last_equality(address: usize) -> bool {
     LAST_EQUALITY.try_with(Cell::get) == Ok(address)
 }
 
-/// The last launch wrote to this address whether two tensors are equal.
+/// Records that the last launch tested two tensors for equality and wrote the flags to this address.
 pub(crate) fn set_last_equality(address: usize) {
     let _ = LAST_EQUALITY.try_with(|cell| cell.set(address));
 }
 
-/// The launch of an elementwise kernel. Only [`new`](Self::new) makes one, so its addresses are good for the
-/// reads that the [`KernelEffect`] allows.
+/// The launch of an elementwise kernel. Only [`new`](Self::new) creates it, so its addresses are valid for
+/// the reads that the [`KernelEffect`] allows.
 #[derive(Clone, Copy)]
 pub(crate) struct ElementwiseLaunch {
     /// The number of elements.
     count: usize,
     /// The address of the functor.
     functor: usize,
-    /// The address of the operands' addresses.
+    /// The address of the array of operand addresses.
     operands: usize,
 }
 
 impl ElementwiseLaunch {
     /// # Safety
-    /// The addresses of the functor and of the operands' addresses are those of a launch of an elementwise kernel.
+    /// `functor` and `operands` come from a launch of an elementwise kernel.
     pub(crate) unsafe fn new(count: usize, functor: usize, operands: usize) -> Self {
         Self { count, functor, operands }
     }
 
-    /// The address of the output (0) or of an input (1, 2).
+    /// Returns the address of the output (0) or of an input (1, 2).
     fn operand(&self, index: usize) -> Option<usize> {
         // SAFETY: the kernel has this operand.
         unsafe { read(self.operands + index * size_of::<usize>()) }
     }
 
-    /// The first member of the functor.
+    /// Returns the first member of the functor.
     fn operator(&self) -> Option<i32> {
         // SAFETY: the functor begins with an `int`.
         unsafe { read(self.functor) }
     }
 
-    /// Bytes of the functor.
+    /// Returns bytes of the functor.
     fn functor_bytes(&self, offset: usize, length: usize) -> Vec<u8> {
         // SAFETY: the functor has these members.
         unsafe { std::slice::from_raw_parts((self.functor + offset) as *const u8, length) }.to_vec()
     }
 
-    /// The scalar that follows the operator.
+    /// Returns the scalar after the operator.
     fn scalar(&self, data_type: DataType) -> Vec<u8> {
         let width = reduce::width(data_type);
         self.functor_bytes(width.max(4), width)
     }
 
-    /// An input of known flags, however many.
+    /// Returns an input of known flags, up to a large number of them.
     fn flags(&self, index: usize) -> Option<Known> {
         let from = self.operand(index)?;
-        // SAFETY: an input of the kernel, good for its elements.
+        // SAFETY: an input of the kernel, readable for its number of elements.
         (self.count <= MOST_ORDINARY).then(|| unsafe { read_known(from, self.count) }).flatten()
     }
 
-    /// The elements of an input, when they are few and known.
+    /// Returns the elements of an input if they are few and known.
     fn input(&self, index: usize, data_type: DataType) -> Option<Known> {
         let from = self.operand(index)?;
         let size = small_size(self.count, data_type)?;
-        // SAFETY: an input of the kernel, good for its elements.
+        // SAFETY: an input of the kernel, readable for its number of elements.
         unsafe { read_known(from, size) }
     }
 
-    /// Writes the output, `size` flags.
+    /// Writes `size` flags to the output, or marks them as unknown if `flags` is `None`.
     fn write(&self, to: usize, flags: Option<Known>, size: usize) {
         match flags {
-            // SAFETY: the output of the kernel, good for its elements.
+            // SAFETY: the output of the kernel, writable for its number of elements.
             Some(flags) => unsafe { write_computed(to, &flags) },
             None => set_mask(to, size),
         }
     }
 
-    /// Stores the assumed value of a single unknown output flag.
+    /// Stores the assumed value of an unknown output, if it is a single flag.
     fn assume(&self, to: usize, flag: bool) {
         if let (1, Some(device)) = (self.count, device_of(to)) {
             device.values().set_result(to, u64::from(flag));
@@ -117,17 +117,16 @@ impl ElementwiseLaunch {
     }
 }
 
-/// Applies the effect of an elementwise kernel, which writes its elements to its first operand and nothing
-/// else.
+/// Applies the effect of an elementwise kernel, which writes only the elements of its first operand.
 pub(crate) fn apply(effect: KernelEffect, launch: &ElementwiseLaunch) {
-    /// The bytes of the widest element: a complex number of two doubles.
+    /// The size of the largest element in bytes: a complex number of two doubles.
     const WIDEST: usize = 16;
     let Some(to) = launch.operand(0) else { return };
     let count = launch.count;
     match effect {
         KernelEffect::Fill(width) if count.saturating_mul(width) <= SMALL => {
             let pattern = launch.functor_bytes(0, width);
-            // SAFETY: the output of the kernel, good for its elements.
+            // SAFETY: the output of the kernel, writable for its number of elements.
             unsafe { fill(to, &pattern, count * width) };
             if width == 1 && count <= MAX_BATCH {
                 note_flag_fill(pattern[0]);
@@ -149,7 +148,7 @@ pub(crate) fn apply(effect: KernelEffect, launch: &ElementwiseLaunch) {
         KernelEffect::Or => or_flags(to, launch),
         KernelEffect::Flags => set_mask(to, count),
         KernelEffect::Equal(data_type) => equal(to, data_type, launch),
-        // The width of the elements is not known, but a kernel stays inside the block of its output.
+        // The size of the elements is unknown, but a kernel stays inside the block of its output.
         _ => {
             let end = reach::block_end(to).unwrap_or(usize::MAX);
             forget(to, count.saturating_mul(WIDEST).min(end - to));
@@ -157,30 +156,30 @@ pub(crate) fn apply(effect: KernelEffect, launch: &ElementwiseLaunch) {
     }
 }
 
-/// What a kernel makes of two known inputs.
+/// Returns the result of an operation on two known inputs.
 fn of_two(left: &Known, right: &Known, result: impl FnOnce(&[u8], &[u8]) -> Vec<u8>) -> Known {
     Known { bytes: result(&left.bytes, &right.bytes), is_answer: left.is_answer || right.is_answer }
 }
 
-/// What a kernel makes of one known input.
+/// Returns the result of an operation on a known input.
 fn of_one(input: &Known, result: impl FnOnce(&[u8]) -> Vec<u8>) -> Known {
     Known { bytes: result(&input.bytes), is_answer: input.is_answer }
 }
 
-/// Each byte of one input with the same byte of another.
+/// Applies an operation to each pair of bytes of two inputs.
 fn bytewise(left: &[u8], right: &[u8], operation: impl Fn(u8, u8) -> u8) -> Vec<u8> {
     left.iter().zip(right).map(|(&left, &right)| operation(left, right)).collect()
 }
 
-/// The largest batch of a program that generates tokens. A fill of at most this many bytes counts as a fill
-/// of flags.
+/// The maximum batch size of a program that generates tokens. A fill of at most this number of bytes counts
+/// as a fill of flags.
 const MAX_BATCH: usize = 1024;
 
-/// A few flags were filled with true; since then nothing of unknown effect ran, and no value was tested for
-/// equality.
+/// True if a few flags were filled with true, and since then no kernel of unknown effect ran and no value was
+/// tested for equality.
 static TRUE_FILL: AtomicBool = AtomicBool::new(false);
 
-/// The last three fills of a few flags, the newest in the lowest bit.
+/// The flags written by the last three small fills, the newest in the lowest bit.
 static RECENT_FILLS: AtomicUsize = AtomicUsize::new(0);
 
 fn note_flag_fill(flag: u8) {
@@ -191,15 +190,16 @@ fn note_flag_fill(flag: u8) {
     RECENT_FILLS.store((before << 1 | usize::from(flag)) & 0b111, Ordering::Relaxed);
 }
 
-/// A kernel of unknown effect was launched.
+/// Records that a kernel of unknown effect was launched.
 pub(crate) fn launched_unknown() {
     TRUE_FILL.store(false, Ordering::Relaxed);
 }
 
-/// The logical and of two flags. Beam search asks in this way whether it may go on, for flags that no kernel
-/// computed, with work of unknown effect between the fill for the length limit and the question. One step
-/// fills flags three times: with false at its start, for the length limit, and with false before it looks for
-/// the end token. So the result for unknown flags is true unless one of the last three fills wrote true.
+/// Computes the logical "and" of two flags. Beam search uses it to decide whether to continue, with flags
+/// that no kernel computed. Between the fill for the length limit and this question, work of unknown effect
+/// runs. Each step fills flags three times: with false at its start, for the length limit, and with false
+/// before the search for the end token. So the result for unknown flags is true unless one of the last three
+/// fills wrote true.
 fn and_flags(to: usize, launch: &ElementwiseLaunch) {
     if launch.operand(1).is_none() || launch.operand(2).is_none() {
         return;
@@ -214,12 +214,13 @@ fn and_flags(to: usize, launch: &ElementwiseLaunch) {
     launch.assume(to, RECENT_FILLS.load(Ordering::Relaxed) == 0);
 }
 
-/// Integers and flags by their numbers in PyTorch's `ScalarType`, and their bytes. A float may be a zero with
-/// a sign.
+/// The types of whole numbers and flags: the number in PyTorch's `ScalarType` and the size in bytes. Floats
+/// are excluded, because a zero may have a sign.
 const WHOLE: [(u8, u32); 6] = [(0, 1), (1, 1), (2, 2), (3, 4), (4, 8), (11, 1)];
 
-/// Flags made of whole numbers: `any` of a single element is one. `loader` is the address of a `LoadWithCast<1>`
-/// (ATen's MemoryAccess.cuh): the type of the input in a byte, and the bytes of an element in a word.
+/// Converts whole numbers to flags, as `any` does for a single element. `loader` is the address of a
+/// `LoadWithCast<1>` (ATen's MemoryAccess.cuh): a byte with the type of the input, and a word with the size
+/// of an element.
 pub(crate) fn to_flags(launch: &ElementwiseLaunch, loader: usize) {
     let (Some(to), Some(from)) = (launch.operand(0), launch.operand(1)) else { return };
     // SAFETY: members of an argument of the kernel.
@@ -227,7 +228,7 @@ pub(crate) fn to_flags(launch: &ElementwiseLaunch, loader: usize) {
     let width = members.filter(|members| WHOLE.contains(members)).map(|(_, width)| width as usize);
     let flags = width.and_then(|width| {
         let size = launch.count.checked_mul(width).filter(|&size| size <= SMALL)?;
-        // SAFETY: the input of the kernel, good for its elements.
+        // SAFETY: the input of the kernel, readable for its number of elements.
         let input = unsafe { read_known(from, size) }?;
         let is_nonzero = |element: &[u8]| u8::from(element.iter().any(|&byte| byte != 0));
         Some(of_one(&input, |bytes| bytes.chunks_exact(width).map(is_nonzero).collect()))
@@ -235,7 +236,7 @@ pub(crate) fn to_flags(launch: &ElementwiseLaunch, loader: usize) {
     launch.write(to, flags, launch.count);
 }
 
-/// The opposite of flags. The answer about unknown ones decides both.
+/// Inverts flags. For an unknown flag, the answer about either one decides both.
 fn not_flags(to: usize, launch: &ElementwiseLaunch) {
     let Some(from) = launch.operand(1) else { return };
     let count = launch.count;
@@ -250,7 +251,7 @@ fn not_flags(to: usize, launch: &ElementwiseLaunch) {
     }
 }
 
-/// The logical or of two flags. True or anything is true.
+/// Computes the logical "or" of two flags. If one is true, the result is true.
 fn or_flags(to: usize, launch: &ElementwiseLaunch) {
     let result = match (launch.input(1, ncclUint8), launch.input(2, ncclUint8)) {
         (Some(left), Some(right)) => {
@@ -264,7 +265,7 @@ fn or_flags(to: usize, launch: &ElementwiseLaunch) {
     launch.write(to, result, launch.count);
 }
 
-/// A test of two inputs for equality. Unknown values of two tensors count as unequal where a reduction asks.
+/// Tests two inputs for equality. Unknown values of two tensors count as unequal if a reduction asks.
 fn equal(to: usize, data_type: Option<DataType>, launch: &ElementwiseLaunch) {
     let inputs = |data_type| Some((launch.input(1, data_type)?, launch.input(2, data_type)?));
     let known = data_type.and_then(|data_type| inputs(data_type).map(|inputs| (data_type, inputs)));
@@ -275,7 +276,7 @@ fn equal(to: usize, data_type: Option<DataType>, launch: &ElementwiseLaunch) {
     }
     let is_same = launch.operand(1) == launch.operand(2);
     if let (true, Some(operator @ 0..=1), ..=MOST_ORDINARY) = (is_same, launch.operator(), launch.count) {
-        // Each value equals itself unless it is NaN.
+        // Each value equals itself, unless it is NaN.
         let flags = Known { bytes: vec![operator as u8 ^ 1; launch.count], is_answer: false };
         return launch.write(to, Some(flags), launch.count);
     }
@@ -283,9 +284,10 @@ fn equal(to: usize, data_type: Option<DataType>, launch: &ElementwiseLaunch) {
     set_last_equality(if is_same { 0 } else { to });
 }
 
-/// A test for equality with a scalar. Loops that generate tokens ask in this way whether all sequences are
-/// finished, for values that no kernel computed. When the length limit is reached, they fill flags with true
-/// just before. So the test of one unknown value holds after such a fill, and only then.
+/// Tests an input for equality with a scalar. Loops that generate tokens use it to check whether all
+/// sequences are finished, with values that no kernel computed. When the length limit is reached, they fill
+/// flags with true just before. So the test of one unknown value is true after such a fill, and otherwise
+/// false.
 fn equal_scalar(to: usize, data_type: DataType, launch: &ElementwiseLaunch) {
     if launch.operand(1).is_none() {
         return;
@@ -299,7 +301,7 @@ fn equal_scalar(to: usize, data_type: DataType, launch: &ElementwiseLaunch) {
             launch.write(to, Some(Known { bytes, ..known }), launch.count);
         }
         None if reduce::is_infinite(data_type, &scalar) && launch.count <= MOST_ORDINARY => {
-            // Computed values are finite.
+            // Unknown values count as finite.
             let bytes = vec![u8::from(!wanted); launch.count];
             launch.write(to, Some(Known { bytes, is_answer: false }), launch.count);
         }
@@ -312,8 +314,8 @@ fn equal_scalar(to: usize, data_type: DataType, launch: &ElementwiseLaunch) {
     }
 }
 
-/// A comparison with a scalar. `torch.normal` checks its deviations in this way. An unknown value counts as
-/// zero, as it reads.
+/// Compares an input with a scalar. `torch.normal` checks its standard deviations this way. An unknown value
+/// counts as zero, which is also what reading it returns.
 fn compare_scalar(to: usize, data_type: DataType, launch: &ElementwiseLaunch) {
     if launch.operand(1).is_none() {
         return;
@@ -339,7 +341,7 @@ fn compare_scalar(to: usize, data_type: DataType, launch: &ElementwiseLaunch) {
     }
 }
 
-/// The bytes of `count` elements, if they are few.
+/// Returns the size of `count` elements in bytes, if they are few.
 pub(crate) fn small_size(count: usize, data_type: DataType) -> Option<usize> {
     count.checked_mul(reduce::width(data_type)).filter(|&size| size <= SMALL)
 }

@@ -1,12 +1,13 @@
-//! Fat binaries: the architectures that a program's kernels were compiled for, and the kernels' parameters.
+//! Fat binaries: the architectures for which a program's kernels were compiled, and the parameters of the
+//! kernels.
 //!
-//! A card runs the newest code that is not newer than itself, and the attributes of a kernel name the version
-//! of that code: an RTX 4090 (8.9) runs what PyTorch compiled for 8.6. CUB asks an empty kernel of each
-//! library for it and refuses a version that it was not compiled for.
+//! A card runs the newest code that is not newer than the card, and the attributes of a kernel report the
+//! version of this code: an RTX 4090 (8.9) runs the code that PyTorch compiled for 8.6. CUB queries an empty
+//! kernel in each library for the version, and rejects a version for which it was not compiled.
 //!
 //! NVIDIA does not document the layout. It is read here as `cuobjdump` shows it and as ZLUDA describes it. A
-//! binary that does not look like it counts as compiled for every card, and its kernels have no known
-//! parameters.
+//! binary with another layout counts as compiled for every card, and the parameters of its kernels are
+//! unknown.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -18,62 +19,66 @@ use crate::core::host_state::host_state;
 use crate::core::lock::lock;
 use crate::kernels::cubin::{self, KernelParameters, Parameter};
 
-/// The magic numbers of `__fatBinC_Wrapper_t` and of the header that it points to.
+/// The magic number of a `__fatBinC_Wrapper_t`.
 const WRAPPER_MAGIC: u32 = 0x4662_43b1;
+/// The magic number of the header to which a `__fatBinC_Wrapper_t` points.
 const BINARY_MAGIC: u32 = 0xba55_ed50;
 
-/// The bytes of the smallest entry header.
+/// The minimum size of an entry header in bytes.
 const ENTRY_HEADER: usize = 64;
 
 /// A registered binary.
 pub(crate) struct FatBinary {
-    /// The code by architecture, as `86` for 8.6.
+    /// The code for each architecture, as `86` for 8.6.
     entries: Vec<Entry>,
-    /// The parameters of the kernels of the first entries.
+    /// The parameters of the kernels in the first entries, read on demand.
     read: Mutex<Vec<KernelParameters>>,
 }
 
-/// Empty kernels by their host address, and the binaries that they belong to.
+/// The binaries of empty kernels, by the kernel's host address.
 static EMPTY_KERNELS: LazyLock<Mutex<HashMap<usize, &'static FatBinary>>> = LazyLock::new(Mutex::default);
 
 /// Reads an integer at an address.
 ///
 /// # Safety
-/// The address is good for a read of a `T`, which is an integer.
+/// `T` is an integer type, and `address` is valid for a read of a `T`.
 unsafe fn read<T: Copy>(address: usize) -> T {
     // SAFETY: the caller's promise.
     unsafe { (address as *const T).read_unaligned() }
 }
 
-/// One entry of a binary: the code for one architecture.
+/// An entry of a binary: the code for one architecture.
 #[derive(Debug, Clone, Copy)]
 struct Entry {
     kind: u16,
     architecture: u32,
     flags: u64,
-    /// The address of its code.
+    /// The address of the code.
     code: usize,
-    /// The length of the code here, and when it is decompressed. In bytes.
+    /// The size of the code as it is stored, in bytes.
     size: usize,
+    /// The size of the code after decompression, in bytes.
     whole_size: usize,
 }
 
-/// Kinds of entries.
+/// The entry kind of PTX text.
 const PTX: u16 = 1;
+/// The entry kind of compiled code.
 const CUBIN: u16 = 2;
-/// Flags of entries: compressed with LZ4, or with zstd.
+/// The entry flag of code that is compressed with LZ4.
 const LZ4: u64 = 0x2000;
+/// The entry flag of code that is compressed with zstd.
 const ZSTD: u64 = 0x8000;
-/// The largest piece of code that is decompressed. PyTorch's largest has 40 MB.
+/// The maximum size of code that is decompressed, in bytes. The largest in PyTorch has 40 MB.
 const MOST_CODE: usize = 512 << 20;
 
 impl Entry {
-    /// The code, decompressed.
+    /// Returns the code after decompression.
     ///
     /// # Safety
-    /// The binary of the entry is still loaded.
+    /// The binary that contains the entry is still loaded.
     unsafe fn decompressed(&self) -> Option<Cow<'static, [u8]>> {
-        // SAFETY: `entries` checked that the code lies inside the binary, which is loaded by the caller's
+        // SAFETY: `entries` checked that the code is inside the binary, which is still loaded by the caller's
         // promise.
         let code: &'static [u8] = unsafe { std::slice::from_raw_parts(self.code as *const u8, self.size) };
         if self.whole_size > MOST_CODE {
@@ -91,21 +96,23 @@ impl Entry {
 /// Reads the entries of a binary.
 ///
 /// # Safety
-/// `header` is the address of a fat binary, with the header that [`BINARY_MAGIC`] begins.
+/// `header` is the address of a fat binary, whose header starts with [`BINARY_MAGIC`].
 unsafe fn entries(header: usize) -> Vec<Entry> {
     let mut all = Vec::new();
-    // SAFETY: each read is inside the header, or inside an entry that ends before the end which the header
-    // states. The magic number and the sizes are checked before the next read.
+    // SAFETY: each read is inside the header, or inside an entry that ends before the end stated in the
+    // header. The magic number and the sizes are checked before the next read.
     unsafe {
         if header == 0 || read::<u32>(header) != BINARY_MAGIC {
             return all;
         }
-        // Version and header size of 16 bits each, then the size of all entries.
+        // The header has the version and the header size in 16 bits each, followed by the size of all
+        // entries.
         let mut entry = header + (read::<u32>(header + 4) >> 16) as usize;
         let end = entry + read::<usize>(header + 8);
         while entry + ENTRY_HEADER <= end {
-            // Kind and version of 16 bits each, the size of the header, the size of the payload, the length of
-            // compressed code at 16, the architecture at 28, the flags at 40, the decompressed length at 56.
+            // An entry has its kind and version in 16 bits each, the header size and the payload size, then
+            // at 16 the length of compressed code, at 28 the architecture, at 40 the flags, and at 56 the
+            // decompressed length.
             let (header_size, payload) = (read::<u32>(entry + 4) as usize, read::<usize>(entry + 8));
             let size = header_size.saturating_add(payload);
             let architecture: u32 = read(entry + 28);
@@ -129,7 +136,7 @@ unsafe fn entries(header: usize) -> Vec<Entry> {
     all
 }
 
-/// The address of the header that a `__fatBinC_Wrapper_t` points to, or 0.
+/// Returns the address of the header to which a `__fatBinC_Wrapper_t` points, or 0.
 ///
 /// # Safety
 /// `wrapper` is null or the address of a `__fatBinC_Wrapper_t`, as nvcc generates it.
@@ -138,7 +145,7 @@ unsafe fn header_of(wrapper: usize) -> usize {
     unsafe { if wrapper != 0 && read::<u32>(wrapper) == WRAPPER_MAGIC { read(wrapper + 8) } else { 0 } }
 }
 
-/// The parameters of the kernels in a piece of code.
+/// Returns the parameters of the kernels in a piece of code.
 fn parameters_in(kind: u16, code: &[u8]) -> KernelParameters {
     match kind {
         CUBIN => cubin::of_cubin(code),
@@ -148,8 +155,9 @@ fn parameters_in(kind: u16, code: &[u8]) -> KernelParameters {
 }
 
 impl FatBinary {
-    /// The parameters of a kernel. The code of one architecture is decompressed at the first question: the
-    /// smallest that has the kernel, because the parameters are the source's.
+    /// Returns the parameters of a kernel. The first call decompresses the code of one architecture, the
+    /// smallest that contains the kernel: the source determines the parameters, so they are the same in all
+    /// architectures.
     ///
     /// # Safety
     /// The binary is still loaded.
@@ -167,8 +175,8 @@ impl FatBinary {
     }
 }
 
-/// The parameters of the kernels of an image that a program loads: a cubin, a fat binary with or without its
-/// wrapper, or PTX.
+/// Returns the parameters of the kernels in an image that a program loads: a cubin, a fat binary with or
+/// without its wrapper, or PTX.
 ///
 /// # Safety
 /// `image` is null or the address of such an image.
@@ -176,7 +184,7 @@ pub(crate) unsafe fn image_parameters(image: usize) -> KernelParameters {
     if image == 0 {
         return KernelParameters::new();
     }
-    // SAFETY: by the caller's promise the image begins with a magic number or is a text that ends with a zero;
+    // SAFETY: by the caller's promise, the image starts with a magic number or is a zero-terminated text;
     // each format states its own length.
     unsafe {
         let magic: [u8; 4] = read(image);
@@ -211,7 +219,7 @@ pub(crate) unsafe fn image_parameters(image: usize) -> KernelParameters {
 pub(crate) unsafe fn register(wrapper: usize) -> Handle<FatBinary> {
     // SAFETY: the caller's promise.
     let mut entries = unsafe { entries(header_of(wrapper)) };
-    // Code before text, small before large.
+    // Compiled code before PTX, and small code before large code.
     entries.sort_by_key(|entry| (entry.kind != CUBIN, entry.whole_size));
     Handle::new(FatBinary { entries, read: Mutex::default() })
 }
@@ -226,8 +234,8 @@ pub(crate) fn register_kernel(binary: Handle<FatBinary>, kernel: usize, name: &[
     }
 }
 
-/// The version of the code that the card runs of a kernel: the card's own, unless the kernel's binary is
-/// known to have been compiled for others.
+/// Returns the version of a kernel's code that the card runs: the card's own version, unless the kernel's
+/// binary is known to be compiled for other versions.
 pub(crate) fn version(kernel: usize) -> u32 {
     let (major, minor) = host_state().spec.cc;
     let card = major * 10 + minor;

@@ -1,9 +1,9 @@
-//! The number of operands of PyTorch's elementwise kernels, from the mangled name of the functor.
+//! Determines the number of operands of PyTorch's elementwise kernels from the mangled name of the functor.
 
-/// The number of arguments of the functor that `gpu_kernel_impl` or `gpu_kernel_impl_nocast` got. Returns
+/// Returns the number of arguments of the functor passed to `gpu_kernel_impl` or `gpu_kernel_impl_nocast`, or
 /// `None` if the name does not show it.
 pub(crate) fn arity(name: &[u8]) -> Option<usize> {
-    // The functor is the first template argument. The parameters of the function follow it, then the lambda that
+    // The functor is the first template argument. The parameters of the function follow, then the lambda that
     // the kernel runs.
     let start = [&b"gpu_kernel_impl_nocastI"[..], b"gpu_kernel_implI"]
         .iter()
@@ -20,7 +20,8 @@ pub(crate) fn arity(name: &[u8]) -> Option<usize> {
     if let Some(&(_, arity)) = named.iter().find(|(part, _)| functor.starts_with(part)) {
         return Some(arity);
     }
-    // A lambda is `UlTYPESE_`; the functor's own is the last one, and a local name begins with `Z`.
+    // A lambda is encoded as `UlTYPESE_`. The last one is the functor's own, and a local name starts with
+    // `Z`.
     let last = functor.windows(2).rposition(|window| window == b"Ul").filter(|_| functor[0] == b'Z')?;
     count_types(&functor[last + 2..])
 }
@@ -29,7 +30,8 @@ fn find(text: &[u8], part: &[u8]) -> Option<usize> {
     text.windows(part.len()).position(|window| window == part)
 }
 
-/// The number of types before the `E` that ends the list of a lambda (Itanium C++ ABI, section 5.1.8).
+/// Returns the number of types before the `E` that ends the parameter list of a lambda (Itanium C++ ABI,
+/// section 5.1.8).
 fn count_types(mut rest: &[u8]) -> Option<usize> {
     if let Some(after) = rest.strip_prefix(b"v") {
         return after.starts_with(b"E").then_some(0);
@@ -53,7 +55,8 @@ fn count_types(mut rest: &[u8]) -> Option<usize> {
     }
 }
 
-/// The text after the `E` of a nested name such as `N3c107complexIfEE`, of plain names and types.
+/// Returns the text after the `E` of a nested name such as `N3c107complexIfEE`, which contains only plain
+/// names and types.
 fn after_nested_name(mut rest: &[u8]) -> Option<&[u8]> {
     let mut depth = 1;
     while depth > 0 {

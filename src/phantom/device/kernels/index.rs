@@ -1,50 +1,50 @@
-//! Kernels that choose places by indices: `batch[order]`, `gather`, and `scatter` into one dimension.
+//! Kernels that select places by indices: `batch[order]`, `gather`, and `scatter` into one dimension.
 //!
-//! A program that sorts or samples chooses by indices that no kernel computed. Its result must hold values of
-//! the small known tensor from which it chooses, because sizes are made of them: the largest number of a
-//! graph, of a segment, of an expert. So unknown indices count as evenly spaced and in order, from the first
-//! element to the last.
+//! A program that sorts or samples uses indices that no kernel computed. If it selects from a small known
+//! tensor, the result must consist of values of that tensor, because sizes are derived from them: the largest
+//! number in a graph, a segment or an expert. So unknown indices count as evenly spaced and in order, from
+//! the first element to the last.
 
 use crate::core::ffi::read;
 use crate::core::values::SMALL;
 use crate::cuda::copy::{Known, read_known};
 use crate::kernels::kernel_effects::{after, contains};
 
-/// The most dimensions of a tensor iterator.
+/// The maximum number of dimensions of a tensor iterator.
 const MOST_DIMENSIONS: usize = 25;
-/// The operands: output, input, indices.
+/// The number of operands: output, input and indices.
 const OPERANDS: usize = 3;
-/// The place of the strides in an offset calculator, after the number of dimensions and a divisor of 12
-/// bytes for each.
+/// The offset of the strides in an offset calculator, after the number of dimensions and a divisor of 12
+/// bytes for each dimension.
 const STRIDES: usize = 4 + 12 * MOST_DIMENSIONS;
-/// The size of the offset calculator, up to the next address.
+/// The size of an offset calculator, up to the next address.
 const CALCULATOR: usize = (STRIDES + 4 * OPERANDS * MOST_DIMENSIONS).next_multiple_of(8);
 
-/// A kernel that chooses by indices. Its arguments are the number of elements and one struct.
+/// A kernel that selects places by indices. Its arguments are the number of elements and a struct.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct IndexKernel {
     layout: IndexLayout,
-    /// The bytes of an element, and of an index.
+    /// The sizes of an element and of an index, in bytes.
     width: usize,
     index_width: usize,
 }
 
-/// The struct of the kernel: an offset calculator, and after it these members.
+/// The layout of the kernel's struct: these members follow an offset calculator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum IndexLayout {
-    /// ATen's `gpu_index_kernel` (`IndexKernel.cu`): the addresses of the output and of the input, the number
-    /// of indices, and for 25 of these the address, the size and the stride in bytes.
+    /// ATen's `gpu_index_kernel` (`IndexKernel.cu`): the addresses of the output and the input, the number of
+    /// index tensors, and arrays of 25 with their addresses, sizes and strides in bytes.
     Index,
     /// ATen's `_cuda_scatter_gather_internal_kernel` (`ScatterGatherKernel.cu`): the address of the indices,
     /// the size of the dimension, the functor, the address of the output, the stride in elements, the number
     /// of elements, and the address of the input.
     Gather,
-    /// The layout of `Gather`, but the index selects a place in the output.
+    /// The same layout as `Gather`, but the index selects a place in the output.
     Scatter,
 }
 
 impl IndexKernel {
-    /// The kernel with this mangled name.
+    /// Returns the kernel with this mangled name.
     pub(crate) fn of(name: &[u8]) -> Option<Self> {
         let is_index = contains(name, b"24index_elementwise_kernel");
         if !is_index && !contains(name, b"36_cuda_scatter_gather_internal_kernel") {
@@ -60,27 +60,28 @@ impl IndexKernel {
         let is_scatter = after(name, b"36_cuda_scatter_gather_internal_kernelILb")?.first()?;
         after(name, b"12TensorAssign")?;
         let layout = if *is_scatter == b'1' { IndexLayout::Scatter } else { IndexLayout::Gather };
-        // The type of the indices follows since PyTorch 2.8; before, it is `long`.
+        // Since PyTorch 2.8, the type of the indices follows; before that, it is `long`.
         let index_width = if opaque[digits..].starts_with(b"EEEiE") { 4 } else { 8 };
         Some(Self { layout, width, index_width })
     }
 }
 
-/// The part of a launch that the struct of its kernel describes.
+/// The part of a launch that the kernel's struct describes.
 struct Choice {
-    /// The size of each dimension, and the distance of its elements in each operand, in bytes.
+    /// For each dimension, the size and the stride of each operand in bytes.
     dimensions: Vec<(usize, [usize; OPERANDS])>,
-    /// Output, input, indices.
+    /// The addresses of the output, the input and the indices.
     addresses: [usize; OPERANDS],
-    /// The number of places that an index chooses from, and their distance in bytes.
+    /// The number of places from which an index selects.
     places: usize,
+    /// The distance between two places in bytes.
     stride: usize,
     index_width: usize,
 }
 
 impl Choice {
     /// # Safety
-    /// `operation` is the address of the struct of a launch of this kernel.
+    /// `operation` is the address of the struct in a launch of this kernel.
     unsafe fn read(kernel: IndexKernel, operation: usize) -> Option<Self> {
         // SAFETY: members of the struct.
         let number = |offset: usize| unsafe { read::<u32>(operation + offset) }.map(|number| number as usize);
@@ -105,7 +106,7 @@ impl Choice {
         (places > 0).then_some(Self { dimensions, addresses, places, stride, index_width })
     }
 
-    /// The places of an element in the three operands.
+    /// Returns the offsets of an element in the three operands.
     fn offsets(&self, mut element: usize) -> [usize; OPERANDS] {
         let mut offsets = [0; OPERANDS];
         for (size, strides) in &self.dimensions {
@@ -118,7 +119,8 @@ impl Choice {
         offsets
     }
 
-    /// The bytes of an operand from its first element to the end of its last one.
+    /// Returns the number of bytes of an operand from the start of its first element to the end of its last
+    /// one.
     fn length(&self, operand: usize, width: usize) -> usize {
         let last = |(size, strides): &(usize, [usize; OPERANDS])| {
             size.saturating_sub(1).saturating_mul(strides[operand])
@@ -126,12 +128,13 @@ impl Choice {
         self.dimensions.iter().map(last).fold(width, usize::saturating_add)
     }
 
-    /// The bytes over which an index chooses.
+    /// Returns the distance in bytes from the first to the last place that an index can select.
     fn span(&self) -> usize {
         (self.places - 1).saturating_mul(self.stride)
     }
 
-    /// The index with this offset: in the known indices, or as if they were in order.
+    /// Returns the index at this offset: from the known indices, or as if the indices were evenly spaced and
+    /// in order.
     fn index(&self, known: Option<&[u8]>, offset: usize) -> Option<usize> {
         let Some(bytes) = known else {
             let last = (self.length(2, self.index_width) / self.index_width - 1).max(1);
@@ -147,10 +150,10 @@ impl Choice {
     }
 }
 
-/// The output of a launch on `count` elements, and its address. `None` when it is not known.
+/// Returns the output of a launch on `count` elements, and its address, or `None` if it is not known.
 ///
 /// # Safety
-/// As for [`Choice::read`], and the operands are good for their elements.
+/// Same as for [`Choice::read`], and the operands are valid for their elements.
 pub(crate) unsafe fn choose(kernel: IndexKernel, count: usize, operation: usize) -> Option<(usize, Known)> {
     let width = kernel.width;
     // SAFETY: the caller's promise.
@@ -161,7 +164,7 @@ pub(crate) unsafe fn choose(kernel: IndexKernel, count: usize, operation: usize)
     let chosen = if is_scatter { &mut size } else { &mut source_size };
     *chosen = chosen.saturating_add(choice.span());
     let index_size = choice.length(2, choice.index_width);
-    // An output with gaps keeps what is between its elements.
+    // An output with gaps is excluded, because it keeps the bytes between its elements.
     if size.max(source_size).max(index_size) > SMALL || count.checked_mul(width) != Some(size) {
         return None;
     }
@@ -191,7 +194,7 @@ mod tests {
         bytes[place..place + width].copy_from_slice(&number.to_le_bytes()[..width]);
     }
 
-    /// The struct of a launch over one dimension, with these strides and members.
+    /// Builds the struct of a launch over one dimension, with these strides and members.
     fn functor(count: usize, strides: [usize; 3], members: &[(usize, usize)]) -> Vec<u8> {
         let mut bytes = vec![0; CALCULATOR + 8 * (3 + 3 * MOST_DIMENSIONS)];
         put(&mut bytes, 0, 1, 4);
@@ -238,7 +241,7 @@ mod tests {
         assert_eq!(of("24index_elementwise_kernel17index_kernel_impl10OpaqueTypeILi0EE"), None);
     }
 
-    /// The output of a launch.
+    /// Returns the output of a launch.
     fn output(kernel: IndexKernel, count: usize, functor: &[u8]) -> Option<Vec<u8>> {
         // SAFETY: a struct of this layout; host memory is known.
         unsafe { choose(kernel, count, functor.as_ptr() as usize) }.map(|(_, known)| known.bytes)

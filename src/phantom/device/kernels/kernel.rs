@@ -1,4 +1,4 @@
-//! Kernels: registration, attributes, occupancy and launches. A launch takes device time and runs nothing.
+//! Kernels: registration, attributes, occupancy and launches. A launch takes device time but runs no code.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -26,23 +26,23 @@ use crate::kernels::{elementwise, kernel_effects, signature};
 
 static LAUNCHES: AtomicU64 = AtomicU64::new(0);
 
-/// The number of kernels launched so far.
+/// Returns the number of kernels launched so far.
 pub(crate) fn launches() -> u64 {
     LAUNCHES.load(Ordering::Relaxed)
 }
 
-/// The assumed time of a kernel in nanoseconds: the gap between two launches, and one microsecond for each
-/// full load of the card. It is the same in every run, so autotuners decide alike.
+/// Returns the assumed duration of a kernel in nanoseconds: the gap between two launches, plus one
+/// microsecond per full load of the card. It is the same in every run, so autotuners make the same choices.
 fn cost_ns(grid: Dim3, block: Dim3) -> u64 {
     let threads = volume(grid).saturating_mul(volume(block));
     let full_load = u64::from(host_state().spec.sms) * 2048;
     2_000 + (threads / full_load.max(1)).min(1_000_000) * 1_000
 }
 
-/// The assumed time of a call of a math library, in nanoseconds.
+/// The assumed duration of a math library call, in nanoseconds.
 const LIBRARY_COST_NS: u64 = 20_000;
 
-/// Marks the memory that a launch reaches as unknown; all memory when the launch is not known.
+/// Marks the memory that a launch reaches as unknown, or all memory if the launch is not known.
 fn apply(launch: Option<&Launch>) {
     elementwise::launched_unknown();
     match launch {
@@ -51,8 +51,8 @@ fn apply(launch: Option<&Launch>) {
     }
 }
 
-/// Queues work that takes `cost_ns` nanoseconds. Captured work has its effect when the graph is launched, on
-/// the memory that is reached now. The work is only described when it has to be.
+/// Queues work that takes `cost_ns` nanoseconds. Captured work takes effect when its graph is launched, on
+/// the memory that it reaches now. `describe` is called only if the work is captured.
 fn queue(
     cost_ns: u64,
     stream: StreamHandle,
@@ -84,7 +84,7 @@ fn queue(
     OK
 }
 
-/// Launches a kernel. `None` when its arguments are not known.
+/// Launches a kernel. `launch` is `None` if its arguments are not known.
 pub(crate) fn launch(grid: Dim3, block: Dim3, stream: StreamHandle, launch: Option<Launch>) -> Status {
     let launch = std::cell::OnceCell::from(launch);
     queue(
@@ -95,15 +95,15 @@ pub(crate) fn launch(grid: Dim3, block: Dim3, stream: StreamHandle, launch: Opti
     )
 }
 
-/// Launches the work of a math library: one kernel of unknown shape. `None` when its arguments are not known.
-/// The library's own codes have none for a refused launch; the next call of the runtime tells.
+/// Launches the work of a math library: one kernel of unknown shape. `launch` is `None` if its arguments are
+/// not known. The library has no status code for a refused launch; the next call of the runtime reports it.
 pub(crate) fn launch_library(stream: StreamHandle, launch: Option<Launch>) -> Status {
     let launch = launch.map(Launch::of_library);
     queue(LIBRARY_COST_NS, stream, |_| apply(launch.as_ref()), || launch.clone());
     OK
 }
 
-/// Launches on the default stream, for calls with an unknown stream.
+/// Launches library work on the default stream, for calls with an unknown stream.
 pub(crate) fn launch_library_on_default_stream(launch: Option<Launch>) -> Status {
     let stream = StreamHandle::DEFAULT.stream();
     LAUNCHES.fetch_add(1, Ordering::Relaxed);
@@ -112,10 +112,10 @@ pub(crate) fn launch_library_on_default_stream(launch: Option<Launch>) -> Status
     OK
 }
 
-/// Launches a kernel that the program registered, and applies the effect known for its name.
+/// Launches a registered kernel, and applies the effect known for its name.
 ///
 /// # Safety
-/// `arguments` is the argument list of a launch of this function: an array with the address of each argument.
+/// `arguments` is the argument list in a launch of this function: an array with the address of each argument.
 unsafe fn launch_function(
     function: usize,
     grid: Dim3,
@@ -136,7 +136,7 @@ unsafe fn launch_function(
 /// Launches a registered kernel with the shape and the stream of a configuration.
 ///
 /// # Safety
-/// `config` is null or holds a stream handle; `arguments` as for [`launch_function`].
+/// `config` is null or contains a stream handle; `arguments` is as for [`launch_function`].
 unsafe fn launch_with(config: In<cudaLaunchConfig_t>, function: usize, arguments: In<usize>) -> Status {
     let Some(config) = config.get() else { return fail(INVALID_VALUE) };
     // SAFETY: the caller's promise.
@@ -146,7 +146,7 @@ unsafe fn launch_with(config: In<cudaLaunchConfig_t>, function: usize, arguments
     }
 }
 
-/// The configuration of a launch that is written `kernel<<<...>>>`: pushed before the call, popped inside it.
+/// The configuration of a launch in the form `kernel<<<...>>>`: pushed before the call, and popped inside it.
 #[derive(Clone, Copy)]
 struct CallConfiguration {
     grid: Dim3,
@@ -155,7 +155,7 @@ struct CallConfiguration {
     stream: usize,
 }
 
-/// The most configurations that are pushed at once: the arguments of one launch may contain others.
+/// The maximum number of configurations on the stack: the arguments of one launch may contain other launches.
 const MAX_NESTING: usize = 8;
 
 const EMPTY_CONFIGURATION: CallConfiguration = CallConfiguration {
@@ -166,7 +166,7 @@ const EMPTY_CONFIGURATION: CallConfiguration = CallConfiguration {
 };
 
 thread_local! {
-    /// The pushed configurations and their number.
+    /// The pushed configurations, and how many there are.
     static PUSHED: Cell<([CallConfiguration; MAX_NESTING], usize)> =
         const { Cell::new(([EMPTY_CONFIGURATION; MAX_NESTING], 0)) };
 }
@@ -196,10 +196,10 @@ fn pop() -> CallConfiguration {
 const _: () = assert!(size_of::<cudaFuncAttributes>() == 144 && align_of::<cudaFuncAttributes>() == 8);
 const _: () = assert!(size_of::<cudaLaunchConfig_t>() == 56 && align_of::<cudaLaunchConfig_t>() == 8);
 
-/// The assumed attributes of a kernel.
+/// Returns the assumed attributes of a kernel.
 fn function_attributes(kernel: usize) -> cudaFuncAttributes {
     let version = fatbin::version(kernel) as c_int;
-    // SAFETY: a struct of integers, for which zero is a value.
+    // SAFETY: a struct of integers, for which all zero is valid.
     let zero: cudaFuncAttributes = unsafe { zeroed() };
     cudaFuncAttributes {
         maxThreadsPerBlock: 1024,
@@ -219,7 +219,7 @@ codes!(CUfunction_attribute {
     CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
 });
 
-/// The value of a `CUfunction_attribute`.
+/// Returns the value of a `CUfunction_attribute`.
 pub(crate) fn function_attribute(attribute: c_int) -> c_int {
     let all = function_attributes(0);
     match attribute {
@@ -232,8 +232,8 @@ pub(crate) fn function_attribute(attribute: c_int) -> c_int {
     }
 }
 
-/// The number of blocks of `threads` threads that fit on a multiprocessor. It counts threads alone: the
-/// registers and the shared memory of a kernel are in its code, which is not loaded.
+/// Returns the number of blocks of `threads` threads that fit on a multiprocessor. It considers only threads:
+/// registers and shared memory depend on the kernel's code, which is not loaded.
 pub(crate) fn occupancy(threads: c_int) -> c_int {
     let limits = capability_limits();
     if threads <= 0 {
@@ -242,10 +242,11 @@ pub(crate) fn occupancy(threads: c_int) -> c_int {
     (limits.threads_per_sm as c_int / threads).clamp(1, limits.blocks_per_sm as c_int)
 }
 
-/// The assumed size of a global variable, in bytes: the real one is in the code.
+/// The assumed size of a global variable in bytes. The real size is in the code.
 pub(crate) const GLOBAL_SIZE: usize = 64 << 10;
 
-/// The address of a kernel's global variable on the current device: the same for the same key.
+/// Returns the address of a kernel's global variable on the current device. The same key always gets the same
+/// address.
 pub(crate) fn global_variable(key: &[u8], size: usize) -> usize {
     type Addresses = HashMap<(usize, Vec<u8>), usize>;
     static ADDRESSES: LazyLock<Mutex<Addresses>> = LazyLock::new(Mutex::default);
@@ -259,7 +260,7 @@ answers! {
     Real fn __cudaRegisterFatBinary(wrapper: Word) -> Handle<FatBinary> {
         by_contract!(fatbin::register(wrapper))
     }
-    /// The library of this binary is loaded, and PyTorch's with it if it is one of PyTorch's.
+    /// The library with this binary is loaded now; if it belongs to PyTorch, so is PyTorch's.
     Real fn __cudaRegisterFatBinaryEnd(_handle: Word) -> () {
         torch_reports::find_report();
     }

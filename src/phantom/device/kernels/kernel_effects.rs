@@ -1,20 +1,19 @@
-//! The effects of known kernels, derived from their names and arguments. No kernel runs.
+//! The effects of known kernels, derived from their names and arguments. No kernel code runs.
 //!
 //! - Counting kernels: their result becomes the size of a tensor, so its value is an assumption that the user
 //!   can set ([`DynamicSizes`](crate::core::values::DynamicSizes)).
-//! - Fills of small ranges are done, so `torch.ones(3)` reads as ones.
-//! - Comparisons and reductions of small known tensors are done, because ranks use them to agree on sizes. Of
-//!   unknown values "all" is assumed true and "any" false: with these, programs check that their data is
-//!   sound. Two different tensors are assumed to be unequal ([`elementwise`]).
-//! - A selection from a small known tensor by unknown indices gives values of that tensor ([`index`]).
-//! - Elementwise kernels write one range and keep the known content of all other memory.
-//! - A kernel whose parameters are numbers alone, as `torch.cuda._sleep`'s is, is given no address to
-//!   write to
-//!   and keeps all.
+//! - Fills of small ranges are performed, so `torch.ones(3)` reads as ones.
+//! - Comparisons and reductions of small known tensors are performed, because ranks use them to agree on
+//!   sizes. For unknown values, "all" is assumed true and "any" false: programs use these to check that their
+//!   data is valid. Two different tensors are assumed to be unequal ([`elementwise`]).
+//! - A selection from a small known tensor by unknown indices returns values of that tensor ([`index`]).
+//! - Elementwise kernels write one range, and the known content of all other memory stays.
+//! - A kernel that has only numbers as parameters, such as the one of `torch.cuda._sleep`, gets no address to
+//!   write to, so all known content stays.
 //!
 //! A kernel is recognized by its mangled name, which the program registers before it can launch the kernel.
-//! The arguments are the ones that PyTorch, CUB and Thrust declare. A kernel with another name or other
-//! arguments is not recognized: then a count reads as zero, and memory becomes unknown.
+//! The arguments are as PyTorch, CUB and Thrust declare them. A kernel with another name or other arguments
+//! is not recognized: a count then reads as zero, and memory becomes unknown.
 
 use std::cell::Cell;
 use std::sync::OnceLock;
@@ -36,70 +35,73 @@ use crate::kernels::reduce::{
 };
 use crate::kernels::{signature, strided};
 
-/// The effect of a kernel, with the arguments that it depends on.
+/// The effect of a kernel, with the arguments on which it depends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum KernelEffect {
     /// `cub::DeviceReduceSingleTileKernel` over a test for nonzero: (in, out, count, ...).
     CountNonzero(NonzeroInput),
     /// `cub::DeviceReduceKernel` over a test for nonzero: (in, partial results, count, ...).
     CountNonzeroPartial(NonzeroInput),
-    /// `cub::DeviceReduceSingleTileKernel` over anything else: (in, out, ...). It may finish the above.
+    /// `cub::DeviceReduceSingleTileKernel` over anything else: (in, out, ...). It may finish a
+    /// `CountNonzeroPartial`.
     FinishReduction,
     /// `cub::DeviceSelectSweepKernel` by equality: (in, flags, out, count out, tiles, op, equality, count,
     /// ...).
     CountUnique,
-    /// `cub::DeviceReduceByKeyKernel` that encodes run lengths: (in, out, values, lengths, count out, tiles,
+    /// `cub::DeviceReduceByKeyKernel` for run-length encoding: (in, out, values, lengths, count out, tiles,
     /// first tile, equality, op, count).
     CountRuns,
     /// Thrust's `unique`: (in, out, predicate, count out, count, ...).
     CountThrustUnique,
-    /// An elementwise kernel of PyTorch: (count, functor, operands, ...). The operands are addresses, the
+    /// An elementwise PyTorch kernel: (count, functor, operands, ...). The operands are addresses, with the
     /// output first.
     Elementwise,
-    /// An elementwise kernel that writes flags, a byte each.
+    /// An elementwise kernel that writes flags of one byte each.
     Flags,
-    /// A copy that converts its elements to flags: (count, functor, operands, offsets of the input, offsets of
-    /// the output, loader, storer).
+    /// A copy that converts elements to flags: (count, functor, operands, input offsets, output offsets,
+    /// loader, storer).
     ToFlags,
-    /// An elementwise kernel with a functor that holds one value of this many bytes, which it writes.
+    /// An elementwise kernel that writes a single value of this number of bytes, which its functor contains.
     Fill(usize),
-    /// An elementwise comparison of two inputs. The functor is the number of a [`Comparison`](crate::kernels::reduce::Comparison).
+    /// An elementwise comparison of two inputs. The functor contains the number of a
+    /// [`Comparison`](crate::kernels::reduce::Comparison).
     Compare(DataType),
-    /// An elementwise comparison with a scalar. The functor is the number of a [`Comparison`](crate::kernels::reduce::Comparison) and the scalar.
+    /// An elementwise comparison with a scalar. The functor contains the number of a
+    /// [`Comparison`](crate::kernels::reduce::Comparison), and the scalar.
     CompareScalar(DataType),
-    /// An elementwise test for equality with a scalar. The functor is 0 for equal or 1 for unequal, and the
-    /// scalar.
+    /// An elementwise test for equality with a scalar. The functor contains 0 for equal or 1 for unequal, and
+    /// the scalar.
     EqualScalar(DataType),
-    /// An elementwise test of two inputs for equality. The functor is 0 for equal or 1 for unequal.
-    /// `None`: their type is not known.
+    /// An elementwise test of two inputs for equality. The functor contains 0 for equal or 1 for unequal.
+    /// `None` if the type of the inputs is unknown.
     Equal(Option<DataType>),
-    /// The elementwise logical and of two flags.
+    /// The elementwise logical "and" of two flags.
     And,
-    /// The elementwise logical or of two flags.
+    /// The elementwise logical "or" of two flags.
     Or,
-    /// The elementwise opposite of a flag.
+    /// The elementwise logical "not" of a flag.
     Not,
-    /// A choice of places by indices: (count, one struct).
+    /// A selection of places by indices: (count, struct).
     Index(IndexKernel),
-    /// A comparison of two inputs over strides, with its addresses inside the functor.
+    /// A comparison of two strided inputs, whose addresses are inside the functor.
     CompareStrided {
         is_equality: bool,
-        /// False if it converts its result to another type.
+        /// False if the kernel converts its result to another type.
         writes_flags: bool,
     },
-    /// PyTorch's `reduce_kernel`: one struct, see [`reduce_to_one`].
+    /// PyTorch's `reduce_kernel`: one struct; see [`reduce_to_one`].
     Reduce(ReductionKind, DataType),
-    /// All parameters are numbers.
+    /// A kernel that has only numbers as parameters.
     NoPointer,
 }
 
-/// The input of a count of nonzero elements: an iterator of an address and a test. The test is empty, and what is
-/// in its word is left from other calls.
+/// The input of a count of nonzero elements: an iterator that consists of an address and a test. The test is
+/// an empty type, so its word contains leftovers from other calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NonzeroInput {
     /// The type of the elements, if known.
     element: Option<DataType>,
-    /// True if the test comes before the address, as in CUB; in Thrust it comes after it.
+    /// True if the test precedes the address, as in CUB; in Thrust, it follows the address.
     test_is_first: bool,
 }
 
@@ -113,19 +115,19 @@ pub(crate) enum ReductionKind {
 }
 
 pub(crate) fn contains(text: &[u8], part: &[u8]) -> bool {
-    // SAFETY: both slices are good for their length, and `memmem` reads no further. Tens of thousands of
-    // names pass here while PyTorch is loaded, and this is the fastest search at hand.
+    // SAFETY: both slices are valid for their length, and `memmem` reads no further. It is the fastest
+    // available search: tens of thousands of names are searched while PyTorch loads.
     !unsafe { libc::memmem(text.as_ptr().cast(), text.len(), part.as_ptr().cast(), part.len()) }.is_null()
 }
 
-/// The text after a part of a mangled name.
+/// Returns the text after a part of a mangled name.
 pub(crate) fn after<'a>(name: &'a [u8], part: &[u8]) -> Option<&'a [u8]> {
     let at = name.windows(part.len()).position(|window| window == part)? + part.len();
     name.get(at..)
 }
 
-/// The encoded parameter types at the end of the mangled name of a function that is no template (Itanium C++
-/// ABI, section 5.1: `_Z`, then a name or `N` names `E`, each name with its length before it).
+/// Returns the encoded parameter types at the end of the mangled name of a non-template function (Itanium C++
+/// ABI, section 5.1: `_Z`, then a name or `N` names `E`, each name preceded by its length).
 fn parameters(name: &[u8]) -> Option<&[u8]> {
     let mut rest = name.strip_prefix(b"_Z")?;
     let nested = rest.strip_prefix(b"N");
@@ -142,12 +144,13 @@ fn parameters(name: &[u8]) -> Option<&[u8]> {
     }
 }
 
-/// Returns true if encoded parameter types are all integers, floats, booleans, or none at all (`v`).
+/// Returns true if the encoded parameter types are only integers, floats and booleans, or an empty list
+/// (`v`).
 fn only_numbers(parameters: &[u8]) -> bool {
     !parameters.is_empty() && parameters.iter().all(|code| b"vbcahstijlmfd".contains(code))
 }
 
-/// The type with the mangled name at the start of `name`. A boolean is a byte.
+/// Returns the type whose mangled name is at the start of `name`. A boolean is a byte.
 fn data_type(name: &[u8]) -> Option<DataType> {
     Some(match name.first()? {
         b'a' => ncclInt8,
@@ -165,11 +168,11 @@ fn data_type(name: &[u8]) -> Option<DataType> {
 }
 
 impl KernelEffect {
-    /// The effect of the kernel with this mangled name.
+    /// Returns the effect of the kernel with this mangled name.
     fn of(name: &[u8]) -> Option<Self> {
-        // The unrolled form may convert types and use strides; the vectorized form never does.
+        // The unrolled variant may convert types and use strides; the vectorized variant never does.
         if contains(name, b"for_multi_outputs") || contains(name, b"amp_non_finite") {
-            // Several outputs, or one after an address that the functor captured.
+            // The kernel has several outputs, or writes one through an address that the functor captured.
             return None;
         }
         let vectorized = contains(name, b"vectorized_elementwise_kernel");
@@ -207,7 +210,7 @@ impl KernelEffect {
                 (true, _) if nonzero.is_some() => Some(Self::CountNonzero(input)),
                 (true, _) => Some(Self::FinishReduction),
                 (false, false) => nonzero.map(|_| Self::CountNonzeroPartial(input)),
-                // Only the encoding of run lengths adds up a constant.
+                // Only run-length encoding sums up a constant.
                 (false, true) => [&b"rle"[..], b"ConstantInput", b"constant_iter"]
                     .iter()
                     .any(|part| contains(name, part))
@@ -223,7 +226,7 @@ impl KernelEffect {
         parameters(name).is_some_and(only_numbers).then_some(Self::NoPointer)
     }
 
-    /// `FillFunctor<T>`.
+    /// Recognizes `FillFunctor<T>`.
     fn fill(name: &[u8]) -> Option<Self> {
         let element = after(name, b"FillFunctorI")?;
         match element.first()? {
@@ -232,8 +235,8 @@ impl KernelEffect {
         }
     }
 
-    /// `CompareFunctor<T>` and its relatives with two inputs or a scalar. A functor that is wrapped in
-    /// another one has its operator elsewhere and is not recognized.
+    /// Recognizes `CompareFunctor<T>` and related functors with two inputs or a scalar. A functor wrapped in
+    /// another one has its operator at another offset and is not recognized.
     fn comparison(name: &[u8]) -> Option<Self> {
         if let Some(element) = after(name, b"compare_scalar_kernelI") {
             return data_type(element).map(Self::CompareScalar);
@@ -261,8 +264,8 @@ impl KernelEffect {
         (two_inputs && !contains(name, b"aryFunctorI")).then_some(Self::Compare(data_type(element)?))
     }
 
-    /// Returns true if an elementwise kernel writes booleans: its functor returns them, and no conversion
-    /// follows; or it converts to them.
+    /// Returns true if an elementwise kernel writes booleans: its functor returns them and no conversion
+    /// follows, or the kernel converts to them.
     fn writes_flags(name: &[u8]) -> bool {
         let is_logical =
             [&b"CompareFunctor"[..], b"CompareEqFunctor", b"compare_scalar_kernel", b"logical_not_kernel"]
@@ -281,7 +284,7 @@ impl KernelEffect {
         contains(name, b"13BinaryFunctorI") && contains(name, b"16CompareEqFunctorI")
     }
 
-    /// `ReduceOp<T, ...>` of the plain operations.
+    /// Recognizes `ReduceOp<T, ...>` with a plain operation.
     fn reduction(name: &[u8]) -> Option<Self> {
         let data_type = data_type(after(name, b"8ReduceOpI")?)?;
         let kinds: [(&[u8], ReductionKind); 5] = [
@@ -292,27 +295,27 @@ impl KernelEffect {
             (b"MinNanFunctor", ReductionKind::Min),
         ];
         let (_, kind) = kinds.into_iter().find(|(part, _)| contains(name, part))?;
-        // A reduction that accumulates in another type has another layout.
+        // A reduction that accumulates in another type has a different layout.
         let same_type = after(name, b"14func_wrapper_tI").and_then(self::data_type) == Some(data_type);
         (same_type || matches!(kind, ReductionKind::All | ReductionKind::Any))
             .then_some(Self::Reduce(kind, data_type))
     }
 }
 
-/// The slots of the table. PyTorch has about ten thousand recognized kernels.
+/// The number of slots in the table. PyTorch has about ten thousand recognized kernels.
 const SLOTS: usize = 1 << 16;
-/// A hash table from the host address of a kernel to its effect, with linear probing. Entries are only added,
-/// so a launch finds its kernel without a lock.
+/// A hash table with linear probing, from the host address of a kernel to its effect. Entries are never
+/// removed, so a launch looks up its kernel without a lock.
 static KERNELS: [AtomicUsize; SLOTS] = [const { AtomicUsize::new(0) }; SLOTS];
 static EFFECTS: [OnceLock<KernelEffect>; SLOTS] = [const { OnceLock::new() }; SLOTS];
 
-/// The slots in which a kernel may be, in the order of the search.
+/// Returns the slots in which a kernel may be, in search order.
 fn slots(kernel: usize) -> impl Iterator<Item = usize> {
     let first = (kernel >> 4).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 48;
     (0..64).map(move |step| (first + step) % SLOTS)
 }
 
-/// Registers a kernel, if its effect is known.
+/// Registers a kernel if its effect is known.
 pub(crate) fn register(kernel: usize, name: &[u8]) {
     let Some(effect) = KernelEffect::of(name) else { return };
     for slot in slots(kernel) {
@@ -339,13 +342,14 @@ fn effect_of(kernel: usize) -> Option<KernelEffect> {
 }
 
 thread_local! {
-    /// The number that the running op finds in a known input.
+    /// The count that the running op finds in a known input.
     static COUNT: Cell<Option<u64>> = const { Cell::new(None) };
-    /// Partial counts that the next reduction finishes: their address and the number of counted elements.
+    /// The partial counts that the next reduction finishes: their address, and the number of counted
+    /// elements.
     static PARTIAL_COUNT: Cell<(usize, u64)> = const { Cell::new((0, 0)) };
 }
 
-/// Sets what the counts of the calling thread find, while an op runs that has a known input.
+/// Sets the result of counts on the calling thread while an op with a known input runs.
 pub(crate) fn set_count(count: Option<u64>) {
     let _ = COUNT.try_with(|cell| cell.set(count));
 }
@@ -356,48 +360,48 @@ struct KernelArguments<'call>(In<'call, usize>);
 
 impl<'call> KernelArguments<'call> {
     /// # Safety
-    /// `list` is the argument list of a launch of a kernel with a known effect, and only the arguments that
-    /// the [`KernelEffect`] lists are read, with their types.
+    /// `list` is the argument list in a launch of a kernel with a known effect. Only the arguments that the
+    /// [`KernelEffect`] lists are read, with their types.
     unsafe fn new(list: In<'call, usize>) -> Self {
         Self(list)
     }
 
-    /// The address of an argument.
+    /// Returns the address of an argument.
     fn address(self, index: usize) -> Option<usize> {
         // SAFETY: the promise of `new`.
         unsafe { self.0.at(index) }.get()
     }
 
-    /// The value of a pointer argument.
+    /// Returns the value of a pointer argument.
     fn pointer(self, index: usize) -> Option<usize> {
         // SAFETY: the promise of `new`.
         self.address(index).and_then(|address| unsafe { read(address) })
     }
 
-    /// A number of elements, of 32 or 64 bits. No tensor that one launch counts has 2^32 elements, so the
-    /// lower half is the number.
+    /// Returns a number of elements, which has 32 or 64 bits. No tensor counted in one launch has 2^32
+    /// elements, so the lower half is the number.
     fn count(self, index: usize) -> Option<u64> {
         // SAFETY: the promise of `new`.
         self.address(index).and_then(|address| unsafe { read::<u32>(address) }).map(u64::from)
     }
 
-    /// The number of elements that the op finds if its input is known; otherwise the number assumed out of
-    /// the total that argument `index` holds.
+    /// Returns the count that the op finds if its input is known. Otherwise returns the assumed part of the
+    /// total in argument `index`.
     fn assumed(self, index: usize) -> Option<u64> {
         let known = COUNT.try_with(Cell::get).ok().flatten();
         known.or_else(|| self.count(index).map(|all| host_state().dynamic.count_of(all)))
     }
 
-    /// The number of nonzero elements that a count over a test for nonzero finds.
+    /// Returns the number of nonzero elements that a count with a test for nonzero finds.
     fn nonzero(self, NonzeroInput { element, test_is_first }: NonzeroInput) -> Option<u64> {
         let width = element.map_or(1, reduce::width);
         let size = self.count(2)? as usize * width;
-        // SAFETY: the promise of `new`: the iterator has two words.
+        // SAFETY: by the contract of `new`, the iterator has two words.
         let from =
             self.address(0).and_then(|at| unsafe { read::<usize>(at + 8 * usize::from(test_is_first)) });
         let from = from.filter(|&from| device_of(from).is_some());
         let bytes = from.filter(|_| element.is_some() && size <= SMALL).and_then(|from| {
-            // SAFETY: the input of the kernel, good for its elements.
+            // SAFETY: the input of the kernel, readable for its number of elements.
             unsafe { read_known(from, size).map(|known| known.bytes).or_else(|| answer_flags(from, size)) }
         });
         match bytes {
@@ -409,7 +413,7 @@ impl<'call> KernelArguments<'call> {
         }
     }
 
-    /// The arguments of an elementwise kernel.
+    /// Returns the arguments of an elementwise kernel.
     fn elementwise(self) -> Option<ElementwiseLaunch> {
         let count = self.count(0)? as usize;
         let (functor, operands) = (self.address(1)?, self.address(2).filter(|&address| address != 0)?);
@@ -418,20 +422,20 @@ impl<'call> KernelArguments<'call> {
     }
 }
 
-/// The memory that a launch of a registered kernel with this number of blocks in the first dimension reaches;
-/// `None` when its parameters are not known.
+/// Returns the memory that a launch of a registered kernel reaches, or `None` if the kernel's parameters are
+/// not known. `blocks` is the number of blocks in the first dimension.
 ///
 /// # Safety
-/// `arguments` is the argument list of a launch of this kernel: an array with the address of each argument.
+/// `arguments` is the argument list in a launch of this kernel: an array with the address of each argument.
 pub(crate) unsafe fn launch_of(kernel: usize, arguments: In<usize>, blocks: u32) -> Option<Launch> {
     // SAFETY: the caller's promise.
     signature::of(kernel).and_then(|signature| unsafe { signature.launch_with(arguments, blocks) })
 }
 
-/// Applies the effect of a launch whose arguments alone are known.
+/// Applies a launch of which only the arguments are known: the memory that it reaches becomes unknown.
 ///
 /// # Safety
-/// As for [`launch_of`].
+/// Same as for [`launch_of`].
 unsafe fn forget_reached(kernel: usize, arguments: In<usize>, blocks: u32) {
     // SAFETY: the caller's promise.
     match unsafe { launch_of(kernel, arguments, blocks) } {
@@ -440,10 +444,10 @@ unsafe fn forget_reached(kernel: usize, arguments: In<usize>, blocks: u32) {
     }
 }
 
-/// Applies the known effect of a launch with this number of blocks in the first dimension.
+/// Applies the known effect of a launch. `blocks` is the number of blocks in the first dimension.
 ///
 /// # Safety
-/// `arguments` is the argument list of a launch of this kernel: an array with the address of each argument.
+/// `arguments` is the argument list in a launch of this kernel: an array with the address of each argument.
 pub(crate) unsafe fn launched(kernel: usize, arguments: In<usize>, blocks: u32, stream: &Stream) {
     let device = streams::device_of(stream);
     let Some(effect) = effect_of(kernel) else {
@@ -455,7 +459,7 @@ pub(crate) unsafe fn launched(kernel: usize, arguments: In<usize>, blocks: u32, 
         return;
     }
     let list = arguments;
-    // SAFETY: the caller's promise, and below each effect reads the arguments that it lists.
+    // SAFETY: by the caller's promise; below, each effect reads only the arguments that it lists.
     let arguments = unsafe { KernelArguments::new(arguments) };
     let equality = elementwise::take_last_equality();
     let counted = match effect {
@@ -476,7 +480,7 @@ pub(crate) unsafe fn launched(kernel: usize, arguments: In<usize>, blocks: u32, 
         KernelEffect::CountThrustUnique => arguments.pointer(3).zip(arguments.assumed(4)),
         KernelEffect::Reduce(kind, data_type) => {
             if let Some(operation) = arguments.address(0) {
-                // SAFETY: the address of the kernel's only argument, and the list that has it.
+                // SAFETY: the address of the kernel's only argument, and the argument list that contains it.
                 unsafe {
                     if !reduce_to_one(device, kind, data_type, operation, equality) {
                         forget_reached(kernel, list, blocks);
@@ -525,8 +529,7 @@ pub(crate) unsafe fn launched(kernel: usize, arguments: In<usize>, blocks: u32, 
     let chosen = match effect {
         KernelEffect::Index(kernel) => {
             let launch = arguments.count(0).zip(arguments.address(1));
-            // SAFETY: the arguments of such a kernel. What it reads is looked up before its output is
-            // unknown.
+            // SAFETY: the arguments of such a kernel. Its inputs are read before its output becomes unknown.
             launch.and_then(|(count, operation)| unsafe { index::choose(kernel, count as usize, operation) })
         }
         _ => None,
@@ -534,7 +537,7 @@ pub(crate) unsafe fn launched(kernel: usize, arguments: In<usize>, blocks: u32, 
     // SAFETY: the caller's promise.
     unsafe { forget_reached(kernel, list, blocks) };
     if let Some((to, bytes)) = chosen {
-        // SAFETY: the output of the kernel, good for its elements.
+        // SAFETY: the output of the kernel, writable for its number of elements.
         unsafe { write_computed(to, &bytes) };
     }
     if let Some((place, found)) = counted {
@@ -542,13 +545,13 @@ pub(crate) unsafe fn launched(kernel: usize, arguments: In<usize>, blocks: u32, 
     }
 }
 
-/// Applies the effect of a reduction to one value. False when its layout is not known. `equality` is the
-/// address to which the launch before it wrote whether two tensors are equal.
+/// Applies the effect of a reduction to one value. Returns false if its layout is not known. `equality` is
+/// the address of the flags if the previous launch tested two tensors for equality.
 ///
 /// # Safety
-/// `operation` is the address of the kernel's only argument, PyTorch's `ReduceOp` (ATen's Reduce.cuh): the
-/// operation and its identity, the configuration, an offset calculator for the input (its dimensions, 25
-/// sizes of 12 bytes, 25 strides) and one for the output, then the two addresses.
+/// `operation` is the address of the kernel's only argument, PyTorch's `ReduceOp` (ATen's Reduce.cuh). It
+/// consists of the operation and its identity, the configuration, an offset calculator for the input (its
+/// dimensions, 25 sizes of 12 bytes, 25 strides), one for the output, and the two addresses.
 unsafe fn reduce_to_one(
     device: &Device,
     kind: ReductionKind,
@@ -561,7 +564,7 @@ unsafe fn reduce_to_one(
         1 => 4,
         4 => 8,
         8 => 16,
-        // Halves are accumulated in a wider type, which moves every member.
+        // Half-precision values are accumulated in a wider type, which moves every member.
         _ => return false,
     };
     // SAFETY: members of the struct, by the caller's promise.
@@ -588,7 +591,7 @@ unsafe fn reduce_to_one(
     }
     let contiguous = inputs == 1 || dimensions == 1 && stride == width;
     let size = small_size(inputs, data_type).filter(|_| contiguous);
-    // SAFETY: the input of the kernel, good for its elements.
+    // SAFETY: the input of the kernel, readable for its number of elements.
     let known = size.and_then(|size| unsafe { read_known(from, size) });
     let is_answer = known.as_ref().is_some_and(|known| known.is_answer);
     let bytes = match (kind, known.map(|known| known.bytes)) {
@@ -613,7 +616,7 @@ unsafe fn reduce_to_one(
             reduce::reduce(data_type, operation, &elements)
         }
     };
-    // SAFETY: the output of the kernel, good for its one value.
+    // SAFETY: the output of the kernel, writable for its single value.
     unsafe { write_computed(to, &Known { bytes, is_answer }) };
     true
 }

@@ -1,5 +1,5 @@
-//! Modules, libraries and links. Of code that is compiled at run time (NVRTC, Triton) only the parameters of
-//! the kernels are read.
+//! Modules, libraries and links. From code that is compiled at run time (NVRTC, Triton), only the parameters
+//! of the kernels are read.
 
 use std::ffi::c_int;
 
@@ -21,7 +21,7 @@ fn new_handle(out: Out<usize>) -> Status {
     out.give(opaque_handle())
 }
 
-/// A module or a library: the parameters of its kernels, empty when its code is of no known form.
+/// A module or library: the parameters of its kernels. Empty if its code has an unknown format.
 #[derive(Default)]
 struct Module {
     kernels: KernelParameters,
@@ -36,16 +36,16 @@ unsafe fn load(out: Out<Handle<Module>>, image: usize) -> Status {
     out.give(Handle::new(Module { kernels: unsafe { fatbin::image_parameters(image) } }))
 }
 
-/// Loads the image in a file.
+/// Loads an image from a file.
 fn load_file(out: Out<Handle<Module>>, path: &Text) -> Status {
     let mut image = std::fs::read(path.str()).unwrap_or_default();
-    // A text ends with a zero.
+    // Appends zeros, because a text must end with one.
     image.extend_from_slice(&[0; 64]);
-    // SAFETY: the bytes of a file that a program loads as code, with zeros after them.
+    // SAFETY: the bytes of a file that a program loads as code, followed by zeros.
     unsafe { load(out, image.as_ptr() as usize) }
 }
 
-/// Gives the handle of a kernel.
+/// Returns the handle of a kernel.
 fn kernel_of(out: Out<usize>, module: Handle<Module>, name: &Text) -> Status {
     let kernel = opaque_handle();
     let parameters = module.get().and_then(|module| module.kernels.get(name.bytes()));
@@ -53,20 +53,20 @@ fn kernel_of(out: Out<usize>, module: Handle<Module>, name: &Text) -> Status {
     out.give(kernel)
 }
 
-/// The end of the list of launch options, and its keys (`cuda.h`).
+/// The keys in the list of launch options (`cuda.h`).
 const LAUNCH_PARAM_BUFFER_POINTER: usize = 1;
 const LAUNCH_PARAM_BUFFER_SIZE: usize = 2;
 
-/// The launch of a kernel with its arguments in one of the two forms, and this number of blocks in the first
-/// dimension. `None` when the arguments are not known.
+/// Returns the launch of a kernel with its arguments in one of the two forms, or `None` if the arguments are
+/// not known. `blocks` is the number of blocks in the first dimension.
 ///
 /// # Safety
-/// `arguments` and `extra` are those of a launch of this kernel: null, an array with the address of each
+/// `arguments` and `extra` come from a launch of this kernel. Each is null, an array with the address of each
 /// argument, or a list of options.
 unsafe fn reach(kernel: usize, arguments: In<usize>, extra: In<usize>, blocks: u32) -> Option<Launch> {
     let signature = signature::of(kernel)?;
-    // SAFETY: the caller's promise: a list of keys, each with its value, that ends with a zero. The block has
-    // the size that the list states.
+    // SAFETY: by the caller's promise, a list of keys with their values, terminated by a zero. The parameter
+    // block has the size that the list states.
     unsafe {
         if arguments.get().is_some() || signature.is_empty() {
             return signature.launch_with(arguments, blocks);
@@ -87,7 +87,7 @@ unsafe fn reach(kernel: usize, arguments: In<usize>, extra: In<usize>, blocks: u
     }
 }
 
-/// Writes the address and the size of a global variable of a module.
+/// Writes the address and the size of a module's global variable.
 fn module_variable(address: Out<usize>, size: Out<usize>, module: usize, name: &Text) -> Status {
     let mut key = module.to_le_bytes().to_vec();
     key.extend_from_slice(name.bytes());
@@ -96,7 +96,7 @@ fn module_variable(address: Out<usize>, size: Out<usize>, module: usize, name: &
     OK
 }
 
-/// Writes the result of a link: bytes that begin like an ELF file, for callers that check the magic number.
+/// Writes the result of a link: bytes that start like an ELF file, for callers that check the magic number.
 fn linked_image(cubin: Out<usize>, size: Out<usize>) -> Status {
     let mut image = [0u8; 64];
     image[..4].copy_from_slice(b"\x7fELF");
@@ -104,10 +104,10 @@ fn linked_image(cubin: Out<usize>, size: Out<usize>) -> Status {
     cubin.give(Handle::new(image).address())
 }
 
-/// Launches with the shape and the stream of a configuration.
+/// Launches a kernel with the shape and the stream in a configuration.
 ///
 /// # Safety
-/// `config` is null or holds a stream handle; the others as for [`reach`].
+/// `config` is null or contains a stream handle; the other arguments are as for [`reach`].
 unsafe fn launch_with(
     config: In<CUlaunchConfig>,
     kernel: usize,
@@ -124,7 +124,7 @@ unsafe fn launch_with(
     }
 }
 
-/// A tensor map of the memory at an address.
+/// Returns a tensor map for the memory at an address.
 fn tensor_map(address: usize) -> [u64; 16] {
     let mut map = [0; 16];
     map[0] = address as u64;
@@ -225,8 +225,8 @@ answers! {
     Success fn cuLinkAddFile_v2(_state: Word, _kind: Word, _path: Text) { OK }
     Success fn cuLinkComplete(_state: Word, cubin: Out<usize>, size: Out<usize>) { linked_image(cubin, size) }
     Success fn cuLinkDestroy(_state: Word) { OK }
-    /// A tensor map is 128 bytes that only kernels read. Here it holds the address, which the kernel may write
-    /// to.
+    /// A tensor map has 128 bytes that only kernels read. Here it contains the address, to which the kernel
+    /// may write.
     Success fn cuTensorMapEncodeTiled(map: Out<[u64; 16]>, _type: c_int, _rank: u32, address: Word) {
         map.give(tensor_map(address))
     }

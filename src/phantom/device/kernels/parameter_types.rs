@@ -1,29 +1,30 @@
-//! The facts that the types of a kernel's parameters reveal: which of them only lead to constants, and where
-//! their addresses are.
+//! What the types of a kernel's parameters reveal: which parameters only point to constants, and where the
+//! addresses in a parameter are.
 //!
-//! Structs with room for more than a launch needs hold leftovers after it: what was on the stack before, or the
-//! addresses of an earlier launch. These are no addresses of the launch.
+//! A struct with more space than a launch needs contains leftovers in the rest: old stack contents, or
+//! addresses of an earlier launch. These are not addresses of the current launch.
 
 use crate::kernels::cubin::Parameter;
 use crate::kernels::tensor_list::TensorList;
 
-/// The facts that the type of a parameter reveals.
+/// What the type of a parameter reveals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Type {
-    /// The kernel only reads what the parameter points to.
+    /// True if the kernel only reads the memory to which the parameter points.
     pub(crate) is_constant: bool,
     pub(crate) addresses: Addresses,
 }
 
-/// The places of the addresses in a parameter.
+/// The locations of the addresses in a parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Addresses {
     /// Any offset may hold an address.
     Everywhere,
-    /// The first bytes. PyTorch's `TensorInfo` begins with its address; sizes and strides follow (ATen's
+    /// Only the start. PyTorch's `TensorInfo` starts with its address; sizes and strides follow (ATen's
     /// `TensorInfo.cuh`).
     First,
-    /// One for each block of threads, from the start (`TensorListAddresses` in ATen's `ForeachReduceOp.cu`).
+    /// One address per block of threads, from the start (`TensorListAddresses` in ATen's
+    /// `ForeachReduceOp.cu`).
     PerBlock,
     TensorList(TensorList),
 }
@@ -32,7 +33,7 @@ impl Type {
     /// Nothing is known.
     const UNKNOWN: Self = Self { is_constant: false, addresses: Addresses::Everywhere };
 
-    /// The facts that a demangled type of this size reveals.
+    /// Returns what a demangled type of this size reveals.
     fn of(parameter: &str, size: usize) -> Self {
         let addresses = if parameter.starts_with(TENSOR_INFO) {
             Addresses::First
@@ -45,11 +46,11 @@ impl Type {
     }
 }
 
-/// The beginning of the type of PyTorch's description of a tensor.
+/// The start of the type name of PyTorch's description of a tensor.
 const TENSOR_INFO: &str = "at::cuda::detail::TensorInfo<";
 
-/// The types of these parameters of the kernel with this mangled name. Nothing is known of them when the name is
-/// not mangled, or has another number of parameters.
+/// Returns the types of the parameters of the kernel with this mangled name. They are unknown if the name is
+/// not mangled or has a different number of parameters.
 pub(crate) fn of(name: &[u8], parameters: &[Parameter]) -> Vec<Type> {
     let demangled = cpp_demangle::Symbol::new(name).ok().and_then(|symbol| symbol.demangle().ok());
     let text = demangled.unwrap_or_default();
@@ -60,13 +61,13 @@ pub(crate) fn of(name: &[u8], parameters: &[Parameter]) -> Vec<Type> {
     types.into_iter().zip(parameters).map(|(text, parameter)| Type::of(text, parameter.size)).collect()
 }
 
-/// The types in the last list of parameters of a demangled name.
+/// Returns the types in the last parameter list of a demangled name.
 fn parameter_types(text: &str) -> Vec<&str> {
     let bytes = text.as_bytes();
     if bytes.last() != Some(&b')') {
         return Vec::new();
     }
-    // From the end back to the parenthesis that opens the list.
+    // Searches backward from the end for the parenthesis that opens the list.
     let (mut depth, mut start) = (0usize, None);
     for (at, byte) in bytes.iter().enumerate().rev() {
         match byte {
@@ -96,7 +97,7 @@ fn parameter_types(text: &str) -> Vec<&str> {
     all
 }
 
-/// Returns true if a type is an address of constants, or PyTorch's description of a tensor of constants.
+/// Returns true if a type is a pointer to constants, or PyTorch's description of a tensor of constants.
 fn is_constant_address(parameter: &str) -> bool {
     if let Some(target) = parameter.strip_suffix('*') {
         return target.trim_end().ends_with(" const");

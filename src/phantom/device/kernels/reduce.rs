@@ -1,4 +1,4 @@
-//! Arithmetic on small data of known content: reductions over ranks and elements, and comparisons.
+//! Arithmetic on small known data: reductions over ranks and elements, and comparisons.
 
 #![expect(non_upper_case_globals, reason = "constants of NCCL are named as in its header")]
 
@@ -9,7 +9,7 @@ use cudarc::nccl::sys::{ncclDataType_t, ncclRedOp_t};
 
 use crate::core::ffi::codes;
 
-/// A type of elements: an `ncclDataType_t`.
+/// The type of elements, an `ncclDataType_t`.
 pub(crate) type DataType = c_int;
 
 codes!(pub(crate) ncclDataType_t {
@@ -25,12 +25,12 @@ codes!(pub(crate) ncclDataType_t {
     ncclBfloat16,
 });
 
-/// A reduction: an `ncclRedOp_t`. An operation that the program created counts as a sum.
+/// A reduction operation, an `ncclRedOp_t`. An operation created by the program counts as a sum.
 pub(crate) type Operation = c_int;
 
 codes!(pub(crate) ncclRedOp_t { ncclSum, ncclProd, ncclMax, ncclMin, ncclAvg });
 
-/// The bytes of one element. A type that is not listed has one byte.
+/// Returns the size of an element in bytes: 1 for types that are not listed.
 pub(crate) fn width(data_type: DataType) -> usize {
     match data_type {
         ncclInt32 | ncclUint32 | ncclFloat32 => 4,
@@ -40,7 +40,7 @@ pub(crate) fn width(data_type: DataType) -> usize {
     }
 }
 
-/// The value of an element, wide enough for the sum of many.
+/// The value of an element, wide enough for the sum of many elements.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Element {
     Integer(i128),
@@ -100,10 +100,11 @@ fn f64_to_half(value: f64) -> u16 {
     if magnitude >= 65520.0 {
         return sign | 0x7c00;
     }
-    // The step between neighbours at this magnitude. Below the smallest normal number it is constant.
+    // The step between neighboring values at this magnitude. Below the smallest normal number, it is
+    // constant.
     let exponent = if magnitude < 2f64.powi(-14) { -14 } else { magnitude.log2().floor() as i32 };
     let steps = (magnitude / 2f64.powi(exponent - 10)).round_ties_even() as u16;
-    // The steps of a normal number carry into the exponent.
+    // The steps of a normal number carry over into the exponent.
     sign | (((exponent + 14) as u16) * 1024 + steps)
 }
 
@@ -117,7 +118,7 @@ pub(crate) enum Comparison {
 }
 
 impl Comparison {
-    /// The comparison with this number in PyTorch's `CompareFunctor`.
+    /// Returns the comparison with this number in PyTorch's `CompareFunctor`.
     pub(crate) fn from_number(number: i32) -> Option<Self> {
         let all = [Self::GreaterEqual, Self::Greater, Self::LessEqual, Self::Less];
         all.get(usize::try_from(number).ok()?).copied()
@@ -133,8 +134,8 @@ impl Comparison {
     }
 }
 
-/// Compares two buffers by element. The result has one byte for each pair: 1 where the comparison holds. A
-/// comparison with NaN does not hold.
+/// Compares two buffers element by element. The result has one byte per pair, which is 1 if the comparison is
+/// true. A comparison with NaN is false.
 pub(crate) fn compare(data_type: DataType, comparison: Comparison, left: &[u8], right: &[u8]) -> Vec<u8> {
     let width = width(data_type);
     let compare_pair = |(left, right): (&[u8], &[u8])| {
@@ -148,8 +149,8 @@ pub(crate) fn compare(data_type: DataType, comparison: Comparison, left: &[u8], 
     left.chunks_exact(width).zip(right.chunks_exact(width)).map(compare_pair).collect()
 }
 
-/// Tests two buffers for equality by element. The result has one byte for each pair: 1 where they are equal.
-/// NaN is equal to nothing.
+/// Tests two buffers for equality element by element. The result has one byte per pair, which is 1 if the
+/// elements are equal. NaN is not equal to anything.
 pub(crate) fn equal(data_type: DataType, left: &[u8], right: &[u8]) -> Vec<u8> {
     let width = width(data_type);
     let pairs = left.chunks_exact(width).zip(right.chunks_exact(width));
@@ -180,7 +181,7 @@ fn combine(operation: Operation, a: Element, b: Element) -> Element {
     }
 }
 
-/// Reduces buffers of one length to one, element by element.
+/// Reduces buffers of the same length to one, element by element.
 pub(crate) fn reduce(data_type: DataType, operation: Operation, all: &[Vec<u8>]) -> Vec<u8> {
     let width = width(data_type);
     let mut result = all.first().cloned().unwrap_or_default();
@@ -203,7 +204,8 @@ pub(crate) fn reduce(data_type: DataType, operation: Operation, all: &[Vec<u8>])
     result
 }
 
-/// Reduces `count` copies of one buffer, as [`reduce`] does. A sum is a product, so it takes one step for any count.
+/// Reduces `count` copies of one buffer, like [`reduce`]. A sum is computed as a product, so it takes one
+/// step for any count.
 pub(crate) fn of_equals(data_type: DataType, operation: Operation, bytes: &[u8], count: usize) -> Vec<u8> {
     use Element::{Float, Integer};
     let width = width(data_type);

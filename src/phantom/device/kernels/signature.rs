@@ -1,5 +1,4 @@
-//! The facts about a kernel that its name and its code reveal: the parameters, and which of them it writes
-//! to.
+//! What the name and the code of a kernel reveal: its parameters, and to which addresses in them it writes.
 
 use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex, RwLock};
@@ -13,10 +12,10 @@ use crate::kernels::fatbin::FatBinary;
 use crate::kernels::functor;
 use crate::kernels::parameter_types::{self, Addresses, Type};
 
-/// The largest number of bytes of parameters that CUDA allows (since 12.1; 4096 before).
+/// The maximum number of parameter bytes that CUDA allows (since 12.1; 4096 before).
 const MOST_BYTES: usize = 32764;
 
-/// One kernel.
+/// The signature of a kernel.
 #[derive(Debug)]
 pub(crate) struct Signature {
     /// The parameters, and what their types reveal.
@@ -26,36 +25,36 @@ pub(crate) struct Signature {
     only_dereferences: bool,
 }
 
-/// The addresses of a parameter block to which a kernel writes.
+/// The addresses in a parameter block to which a kernel writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Outputs {
-    /// All parameters except constants.
+    /// The addresses in all parameters except constants.
     All,
-    /// Those of the first parameter.
+    /// The addresses in the first parameter.
     FirstParameter,
-    /// All parameters except this many first ones.
+    /// The addresses in all parameters except this number of first ones.
     AllButParameters(usize),
-    /// In the last parameter, after offset calculators of this size: the first of this many operands, and
-    /// those that follow the operands.
+    /// Of the addresses in the last parameter after offset calculators of `offset` bytes: the first of the
+    /// `operands` operands, and the addresses after the operands.
     FirstOperand { offset: usize, operands: usize },
-    /// In the last parameter, after offset calculators of this size: all but the first one, and but the
-    /// second output of an operation that has one.
+    /// Of the addresses in the last parameter after `offset` bytes: all except the first one (the input) and,
+    /// if the operation has only one output, the unused slot of the second output.
     AllButFirst { offset: usize, has_one_output: bool },
-    /// In the last parameter, after offset calculators of this size: all operands except the indices, which
-    /// are first, and the source.
+    /// Of the addresses in the last parameter after offset calculators of `offset` bytes: all except the
+    /// indices, which are first, and the source.
     AllButSource { offset: usize },
 }
 
-/// The size of PyTorch's `OffsetCalculator` in bytes, up to the next address: the number of dimensions, 25
-/// divisors of 12 bytes, 25 strides for each operand. Nothing there is an address, and unused places hold
-/// what was on the stack before (ATen's `OffsetCalculator.cuh`).
+/// Returns the size of PyTorch's `OffsetCalculator` in bytes, up to the next address: the number of
+/// dimensions, 25 divisors of 12 bytes, and 25 strides per operand. It contains no address, and its unused
+/// slots contain old stack contents (ATen's `OffsetCalculator.cuh`).
 const fn offset_calculator(operands: usize) -> usize {
     (4 + 25 * 12 + 25 * 4 * operands).next_multiple_of(8)
 }
 
-/// Parts of the names of reductions with one output. The place of the second is not written then: it holds what
-/// was on the stack before, which under a tracer is often the address of a block (ATen's `Reduce.cuh`: the input,
-/// two outputs, the buffers).
+/// Parts of the names of reductions with one output. They do not write the slot of the second output, so it
+/// contains old stack contents, which under a tracer is often the address of a block (ATen's `Reduce.cuh`:
+/// the input, two outputs, the buffers).
 const ONE_OUTPUT: [&[u8]; 10] = [
     b"func_wrapper_t",
     b"MeanOps",
@@ -69,20 +68,20 @@ const ONE_OUTPUT: [&[u8]; 10] = [
     b"ArgMinOps",
 ];
 
-/// The part of ReduceOp with its configuration and two calculators, for one operand and for two, at least
-/// (ATen's `Reduce.cuh`). The address of the input follows.
+/// The minimum size of the part of ReduceOp before the address of the input: its configuration and the offset
+/// calculators for one and for two operands (ATen's `Reduce.cuh`).
 const REDUCE_OP: usize = 972;
 
-/// The place of the source's address after the calculator of scatter and gather: after the indices, the
+/// The offset of the source's address after the calculator in scatter and gather: it follows the indices, the
 /// size of the dimension, the functor, the output, a stride and the number of elements (ATen's
 /// `ScatterGatherKernel.cu`).
 const SCATTER_SOURCE: usize = 48;
 
 impl Outputs {
-    /// The outputs of the kernel with this name. The functors of elementwise and of index kernels hold an
-    /// offset calculator, then the address of the output, then those of the inputs; those of scatter and
-    /// gather hold the address of the indices first. (ATen's `CUDALoops.cuh`, `IndexKernel.cu`,
-    /// `Indexing.cu`, `ScatterGatherKernel.cu`, `Shape.cu`.)
+    /// Returns the outputs of the kernel with this name. The functors of elementwise and index kernels
+    /// contain an offset calculator, the address of the output, and the addresses of the inputs. Those of
+    /// scatter and gather have the address of the indices before these. (ATen's `CUDALoops.cuh`,
+    /// `IndexKernel.cu`, `Indexing.cu`, `ScatterGatherKernel.cu`, `Shape.cu`.)
     fn of(name: &[u8]) -> Self {
         let is_one_of = |parts: &[&[u8]]| has(name, parts);
         if is_one_of(&[b"18elementwise_kernelI"]) {
@@ -103,7 +102,8 @@ impl Outputs {
         if is_one_of(&[b"6native13reduce_kernel"]) {
             return Self::AllButFirst { offset: REDUCE_OP, has_one_output: is_one_of(&ONE_OUTPUT) };
         }
-        // CUB's selections get the input and the flags first, its reductions the input.
+        // The first parameters of CUB's selections are the input and the flags; the first one of its
+        // reductions is the input.
         if is_one_of(&[b"DeviceSelectSweepKernel"]) {
             return Self::AllButParameters(2);
         }
@@ -123,11 +123,12 @@ impl Outputs {
 }
 
 /// Parts of the names of kernels that store addresses for a later kernel: PyTorch's ranges (a range over
-/// addresses is a table for the batched functions of cuBLAS), and those that prepare grouped products.
+/// addresses is a table for the batched functions of cuBLAS), and kernels that prepare grouped matrix
+/// products.
 const STORES_ADDRESSES: [&[u8]; 6] =
     [b"arange", b"linspace", b"prepare_grouped_gemm", b"group_gemm_starts", b"pointers", b"_ptrs"];
 
-/// Parts of the names of kernels that load addresses to copy what these point to.
+/// Parts of the names of kernels that load addresses only to copy the memory at them.
 const ONLY_DEREFERENCES: [&[u8]; 4] =
     [b"chunk_cat", b"split_with_sizes", b"symmetric_memory", b"all_reduce_kernel"];
 
@@ -136,7 +137,7 @@ fn has(name: &[u8], parts: &[&[u8]]) -> bool {
 }
 
 impl Signature {
-    /// The signature of a kernel with this name and these parameters.
+    /// Creates the signature of a kernel with this name and these parameters.
     pub(crate) fn new(name: &[u8], parameters: &[Parameter]) -> Self {
         let types = parameter_types::of(name, parameters);
         let parameters: Box<[_]> = parameters.iter().copied().zip(types).collect();
@@ -160,7 +161,7 @@ impl Signature {
         launch
     }
 
-    /// Adds the addresses in one parameter of a launch with this number of blocks.
+    /// Adds the addresses in one parameter to a launch with this number of blocks.
     fn add(&self, launch: &mut Launch, bytes: &[u8], place: usize, blocks: u32) {
         const ADDRESS: usize = size_of::<usize>();
         let Type { is_constant, addresses } = self.parameters[place].1;
@@ -182,8 +183,8 @@ impl Signature {
                 Outputs::FirstOperand { offset: start, .. }
                 | Outputs::AllButFirst { offset: start, .. }
                 | Outputs::AllButSource { offset: start }
-                    // A pointer is aligned. What looks like one at another place lies in an array of a calculator
-                    // that is filled in part, and holds what was on the stack before.
+                    // A pointer is aligned. A value that looks like an address elsewhere is in a partly
+                    // filled array of a calculator, and is old stack content.
                     if is_last && (offset < start || offset % ADDRESS != 0) =>
                 {
                     return;
@@ -215,18 +216,19 @@ impl Signature {
         });
     }
 
-    /// The launch with these arguments and this number of blocks in the first dimension. `None` when the
-    /// arguments cannot be read.
+    /// Returns the launch with these arguments, or `None` if they cannot be read. `blocks` is the number of
+    /// blocks in the first dimension.
     ///
     /// # Safety
-    /// `arguments` is the argument list of a launch of this kernel: an array with the address of each argument.
+    /// `arguments` is the argument list in a launch of this kernel: an array with the address of each
+    /// argument.
     pub(crate) unsafe fn launch_with(&self, arguments: In<usize>, blocks: u32) -> Option<Launch> {
         let mut launch = self.launch();
         for (place, (parameter, _)) in self.parameters.iter().enumerate() {
             if parameter.size > MOST_BYTES {
                 return None;
             }
-            // SAFETY: the caller's promise: the list has an element for each parameter.
+            // SAFETY: by the caller's promise, the list has an element for each parameter.
             let address = unsafe { arguments.at(parameter.index) }.get().filter(|&address| address != 0)?;
             // SAFETY: the argument has the size of the parameter.
             let bytes = unsafe { std::slice::from_raw_parts(address as *const u8, parameter.size) };
@@ -235,7 +237,7 @@ impl Signature {
         Some(launch)
     }
 
-    /// The launch with this parameter block, and this number of blocks of threads in the first dimension.
+    /// Returns the launch with this parameter block. `blocks` is the number of blocks in the first dimension.
     pub(crate) fn launch_with_block(&self, block: &[u8], blocks: u32) -> Launch {
         let mut launch = self.launch();
         for (place, (parameter, _)) in self.parameters.iter().enumerate() {
@@ -247,17 +249,17 @@ impl Signature {
     }
 }
 
-/// A kernel that was registered with the runtime: the address of its host stub, and its name.
+/// A kernel registered with the runtime: the address of its host stub, and its name.
 struct Registered {
     stub: usize,
     binary: Handle<FatBinary>,
     name: usize,
 }
 
-/// Registered kernels, in the order of their stubs up to the number beside them.
+/// The registered kernels, and how many of them are already sorted by stub address.
 static REGISTERED: Mutex<(Vec<Registered>, usize)> = Mutex::new((Vec::new(), 0));
 
-/// Registers a kernel of the runtime.
+/// Registers a kernel with the runtime.
 ///
 /// # Safety
 /// `name` is null or a C string that lives as long as the kernel.
@@ -267,7 +269,7 @@ pub(crate) unsafe fn register(stub: usize, binary: Handle<FatBinary>, name: usiz
         let all = SIGNATURES.read().unwrap_or_else(std::sync::PoisonError::into_inner);
         all.contains_key(&stub)
     };
-    // Another library at the place of one that was unloaded.
+    // The kernel may belong to a library that replaces an unloaded one at the same address.
     if is_launched() {
         SIGNATURES.write().unwrap_or_else(std::sync::PoisonError::into_inner).remove(&stub);
     }
@@ -275,7 +277,7 @@ pub(crate) unsafe fn register(stub: usize, binary: Handle<FatBinary>, name: usiz
 
 type Signatures = HashMap<usize, Option<&'static Signature>, rustc_hash::FxBuildHasher>;
 
-/// The signatures of the kernels that were launched, by stub or by handle.
+/// The signatures of launched kernels, by stub or by handle.
 static SIGNATURES: LazyLock<RwLock<Signatures>> = LazyLock::new(RwLock::default);
 
 fn insert(kernel: usize, signature: Option<Signature>) -> Option<&'static Signature> {
@@ -290,7 +292,7 @@ pub(crate) fn set(kernel: usize, signature: Option<Signature>) {
     insert(kernel, signature);
 }
 
-/// The signature of a kernel; `None` when its parameters are not known.
+/// Returns the signature of a kernel, or `None` if its parameters are not known.
 pub(crate) fn of(kernel: usize) -> Option<&'static Signature> {
     let known = {
         let all = SIGNATURES.read().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -304,7 +306,7 @@ fn read(stub: usize) -> Option<Signature> {
     let mut registered = lock(&REGISTERED);
     let (all, sorted) = &mut *registered;
     if *sorted != all.len() {
-        // Of several at one place the last counts.
+        // Of several kernels at one address, the last one registered counts.
         all.reverse();
         all.sort_by_key(|kernel| kernel.stub);
         all.dedup_by_key(|kernel| kernel.stub);
@@ -316,7 +318,8 @@ fn read(stub: usize) -> Option<Signature> {
     if name == 0 {
         return None;
     }
-    // SAFETY: by the contract of `register` a C string; the kernel is launched, so its binary is loaded.
+    // SAFETY: a C string by the contract of `register`. The kernel is being launched, so its binary is
+    // loaded.
     let name = unsafe { std::ffi::CStr::from_ptr(name as *const _) }.to_bytes();
     // SAFETY: as above.
     let parameters = unsafe { binary.get()?.parameters(name) }?;

@@ -1,17 +1,17 @@
-//! PyTorch's elementwise kernels over strides, for example of broadcast tensors.
+//! PyTorch's elementwise kernels for strided tensors, such as broadcast ones.
 //!
-//! Their one functor holds all that they work on (ATen's CUDALoops.cuh, `gpu_kernel_impl` and its form without
-//! conversions): an offset calculator (its dimensions, 25 sizes of 12 bytes, 25 strides in bytes for each
-//! operand), and the addresses of the operands, the output first.
+//! The functor contains everything that the kernel uses (ATen's CUDALoops.cuh, `gpu_kernel_impl` and its
+//! variant without conversions): an offset calculator (its dimensions, 25 sizes of 12 bytes, and 25 strides
+//! in bytes per operand), and the addresses of the operands, the output first.
 
 use crate::core::ffi::read;
 use crate::cuda::copy::{device_of, forget, set_mask};
 
-/// The operands of a kernel with two inputs.
+/// The number of operands of a kernel with two inputs.
 const OPERANDS: usize = 3;
 const MOST_DIMENSIONS: usize = 25;
 const SIZES: usize = 4;
-/// A size and the two numbers by which a kernel divides by it.
+/// The bytes of a size and of the two numbers with which a kernel divides by it.
 const SIZE: usize = 12;
 const STRIDES: usize = SIZES + MOST_DIMENSIONS * SIZE;
 const ADDRESSES: usize = (STRIDES + 4 * MOST_DIMENSIONS * OPERANDS).next_multiple_of(8);
@@ -25,10 +25,10 @@ pub(crate) struct Output {
     distance: usize,
 }
 
-/// The output of a launch on `count` elements. `None` when the functor is another.
+/// Returns the output of a launch on `count` elements, or `None` if the functor has another layout.
 ///
 /// # Safety
-/// `functor` is the address of the functor of a launch of such a kernel with two inputs.
+/// `functor` is the address of the functor in a launch of such a kernel with two inputs.
 pub(crate) unsafe fn output(count: usize, functor: usize) -> Option<Output> {
     // SAFETY: members of the functor, by the caller's promise.
     let number = |offset: usize| unsafe { read::<u32>(functor + offset) }.map(|number| number as usize);
@@ -49,10 +49,10 @@ pub(crate) unsafe fn output(count: usize, functor: usize) -> Option<Output> {
 }
 
 impl Output {
-    /// Applies the effect of a comparison: the output is unknown, all other memory keeps its content. Flags are a
-    /// byte each.
+    /// Applies the effect of a comparison: the output becomes unknown, and all other memory keeps its
+    /// content. Flags have one byte each.
     pub(crate) fn compared(&self, writes_flags: bool) {
-        /// The bytes of the widest element: a complex number of two doubles.
+        /// The size of the largest element in bytes: a complex number of two doubles.
         const WIDEST: usize = 16;
         if writes_flags && self.distance + 1 == self.count {
             set_mask(self.address, self.count);
@@ -75,7 +75,7 @@ mod tests {
                 let at = SIZES + SIZE * dimension;
                 functor[at..at + 4].copy_from_slice(&size.to_le_bytes());
             }
-            // SAFETY: a functor of the right size.
+            // SAFETY: the functor has the right size.
             unsafe { output(16, functor.as_ptr() as usize) }
         };
         for dimensions in [0, 1, 25, 26, u32::MAX] {

@@ -1,24 +1,26 @@
-//! PyTorch's lists of tensors as parameters of kernels, in its `_foreach` functions and fused optimizers.
+//! PyTorch's tensor lists, which are kernel parameters in its `_foreach` functions and fused optimizers.
 //!
-//! A list has room for more tensors than a launch has. What stands after the last one is left from the launch
-//! before, or from the stack: addresses of blocks that have other owners by now. Each block of threads works on
-//! one tensor, whose number stands in the list; so the tensors of a launch are those of its blocks (ATen's
+//! A list has space for more tensors than a launch uses. The rest contains leftovers from an earlier launch
+//! or from the stack: addresses of blocks that have other owners by now. Each block of threads works on one
+//! tensor, whose number is in the list. So the tensors of a launch are those of its blocks (ATen's
 //! `MultiTensorApply.cuh`, PyTorch 1.12 to 2.12; NVIDIA's apex has the same lists).
 
 use crate::core::addresses::may_be_address;
 
-/// The room in a list for 1 to 6 tensors side by side.
+/// The capacity of a list with 1 to 6 rows of tensors.
 struct Limits {
-    /// Tensors in a list, and in a list that has a number for each.
+    /// The number of tensors in a list.
     tensors: [usize; 6],
+    /// The number of tensors in a list with a scalar for each tensor.
     with_numbers: [usize; 6],
-    /// The same with complex numbers of two doubles, for the rows that differ.
+    /// The number of tensors if the scalars are complex numbers of two doubles, for the numbers of rows where
+    /// it differs.
     with_complex_doubles: [usize; 4],
-    /// Blocks of threads.
+    /// The number of blocks of threads.
     blocks: [usize; 6],
 }
 
-/// Parameters of 4 KB, and of 32 KB for compute capability 7.0 and later.
+/// The capacities with 4 KB of parameters, and with 32 KB (compute capability 7.0 and later).
 const LIMITS: [Limits; 2] = [
     Limits {
         tensors: [110, 64, 48, 36, 30, 24],
@@ -35,31 +37,33 @@ const LIMITS: [Limits; 2] = [
 ];
 
 const ADDRESS: usize = size_of::<usize>();
-/// The bytes of a complex number of two doubles.
+/// The size of a complex number of two doubles in bytes.
 const COMPLEX_DOUBLE: usize = 16;
 
-/// The places of the addresses in a list.
+/// The locations of the addresses in a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TensorList {
-    /// The number of tensors side by side, each in a row of its own.
+    /// The number of rows. A row has the addresses of one tensor operand.
     rows: usize,
-    /// The length of a row.
+    /// The number of tensors in a row.
     tensors: usize,
-    /// The place of a further row, of the optimizer's steps.
+    /// The offset of an additional row for the optimizer's step counts.
     steps: Option<usize>,
-    /// The place of the number of each block's tensor, a byte, and the number of blocks.
+    /// The offset of the array with each block's tensor number (one byte per block), and the number of
+    /// blocks.
     blocks: (usize, usize),
 }
 
 impl TensorList {
-    /// The layout of a parameter with this demangled type and this size. `None` if it is not such a list.
+    /// Returns the layout of a parameter with this demangled type and size, or `None` if it is not such a
+    /// list.
     pub(crate) fn of(parameter: &str, size: usize) -> Option<Self> {
         let name = parameter.split('<').next()?.rsplit(':').next()?;
         let arguments = parameter.split_once('<')?.1;
         let (rows, scalars, has_steps): (_, &[usize], _) = match name {
             "TensorListMetadata" => (arguments, &[0], false),
             "FusedOptimizerTensorListMetadata" => (arguments, &[0], true),
-            // The type of the numbers, then the number of rows.
+            // The template arguments are the type of the scalars, followed by the number of rows.
             "TensorListScalarListMetadata" => match arguments.strip_prefix("c10::complex<double>, ") {
                 Some(rows) => (rows, &[COMPLEX_DOUBLE], false),
                 None => (arguments.split_once(", ")?.1, &[1, 2, 4, 8], false),
@@ -68,7 +72,7 @@ impl TensorList {
         };
         let digits = rows.bytes().take_while(u8::is_ascii_digit).count();
         let rows: usize = rows.get(..digits)?.parse().ok()?;
-        // The numbers of elements have 64 bits since PyTorch 2.1, before it and in apex 32.
+        // Element counts have 64 bits since PyTorch 2.1; before that, and in apex, they have 32 bits.
         let forms = LIMITS.iter().flat_map(|limits| [8, 4].map(|count| (limits, count)));
         let mut layouts = forms.flat_map(|(limits, count)| {
             scalars.iter().filter_map(move |&scalar| {
@@ -78,8 +82,8 @@ impl TensorList {
         layouts.next().map(|(list, _)| list)
     }
 
-    /// The layout with these limits, and its size. `count` and `scalar` are the sizes of the number of elements
-    /// and of the number of each tensor.
+    /// Returns the layout with these limits, and its size. `count` is the size of an element count, and
+    /// `scalar` is the size of the scalar of each tensor.
     fn layout(
         limits: &Limits,
         rows: usize,
@@ -105,8 +109,8 @@ impl TensorList {
             end = end.next_multiple_of(scalar) + tensors * scalar;
         }
         let blocks = (end, limits.blocks[row]);
-        // For each block the number of its tensor, a byte, and that of its chunk. The list without numbers ends
-        // with the number of its first tensor.
+        // Each block has one byte for the number of its tensor, and the number of its chunk. The list without
+        // scalars ends with the number of its first tensor.
         end = (end + blocks.1).next_multiple_of(4) + 4 * blocks.1;
         if scalar == 0 {
             end += 4;
@@ -114,13 +118,13 @@ impl TensorList {
         Some((Self { rows, tensors, steps, blocks }, end.next_multiple_of(ADDRESS.max(scalar))))
     }
 
-    /// Calls `found` with each device address of a launch with this number of blocks.
+    /// Calls `found` with each device address in a launch with this number of blocks.
     pub(crate) fn addresses(&self, bytes: &[u8], blocks: u32, mut found: impl FnMut(usize)) {
         let (start, most) = self.blocks;
         let numbers = bytes.get(start..start + most.min(blocks as usize)).unwrap_or_default();
         let mut last = None;
         for &tensor in numbers {
-            // The chunks of one tensor follow one another.
+            // The chunks of a tensor are consecutive.
             if last.replace(tensor) == Some(tensor) {
                 continue;
             }
@@ -190,15 +194,16 @@ mod tests {
             put(&mut bytes, place * 8, FIRST + place * 512);
         }
         let blocks = 64 * 2 * 8 + 64 * 8;
-        // Three blocks: two chunks of tensor 0, one of tensor 1. The rest is left from another launch.
+        // Three blocks: two chunks of tensor 0 and one chunk of tensor 1. The rest is left over from another
+        // launch.
         bytes[blocks..blocks + 4].copy_from_slice(&[0, 0, 1, 60]);
         assert_eq!(found(list, &bytes, 3), [FIRST, FIRST + 64 * 512, FIRST + 512, FIRST + 65 * 512]);
         assert_eq!(found(list, &bytes, 0), []);
-        // More blocks than there is room for, and fewer bytes than the list has.
+        // More blocks than the list has space for, and fewer bytes than the list has.
         assert!(found(list, &bytes, u32::MAX).len() >= 6);
         assert_eq!(found(list, &bytes[..100], 3), []);
         assert_eq!(found(list, &[], u32::MAX), []);
-        // A number beyond the row leads out of the list, not out of the bytes.
+        // A number past the end of the row is outside the list, but inside the bytes.
         bytes[blocks] = 255;
         assert!(found(list, &bytes, 1).len() <= 2);
     }

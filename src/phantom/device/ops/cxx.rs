@@ -6,7 +6,7 @@ use std::ffi::{c_int, c_void};
 use crate::ops::torch;
 
 unsafe extern "C" {
-    /// Calls a function with an address. Returns 1 if it threw an exception.
+    /// Calls a function with an argument. Returns 1 if it threw an exception.
     fn memtrace_phantom_catching(
         function: unsafe extern "C-unwind" fn(*mut c_void),
         context: *mut c_void,
@@ -16,7 +16,8 @@ unsafe extern "C" {
     fn _Unwind_SetIP(context: *mut c_void, address: usize);
 }
 
-// One call, whose exceptions the personality routine below sends to the landing pad, with the exception in rax.
+// A single call. The personality routine below sends its exceptions to the landing pad, with the exception in
+// rax.
 global_asm!(
     ".pushsection .data.rel.ro.memtrace_phantom_personality,\"aw\",@progbits",
     ".p2align 3",
@@ -61,7 +62,7 @@ global_asm!(
     swallow = sym swallow,
 );
 
-/// The personality routine of [`memtrace_phantom_catching`] (Itanium C++ ABI, exception handling, 1.6.2): it
+/// The personality routine of [`memtrace_phantom_catching`] (Itanium C++ ABI, exception handling, 1.6.2). It
 /// catches every exception.
 unsafe extern "C" fn personality(
     _version: c_int,
@@ -80,10 +81,10 @@ unsafe extern "C" fn personality(
         return HANDLER_FOUND;
     }
     if actions & HANDLER_FRAME == 0 {
-        // The thread is cancelled.
+        // A forced unwind, because the thread is being canceled.
         return CONTINUE_UNWIND;
     }
-    // SAFETY: the unwinder's own context.
+    // SAFETY: the context is the unwinder's own.
     unsafe {
         _Unwind_SetGR(context, RAX, exception as usize);
         _Unwind_SetIP(context, memtrace_phantom_landing as *const () as usize);
@@ -91,10 +92,10 @@ unsafe extern "C" fn personality(
     INSTALL_CONTEXT
 }
 
-/// Ends an exception.
+/// Ends the handling of a caught exception.
 unsafe extern "C" fn swallow(exception: *mut c_void) {
     if let Some(torch) = torch::get() {
-        // SAFETY: the exception that was caught, once.
+        // SAFETY: the exception was caught, and this ends it once.
         unsafe {
             (torch.begin_catch)(exception);
             (torch.end_catch)();
@@ -102,14 +103,14 @@ unsafe extern "C" fn swallow(exception: *mut c_void) {
     }
 }
 
-/// Runs `work`. `None` if it threw a C++ exception.
+/// Runs `work`. Returns `None` if it threw a C++ exception.
 pub(super) fn catching<R>(work: impl FnOnce() -> R) -> Option<R> {
     struct Call<W, R> {
         work: Option<W>,
         result: Option<R>,
     }
     unsafe extern "C-unwind" fn run<W: FnOnce() -> R, R>(context: *mut c_void) {
-        // SAFETY: the call below, which nobody else uses meanwhile.
+        // SAFETY: `context` is the address of the call below, which is used only here meanwhile.
         let call = unsafe { &mut *context.cast::<Call<W, R>>() };
         call.result = call.work.take().map(|work| work());
     }
@@ -123,10 +124,11 @@ pub(super) fn catching<R>(work: impl FnOnce() -> R) -> Option<R> {
     call.result.filter(|_| thrown == 0)
 }
 
-/// A `std::string` for a call that only reads it.
+/// A `std::string` for calls that only read it.
 pub(super) struct CxxString {
-    /// The old one is an address of characters, after their number, the room and a count of references. The
-    /// new one is an address, the number and the room.
+    /// The words of both layouts. The old layout is the address of the characters, preceded there by their
+    /// number, the capacity and a reference count. The new layout is the address, the number and the
+    /// capacity.
     words: [usize; 4],
     _characters: Box<[u64]>,
 }
@@ -137,14 +139,14 @@ impl CxxString {
         characters[0] = text.len() as u64;
         characters[1] = text.len() as u64;
         let start = characters[3..].as_mut_ptr().cast::<u8>();
-        // SAFETY: there is room for the text and a 0.
+        // SAFETY: there is space for the text and a terminating 0.
         unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), start, text.len()) };
         let words =
             if is_new { [start as usize, text.len(), text.len(), 0] } else { [start as usize, 0, 0, 0] };
         Self { words, _characters: characters }
     }
 
-    /// The words of the string: four of the new one, the first of the old.
+    /// Returns the words of the string: four in the new layout, the first one in the old layout.
     pub(super) fn words(&self, is_new: bool) -> &[usize] {
         if is_new { &self.words } else { &self.words[..1] }
     }

@@ -1,4 +1,4 @@
-//! The second run of an op with PyTorch's own kernels for the CPU.
+//! Runs an op a second time, with PyTorch's own CPU kernels.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -14,26 +14,26 @@ use crate::ops::tensor::{Part, Place, TensorMemory, keep, place_of};
 use crate::ops::torch::{self, Operator, Tag, Torch};
 use crate::ops::values::{Value, Values};
 
-/// An op.
+/// The properties of an op.
 struct Op {
-    /// The op for the second run, if it is followed: of one that works in place the one that makes a new
-    /// tensor.
+    /// The op for the second run, if the op is followed. For an in-place op, it is the variant that creates a
+    /// new tensor.
     second: Option<Operator>,
-    /// Whether it writes each of its arguments.
+    /// For each argument: true if the op writes it.
     writes: Vec<bool>,
-    /// True if it does not read its first argument.
+    /// True if the op does not read its first argument.
     overwrites: bool,
-    /// The size of its output depends on values, and is asked inside.
+    /// True if the size of the output depends on values and is determined inside the op.
     has_count: bool,
     /// The question that the op asks about values that nothing computed.
     question: Option<Question>,
-    /// What the op gives when nothing computes it.
+    /// The output of the op if nothing computes it.
     sample: Option<Sample>,
-    /// Its name without a namespace.
+    /// The name without a namespace.
     base: &'static str,
 }
 
-/// Ops that are not run a second time: they draw random numbers, or leave memory as it was.
+/// Ops that are not run a second time: they draw random numbers, or leave memory unchanged.
 const EXCLUDED: [&str; 56] = [
     "_copy_from",
     "_copy_from_and_resize",
@@ -93,25 +93,25 @@ const EXCLUDED: [&str; 56] = [
     "uniform",
 ];
 
-/// Beginnings of names of further ops that are not run a second time.
+/// Name prefixes of more ops that are not run a second time.
 const EXCLUDED_FAMILIES: [&str; 8] =
     ["_amp_", "_cudnn", "_efficient", "_flash", "_scaled_dot_product", "_triton", "resize", "rrelu"];
 
 /// Namespaces whose ops are followed.
 const NAMESPACES: [&str; 2] = ["aten::", "torchvision::"];
 
-/// Parts of the names of ops that change a tensor, or give it other memory, without a mark in their schema.
+/// Parts of the names of ops that change a tensor or replace its memory without a mark in their schema.
 const SILENT_WRITERS: [&str; 6] = ["batch_norm", "instance_norm", "_rnn", "_amp_", "resize", "set_"];
 
-/// Ops whose output has a size that depends on values, and that ask it inside.
+/// Ops whose output size depends on values and is determined inside the op.
 const COUNTING: [&str; 6] =
     ["_unique", "_unique2", "nonzero", "unique_consecutive", "unique_dim", "unique_dim_consecutive"];
 
 impl Op {
-    /// The op of a schema; `None` when nothing is known of it.
+    /// Returns the properties of the op with this schema, or `None` if nothing is known about it.
     ///
     /// # Safety
-    /// The address of a live `FunctionSchema`.
+    /// `schema` is the address of a live `FunctionSchema`.
     unsafe fn of(torch: &Torch, schema: usize) -> Option<Self> {
         // SAFETY: by the contract; a schema begins with two strings.
         let (name, overload) = unsafe { (record::text(schema), record::text(schema + torch.string_size())) };
@@ -128,7 +128,7 @@ impl Op {
         let is_excluded = EXCLUDED.contains(&plain)
             || EXCLUDED_FAMILIES.iter().any(|family| plain.starts_with(family))
             || plain.ends_with("_backward");
-        // One that works in place writes its first argument, and others none.
+        // A plain in-place op writes only its first argument; any other plain op writes no argument.
         let is_plain =
             writes.iter().enumerate().all(|(index, &writes)| writes == (is_in_place && index == 0));
         let second =
@@ -140,16 +140,16 @@ impl Op {
         Some(Self { second, writes, overwrites, has_count, question, sample, base })
     }
 
-    /// Whether an op writes each of its arguments.
+    /// Returns for each argument of an op whether the op writes it.
     ///
     /// # Safety
-    /// The address of a live `FunctionSchema`.
+    /// `schema` is the address of a live `FunctionSchema`.
     unsafe fn writes(torch: &Torch, schema: usize) -> Vec<bool> {
-        /// The alias of an `Argument`, after its name, two types, a number and a default.
+        /// The offset of the alias in an `Argument`, after its name, two types, a number and a default.
         const ALIAS: usize = 64;
         /// The size of an `Argument` without its name.
         const ARGUMENT: usize = 80;
-        /// `AliasInfo::isWrite_`, after two sets and a vector.
+        /// The offset of `AliasInfo::isWrite_`, after two sets and a vector.
         const IS_WRITE: usize = 136;
         let size = torch.string_size();
         // SAFETY: by the contract; the vector of arguments follows two strings.
@@ -166,10 +166,10 @@ impl Op {
         }
     }
 
-    /// Like [`of`](Self::of), but keeps the result for the next call.
+    /// Like [`of`](Self::of), but caches the result.
     ///
     /// # Safety
-    /// As for [`of`](Self::of).
+    /// Same as for [`of`](Self::of).
     unsafe fn cached(torch: &Torch, schema: usize, inputs: &[Value]) -> Option<&'static Self> {
         type Ops = HashMap<usize, Option<&'static Op>, rustc_hash::FxBuildHasher>;
         static OPS: LazyLock<RwLock<Ops>> = LazyLock::new(RwLock::default);
@@ -187,37 +187,37 @@ impl Op {
     }
 }
 
-/// An op that runs.
+/// A running op.
 #[derive(Default)]
 pub(super) struct Started {
     op: Option<&'static Op>,
-    /// The arguments, when all are known.
+    /// The arguments, if all of them are known.
     values: Option<Values>,
-    /// The memory that it writes, of its arguments.
+    /// The memory of the arguments that the op writes.
     pub(super) written: Vec<TensorMemory>,
-    /// The known contents of the blocks around these.
+    /// The known contents of the blocks around the written memory.
     kept: Vec<Part>,
-    /// The known part of the flags that the op asks about.
+    /// What is known about the flags in the op's inputs.
     flags: Vec<Flags>,
-    /// How the first of its inputs is related to the second.
+    /// The relation between the first and the second input.
     relation: Option<Relation>,
-    /// What it gives if nothing computes it.
+    /// The output if nothing computes it.
     sample: Option<(Sample, Arguments)>,
-    /// The addresses of its tensors on a device.
+    /// The addresses of the input tensors on a device.
     inputs: Vec<usize>,
 }
 
 impl Started {
-    /// Returns true if the op writes its new memory and the arguments that its schema names, and nothing else.
+    /// Returns true if the op writes only its new memory and the arguments that its schema marks.
     pub(super) fn is_trusted(&self) -> bool {
         self.op.is_some()
     }
 }
 
-/// An op starts.
+/// Called when an op starts.
 ///
 /// # Safety
-/// A live schema, and the inputs of the op.
+/// `schema` is live, and `inputs` are the inputs of the op.
 pub(super) unsafe fn start(schema: usize, inputs: &[Value]) -> Started {
     let untrusted = Started::default();
     let Some(torch) = torch::get() else { return untrusted };
@@ -258,7 +258,7 @@ pub(super) unsafe fn start(schema: usize, inputs: &[Value]) -> Started {
         }
     });
     if are_known && op.has_count {
-        // SAFETY: the values are those of the op.
+        // SAFETY: the values are the inputs of the op.
         let count = outside_sight(torch, || unsafe { first_size(torch, &operator, inputs) }).flatten();
         kernel_effects::set_count(count);
     } else if let (Some((Sample::Nonzero, arguments)), true) = (&started.sample, op.has_count) {
@@ -277,17 +277,17 @@ pub(super) unsafe fn start(schema: usize, inputs: &[Value]) -> Started {
     started
 }
 
-/// The first size of the first output of an op; `None` when it is not known.
+/// Returns the first size of the first output of an op, or `None` if it is not known.
 ///
 /// # Safety
-/// The op's live inputs.
+/// `inputs` are the live inputs of the op.
 unsafe fn first_size(torch: &'static Torch, operator: &Operator, inputs: &[Value]) -> Option<u64> {
     let mut values = Values::new(torch);
     for value in inputs {
         // SAFETY: by the contract.
         unsafe { values.add(value, false) }?;
     }
-    // SAFETY: the values are arguments of the op; its results are alive with them.
+    // SAFETY: the values are arguments of the op, and its results live as long as they do.
     unsafe {
         let results = run(torch, operator, &mut values)?;
         let first = results.first().filter(|first| first.kind() == Tag::Tensor)?;
@@ -296,10 +296,10 @@ unsafe fn first_size(torch: &'static Torch, operator: &Operator, inputs: &[Value
     }
 }
 
-/// The op ends.
+/// Called when an op ends.
 ///
 /// # Safety
-/// `outputs` are its live outputs.
+/// `outputs` are the live outputs of the op.
 pub(super) unsafe fn end(started: Started, outputs: &[Value]) {
     let Some(torch) = torch::get() else { return };
     let Started { op: Some(op), values, written, kept, flags, relation, sample, inputs } = started else {
@@ -308,7 +308,7 @@ pub(super) unsafe fn end(started: Started, outputs: &[Value]) {
     if op.has_count {
         kernel_effects::set_count(None);
     }
-    // The bytes beside the written ones are as before.
+    // The bytes around the written memory have not changed.
     keep(&kept, &written);
     if let Some(output) = outputs.first() {
         // SAFETY: by the contract.
@@ -340,13 +340,13 @@ pub(super) unsafe fn end(started: Started, outputs: &[Value]) {
         true => outputs.iter().map(|output| unsafe { target(torch, output, &values.sources) }).collect(),
     };
     let Some(targets) = targets.filter(|targets| !targets.is_empty()) else { return };
-    // A part of the op, which ran inside, or the memory's own copy was followed already.
+    // The result is known already, from an op that ran inside this one or from the tracking of copies.
     if targets.iter().all(|target| target.known_elements().is_some()) {
         return;
     }
     let is_answer = values.is_answer;
     let found = outside_sight(torch, || {
-        // SAFETY: the values are those of the op.
+        // SAFETY: the values are the inputs of the op.
         let results = unsafe { run(torch, &operator, &mut values) }?;
         let mut found = Vec::new();
         for (target, result) in targets.iter().zip(&results) {
@@ -362,10 +362,11 @@ pub(super) unsafe fn end(started: Started, outputs: &[Value]) {
     }
 }
 
-/// The memory of an output; `None` when its values are not followed, or when it shares the memory of an input.
+/// Returns the memory of an output. Returns `None` if its values are not followed, or if it shares memory
+/// with an input.
 ///
 /// # Safety
-/// A live value.
+/// `output` is live.
 unsafe fn target(torch: &Torch, output: &Value, sources: &[TensorMemory]) -> Option<TensorMemory> {
     if output.kind() != Tag::Tensor {
         return None;
@@ -380,16 +381,16 @@ unsafe fn target(torch: &Torch, output: &Value, sources: &[TensorMemory]) -> Opt
     (memory.is_small() && !sources.iter().any(|source| source.overlaps(&memory))).then_some(memory)
 }
 
-/// Runs an op on values of the host, and returns its tensors.
+/// Runs an op on host values and returns its tensors.
 ///
 /// # Safety
 /// The values are arguments of the op.
 unsafe fn run(torch: &Torch, operator: &Operator, values: &mut Values) -> Option<Vec<Value>> {
     let mut stack = values.take_stack();
-    // SAFETY: the stack has the arguments of the op.
+    // SAFETY: the stack contains the arguments of the op.
     let ran = cxx::catching(|| unsafe { (torch.run_on_cpu)(operator, &raw mut stack, false, torch.cpu_key) })
         .is_some();
-    // SAFETY: the stack from above: the results, or what is left of the arguments.
+    // SAFETY: the stack from above, with the results or the remaining arguments.
     let left = unsafe { values.put_back(stack) };
     if !ran {
         return None;
@@ -401,10 +402,10 @@ unsafe fn run(torch: &Torch, operator: &Operator, values: &mut Values) -> Option
     }
 }
 
-/// The elements of a result in the type of the output.
+/// Returns the elements of a result, converted to the type of the output.
 ///
 /// # Safety
-/// A live value.
+/// `result` is live.
 unsafe fn elements(
     torch: &Torch,
     result: &Value,
@@ -422,14 +423,15 @@ unsafe fn elements(
         return None;
     }
     if memory.dtype == target.dtype {
-        // SAFETY: memory of a live tensor of the host.
+        // SAFETY: the memory of a live tensor on the host.
         return Some(unsafe { memory.host_elements() });
     }
-    /// The tags of `None` and of an integer.
+    /// The tag of `None`.
     const NOTHING: u32 = 0;
+    /// The tag of an integer.
     const INTEGER: u32 = 5;
     let operator = torch.find(b"aten::_to_copy", b"")?;
-    // SAFETY: the reference of the result is given back by its values; this is another one.
+    // SAFETY: the values that own the result release its reference; `spare` holds another one.
     unsafe { spare.add(result, false) }?;
     spare.push(target.dtype as usize, INTEGER);
     for _ in 0..3 {
@@ -437,7 +439,8 @@ unsafe fn elements(
     }
     spare.push(0, Tag::flag());
     spare.push(0, NOTHING);
-    // SAFETY: the arguments of the op: a tensor, its new type, three that are not set, a flag, and another.
+    // SAFETY: the arguments of the op: a tensor, its new type, three unset values, a flag, and another unset
+    // value.
     let results = unsafe { run(torch, &operator, spare) }?;
     let result = results.first()?;
     // SAFETY: a live tensor of the host.
@@ -446,11 +449,11 @@ unsafe fn elements(
     (memory.dtype == target.dtype && memory.sizes == target.sizes).then(|| unsafe { memory.host_elements() })
 }
 
-/// Runs `work` where the program does not see it: its callbacks, its modes, its gradients and its warnings are
-/// off, and no thread starts.
+/// Runs `work` invisibly to the program: without its callbacks, modes, gradients and warnings, and without
+/// starting threads.
 fn outside_sight<R>(torch: &Torch, work: impl FnOnce() -> R) -> Option<R> {
     let keys = torch.thread_keys()?;
-    // SAFETY: the thread's own state, which is as before when this returns.
+    // SAFETY: the state belongs to this thread and is restored before this returns.
     unsafe {
         let (saved_keys, callbacks) = (keys.read(), (torch.callbacks_enabled)());
         let (gradients, warnings) = ((torch.gradients)(), (torch.warnings)());
@@ -474,7 +477,7 @@ fn outside_sight<R>(torch: &Torch, work: impl FnOnce() -> R) -> Option<R> {
     }
 }
 
-/// A `c10::WarningHandler` that discards warnings: the address of a table of two destructors and `process`.
+/// A `c10::WarningHandler` that discards warnings: the address of a table with two destructors and `process`.
 struct Silent(
     #[expect(dead_code, reason = "read by C++")]
     &'static [unsafe extern "C" fn(*const c_void, *const c_void); 3],

@@ -1,20 +1,21 @@
-//! The values that PyTorch's ops compute of known values.
+//! Computes the values that PyTorch's ops compute from known values.
 //!
-//! Kernels do nothing, but a program reads flags, counts and sizes that ops make of what it copied to the
-//! device itself. An op whose inputs are all known and small is run a second time with PyTorch's own kernels
-//! for the CPU, and its result becomes the known content of the output ([`evaluate`]). So there is no list of
-//! kernels here: what PyTorch computes on a CPU is known.
+//! Simulated kernels do nothing, but a program reads back flags, counts and sizes that ops derive from data
+//! that it has copied to the device. An op whose inputs are all known and small is run a second time with
+//! PyTorch's own CPU kernels. Its result becomes the known content of the output ([`evaluate`]). So no list
+//! of kernels is needed here: whatever PyTorch can compute on a CPU is known.
 //!
-//! - [`record`] sees each op at its start and at its end, by `at::RecordFunction`.
-//! - [`torch`] has the functions of PyTorch that are called, [`cxx`] what C++ asks of their caller.
-//! - [`values`] reads arguments (`c10::IValue`) and makes the second run's arguments.
-//! - [`ordinary`] is the rule for the other values, those that nothing computed.
-//! - [`samples`] is the rule for indices, samples and counts that nothing computed.
-//! - [`tensor`] is the memory of a tensor, and what of it is known.
+//! - [`record`] observes the start and the end of each op through `at::RecordFunction`.
+//! - [`torch`] has the PyTorch functions that are called. [`cxx`] handles C++ exceptions and strings in these
+//!   calls.
+//! - [`values`] reads arguments (`c10::IValue`) and creates the arguments of the second run.
+//! - [`ordinary`] has the rule for flags about values that nothing computed.
+//! - [`samples`] has the rule for indices, samples and counts that nothing computed.
+//! - [`tensor`] describes the memory of a tensor and its known contents.
 //!
-//! The second run is outside the program's sight: no callback, no mode, no gradient, no warning and no random
-//! number, one thread, and no memory of the device. Where a function of PyTorch is missing, only what the
-//! kernels' names reveal is known ([`kernel_effects`](crate::kernels::kernel_effects)).
+//! The second run is invisible to the program: it uses no callbacks, modes, gradients, warnings, random
+//! numbers or device memory, and only one thread. If a PyTorch function is missing, only the effects that
+//! kernel names reveal are known ([`kernel_effects`](crate::kernels::kernel_effects)).
 
 mod cxx;
 mod evaluate;

@@ -1,14 +1,15 @@
-//! The rule for values that no kernel computed: they are ordinary, so the checks of a program pass.
+//! The rule for values that no kernel computed: they are ordinary, so that a program's checks pass.
 //!
 //! - A number is finite and not NaN.
-//! - It equals no other: a test for equality is expected to fail, for each of its elements. "Not", "and", "or"
-//!   and the largest or smallest of such flags follow.
-//! - "All" of other flags is true and "any" is false, for any number of flags, also along a dimension: with
-//!   these, programs check that their data is sound.
+//! - It equals no other number: a test for equality is expected to fail for each element. The results of
+//!   "not", "and", "or", and of the maximum or minimum of such flags follow from this.
+//! - For other flags, "all" is true and "any" is false, for any number of flags, also along a dimension:
+//!   programs use these to check that their data is valid.
 //! - It is positive: a sum is greater than each of its terms.
-//! - It has the form that a check asks for: a triangular matrix equals its triangle, a whole number its floor.
+//! - It has the form that a check expects: a triangular matrix equals its triangle, and a whole number equals
+//!   its floor.
 //!
-//! Known values of some of the flags come first.
+//! Flags with known values take precedence.
 
 use std::cell::Cell;
 
@@ -19,23 +20,23 @@ use crate::ops::tensor::TensorMemory;
 /// The question that an op asks about its inputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Question {
-    /// Whether a number is finite, infinite or NaN. The answer about an ordinary one.
+    /// Whether a number is finite, infinite or NaN. The value is the answer for an ordinary number.
     Kind(bool),
-    /// Whether two are equal (true) or unequal (false).
+    /// Whether two values are equal (true) or unequal (false).
     Equality(bool),
     All,
     Any,
     Not,
     And,
     Or,
-    /// The largest or the smallest.
+    /// The maximum or the minimum.
     Extreme,
-    /// Whether one is greater (true) or less.
+    /// Whether one value is greater (true) or less (false) than another.
     Order(bool),
 }
 
 impl Question {
-    /// The question of an op, by the name without a namespace.
+    /// Returns the question that an op asks. `base` is its name without a namespace.
     pub(super) fn of(base: &str) -> Option<Self> {
         Some(match base.trim_end_matches('_').trim_start_matches('_') {
             "isfinite" | "isreal" => Self::Kind(true),
@@ -58,11 +59,11 @@ impl Question {
 /// The known or expected flags of a tensor before an op.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Flags {
-    /// All of them, if they are the same.
+    /// The value of all flags, if they are the same.
     expected: Option<bool>,
-    /// All are known to be the same.
+    /// True if all flags are known and the same.
     is_known: bool,
-    /// One of them is known to be true, and one to be false.
+    /// Whether at least one flag is known to be true, and at least one is known to be false.
     has: [bool; 2],
 }
 
@@ -70,7 +71,7 @@ pub(super) struct Flags {
 const BOOL: i32 = 11;
 
 impl Flags {
-    /// Looks at the flags of a tensor. An integer is a flag, too: whether it is another than 0.
+    /// Returns the flags of a tensor. An integer counts as a flag: true if it is not 0.
     pub(super) fn of(memory: &TensorMemory) -> Self {
         if !matches!(memory.dtype, 0..=4 | BOOL) || !memory.is_small() || memory.count() == 0 {
             return Self::default();
@@ -84,7 +85,7 @@ impl Flags {
         }
         let Some(device) = copy::device_of(memory.data) else { return Self::default() };
         let values = device.values();
-        // `torch.equal` compares inside, with no op of its own.
+        // `torch.equal` compares inside its kernel, without a separate op.
         let is_equality = elementwise::is_last_equality(memory.data);
         let expected = values.expected(memory.data, memory.span()).or(is_equality.then_some(false));
         let mut has = [false; 2];
@@ -100,7 +101,8 @@ impl Flags {
     }
 }
 
-/// Answers the question of an op that ended, whose inputs are not all known, for its output.
+/// Answers the question of an op that has ended and whose inputs are not all known, and writes the answer to
+/// its output.
 pub(super) fn answer(
     question: Question,
     inputs: &[Flags],
@@ -111,7 +113,7 @@ pub(super) fn answer(
         return;
     }
     if output.dtype != BOOL {
-        // No bit is left.
+        // A bitwise "and" with zeros is zero.
         let is_zero = |flags: &Flags| flags.is_known && flags.expected == Some(false);
         if question == Question::And && inputs.iter().any(is_zero) {
             let bytes = vec![0; output.count() * output.width];
@@ -123,7 +125,7 @@ pub(super) fn answer(
     let first = inputs.first().copied().unwrap_or_default();
     let second = inputs.get(1).copied().unwrap_or_default();
     let is = |flags: Flags, wanted: bool| flags.expected == Some(wanted);
-    // Whether the answer is certain, and whether it is one about values that nothing computed.
+    // The answer, whether it is certain, and whether it is about values that nothing computed.
     let (flag, is_certain, is_answer) = match question {
         Question::Kind(flag) => (flag, true, false),
         Question::Equality(is_equal) if relation == Some(Relation::Form) => (is_equal, true, true),
@@ -158,8 +160,8 @@ pub(super) fn answer(
         }
         return;
     }
-    // A comparison of two tensors, or a reduction that is recognized by its kernel's name, has left an
-    // answer.
+    // A comparison of two tensors, or a reduction that was recognized by the name of its kernel, has already
+    // left an answer.
     let is_reduction = matches!(question, Question::All | Question::Any);
     let is_answered = device.values().result(output.data).is_some();
     if is_reduction && is_answered && first.expected.is_none() && first.has == [false; 2] {
@@ -171,36 +173,36 @@ pub(super) fn answer(
     output.write(Known { bytes: vec![u8::from(flag); output.count()], is_answer });
 }
 
-/// How the first input of an op is related to the second.
+/// The relation of the first input of an op to the second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Relation {
     Greater,
     Less,
-    /// One is the other in the form that a program asks for.
+    /// One is the other in a special form that a program checks for, such as its triangle or floor.
     Form,
 }
 
-/// The result of an op and the addresses of its inputs, when they are related.
+/// A result of an op that is related to its inputs.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Related {
     result: usize,
     inputs: [usize; 2],
-    /// How the result is related to an input.
+    /// The relation of the result to an input.
     relation: Relation,
 }
 
 thread_local! {
-    /// The result of the last op of the thread.
+    /// The result of the thread's last op.
     static LAST: Cell<Option<Related>> = const { Cell::new(None) };
 }
 
 impl Related {
-    /// The result of the last op, if it is related to the op's inputs. Another op begins.
+    /// Returns the last op's result if it is related to its inputs, and resets it, because another op begins.
     pub(super) fn take_last() -> Option<Self> {
         LAST.try_with(Cell::take).ok().flatten()
     }
 
-    /// Notes that an op made a result of these inputs.
+    /// Records that the op `base` has created `result` from these inputs.
     pub(super) fn note(base: &str, inputs: &[usize], result: usize) {
         let first = inputs.first().copied().unwrap_or_default();
         let (second, relation) = match base {
@@ -212,7 +214,8 @@ impl Related {
         let _ = LAST.try_with(|last| last.set(Some(Self { result, inputs: [first, second], relation })));
     }
 
-    /// How the first of two inputs is related to the second, when one is the result and the other was an input.
+    /// Returns the relation of the first of two inputs to the second, if one is this result and the other was
+    /// an input of it.
     pub(super) fn between(self, inputs: &[usize]) -> Option<Relation> {
         let &[first, second] = inputs else { return None };
         let is = |result: usize, input: usize| self.result == result && self.inputs.contains(&input);

@@ -1,9 +1,9 @@
-//! The start and the end of each op of PyTorch.
+//! Observes the start and the end of each PyTorch op.
 //!
-//! PyTorch's dispatcher passes each op through `c10::Dispatcher::runRecordFunction` when somebody listens to
-//! ops. So there is a callback, which makes PyTorch pass the inputs and keep the outputs, and the function is
-//! interposed here: it has the op's record, schema and inputs as arguments. Only the place of the outputs in a
-//! record is learned, from that of the inputs.
+//! PyTorch's dispatcher passes each op through `c10::Dispatcher::runRecordFunction` if somebody observes ops.
+//! So a callback is installed, which makes PyTorch pass the inputs and keep the outputs. The function itself
+//! is interposed here: its arguments include the op's record, schema and inputs. Only the position of the
+//! outputs in a record has to be learned, from the position of the inputs.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_void};
@@ -25,19 +25,20 @@ const NAME: &CStr = c"_ZN3c1010Dispatcher17runRecordFunctionERN2at14RecordFuncti
 
 static REAL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Set when the callback is there.
+/// True once the callback is installed.
 static IS_ON: AtomicBool = AtomicBool::new(false);
 
-/// The word of a record at which its inputs are, an address and a number; 0 before it is known.
+/// The index of the word in a record that has the address of its inputs; the next word is their number. 0
+/// until it is known.
 static INPUTS: AtomicUsize = AtomicUsize::new(0);
 
-/// The words from the inputs to the outputs: a `std::unordered_map` is between them.
+/// The number of words from the inputs to the outputs, with a `std::unordered_map` in between.
 const OUTPUTS_AFTER: usize = 2 + 7;
 
-/// The words of a record in which its inputs are looked for.
+/// The number of words of a record that are searched for its inputs.
 const RECORD_WORDS: usize = 96;
 
-/// An op that runs on this thread.
+/// An op that is running on this thread.
 struct Running {
     record: usize,
     started: Started,
@@ -47,7 +48,7 @@ thread_local! {
     static RUNNING: RefCell<Vec<Running>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Listens to ops as soon as PyTorch is loaded.
+/// Starts to observe ops as soon as PyTorch is loaded.
 pub(crate) fn install() {
     if IS_ON.load(Ordering::Relaxed) || !torch::load() {
         return;
@@ -57,16 +58,16 @@ pub(crate) fn install() {
     scopes[0] = 1;
     let callback =
         Callback { start: 0, end, probability: 1.0, scopes, needs_inputs: 1, needs_outputs: 1, needs_ids: 0 };
-    // SAFETY: the callback's function lives as long as the process.
+    // SAFETY: the function of the callback lives as long as the process.
     unsafe { (torch.add_callback)(callback) };
     IS_ON.store(true, Ordering::Release);
 }
 
-/// The function in whose place the one below is.
+/// Returns PyTorch's function that the one below replaces.
 fn real() -> Option<Run> {
     let mut found = REAL.load(Ordering::Relaxed);
     if found.is_null() {
-        // SAFETY: look-ups without side effects; a library that is not loaded stays so.
+        // SAFETY: lookups without side effects; they load no library.
         found = unsafe {
             let library = libc::dlopen(c"libtorch_cpu.so".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
             match library.is_null() {
@@ -80,7 +81,7 @@ fn real() -> Option<Run> {
     (!found.is_null()).then(|| unsafe { std::mem::transmute::<*mut c_void, Run>(found) })
 }
 
-// SAFETY: PyTorch's definition has the same type, and is called with the caller's arguments.
+// SAFETY: PyTorch's definition has the same type. It is called with the caller's arguments.
 #[unsafe(export_name = "_ZN3c1010Dispatcher17runRecordFunctionERN2at14RecordFunctionESt17reference_wrapperIKNS_14FunctionSchemaEENS_11DispatchKeyENS_14DispatchKeySetENS_8ArrayRefIKNS_6IValueEEE")]
 unsafe extern "C-unwind" fn run_record_function(
     record: *mut usize,
@@ -103,10 +104,10 @@ unsafe extern "C-unwind" fn run_record_function(
 }
 
 /// # Safety
-/// A live record, the schema of its op, and its inputs.
+/// `record` is live, `schema` is the schema of its op, and `inputs` are the inputs.
 unsafe fn start(record: *mut usize, schema: usize, inputs: &[Value]) {
     if INPUTS.load(Ordering::Relaxed) == 0 {
-        // SAFETY: the record is on the stack of a caller, so the words after it can be read, too.
+        // SAFETY: the record is on a caller's stack, so the words after it are readable, too.
         let place = (1..RECORD_WORDS).find(|&word| unsafe {
             record.add(word).read() == inputs.as_ptr() as usize && record.add(word + 1).read() == inputs.len()
         });
@@ -129,14 +130,14 @@ unsafe extern "C" fn end(record: *const c_void, _context: *mut c_void) {
         let running = RUNNING.try_with(|running| {
             let mut running = running.borrow_mut();
             let place = running.iter().rposition(|running| running.record == record as usize)?;
-            // Those after it ended without a word.
+            // The ops that started after this one ended without a notification.
             running.truncate(place + 1);
             running.pop()
         });
         let (Some(running), inputs @ 1..) = (running.ok().flatten(), INPUTS.load(Ordering::Relaxed)) else {
             return;
         };
-        // SAFETY: the place was found in such a record, which is alive; the outputs are a vector.
+        // SAFETY: the position was found in such a record, which is alive; the outputs are a vector.
         let outputs = unsafe {
             let [first, end] = *record.cast::<usize>().add(inputs + OUTPUTS_AFTER).cast::<[usize; 2]>();
             match end.wrapping_sub(first) / size_of::<Value>() {
@@ -151,16 +152,16 @@ unsafe extern "C" fn end(record: *const c_void, _context: *mut c_void) {
     }));
 }
 
-/// The text at an address of a schema's string, of either layout.
+/// Returns the text of a schema's string, in either layout.
 ///
 /// # Safety
-/// A live `std::string` is there.
+/// `string` is the address of a live `std::string`.
 pub(super) unsafe fn text<'a>(string: usize) -> &'a [u8] {
-    // SAFETY: both layouts begin with the address of characters that end in 0.
+    // SAFETY: both layouts start with the address of characters that end in 0.
     unsafe { CStr::from_ptr(*(string as *const *const c_char)) }.to_bytes()
 }
 
-/// Learns what a list looks like from the op that makes each tensor: its first input is the list of sizes.
+/// Learns the tag of a list from the op that creates tensors, whose first input is the list of sizes.
 pub(super) fn learn(name: &[u8], inputs: &[Value]) {
     if matches!(name, b"aten::empty" | b"aten::empty_strided")
         && let Some(first) = inputs.first()

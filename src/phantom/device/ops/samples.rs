@@ -1,6 +1,6 @@
-//! Outputs that nothing computed and that must be ordinary in another way than a number is: indices, samples and
-//! counts. They are spread evenly over what they choose from, so a router gives each expert its share, and a check
-//! that a sample is in its support passes.
+//! Outputs that nothing computed and that need more than an ordinary number: indices, samples and counts.
+//! They are spread evenly over the values to choose from. So a router gives each expert its share, and a
+//! check that a sample is in its support passes.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -10,39 +10,40 @@ use crate::ops::tensor::TensorMemory;
 use crate::ops::torch::{Tag, Torch};
 use crate::ops::values::Value;
 
-/// An op whose output is spread evenly when nothing computes it.
+/// An op whose output is spread evenly if nothing computes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sample {
-    /// The places of the largest elements.
+    /// The indices of the largest elements.
     Largest,
-    /// The places that a distribution draws.
+    /// The indices that are drawn from a distribution.
     Drawn,
-    /// The places of the elements that are not zero.
+    /// The indices of the nonzero elements.
     Nonzero,
     /// A permutation.
     Permutation,
-    /// Flags that are true with a probability.
+    /// Flags that are true with a given probability.
     Coins,
-    /// The rest of a division by one: a sample is a whole number.
+    /// The remainder of a division by one: 0, because a sample is a whole number.
     Rest,
-    /// Zeros, with which a mask begins.
+    /// Zeros, the initial value of a mask.
     Zeros,
-    /// A number at chosen places of zeros.
+    /// A number written to selected places of a tensor, such as a mask of zeros.
     Scatter,
-    /// The same flags in another type or place.
+    /// The same flags with another type or in another place.
     Same,
-    /// Whether elements are other than a number, or greater.
+    /// Whether elements differ from a number, or are greater.
     Test,
     /// The number of true flags.
     Sum,
 }
 
-/// The sizes and the numbers among the arguments of an op, and the share of nonzero elements in the first tensor.
+/// The sizes and the numbers among the arguments of an op, and the share of nonzero elements in the first
+/// tensor.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Arguments {
     sizes: Vec<i64>,
     numbers: Vec<f64>,
-    /// The elements of the tensor of indices.
+    /// The number of elements in the tensor of indices.
     indices: usize,
     share: Option<f64>,
 }
@@ -52,11 +53,12 @@ const INT: i32 = 3;
 const LONG: i32 = 4;
 const BOOL: i32 = 11;
 
-/// The most places among which indices are spread: the experts of a router. The words of a language are more.
+/// The maximum number of places over which indices are spread. It is enough for the experts of a router, but
+/// not for a vocabulary.
 const MOST_PLACES: i64 = 4096;
 
 impl Sample {
-    /// The sample of an op, by the name without a namespace.
+    /// Returns the sample of an op. `base` is its name without a namespace.
     pub(super) fn of(base: &str) -> Option<Self> {
         Some(match base.trim_end_matches('_') {
             "topk" => Self::Largest,
@@ -74,17 +76,17 @@ impl Sample {
         })
     }
 
-    /// The place of the output among those of its op.
+    /// Returns the index of this output among the outputs of the op.
     pub(super) fn output(self) -> usize {
         usize::from(self == Self::Largest)
     }
 
-    /// Returns true if the output is about the share of nonzero elements of a tensor, however large.
+    /// Returns true if the output depends on the share of nonzero elements of a tensor of any size.
     fn is_of_shares(self) -> bool {
         matches!(self, Self::Zeros | Self::Scatter | Self::Same | Self::Test | Self::Sum)
     }
 
-    /// Writes the output of an op of whose inputs not all are known, or that draws.
+    /// Writes the output of an op that draws, or whose inputs are not all known.
     pub(super) fn write(self, arguments: &Arguments, output: &TensorMemory) {
         if self.is_of_shares() {
             return self.write_share(arguments, output);
@@ -108,7 +110,7 @@ impl Sample {
                 if !is_index || rows != output_rows || !(1..=MOST_PLACES).contains(&places) || chosen < 1 {
                     return None;
                 }
-                // A draw begins in the middle: the first and the last place are often special.
+                // A draw starts in the middle, because the first and the last place are often special.
                 let first = if self == Self::Drawn { places / 2 } else { 0 };
                 whole(&mut (0..count as i64).map(|index| (first + index) % places))
             }
@@ -151,7 +153,7 @@ impl Sample {
         }
     }
 
-    /// Notes the share of nonzero elements in an output whose elements are not followed.
+    /// Records the share of nonzero elements in an output whose elements are not followed.
     fn write_share(self, arguments: &Arguments, output: &TensorMemory) {
         let (count, share) = (output.count(), arguments.share);
         let all = arguments.sizes.iter().map(|&size| size as usize).product::<usize>();
@@ -170,7 +172,7 @@ impl Sample {
         }
         let share = match self {
             Self::Zeros => Some(0.0),
-            // A number that is not zero, at places that do not repeat.
+            // A nonzero number at distinct places.
             Self::Scatter if matches!(arguments.numbers.as_slice(), [_, number] if *number != 0.0) => {
                 share.map(|share| (share + arguments.indices as f64 / count as f64).min(1.0))
             }
@@ -184,11 +186,11 @@ impl Sample {
     }
 }
 
-/// Returns where the next permutation of `count` places starts. A program that takes the first places of two
-/// permutations gets different ones.
+/// Returns the start of the next permutation of `count` places. A program that takes the first places of two
+/// permutations then gets different ones.
 fn next_start(count: usize) -> usize {
     static PERMUTATIONS: AtomicUsize = AtomicUsize::new(0);
-    /// The golden ratio, by which starts are far from one another.
+    /// The golden ratio, with which consecutive starts are far apart.
     const STEP: f64 = 0.618_033_988_749_895;
     let number = PERMUTATIONS.fetch_add(1, Ordering::Relaxed) % 4096;
     ((number as f64 * STEP).fract() * count as f64) as usize
@@ -198,7 +200,7 @@ impl Arguments {
     /// Reads the arguments of an op.
     ///
     /// # Safety
-    /// Live inputs of an op.
+    /// `inputs` are live inputs of an op.
     pub(super) unsafe fn of(torch: &Torch, inputs: &[Value]) -> Self {
         let mut arguments = Self::default();
         let mut tensors = 0;
@@ -224,14 +226,14 @@ impl Arguments {
         arguments
     }
 
-    /// The number of nonzero elements that an even share has.
+    /// Returns the number of nonzero elements in the first tensor, from its share of nonzero elements.
     pub(super) fn nonzero(&self) -> Option<u64> {
         let all: i64 = self.sizes.iter().product();
         self.share.map(|share| (share * all as f64).round() as u64)
     }
 }
 
-/// The number one in a type of PyTorch.
+/// Returns the bytes of the number 1 in a type of PyTorch.
 fn one(dtype: i32) -> Option<Vec<u8>> {
     const HALF: i32 = 5;
     const BFLOAT16: i32 = 15;
@@ -248,11 +250,11 @@ fn one(dtype: i32) -> Option<Vec<u8>> {
     })
 }
 
-/// The places from which unknown indices choose, by the position of the indices among the arguments of an op: the
-/// sizes of the dimensions. `None` when the argument is no index.
+/// Returns the number of places from which each index tensor in the argument at `position` chooses: the sizes
+/// of the dimensions. Returns `None` if the argument contains no indices.
 ///
 /// # Safety
-/// Live inputs of an op.
+/// `inputs` are live inputs of an op.
 pub(super) unsafe fn places(
     torch: &Torch,
     base: &str,
@@ -278,8 +280,8 @@ pub(super) unsafe fn places(
     sizes.get(usize::try_from(dimension).ok()?).map(|&size| vec![size])
 }
 
-/// Indices that choose evenly from these places, in order from the first to the last. `None` when the tensor is none
-/// of indices.
+/// Returns indices spread evenly over `places`, in ascending order. Returns `None` if `memory` is not a small
+/// tensor of indices.
 pub(super) fn indices(memory: &TensorMemory, places: i64) -> Option<Vec<u8>> {
     let count = memory.count();
     if count * memory.width > SMALL || places < 1 {

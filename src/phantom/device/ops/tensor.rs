@@ -1,31 +1,31 @@
-//! The memory of a tensor, and what of it is known.
+//! The memory of a tensor, and its known contents.
 
 use crate::core::torch_blocks;
 use crate::core::values::SMALL;
 use crate::cuda::copy::{self, Known};
 use crate::ops::torch::{CPU_BIT, CUDA_BIT, TensorPlace, Torch};
 
-/// The most elements of a tensor of integers or flags whose values are followed.
+/// The maximum number of elements in a tensor of integers or flags whose values are followed.
 const MOST_WHOLE: usize = 1 << 20;
 
-/// The most parts in which the elements of a tensor may lie.
+/// The maximum number of parts into which the elements of a tensor may be split.
 const MOST_PARTS: usize = 1 << 12;
 
-/// Where a plain tensor is.
+/// The location of a plain tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
     Host,
     Device,
-    /// A tensor of another kind: sparse, fake, wrapped, quantized.
+    /// Not a plain tensor: sparse, fake, wrapped or quantized.
     Elsewhere,
 }
 
-/// The place of a tensor by its dispatch keys.
+/// Returns the location of a tensor, from its dispatch keys.
 ///
 /// # Safety
 /// `tensor` is the address of a live `TensorImpl`.
 pub(super) unsafe fn place_of(torch: &Torch, tensor: usize) -> Place {
-    // SAFETY: the offset was found in such an object.
+    // SAFETY: the offset was determined from such an object.
     let keys = unsafe { ((tensor + torch.keys) as *const u64).read() };
     if keys & CUDA_BIT != 0 && keys & !torch.device_keys == 0 {
         Place::Device
@@ -40,16 +40,16 @@ pub(super) unsafe fn place_of(torch: &Torch, tensor: usize) -> Place {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct TensorMemory {
     pub(super) data: usize,
-    /// A `c10::ScalarType`.
+    /// The `c10::ScalarType`.
     pub(super) dtype: i32,
-    /// The bytes of an element.
+    /// The size of an element in bytes.
     pub(super) width: usize,
     pub(super) sizes: Vec<i64>,
-    /// In elements.
+    /// The strides in elements.
     pub(super) strides: Vec<i64>,
 }
 
-/// The bytes of an element of a `c10::ScalarType`; `None` for types that are not followed.
+/// Returns the size of an element of a `c10::ScalarType` in bytes, or `None` for a type that is not followed.
 fn width(dtype: i32) -> Option<usize> {
     Some(match dtype {
         0 | 1 | 11 | 23..=26 => 1,
@@ -62,14 +62,14 @@ fn width(dtype: i32) -> Option<usize> {
 }
 
 impl TensorMemory {
-    /// The memory of a plain tensor. `None` when its type is not followed.
+    /// Returns the memory of a plain tensor, or `None` if its type is not followed.
     ///
     /// # Safety
-    /// `place` holds the address of a live plain tensor.
+    /// `place` contains the address of a live plain tensor.
     pub(super) unsafe fn of(torch: &Torch, place: TensorPlace) -> Option<Self> {
         let (mut dimensions, mut sizes, mut strides) = (0i64, std::ptr::null(), std::ptr::null());
         let (mut dtype, mut data) = (0i32, 0usize);
-        // SAFETY: by the contract, and each result has its place.
+        // SAFETY: by the contract, and each result has a place of its own.
         unsafe {
             let failed = (torch.dimensions)(place, &raw mut dimensions)
                 | (torch.sizes)(place, &raw mut sizes)
@@ -90,12 +90,12 @@ impl TensorMemory {
         }
     }
 
-    /// The number of elements.
+    /// Returns the number of elements.
     pub(super) fn count(&self) -> usize {
         self.sizes.iter().map(|&size| usize::try_from(size).unwrap_or(0)).fold(1, usize::saturating_mul)
     }
 
-    /// Returns true if the tensor is small enough for its values to be followed: 64 KiB, or as many as
+    /// Returns true if the tensor is small enough for its values to be followed: up to 64 KiB, or up to
     /// [`MOST_WHOLE`] integers or flags.
     pub(super) fn is_small(&self) -> bool {
         let count = self.count();
@@ -103,7 +103,7 @@ impl TensorMemory {
         is_whole && count <= MOST_WHOLE || count.saturating_mul(self.width) <= SMALL
     }
 
-    /// The bytes from the first element to the end of the last.
+    /// Returns the number of bytes from the start of the first element to the end of the last one.
     pub(super) fn span(&self) -> usize {
         if self.count() == 0 {
             return 0;
@@ -113,18 +113,18 @@ impl TensorMemory {
         (usize::try_from(last).unwrap_or(usize::MAX / 16) + 1).saturating_mul(self.width)
     }
 
-    /// Returns true if the two have memory in common.
+    /// Returns true if the two tensors may share memory.
     pub(super) fn overlaps(&self, other: &Self) -> bool {
         let (mine, others) = (self.span(), other.span());
         mine > 0 && others > 0 && self.data < other.data + others && other.data < self.data + mine
     }
 
-    /// Returns true if no byte of the span is outside an element.
+    /// Returns true if every byte of the span belongs to an element.
     pub(super) fn is_dense(&self) -> bool {
         self.span() == self.count() * self.width
     }
 
-    /// Returns true if the elements are in memory in the order of their indices, without a gap.
+    /// Returns true if the elements are stored in index order without gaps.
     pub(super) fn is_contiguous(&self) -> bool {
         let strides = self.contiguous_strides();
         self.sizes
@@ -133,8 +133,8 @@ impl TensorMemory {
             .all(|(&size, (mine, other))| size == 1 || mine == other)
     }
 
-    /// The offsets in bytes of the elements, in the order of the indices: as parts of `length` bytes without a
-    /// gap. `None` when there are more than [`MOST_PARTS`] and more than one element in none.
+    /// Returns the elements in index order as contiguous parts: the offsets of the parts in bytes, and the
+    /// length of each part in bytes.
     fn parts(&self) -> (Vec<usize>, usize) {
         let (mut length, mut inner) = (self.width as i64, self.sizes.len());
         while inner > 0
@@ -152,13 +152,13 @@ impl TensorMemory {
         (offsets.into_iter().map(|offset| offset as usize).collect(), length as usize)
     }
 
-    /// The elements on a device in the order of their indices, if all are known.
+    /// Returns the elements on a device in index order, if all are known.
     pub(super) fn known_elements(&self) -> Option<Known> {
         if self.count() == 0 {
             return Some(Known { bytes: Vec::new(), is_answer: false });
         }
         if self.is_contiguous() {
-            // SAFETY: memory of a tensor.
+            // SAFETY: the memory of a tensor.
             return unsafe { copy::read_known(self.data, self.span()) };
         }
         let (offsets, length) = self.parts();
@@ -183,7 +183,7 @@ impl TensorMemory {
         Some(known)
     }
 
-    /// The elements in host memory, in the order of their indices.
+    /// Returns the elements in host memory, in index order.
     ///
     /// # Safety
     /// The memory belongs to a live tensor on the host.
@@ -194,7 +194,7 @@ impl TensorMemory {
         let (offsets, length) = self.parts();
         let mut bytes = Vec::with_capacity(offsets.len() * length);
         for offset in offsets {
-            // SAFETY: elements of the tensor.
+            // SAFETY: the elements of the tensor.
             bytes.extend_from_slice(unsafe {
                 std::slice::from_raw_parts((self.data + offset) as *const u8, length)
             });
@@ -202,11 +202,11 @@ impl TensorMemory {
         bytes
     }
 
-    /// Makes these elements, in the order of their indices, the known content on a device.
+    /// Makes these elements, in index order, the known content on a device.
     pub(super) fn write(&self, elements: Known) {
         let (offsets, length) = self.parts();
         if let [0] = offsets.as_slice() {
-            // SAFETY: memory of a tensor.
+            // SAFETY: the memory of a tensor.
             return unsafe { copy::write_computed(self.data, &elements) };
         }
         if offsets.len() > MOST_PARTS && !self.is_dense() {
@@ -227,9 +227,9 @@ impl TensorMemory {
         }
     }
 
-    /// Adds what is known of the block around the tensor, if the block is small.
+    /// Adds the known parts of the block around the tensor, if the block is small.
     pub(super) fn add_known(&self, parts: &mut Vec<Part>) {
-        /// The bytes of a block whose values are followed: those of [`MOST_WHOLE`] integers.
+        /// The maximum size of a block in bytes: enough for [`MOST_WHOLE`] integers.
         const MOST: usize = MOST_WHOLE * 8;
         if self.data == 0 {
             return;
@@ -246,7 +246,8 @@ impl TensorMemory {
         parts.extend(answered.into_iter().map(|(start, end)| Part { start, end, is_answer: true }));
     }
 
-    /// The memory of the elements: start and end of each part, or of all when they are too many.
+    /// Returns the memory of the elements: the start and the end of each part, or of the whole span if there
+    /// are too many parts.
     fn element_ranges(&self) -> Vec<(usize, usize)> {
         if self.count() == 0 {
             return Vec::new();
@@ -258,7 +259,7 @@ impl TensorMemory {
         offsets.into_iter().map(|offset| (self.data + offset, self.data + offset + length)).collect()
     }
 
-    /// The strides in elements of a contiguous tensor of the same sizes.
+    /// Returns the strides, in elements, of a contiguous tensor with the same sizes.
     pub(super) fn contiguous_strides(&self) -> Vec<i64> {
         let mut strides = vec![1; self.sizes.len()];
         for index in (1..self.sizes.len()).rev() {
@@ -273,17 +274,17 @@ impl TensorMemory {
 pub(super) struct Part {
     start: usize,
     end: usize,
-    /// Holds an answer, which no kernel computed.
+    /// True if it contains an answer that no kernel computed.
     is_answer: bool,
 }
 
-/// Makes known again what was known of the blocks around written tensors, except for their elements. Kernels
-/// change no byte.
+/// Restores the known contents of the blocks around written tensors, except for the tensors' elements.
+/// Simulated kernels change no byte, so these contents are still there.
 pub(super) fn keep(parts: &[Part], written: &[TensorMemory]) {
     let mut written: Vec<(usize, usize)> = written.iter().flat_map(TensorMemory::element_ranges).collect();
     written.sort_unstable();
     for part in parts {
-        // A block that the op gave back is somebody else's.
+        // A block that the op has freed may belong to another tensor now.
         let is_there = torch_blocks::find(part.start).is_some_and(|(_, end)| part.end <= end);
         let Some(device) = copy::device_of(part.start).filter(|_| is_there) else { continue };
         let mut values = device.values();

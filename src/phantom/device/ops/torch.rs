@@ -1,4 +1,4 @@
-//! The functions of PyTorch that are called, and the layouts that no function reveals.
+//! The PyTorch functions that are called, and the layouts that no function reveals.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::OnceLock;
@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::ops::cxx::{self, CxxString};
 
-/// `c10::OperatorHandle`, or a place for an `optional` of one: its last word is whether there is one.
+/// A `c10::OperatorHandle`, or space for an `optional` of one, whose last word is true if it has a value.
 pub(super) type Operator = [usize; 4];
 
-/// The address of a place that holds the address of a `TensorImpl`: an `AtenTensorHandle`, an `at::Tensor` and
-/// the payload of an `IValue` are one.
+/// The address of a word with the address of a `TensorImpl`, such as an `AtenTensorHandle`, an `at::Tensor`
+/// or the payload of an `IValue`.
 pub(super) type TensorPlace = *const c_void;
 
 type Get<T> = unsafe extern "C" fn(TensorPlace, *mut T) -> c_int;
@@ -33,7 +33,7 @@ pub(super) struct Torch {
     dispatcher: unsafe extern "C-unwind" fn() -> *const c_void,
     pub(super) run_on_cpu: unsafe extern "C-unwind" fn(*const Operator, *mut [usize; 3], bool, u16),
     pub(super) create_from_blob: CreateFromBlob,
-    /// Deletes an `at::Tensor` from the heap.
+    /// Deletes an `at::Tensor` on the heap.
     pub(super) delete: unsafe extern "C" fn(*mut usize) -> c_int,
     pub(super) dimensions: Get<i64>,
     pub(super) sizes: Get<*const i64>,
@@ -47,22 +47,23 @@ pub(super) struct Torch {
     pub(super) set_gradients: unsafe extern "C" fn(bool),
     pub(super) gradients: unsafe extern "C" fn() -> bool,
     pub(super) threads: unsafe extern "C" fn() -> c_int,
-    /// Sets the number of threads of the calling thread alone.
+    /// Sets the number of threads for the calling thread only.
     pub(super) set_threads: Option<unsafe extern "C" fn(c_int)>,
     pub(super) new: unsafe extern "C" fn(usize) -> *mut c_void,
     pub(super) free: unsafe extern "C" fn(*mut c_void),
     pub(super) begin_catch: unsafe extern "C" fn(*mut c_void) -> *mut c_void,
     pub(super) end_catch: unsafe extern "C" fn(),
-    /// libc10, for its thread-local variables.
+    /// The handle of libc10, for its thread-local variables.
     c10: usize,
-    /// Whether strings have the layout of the new ABI.
+    /// True if strings have the layout of the new ABI.
     pub(super) has_new_strings: bool,
     /// `c10::DispatchKey::CPU`.
     pub(super) cpu_key: u16,
     /// The offset of `TensorImpl::key_set_`.
     pub(super) keys: usize,
-    /// The dispatch keys of a plain tensor on the host and on a GPU, including the key of the backend.
+    /// The dispatch keys of a plain host tensor, including the key of the backend.
     pub(super) host_keys: u64,
+    /// The dispatch keys of a plain GPU tensor, including the key of the backend.
     pub(super) device_keys: u64,
 }
 
@@ -72,7 +73,7 @@ pub(super) struct Callback {
     pub(super) start: usize,
     pub(super) end: unsafe extern "C" fn(*const c_void, *mut c_void),
     pub(super) probability: f64,
-    /// By `at::RecordScope`.
+    /// Flags, indexed by `at::RecordScope`.
     pub(super) scopes: [u8; 10],
     pub(super) needs_inputs: u8,
     pub(super) needs_outputs: u8,
@@ -81,47 +82,47 @@ pub(super) struct Callback {
 
 const _: () = assert!(size_of::<Callback>() == 40);
 
-/// `c10::BackendComponent::CPUBit` and `CUDABit` in a set of dispatch keys.
+/// The bits of `c10::BackendComponent::CPUBit` and `CUDABit` in a set of dispatch keys.
 pub(super) const CPU_BIT: u64 = 1;
 pub(super) const CUDA_BIT: u64 = 2;
 
 static TORCH: OnceLock<Option<Torch>> = OnceLock::new();
 
-/// The functions, if PyTorch is loaded and has them all.
+/// Returns the functions if PyTorch is loaded and has all of them.
 pub(super) fn get() -> Option<&'static Torch> {
     TORCH.get().and_then(Option::as_ref)
 }
 
-/// Looks the functions up when PyTorch is loaded. Returns true the first time that they are all there.
+/// Looks up the functions once PyTorch is loaded. Returns true the first time that all of them are found.
 pub(super) fn load() -> bool {
     if TORCH.get().is_some() {
         return false;
     }
     let (Some(cpu), Some(c10)) = (library(c"libtorch_cpu.so"), library(c"libc10.so")) else { return false };
     let mut is_first = false;
-    // Keys and the layout of tensors are asked with functions of the table.
+    // The keys and the layout of tensors are determined by calls of functions in the table.
     let found = TORCH.get_or_init(|| {
         is_first = true;
-        // SAFETY: the types below are those in PyTorch's headers, 2.6 to 2.13.
+        // SAFETY: the types below are the ones in PyTorch's headers, 2.6 to 2.13.
         unsafe { look_up(cpu, c10) }
     });
     is_first && found.is_some()
 }
 
-/// A library that is loaded.
+/// Returns the handle of a loaded library.
 fn library(name: &CStr) -> Option<usize> {
-    // SAFETY: a look-up without side effects.
+    // SAFETY: a lookup without side effects.
     let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
     (!handle.is_null()).then_some(handle as usize)
 }
 
-/// A function of a library, or of those that it needs.
+/// Looks up a function in a library, or in the libraries that it needs.
 ///
 /// # Safety
 /// `F` is the type of the function.
 unsafe fn symbol<F: Copy>(library: usize, name: &CStr) -> Option<F> {
     const { assert!(size_of::<F>() == size_of::<usize>()) }
-    // SAFETY: a look-up without side effects.
+    // SAFETY: a lookup without side effects.
     let found = unsafe { libc::dlsym(library as *mut c_void, name.as_ptr()) };
     // SAFETY: the caller's promise.
     (!found.is_null()).then(|| unsafe { std::mem::transmute_copy(&found) })
@@ -179,7 +180,7 @@ unsafe fn look_up(cpu: usize, c10: usize) -> Option<Torch> {
         };
         torch.cpu_key = key(b"CPU");
         (torch.keys, torch.host_keys) = torch.find_keys()?;
-        // The functionality bits are in the order of their keys, and the lowest one that is set is `Dense`.
+        // The functionality bits are in the order of their keys, and the lowest set bit is `Dense`.
         let dense = (torch.host_keys & !CPU_BIT).trailing_zeros();
         let bit = |name: &[u8]| 1u64 << (dense + u32::from(key(name)) - u32::from(key(b"Dense")));
         let without = torch.host_keys & !(CPU_BIT | bit(b"AutocastCPU"));
@@ -191,13 +192,13 @@ unsafe fn look_up(cpu: usize, c10: usize) -> Option<Torch> {
 type Parse = unsafe extern "C-unwind" fn(*const c_void) -> u16;
 
 impl Torch {
-    /// Finds the set of dispatch keys in a `TensorImpl`. In a plain CPU tensor, it is the word whose lowest
-    /// bits, the backends, have only the CPU's bit, with some functionality bits above them.
+    /// Finds the set of dispatch keys in a `TensorImpl`. In a plain CPU tensor, it is the word that has only
+    /// the CPU's bit among the lowest bits (the backends), and some functionality bits above them.
     fn find_keys(&self) -> Option<(usize, u64)> {
         let (sizes, strides, mut data) = ([2i64, 3], [3i64, 1], [0f32; 6]);
         let mut place: *mut usize = std::ptr::null_mut();
-        // SAFETY: the memory outlives the tensor, whose place is good for a read; a `TensorImpl` has more than
-        // 200 bytes.
+        // SAFETY: the memory outlives the tensor, whose address is readable; a `TensorImpl` has more than 200
+        // bytes.
         unsafe {
             let (data, at) = (data.as_mut_ptr().cast(), &raw mut place);
             if (self.create_from_blob)(data, 2, sizes.as_ptr(), strides.as_ptr(), 0, 6, 0, -1, at) != 0 {
@@ -215,19 +216,19 @@ impl Torch {
         }
     }
 
-    /// The number of bytes of a `std::string`.
+    /// Returns the size of a `std::string` in bytes.
     pub(super) fn string_size(&self) -> usize {
         if self.has_new_strings { 32 } else { 8 }
     }
 
-    /// The operator with a name and an overload.
+    /// Returns the operator with this name and overload.
     pub(super) fn find(&self, name: &[u8], overload: &[u8]) -> Option<Operator> {
         let (name, overload) =
             (CxxString::new(name, self.has_new_strings), CxxString::new(overload, self.has_new_strings));
         let both: Vec<usize> =
             [name.words(self.has_new_strings), overload.words(self.has_new_strings)].concat();
         let mut operator = [0; 4];
-        // SAFETY: an `OperatorName` is two strings, which the call only reads; the result is an `optional` of
+        // SAFETY: an `OperatorName` is two strings, which the call only reads. The result is an `optional` of
         // a handle of two words.
         cxx::catching(|| unsafe {
             (self.find_schema)(&raw mut operator, (self.dispatcher)(), both.as_ptr().cast());
@@ -235,14 +236,15 @@ impl Torch {
         (operator[2] & 0xFF == 1).then_some(operator)
     }
 
-    /// The thread's own included and excluded dispatch keys.
+    /// Returns the included and the excluded dispatch keys of the calling thread.
     pub(super) fn thread_keys(&self) -> Option<*mut [u64; 2]> {
-        // SAFETY: the thread's own variable; the type is `c10::impl::PODLocalDispatchKeySet`.
+        // SAFETY: a thread-local variable of type `c10::impl::PODLocalDispatchKeySet`.
         unsafe { symbol(self.c10, c"_ZN3c104impl26raw_local_dispatch_key_setE") }
     }
 }
 
-/// How far the tags after `Int` are moved by `UInt`, which newer versions have; `u32::MAX` before it is known.
+/// The offset that `UInt`, which newer versions have, adds to the tags after `Int`; `u32::MAX` until it is
+/// known.
 static SHIFT: AtomicU32 = AtomicU32::new(u32::MAX);
 
 /// Tags of `IValue`, in the order of `TORCH_FORALL_TAGS`.
@@ -250,18 +252,18 @@ static SHIFT: AtomicU32 = AtomicU32::new(u32::MAX);
 pub(super) enum Tag {
     None,
     Tensor,
-    /// A number, a flag, or anything else that is stored in the payload.
+    /// A number, a flag, or another value that is stored in the payload.
     Number,
-    /// An object on the heap that is only read: a complex number, a text.
+    /// An object on the heap that is only read: a complex number or a text.
     Object,
     List,
     Device,
-    /// Anything else: no op of interest has it.
+    /// Anything else, which no op of interest uses.
     Other,
 }
 
 impl Tag {
-    /// Learns the tags from that of a list.
+    /// Learns the tags from the tag of a list.
     pub(super) fn learn(list: u32) {
         if let 13 | 14 = list {
             SHIFT.store(list - 13, Ordering::Relaxed);
@@ -273,7 +275,7 @@ impl Tag {
         SHIFT.load(Ordering::Relaxed) != u32::MAX
     }
 
-    /// The tag of a flag.
+    /// Returns the tag of a flag.
     pub(super) fn flag() -> u32 {
         9 + SHIFT.load(Ordering::Relaxed)
     }

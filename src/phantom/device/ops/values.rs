@@ -1,4 +1,4 @@
-//! Arguments of ops (`c10::IValue`): read at an op's start, and made anew for the second run.
+//! Arguments of ops (`c10::IValue`): read when an op starts, and copied for the second run.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -18,7 +18,7 @@ pub(super) struct Value {
 
 const _: () = assert!(size_of::<Value>() == 16);
 
-/// `c10::DeviceType::CUDA`, and a payload for the host.
+/// `c10::DeviceType::CUDA`, and the payload for the host.
 const CUDA: usize = 1;
 const HOST_DEVICE: usize = 0xFF00;
 
@@ -27,26 +27,26 @@ impl Value {
         Tag::of(self.tag)
     }
 
-    /// A value in the payload.
+    /// Creates a value that is stored in the payload.
     fn plain(payload: usize, tag: u32) -> Self {
         Self { payload, tag, padding: 0 }
     }
 
-    /// The place of the tensor, `None` when it is undefined or this is no tensor.
+    /// Returns the location of the tensor, or `None` if the value is undefined or not a tensor.
     ///
     /// # Safety
-    /// This is a live `IValue`.
+    /// `self` is a live `IValue`.
     unsafe fn place(&self, torch: &Torch) -> Option<Place> {
-        // SAFETY: the address of a `TensorImpl`, by the tag.
+        // SAFETY: by its tag, the payload is the address of a `TensorImpl`.
         (self.kind() == Tag::Tensor && self.is_defined()).then(|| unsafe { place_of(torch, self.payload) })
     }
 
-    /// An undefined tensor is the address of a static object, which is no heap object with keys.
+    /// Returns false for an undefined tensor: its address is that of a static object, which has no keys.
     fn is_defined(&self) -> bool {
         self.payload > 0xFFFF && self.payload.is_multiple_of(8)
     }
 
-    /// The number that this is, not a flag; `None` when it is none.
+    /// Returns the value if it is a number, or `None` if it is a flag or anything else.
     pub(super) fn number(&self) -> Option<f64> {
         match self.tag {
             3 => Some(f64::from_bits(self.payload as u64)),
@@ -55,16 +55,16 @@ impl Value {
         }
     }
 
-    /// Returns true if this names a GPU, or is a tensor there, or a list with one.
+    /// Returns true if the value names a GPU, is a tensor on a GPU, or is a list with one.
     ///
     /// # Safety
-    /// This is a live `IValue`.
+    /// `self` is a live `IValue`.
     pub(super) unsafe fn is_on_device(&self, torch: &Torch) -> bool {
         match self.kind() {
             Tag::Device => self.payload & 0xFF == CUDA,
             // SAFETY: by the contract.
             Tag::Tensor => unsafe { self.place(torch) == Some(Place::Device) },
-            // SAFETY: by the contract; elements of the list are alive with it.
+            // SAFETY: by the contract; the elements live as long as the list.
             Tag::List => unsafe {
                 self.elements().iter().any(|value| value.place(torch) == Some(Place::Device))
             },
@@ -72,16 +72,16 @@ impl Value {
         }
     }
 
-    /// Visits the memory of each tensor on a device: of this one, or of this list.
+    /// Visits the memory of each tensor on a device, in this value or in this list.
     ///
     /// # Safety
-    /// This is a live `IValue`.
+    /// `self` is a live `IValue`.
     pub(super) unsafe fn each_on_device(&self, torch: &Torch, mut visit: impl FnMut(TensorMemory)) {
         let one = std::slice::from_ref(self);
-        // SAFETY: by the contract; elements of a list are alive with it.
+        // SAFETY: by the contract; the elements of a list live as long as the list.
         let all = unsafe { if self.kind() == Tag::List { self.elements() } else { one } };
         for value in all {
-            // SAFETY: as above; the payload of a tensor is its place.
+            // SAFETY: as above; the payload of a tensor is a valid `TensorPlace`.
             unsafe {
                 if value.place(torch) == Some(Place::Device)
                     && let Some(memory) = TensorMemory::of(torch, (&raw const value.payload).cast())
@@ -92,10 +92,10 @@ impl Value {
         }
     }
 
-    /// The elements of a list.
+    /// Returns the elements of a list.
     ///
     /// # Safety
-    /// This is a live list.
+    /// `self` is a live list.
     pub(super) unsafe fn elements<'a>(&self) -> &'a [Value] {
         // SAFETY: a `ListImpl` is two words, then a vector of `IValue`s.
         unsafe {
@@ -106,42 +106,42 @@ impl Value {
     }
 }
 
-/// The vector in a `ListImpl`, after its table of functions and its counts of references.
+/// The offset of the vector in a `ListImpl`, after the vtable and the reference counts.
 const LIST: usize = 16;
-/// The size of a `ListImpl`: the vector, then a type of two words.
+/// The size of a `ListImpl`: the vector is followed by a type of two words.
 const LIST_SIZE: usize = LIST + 24 + 16;
 
-/// Values of one's own. Each object on the heap has a reference of theirs.
+/// Values that the second run owns: they hold one reference to each object on the heap.
 pub(super) struct Values {
     torch: &'static Torch,
     list: Vec<Value>,
-    /// The memory of their tensors.
+    /// The memory of the tensors.
     memory: Vec<Box<[u128]>>,
     /// True if one of the values is an answer.
     pub(super) is_answer: bool,
-    /// The tensors on a device of which they are copies.
+    /// The device tensors from which the values were copied.
     pub(super) sources: Vec<TensorMemory>,
 }
 
 impl Drop for Values {
     fn drop(&mut self) {
         for value in std::mem::take(&mut self.list) {
-            // SAFETY: a value of these, which is not used any more.
+            // SAFETY: the value belongs to this list and is no longer used.
             unsafe { release(self.torch, value) };
         }
     }
 }
 
-/// Gives a reference back.
+/// Releases a reference.
 ///
 /// # Safety
-/// The value owns one.
+/// The value owns a reference.
 pub(super) unsafe fn release(torch: &Torch, value: Value) {
     if !matches!(value.kind(), Tag::Tensor | Tag::Object | Tag::List) || !value.is_defined() {
         return;
     }
-    // SAFETY: an `at::Tensor` on the heap is the address of an object with a count of references, and its
-    // deletion gives one back; how the object is deleted is in its table of functions.
+    // SAFETY: an `at::Tensor` on the heap is the address of an object with a reference count, and deleting it
+    // releases one reference. For other objects, the vtable has the function that deletes them.
     unsafe {
         let place = (torch.new)(size_of::<usize>()).cast::<usize>();
         place.write(value.payload);
@@ -154,11 +154,11 @@ impl Values {
         Self { torch, list: Vec::new(), memory: Vec::new(), is_answer: false, sources: Vec::new() }
     }
 
-    /// Adds a value of an op. `None` when it is not known, or of a kind that is not followed. `is_written`: the
-    /// op reads nothing there.
+    /// Adds a value of an op. Returns `None` if it is not known, or of a kind that is not followed. With
+    /// `is_written`, the op does not read the value.
     ///
     /// # Safety
-    /// A live `IValue`.
+    /// `value` is a live `IValue`.
     pub(super) unsafe fn add(&mut self, value: &Value, is_written: bool) -> Option<()> {
         // SAFETY: by the contract.
         let copied = unsafe { self.copy(value, is_written) }?;
@@ -166,10 +166,11 @@ impl Values {
         Some(())
     }
 
-    /// Adds unknown indices, or a list with some, that choose evenly from places: of a list, those of each element.
+    /// Adds unknown indices, or a list that contains some, as indices spread evenly over `places`. A list has
+    /// a number of places for each element.
     ///
     /// # Safety
-    /// As for [`add`](Self::add).
+    /// Same as for [`add`](Self::add).
     pub(super) unsafe fn add_indices(&mut self, value: &Value, places: &[i64]) -> Option<()> {
         // SAFETY: by the contract.
         unsafe {
@@ -201,9 +202,9 @@ impl Values {
     }
 
     /// # Safety
-    /// A live tensor.
+    /// `value` is a live tensor.
     unsafe fn copy_indices(&mut self, value: &Value, places: i64) -> Option<Value> {
-        // SAFETY: by the contract; the payload of a value is its place.
+        // SAFETY: by the contract; the payload of a value is a valid `TensorPlace`.
         let memory = unsafe {
             (value.place(self.torch) == Some(Place::Device))
                 .then(|| TensorMemory::of(self.torch, (&raw const value.payload).cast()))
@@ -216,7 +217,7 @@ impl Values {
     }
 
     /// # Safety
-    /// As for [`add`](Self::add).
+    /// Same as for [`add`](Self::add).
     unsafe fn copy(&mut self, value: &Value, is_written: bool) -> Option<Value> {
         match value.kind() {
             Tag::None | Tag::Number => Some(*value),
@@ -237,32 +238,32 @@ impl Values {
                 for element in elements {
                     let copied = match element.kind() {
                         Tag::None => Some(*element),
-                        // SAFETY: elements are alive with their list.
+                        // SAFETY: the elements live as long as their list.
                         Tag::Tensor => unsafe { self.copy_tensor(element, is_written) },
                         _ => None,
                     };
                     match copied {
                         Some(copied) => copies.push(copied),
                         None => {
-                            // SAFETY: values that were made here.
+                            // SAFETY: these values were created here.
                             copies.into_iter().for_each(|copy| unsafe { release(self.torch, copy) });
                             return None;
                         }
                     }
                 }
-                // SAFETY: the list is alive, and the new one takes the references.
+                // SAFETY: the list is alive, and the new list takes over the references.
                 Some(unsafe { self.list_like(value, &copies) })
             }
         }
     }
 
     /// # Safety
-    /// A live tensor.
+    /// `value` is a live tensor.
     unsafe fn copy_tensor(&mut self, value: &Value, is_written: bool) -> Option<Value> {
         // SAFETY: by the contract.
         match unsafe { value.place(self.torch) } {
             Some(Place::Device) => {
-                // SAFETY: by the contract; the payload of a value is its place.
+                // SAFETY: by the contract; the payload of a value is a valid `TensorPlace`.
                 let memory = unsafe { TensorMemory::of(self.torch, (&raw const value.payload).cast()) };
                 let memory = memory.filter(TensorMemory::is_small)?;
                 let known = match is_written {
@@ -288,13 +289,13 @@ impl Values {
         }
     }
 
-    /// A tensor of the host with these elements.
+    /// Creates a host tensor with these elements.
     fn tensor(&mut self, like: &TensorMemory, elements: &[u8]) -> Option<usize> {
         let mut memory = vec![0u128; elements.len().div_ceil(16).max(1)].into_boxed_slice();
         let start = memory.as_mut_ptr().cast::<u8>();
         let strides = like.contiguous_strides();
         let mut place: *mut usize = std::ptr::null_mut();
-        // SAFETY: the memory has room for the elements, and outlives the tensor with these values.
+        // SAFETY: the memory has space for the elements, and outlives the tensor in these values.
         unsafe {
             std::ptr::copy_nonoverlapping(elements.as_ptr(), start, elements.len());
             let status = (self.torch.create_from_blob)(
@@ -313,19 +314,19 @@ impl Values {
             }
             self.memory.push(memory);
             let tensor = *place;
-            // The reference moves out of the place.
+            // The reference is moved out of the allocated word.
             (self.torch.free)(place.cast());
             Some(tensor)
         }
     }
 
-    /// A list of the same type with these elements, whose references it takes.
+    /// Creates a list of the same type with these elements. Takes over their references.
     ///
     /// # Safety
     /// `list` is a live list.
     unsafe fn list_like(&self, list: &Value, elements: &[Value]) -> Value {
-        // SAFETY: the layout of a `ListImpl`; its type counts its references if it has a second word, the address
-        // of counts of a `std::shared_ptr`.
+        // SAFETY: the layout of a `ListImpl`. Its type has reference counts if its second word, the address
+        // of the counts of a `std::shared_ptr`, is set.
         unsafe {
             let new = (self.torch.new)(LIST_SIZE) as usize;
             let bytes = size_of_val(elements);
@@ -343,7 +344,7 @@ impl Values {
         }
     }
 
-    /// Adds a number or a flag: the tag is that of another value.
+    /// Adds a number or a flag, with the tag of another value of this kind.
     pub(super) fn push(&mut self, payload: usize, tag: u32) {
         self.list.push(Value::plain(payload, tag));
     }
@@ -352,7 +353,7 @@ impl Values {
     pub(super) fn take_stack(&mut self) -> [usize; 3] {
         let values = std::mem::take(&mut self.list);
         let bytes = size_of_val(values.as_slice());
-        // SAFETY: memory for the values, as C++ frees it.
+        // SAFETY: memory for the values, allocated as C++ frees it.
         unsafe {
             let first = (self.torch.new)(bytes.max(1)) as usize;
             std::ptr::copy_nonoverlapping(values.as_ptr(), first as *mut Value, values.len());
@@ -360,15 +361,15 @@ impl Values {
         }
     }
 
-    /// Takes the values of a vector, and frees it.
+    /// Moves the values of a vector back, and frees the vector.
     ///
     /// # Safety
-    /// The vector is one of [`take_stack`](Self::take_stack), which PyTorch may have changed.
+    /// The vector comes from [`take_stack`](Self::take_stack); PyTorch may have changed it.
     pub(super) unsafe fn put_back(&mut self, stack: [usize; 3]) -> &[Value] {
         let [first, end, _] = stack;
         let count = end.saturating_sub(first) / size_of::<Value>();
         if first != 0 {
-            // SAFETY: the contract.
+            // SAFETY: by the contract.
             unsafe {
                 self.list = std::slice::from_raw_parts(first as *const Value, count).to_vec();
                 (self.torch.free)(first as *mut c_void);
@@ -378,13 +379,13 @@ impl Values {
     }
 }
 
-/// The value with one reference more.
+/// Returns the value with one more reference.
 ///
 /// # Safety
-/// It is alive.
+/// The value is alive.
 unsafe fn hold(value: &Value) -> Value {
     if value.is_defined() {
-        // SAFETY: the lower half of an object's second word counts its references in every version.
+        // SAFETY: in every version, the lower half of an object's second word is its reference count.
         unsafe { &*((value.payload + 8) as *const AtomicU32) }.fetch_add(1, Ordering::Relaxed);
     }
     *value

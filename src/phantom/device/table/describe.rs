@@ -1,5 +1,5 @@
-//! The functions by which the tracer asks the library about itself: the card, the assumptions, the counts.
-//! The tracer finds them by name and writes their text into the trace.
+//! The functions through which the tracer queries the phantom library: the card, the assumptions, the counts.
+//! The tracer finds them by name and writes their text to the trace.
 
 use std::ffi::c_char;
 use std::fmt::Write;
@@ -18,10 +18,10 @@ use crate::kernels::kernel::launches;
 use crate::libs::{cudnn, nvrtc, stand_ins};
 use crate::table::registry;
 
-/// Names that are left to the real library, or their beginnings followed by `.*`.
+/// Names, or prefixes followed by `.*`, of functions that are left to the real library.
 const PASSED_THROUGH: &str = include_str!("passthrough.txt");
 
-/// Writes the text, cut to `capacity` with its terminating zero, and returns its whole length in bytes.
+/// Writes the text, cut to `capacity` including its terminating zero, and returns its full length in bytes.
 ///
 /// # Safety
 /// `out` is null or good for `capacity` bytes.
@@ -33,12 +33,12 @@ unsafe fn write(text: &str, out: Out<c_char>, capacity: usize) -> usize {
     text.len()
 }
 
-/// A string without the characters that JSON would escape. Our names have none.
+/// Returns a string without the characters that JSON would escape. The names written here contain none.
 fn without_escapes(text: &str) -> String {
     text.chars().filter(|c| !c.is_control() && !matches!(c, '"' | '\\')).collect()
 }
 
-/// The card and the run so far, as JSON.
+/// Returns the card and the run so far as JSON.
 fn description() -> String {
     let host = host_state();
     let spec = &host.spec;
@@ -80,7 +80,7 @@ fn description() -> String {
         );
     }
     if let Some(peak) = past_oom::peak() {
-        // A card that nothing was allocated on is not needed.
+        // A card without any allocation is not needed.
         let needed = if peak > 0 { peak + spec.context + spec.others } else { 0 };
         let _ = write!(text, ",\"needed_bytes\":{needed}");
     }
@@ -102,7 +102,7 @@ fn description() -> String {
     text
 }
 
-/// The presets, as a JSON array.
+/// Returns the presets as a JSON array.
 fn cards() -> String {
     let mut text = String::from("[");
     for (index, card) in CARDS.iter().enumerate() {
@@ -118,7 +118,7 @@ fn cards() -> String {
     text
 }
 
-/// One line per exported function or pattern of names passed through: the kind of answer and the name,
+/// Returns one line per exported function or pass-through name pattern: the kind of answer and the name,
 /// sorted.
 fn answers() -> String {
     let mut lines: Vec<_> =
@@ -130,11 +130,11 @@ fn answers() -> String {
     lines.concat()
 }
 
-/// Writes JSON about the device and the run so far into a buffer of `capacity` bytes, cut to the bytes that
-/// fit before a terminating zero. Returns the length of the whole text.
+/// Writes JSON about the device and the run so far into a buffer of `capacity` bytes. The text is cut to the
+/// bytes that fit before a terminating zero. Returns the length of the full text.
 ///
 /// # Safety
-/// `out` is null, which only asks for the length, or good for `capacity` bytes.
+/// `out` is null, to query only the length, or valid for writes of `capacity` bytes.
 // SAFETY: only this library defines the name.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn memtrace_phantom_describe(out: Out<c_char>, capacity: usize) -> usize {
@@ -142,10 +142,10 @@ unsafe extern "C" fn memtrace_phantom_describe(out: Out<c_char>, capacity: usize
     unsafe { write(&description(), out, capacity) }
 }
 
-/// Writes the presets as a JSON array, in the same way.
+/// Writes the presets as a JSON array; see [`memtrace_phantom_describe`] for the buffer.
 ///
 /// # Safety
-/// As for [`memtrace_phantom_describe`].
+/// Same as for [`memtrace_phantom_describe`].
 // SAFETY: only this library defines the name.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn memtrace_phantom_cards(out: Out<c_char>, capacity: usize) -> usize {
@@ -153,11 +153,11 @@ unsafe extern "C" fn memtrace_phantom_cards(out: Out<c_char>, capacity: usize) -
     unsafe { write(&cards(), out, capacity) }
 }
 
-/// Writes the list of answered calls, in the same way: a line for each with the kind of answer and the name,
-/// or a pattern of names that are left to the real library.
+/// Writes the list of answered calls; see [`memtrace_phantom_describe`] for the buffer. Each line has the
+/// kind of answer and the name, or a pattern of names that are left to the real library.
 ///
 /// # Safety
-/// As for [`memtrace_phantom_describe`].
+/// Same as for [`memtrace_phantom_describe`].
 // SAFETY: only this library defines the name.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn memtrace_phantom_answers(out: Out<c_char>, capacity: usize) -> usize {
@@ -172,22 +172,20 @@ extern "C" fn memtrace_phantom_step(step: i64) {
     faults::set_step(step);
 }
 
-/// Returns true if an out-of-memory fault waits for this step or an earlier one: then the cache of PyTorch's
-/// allocator must be empty, or no request reaches the driver.
+/// Returns true if an out-of-memory fault is pending for this step or an earlier one. PyTorch's allocator
+/// must then have an empty cache; otherwise it may serve every request without a call of the driver.
 #[unsafe(no_mangle)]
 extern "C" fn memtrace_phantom_fault_at(step: i64) -> bool {
     faults::begins_at_step(step)
 }
 
-/// Returns true if the last allocation that failed did so because of an injected fault. The next call returns
-/// false.
+/// Returns true once after an allocation that failed because of an injected fault.
 #[unsafe(no_mangle)]
 extern "C" fn memtrace_phantom_take_fault() -> bool {
     faults::take_last().is_some()
 }
 
-/// Returns true if the process was granted a request past the card's capacity for the first time (`--past-oom`).
-/// The next call returns false.
+/// Returns true once, after the process's first granted request past the card's capacity (`--past-oom`).
 #[unsafe(no_mangle)]
 extern "C" fn memtrace_phantom_take_grant() -> bool {
     past_oom::take_grant()

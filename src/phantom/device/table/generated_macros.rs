@@ -1,6 +1,6 @@
-//! The macros that [`generated`](crate::table::generated) consists of.
+//! The macros used by [`generated`](crate::table::generated).
 
-/// Functions without effect that return success.
+/// Defines functions that return success and have no effect.
 macro_rules! success {
     ($($name:ident),* $(,)?) => {
         $crate::core::call_table::constant_answers! {
@@ -9,9 +9,9 @@ macro_rules! success {
     };
 }
 
-/// Functions that return success and take device time, with an effect on the memory that their arguments reach
-/// ([`library_calls`](crate::libs::library_calls)). Their signatures differ, so each passes its registers and
-/// its place on the stack on.
+/// Defines functions that return success, take device time, and affect the memory that their arguments reach
+/// ([`library_calls`](crate::libs::library_calls)). Their signatures differ, so each passes on its registers
+/// and its position on the stack.
 macro_rules! work {
     ($($name:ident),* $(,)?) => {
         #[expect(non_upper_case_globals, reason = "named as the functions that they describe")]
@@ -21,7 +21,7 @@ macro_rules! work {
                 CallEntry::new(stringify!($name), AnswerKind::Success, super::$name as *const ());)*
         }
 
-        /// The part of these functions that is written in Rust.
+        /// The bodies of these functions, in Rust.
         mod work_bodies {
             $(#[expect(non_snake_case, reason = "named as the function that calls it")]
             pub(super) unsafe extern "C" fn $name(
@@ -37,7 +37,7 @@ macro_rules! work {
             })*
         }
 
-        /// These functions.
+        /// The entries of these functions.
         pub(crate) static WORK: &[&$crate::core::call_table::CallEntry] = &[$(&work_entries::$name),*];
 
         $(
@@ -45,7 +45,7 @@ macro_rules! work {
             #[unsafe(no_mangle)]
             #[unsafe(naked)]
             unsafe extern "C" fn $name() -> $crate::core::ffi::Status {
-                // The six registers go below the return address, after which are the other arguments.
+                // The six registers are stored below the return address; the other arguments are above it.
                 core::arch::naked_asm!(
                     "push r9",
                     "push r8",
@@ -65,7 +65,7 @@ macro_rules! work {
     };
 }
 
-/// Functions that return the code for "not supported".
+/// Defines functions that return the code for "not supported".
 macro_rules! refuse {
     ($($name:ident),* $(,)?) => {
         $crate::core::call_table::constant_answers! {
@@ -74,7 +74,7 @@ macro_rules! refuse {
     };
 }
 
-/// Functions that fill the named out-parameters and return success.
+/// Defines functions that fill the named out-parameters and return success.
 macro_rules! fills {
     ($($kind:ident $name:ident($($arg:ident: $type:ty),*) { $($place:ident = $value:expr;)* })*) => {
         #[expect(non_upper_case_globals, reason = "named as the functions that they describe")]
@@ -84,7 +84,7 @@ macro_rules! fills {
                 CallEntry::new(stringify!($name), AnswerKind::$kind, super::$name as *const ());)*
         }
 
-        /// These functions.
+        /// The entries of these functions.
         pub(crate) static FILLS: &[&$crate::core::call_table::CallEntry] = &[$(&fill_entries::$name),*];
 
         $(

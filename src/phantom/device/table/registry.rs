@@ -1,4 +1,4 @@
-//! Every exported function, and the calls by which a program looks functions up by name.
+//! The registry of all exported functions, and the calls with which a program looks up functions by name.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -12,7 +12,7 @@ use crate::core::faults;
 use crate::core::ffi::{NOT_FOUND, OK, Out, Status, Text};
 use crate::{cuda, kernels, libs, table};
 
-/// The tables, in the order in which `memtrace_phantom_describe` lists guesses and refusals.
+/// The tables of entries, in the order in which `memtrace_phantom_describe` lists guesses and refusals.
 static TABLES: &[&[&CallEntry]] = &[
     cuda::device_properties::TABLE,
     cuda::memory::TABLE,
@@ -44,12 +44,12 @@ static TABLES: &[&[&CallEntry]] = &[
     table::generated::UNSUPPORTED,
 ];
 
-/// Every entry, in the order of the tables.
+/// Returns all entries, in the order of the tables.
 pub(crate) fn entries() -> impl Iterator<Item = &'static CallEntry> {
     TABLES.iter().flat_map(|table| table.iter().copied())
 }
 
-/// Ends the process with status 2 when a requested fault names a call that nobody answers here.
+/// Ends the process with status 2 if a requested fault names a call that the phantom library does not answer.
 #[ctor::ctor(unsafe)]
 fn check_faults() {
     for fault in faults::requested().unwrap_or_default() {
@@ -61,29 +61,29 @@ fn check_faults() {
                  them)",
                 fault.text
             );
-            // SAFETY: ends the process before any code of the program ran, so no handler is skipped.
+            // SAFETY: the process ends before any code of the program has run, so no handler is skipped.
             unsafe { libc::_exit(2) }
         }
     }
 }
 
-/// The entry with this name.
+/// Returns the entry with this name.
 fn find(name: &str) -> Option<&'static CallEntry> {
     static INDEX: OnceLock<HashMap<&'static str, &'static CallEntry>> = OnceLock::new();
     INDEX.get_or_init(|| entries().map(|entry| (entry.name, entry)).collect()).get(name).copied()
 }
 
-/// The function that the driver would return for a base name: the newest version that is answered. Callers
-/// that want an older version ask for its full name. `cuda` is the version of CUDA that the caller knows.
+/// Returns the function that the driver would return for a base name: the newest answered version. Callers
+/// that want an older version ask for its full name. `cuda` is the CUDA version that the caller requests.
 fn entry_point(name: &str, cuda: c_int) -> Option<*const ()> {
     if name.is_empty() {
         return None;
     }
-    // The fifth argument came with CUDA 12 (cudaTypedefs.h: `PFN_cuGetProcAddress_v11030` and `_v12000`).
+    // CUDA 12 added the fifth argument (cudaTypedefs.h: `PFN_cuGetProcAddress_v11030` and `_v12000`).
     if name == "cuGetProcAddress" && cuda < 12000 {
         return find(name).map(|entry| entry.function);
     }
-    // The arguments of this call changed with CUDA 13; both versions are answered.
+    // CUDA 13 changed the arguments of this call; both versions are answered.
     let newest = if name == "cuStreamGetCaptureInfo" && driver_version() >= 13000 { "_v3" } else { "_v2" };
     let versioned = find(&format!("{name}{newest}"));
     let entry = versioned
@@ -93,7 +93,7 @@ fn entry_point(name: &str, cuda: c_int) -> Option<*const ()> {
     Some(entry.function)
 }
 
-/// `cuGetProcAddress`: an unknown name is an error.
+/// Implements `cuGetProcAddress`: an unknown name is an error.
 fn look_up(name: &str, cuda: c_int, function: Out<usize>, found: Out<c_int>) -> Status {
     match entry_point(name, cuda) {
         Some(address) => {
@@ -109,7 +109,8 @@ fn look_up(name: &str, cuda: c_int, function: Out<usize>, found: Out<c_int>) -> 
     }
 }
 
-/// `cudaGetDriverEntryPoint`: an unknown name is reported through `found` and is an error only without it.
+/// Implements `cudaGetDriverEntryPoint`: an unknown name is reported through `found`, and is an error only
+/// without `found`.
 fn look_up_for_runtime(name: &str, cuda: c_int, function: Out<usize>, found: Out<c_int>) -> Status {
     match look_up(name, cuda, function, found) {
         NOT_FOUND if !found.is_null() => OK,

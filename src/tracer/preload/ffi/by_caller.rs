@@ -1,20 +1,20 @@
-//! The real function behind a hook, where the library of that function may be in the process more than once and
-//! has state of its own: torch may contain NCCL, and CuPy or vLLM load another one. A call that reached the other
-//! copy would hand it a communicator that it does not know.
+//! Finds the real function behind a hook for libraries that may be loaded more than once, each copy with its
+//! own state. For example, torch may contain NCCL while CuPy or vLLM loads another copy. A call that reached
+//! the other copy would pass a communicator that this copy does not know.
 //!
-//! So each library that calls a hook gets a function of its own. The caller is the library of the return address. Of the
-//! places below, the first that has the function gives it:
+//! So each library that calls a hook gets its own function. The return address identifies the calling
+//! library. The first of these places that has the function wins:
 //!
-//! 1. The library that other calls of the caller are bound to: calls of functions of the same family without a hook. It
-//!    is the one that the loader chose, whatever its scopes were.
-//! 2. What the loader would choose, as far as it is known later: the global scope if that library was loaded before
-//!    the caller, then the caller and the libraries that it needs, then the rest of the global scope. It may be another
-//!    copy where the caller calls nothing but hooks: the scope of a library that needs the caller is not known, nor when
-//!    a library became global.
-//! 3. A library with the usual file name, then any library. The caller may not be the one that calls: a function that
-//!    ends with the call leaves the return address of its own caller.
+//! 1. The library to which the caller's other calls are bound: calls of functions of the same family that
+//!    have no hook. The loader chose this library, whatever its search scopes were.
+//! 2. The library that the loader would choose, as far as this can be known later: the global scope if that
+//!    library was loaded before the caller, then the caller and the libraries that it needs, then the rest of
+//!    the global scope. The choice may be a wrong copy if the caller calls only hooked functions: neither the
+//!    scope of a library that needs the caller is known, nor when a library became global.
+//! 3. A library with the usual file name, then any library. The identified caller may be wrong: a function
+//!    that ends with a tail call leaves the return address of its own caller.
 //!
-//! A caller is not kept loaded.
+//! The caller's library may be unloaded at any time.
 
 use std::ffi::{CStr, c_void};
 use std::marker::PhantomData;
@@ -25,12 +25,12 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use crate::ffi::loaded_libraries::{self, Loaded, library_of, walk};
 use crate::ffi::symbols::{find_behind, find_in_loaded, find_in_path, find_where, function};
 
-/// A return address, in the register of the first argument that is a floating-point number: no hooked function has
-/// such an argument, so the register is free whatever the number of the others.
+/// A return address, passed in the register of the first floating-point argument. No hooked function has a
+/// floating-point argument, so this register is free, however many other arguments there are.
 pub(crate) type Caller = f64;
 
-/// Defines the exported hooks of functions that return an `int`. A body calls the real function as `$real`. The
-/// result is `$without` where there is none.
+/// Defines the exported hooks of functions that return an `int`. The body calls the real function as `$real`.
+/// If no library has the function, the hook returns `$without`.
 macro_rules! hooks_by_caller {
     ($library:literal, $without:expr; $($name:ident($($arg:ident: $type:ty),*) |$real:ident| $body:expr;)*) => { $(
         const _: () = {
@@ -64,13 +64,13 @@ macro_rules! hooks_by_caller {
 
 pub(crate) use hooks_by_caller;
 
-/// What one library's look-up found. Only `checked` changes.
+/// The result of the lookup for one calling library. Only `checked` changes.
 struct KnownCaller {
     /// The code of the calling library.
     code: Range<usize>,
-    /// The function; null where there was none.
+    /// The function; null if the lookup failed.
     function: *mut c_void,
-    /// See [`KnownCaller::is_valid`].
+    /// The state of the libraries for which the entry was valid; see [`KnownCaller::is_valid`].
     checked: AtomicU64,
     next: *const KnownCaller,
 }
@@ -79,15 +79,15 @@ struct KnownCaller {
 type Version = (u64, u64);
 
 impl KnownCaller {
-    /// Whether this entry still holds. A function that was found is valid until a library is unloaded: then
-    /// another library may occupy its memory, or the caller's. A function that was missing may come with a
-    /// library that is loaded later.
+    /// Returns true if this entry is still valid. A found function is valid until a library is unloaded:
+    /// after that, another library may occupy the memory of the function or of the caller. A missing function
+    /// may appear when another library is loaded.
     fn is_valid(&self, version: Version) -> bool {
         self.checked.load(Ordering::Relaxed) == self.state(version)
     }
 
-    /// The value of `checked` as long as the loaded libraries are those of `version`. Both counts only grow,
-    /// so their sum changes with either of them.
+    /// Returns the value of `checked` for a set of loaded libraries. Both counts only grow, so their sum
+    /// changes whenever one of them does.
     fn state(&self, (loaded, unloaded): Version) -> u64 {
         if self.function.is_null() { loaded + unloaded } else { unloaded }
     }
@@ -97,7 +97,8 @@ impl KnownCaller {
 pub(crate) struct ByCaller<F> {
     name: &'static CStr,
     file_name: &'static str,
-    /// The newest entry of a list. No entry is ever freed, and no lock is taken to read them or to add one.
+    /// The newest entry of a linked list. Entries are never freed, and the list is read and extended without
+    /// a lock.
     known: AtomicPtr<KnownCaller>,
     kind: PhantomData<F>,
 }
@@ -114,7 +115,7 @@ impl<F: Copy> ByCaller<F> {
         ByCaller { name, file_name, known: AtomicPtr::new(null_mut()), kind: PhantomData }
     }
 
-    /// The real function for the code that calls; `None` while no library has it.
+    /// Returns the real function for the calling code, or `None` while no library has it.
     #[inline]
     pub(crate) fn get(&self, caller: Caller) -> Option<F> {
         let caller = caller.to_bits() as usize;
@@ -136,15 +137,15 @@ impl<F: Copy> ByCaller<F> {
             .find(|known| known.code.contains(&caller))
     }
 
-    /// Looks the function up, and keeps the result for the libraries as they are at `version`.
+    /// Looks the function up, and caches the result for `version` of the loaded libraries.
     #[cold]
     fn find(&self, caller: usize, known: Option<&'static KnownCaller>, version: Version) -> *mut c_void {
         let library = library_of(caller);
         let found = self.search(caller, library.as_ref());
-        // Generated code is in no library, and any code may take its place.
+        // Generated code belongs to no library, and other code may take its place.
         let Some(library) = library else { return found };
         match known {
-            // Most libraries come back to the same place.
+            // A library that is loaded again usually gets the same addresses.
             Some(known) if known.code == library.code && known.function == found => {
                 known.checked.store(known.state(version), Ordering::Relaxed);
             }
@@ -153,14 +154,15 @@ impl<F: Copy> ByCaller<F> {
         found
     }
 
-    /// The function that the loader would have given the library of `caller`, which is `None` for generated code.
+    /// Returns the function that the loader would have bound for `caller`. `library` is `None` for generated
+    /// code.
     fn search(&self, caller: usize, library: Option<&Loaded>) -> *mut c_void {
         let bound = self.bound(caller);
         if !bound.is_null() {
             return bound;
         }
         let global = find_behind(self.name);
-        // The program itself sees the global scope alone.
+        // The program itself sees only the global scope.
         let local = match library {
             Some(library) if !library.path.is_empty() => not_ours(find_in_path(&library.path, self.name)),
             _ => null_mut(),
@@ -181,8 +183,8 @@ impl<F: Copy> ByCaller<F> {
         }
     }
 
-    /// The function in the library that the caller's references to functions without a hook are bound to; null if the
-    /// caller has none, or made none of those calls yet.
+    /// Returns the function from the library to which the caller's calls of the unhooked functions are bound.
+    /// Returns null if the caller has no such calls, or has not made one yet.
     fn bound(&self, caller: usize) -> *mut c_void {
         let family = self.file_name.trim_start_matches("lib").trim_end_matches(".so");
         let mut addresses = Vec::new();
@@ -192,7 +194,7 @@ impl<F: Copy> ByCaller<F> {
             }
             if let Some(section) = library.dynamic_section() {
                 section.references(family, |address, own| {
-                    // Until the first call an address may point to a stub in the caller.
+                    // Until the first call, the address may point to a stub in the caller.
                     if address == own || !library.has_code(address) {
                         addresses.push(address);
                     }
@@ -220,7 +222,7 @@ impl<F: Copy> ByCaller<F> {
     }
 }
 
-/// Null for an address in this library.
+/// Returns null if the address is in this library.
 fn not_ours(found: *mut c_void) -> *mut c_void {
     if is_ours(found) { null_mut() } else { found }
 }
@@ -229,8 +231,9 @@ fn is_ours(found: *mut c_void) -> bool {
     library_of(not_ours as *const c_void as usize).is_some_and(|own| own.code.contains(&(found as usize)))
 }
 
-/// The function, whose library stays loaded from now on. Without the hook the loader does that: it keeps a library of
-/// the global scope for those that were bound to it, and the libraries that one needs anyway.
+/// Keeps the function's library loaded from now on, and returns the function. Without the hook, the loader
+/// would do that: it keeps a global library for the libraries that are bound to it, and keeps the
+/// dependencies of a library in any case.
 fn kept(function: *mut c_void) -> *mut c_void {
     if let Some(library) = library_of(function as usize) {
         // SAFETY: the path ends in 0; RTLD_NOLOAD loads and runs nothing. The handle is not closed on purpose.
@@ -239,9 +242,11 @@ fn kept(function: *mut c_void) -> *mut c_void {
     function
 }
 
-/// Returns true if `found` is a hook of this library, and no other library has a function of that name: a program
-/// that looks for it must not find the hook. `dlerror` then says that the name is not defined.
+/// Returns true if `found` is a hook of this library and no other library has a function of that name. A
+/// program that probes for the function must then not find the hook, and `dlerror` must report the name as
+/// undefined.
 pub(crate) fn is_hook_of_nothing(found: *mut c_void, name: &CStr) -> bool {
-    // The last look-up before the program asks `dlerror` is the one that fails.
+    // The order matters: the last lookup must be the one that fails, because the program may call `dlerror`
+    // next.
     is_ours(found) && find_where(name, |_| true).is_null() && find_behind(name).is_null()
 }

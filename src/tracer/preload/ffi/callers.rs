@@ -1,4 +1,4 @@
-//! The library that made a call, by its return address.
+//! Identifies the library that made a call by the return address.
 
 use std::ffi::c_void;
 use std::ops::ControlFlow;
@@ -10,22 +10,23 @@ use memtrace_record::recorder::text_id;
 
 use crate::ffi::{loaded_libraries, phantom};
 
-/// A library, as a call's event names it.
+/// A calling library, as an event names it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Library {
     /// The file name of the library.
     pub(crate) name: TextId,
-    /// True if it contains torch's caching allocator.
+    /// True if the library contains torch's caching allocator.
     pub(crate) is_torch_allocator: bool,
-    /// True if it is NCCL.
+    /// True if the library is NCCL.
     pub(crate) is_nccl: bool,
-    /// True if it is the phantom device, which makes calls on behalf of the libraries that it replaces.
+    /// True if the library is the phantom device, which makes calls on behalf of the libraries that it
+    /// replaces.
     is_phantom: bool,
 }
 
 impl Library {
-    /// The library that an event names: this one or, if this is the phantom device, the library on whose
-    /// behalf it handles the thread's current call.
+    /// Returns the library that an event names: this one or, for the phantom device, the library on whose
+    /// behalf it handles the current call of the thread.
     fn named(self) -> Library {
         if !self.is_phantom {
             return self;
@@ -44,25 +45,25 @@ fn is_nccl(file: &str) -> bool {
     file.starts_with("libnccl.so")
 }
 
-/// A segment of code.
+/// An executable segment.
 struct Range {
     start: usize,
     end: usize,
     library: Library,
 }
 
-/// The segments of all loaded libraries, by address.
+/// The executable segments of all loaded libraries, sorted by address.
 struct Ranges {
-    /// The loader's counts of loaded and unloaded libraries when the segments were read.
+    /// The loader's counts of loaded and unloaded libraries at the time of the walk.
     version: (u64, u64),
     ranges: Vec<Range>,
 }
 
-/// The code of every loaded library. Replaced as a whole and never freed: it changes only when a call comes
-/// from a library that was loaded since.
+/// The code of every loaded library. It is replaced as a whole, and only when a call comes from a library
+/// that was loaded later. The old table is never freed.
 static RANGES: AtomicPtr<Ranges> = AtomicPtr::new(null_mut());
 
-/// The library that the code at `address` belongs to; generated code belongs to `(unknown)`.
+/// Returns the library that contains the code at `address`, or `(unknown)` for generated code.
 pub(crate) fn library_at(address: *const c_void) -> Library {
     let address = address as usize;
     if let Some(library) = look_up(address) {
@@ -71,10 +72,11 @@ pub(crate) fn library_at(address: *const c_void) -> Library {
     let version = loaded_libraries::version();
     // SAFETY: null or a table, which is never freed nor changed.
     let known = unsafe { RANGES.load(Ordering::Acquire).as_ref() };
-    // Generated code is in no library: its calls must not build a table each.
+    // The version check comes first because generated code is in no library: its calls must not each build a
+    // table.
     if known.is_none_or(|known| known.version != version) {
         let fresh = Box::into_raw(Box::new(Ranges { version, ranges: loaded_code() }));
-        // Another thread may use the old table: it is leaked, some hundred bytes per library.
+        // The old table is leaked, because another thread may be using it: some hundred bytes per library.
         RANGES.store(fresh, Ordering::Release);
     }
     let unknown = || Library {
@@ -93,7 +95,7 @@ fn look_up(address: usize) -> Option<Library> {
     ranges.get(index).filter(|range| range.start <= address).map(|range| range.library)
 }
 
-/// The executable segments of all loaded objects.
+/// Returns the executable segments of all loaded libraries, sorted by address.
 fn loaded_code() -> Vec<Range> {
     let mut found: Vec<(usize, usize, String)> = Vec::new();
     loaded_libraries::walk(|library| {

@@ -1,4 +1,4 @@
-//! The driver's own numbers of a device: free memory, memory pools and graphs. Asked on the writer thread.
+//! The driver's figures about a device: free memory, memory pools and graphs. Queried on the writer thread.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::null_mut;
@@ -22,7 +22,7 @@ type GetPoolAttribute = unsafe extern "C" fn(*mut c_void, c_int, *mut u64) -> c_
 type GetGraphAttribute = unsafe extern "C" fn(c_int, c_int, *mut u64) -> c_int;
 
 const DRIVER: Home = Home::Anywhere("libcuda.so");
-// SAFETY: the types are those in cuda.h, here and below.
+// SAFETY: here and below, the types are the ones in cuda.h.
 static GET_STATE: Symbol<GetState> = unsafe { Symbol::new(c"cuDevicePrimaryCtxGetState", DRIVER) };
 // SAFETY: as above.
 static RETAIN: Symbol<Retain> = unsafe { Symbol::new(c"cuDevicePrimaryCtxRetain", DRIVER) };
@@ -45,24 +45,24 @@ static GET_POOL_ATTRIBUTE: Symbol<GetPoolAttribute> =
 static GET_GRAPH_ATTRIBUTE: Symbol<GetGraphAttribute> =
     unsafe { Symbol::new(c"cuDeviceGetGraphMemAttribute", DRIVER) };
 
-/// Fills in pools and graphs, and total and free memory if `with_memory`. Does nothing for a device without a
-/// context of the process.
+/// Fills in the memory of pools and graphs, and with `with_memory` also total and free memory. Does nothing
+/// if the process has no context on the device.
 ///
 /// # Safety
-/// `ordinal` is a device of the driver.
+/// `ordinal` is a device that the driver knows.
 pub(crate) unsafe fn fill(ordinal: c_int, with_memory: bool, sample: &mut Sample) -> Option<()> {
     let (mut flags, mut is_active) = (0, 0);
-    // SAFETY: the places are valid for the answer. The query creates no context.
+    // SAFETY: the out-parameters are valid for writes. The query creates no context.
     if unsafe { GET_STATE.get()?(ordinal, &raw mut flags, &raw mut is_active) } != SUCCESS || is_active == 0 {
         return None;
     }
-    // A query of ours must not break another thread's capture of a graph.
+    // The relaxed mode keeps memtrace's queries from invalidating a graph capture on another thread.
     if let Some(exchange) = EXCHANGE_MODE.get() {
         let mut mode = CaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as c_int;
-        // SAFETY: the place is valid; the mode is this thread's alone.
+        // SAFETY: `mode` is valid, and the mode is per thread.
         unsafe { exchange(&raw mut mode) };
     }
-    // SAFETY: the device has its context.
+    // SAFETY: the process has a context on the device.
     unsafe {
         if with_memory {
             fill_memory(ordinal, sample);
@@ -74,12 +74,12 @@ pub(crate) unsafe fn fill(ordinal: c_int, with_memory: bool, sample: &mut Sample
 }
 
 /// # Safety
-/// The device has its context.
+/// The process has a context on the device.
 unsafe fn fill_memory(ordinal: c_int, sample: &mut Sample) -> Option<()> {
     let (retain, release, push, pop, info) =
         (RETAIN.get()?, RELEASE.get()?, PUSH.get()?, POP.get()?, GET_INFO.get()?);
     let (mut context, mut free, mut total) = (null_mut(), 0, 0);
-    // SAFETY: every place is valid for its answer. The context is released and popped again.
+    // SAFETY: every out-parameter is valid for writes. The context is popped and released again.
     unsafe {
         if retain(&raw mut context, ordinal) != SUCCESS {
             return None;
@@ -98,8 +98,8 @@ unsafe fn fill_memory(ordinal: c_int, sample: &mut Sample) -> Option<()> {
 static GRAPHS_HELD: AtomicBool = AtomicBool::new(false);
 static POOL_HELD: AtomicBool = AtomicBool::new(false);
 
-/// The bytes of pools or graphs; `None` until the first sample with some. Most programs have neither, and a
-/// sample without them costs no row; after the first, 0 bytes are a change.
+/// Returns the bytes of pools or graphs, or `None` until the first nonzero value. Most programs use neither,
+/// and a sample without them costs no row. After the first nonzero value, 0 bytes are a change.
 fn once_held(held: &AtomicBool, value: u64) -> Option<i64> {
     if value > 0 {
         held.store(true, Ordering::Relaxed);
@@ -108,11 +108,11 @@ fn once_held(held: &AtomicBool, value: u64) -> Option<i64> {
 }
 
 /// # Safety
-/// The device has its context.
+/// The process has a context on the device.
 unsafe fn fill_graphs(ordinal: c_int, sample: &mut Sample) -> Option<()> {
     const RESERVED: c_int = GraphAttribute::CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT as c_int;
     let mut value = 0;
-    // SAFETY: the driver's own function, and the place is valid for the answer.
+    // SAFETY: a driver function, and the out-parameter is valid for writes.
     if unsafe { GET_GRAPH_ATTRIBUTE.get()?(ordinal, RESERVED, &raw mut value) } == SUCCESS {
         sample.graphs = once_held(&GRAPHS_HELD, value);
     }
@@ -120,13 +120,13 @@ unsafe fn fill_graphs(ordinal: c_int, sample: &mut Sample) -> Option<()> {
 }
 
 /// # Safety
-/// The device has its context.
+/// The process has a context on the device.
 unsafe fn fill_pools(ordinal: c_int, sample: &mut Sample) -> Option<()> {
     const RESERVED: c_int = PoolAttribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT as c_int;
     const USED: c_int = PoolAttribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT as c_int;
     let (get_pool, attribute) = (GET_POOL.get()?, GET_POOL_ATTRIBUTE.get()?);
     let (mut pool, mut value) = (null_mut(), 0);
-    // SAFETY: the places are valid for the answers, and the pool is the driver's own.
+    // SAFETY: the out-parameters are valid for writes, and the driver returned the pool.
     unsafe {
         if get_pool(&raw mut pool, ordinal) != SUCCESS {
             return None;

@@ -1,15 +1,16 @@
-//! CUDA's own types and codes, from the `sys` modules of `cudarc`.
+//! CUDA's types and status codes, from the `sys` modules of `cudarc`.
 //!
-//! Types only. Nothing of `cudarc` is called: a hook calls the function that is behind it, and the functions
-//! of `cudarc` would load libraries by names of their own.
+//! Only types are used. No function of `cudarc` is called: a hook calls the real function that it found, and
+//! `cudarc` would load libraries by its own list of names.
 //!
-//! A code crosses the boundary as an integer. A Rust enum that holds a value it does not list is undefined
-//! behaviour, and every CUDA version adds values. So a struct of CUDA's with an enum in it is never read as a
-//! whole, nor through a reference: its fields are read one by one through a raw pointer, an enum as an
-//! integer.
+//! A status code crosses the boundary as an integer: a Rust enum with a value that it does not list is
+//! undefined behavior, and every CUDA version adds values. So a CUDA struct that contains an enum is never
+//! read as a whole or through a reference. Its fields are read one by one through a raw pointer, an enum as
+//! an integer.
 //!
-//! `cudarc` has the headers of one CUDA version per build. The checks below hold the layouts that are the
-//! same in every version from 12.0 to 13.x (in 13.2 the `id` of a location became a union of the same size).
+//! `cudarc` has the headers of one CUDA version per build. The assertions below check the layouts, which are
+//! the same in every version from 12.0 to 13.x (in 13.2 the `id` of a location became a union of the same
+//! size).
 
 use std::ffi::c_int;
 use std::mem::offset_of;
@@ -31,7 +32,7 @@ use cudarc::runtime::sys::{cudaError, cudaMemAllocNodeParams};
 
 /// `CUDA_SUCCESS` and `cudaSuccess`.
 pub(crate) const SUCCESS: c_int = CUresult::CUDA_SUCCESS as c_int;
-/// `cudaErrorInitializationError` and `CUDA_ERROR_NOT_INITIALIZED`: the result of a hook without a real
+/// `cudaErrorInitializationError` and `CUDA_ERROR_NOT_INITIALIZED`: returned by a hook that finds no real
 /// function.
 pub(crate) const NOT_INITIALIZED: c_int = cudaError::cudaErrorInitializationError as c_int;
 
@@ -47,7 +48,7 @@ const _: () = {
     assert!(size_of::<Array3DDescriptor>() == 40 && align_of::<Array3DDescriptor>() == 8);
     assert!(size_of::<CUmemLocation>() == 8 && align_of::<CUmemLocation>() == 4);
     assert!(size_of::<AllocationProperties>() == 32 && offset_of!(AllocationProperties, location) == 8);
-    // One reader serves both the driver's and the runtime's parameters of an allocation node.
+    // The same code reads the driver's and the runtime's parameters of an allocation node.
     assert!(size_of::<AllocNodeParams>() == 120 && size_of::<cudaMemAllocNodeParams>() == 120);
     assert!(offset_of!(AllocNodeParams, poolProps.location) == 8);
     assert!(offset_of!(cudaMemAllocNodeParams, poolProps.location) == 8);

@@ -1,7 +1,7 @@
-//! Device samples: the memory of a device as nvidia-smi shows it, taken now and then on the writer thread.
+//! Device samples: the memory of a device as nvidia-smi shows it, taken periodically on the writer thread.
 //!
-//! NVML knows the whole device and every process. Without it the driver says how much is free, once the
-//! process has a context: a sample must create none.
+//! NVML reports the whole device and every process on it. Without NVML, the driver reports the free memory,
+//! but only once the process has a context: a sample must not create one.
 
 use std::ffi::c_int;
 use std::sync::Mutex;
@@ -16,28 +16,28 @@ use crate::ffi::own_process;
 use crate::ffi::phantom;
 use crate::ffi::{cuda, cuda_memory};
 
-/// The most child processes whose memory is read.
+/// The maximum number of child processes whose memory is read.
 const MOST_CHILDREN: usize = 64;
 
-/// NVML, in the process that loaded it: the child of a fork loads it anew.
+/// NVML, with the process that loaded it: the child of a fork loads it again.
 struct Loaded {
     pid: u32,
     nvml: Option<Nvml>,
 }
 
 static LOADED: Mutex<Option<Loaded>> = Mutex::new(None);
-/// True if the process is ending. Its libraries then shut down, so no sample may begin.
+/// True if the process is ending. Its libraries then shut down, so no new sample may begin.
 static IS_ENDING: AtomicBool = AtomicBool::new(false);
 
-/// A sample of each of `devices`, CUDA ordinals, and its source. A device without an answer has none.
+/// Samples each of `devices` (CUDA ordinals). Returns the device, the source and the sample of each device
+/// that answered.
 pub(crate) fn sample(devices: &[i8]) -> Vec<(i8, Api, Sample)> {
-    // The lock stays held after a fork if its thread does not exist in the child, and at the end of the
-    // process.
+    // The lock stays held in the child of a fork if another thread held it, and at the end of the process.
     let Ok(mut loaded) = LOADED.try_lock() else { return Vec::new() };
     let pid = std::process::id();
     if loaded.as_ref().is_none_or(|loaded| loaded.pid != pid) {
         *loaded = Some(Loaded { pid, nvml: Nvml::load() });
-        // NVML's own exit handlers run after this one, which was registered later.
+        // Exit handlers run in reverse order: this one is registered after NVML's, so it runs before them.
         // SAFETY: the handler takes nothing and does not unwind.
         unsafe { libc::atexit(stop) };
     }
@@ -50,20 +50,20 @@ pub(crate) fn sample(devices: &[i8]) -> Vec<(i8, Api, Sample)> {
         let ordinal = c_int::from(device);
         let has_nvml = nvml.is_some_and(|nvml| fill_from_nvml(nvml, ordinal, &mut sample).is_some())
             && sample.total.is_some();
-        // SAFETY: the process uses the device, so the driver has it.
+        // SAFETY: the process uses the device, so the driver knows it.
         unsafe { cuda_memory::fill(ordinal, !has_nvml, &mut sample) };
         if !has_nvml && cuda::is_integrated(ordinal) {
             fill_from_host(&mut sample);
         }
         let api = if has_nvml { Api::Nvml } else { Api::CuMemGetInfo };
-        // A simulated card past its capacity has 0 free bytes, however much is used.
+        // A simulated GPU past its capacity has 0 free bytes, however much is used.
         let is_known = sample.total.is_some() && !(sample.free == Some(0) && phantom::goes_past_oom());
         is_known.then_some((device, api, sample))
     };
     devices.iter().filter_map(of).collect()
 }
 
-/// Fills in the host's part of a memory that the device shares with the machine.
+/// Fills in the host's part of the memory that an integrated device shares with the host.
 fn fill_from_host(sample: &mut Sample) {
     let files = HostFiles::default();
     let cache = phantom::page_cache().or_else(|| files.page_cache());
@@ -71,13 +71,14 @@ fn fill_from_host(sample: &mut Sample) {
     sample.host = files.held("self", MOST_CHILDREN);
 }
 
-/// Waits for a running sample, and lets no other begin.
+/// Waits for a running sample, and prevents new ones.
 extern "C" fn stop() {
     IS_ENDING.store(true, Ordering::Release);
     drop(LOADED.lock());
 }
 
-/// Fills in the part of a sample that NVML knows; `None` when it does not know the device or its processes.
+/// Fills in the part of a sample that NVML reports. Returns `None` if NVML does not know the device or its
+/// processes.
 fn fill_from_nvml(nvml: Nvml, ordinal: c_int, sample: &mut Sample) -> Option<()> {
     let memory = nvml.memory(ordinal)?;
     (sample.total, sample.free, sample.bar1) = (memory.total, memory.free, memory.bar1);

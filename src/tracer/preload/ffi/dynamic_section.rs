@@ -1,8 +1,8 @@
-//! The dynamic section of a loaded library, as the loader left it in memory: what the library defines, and what its
-//! calls are bound to.
+//! Reads the dynamic section of a loaded library from memory: the symbols that the library defines, and the
+//! functions to which the loader has bound its calls.
 //!
-//! It is read during a walk of the loaded libraries, so that the library stays. Nothing is opened or closed, and no
-//! lock of `dlopen` is taken: no destructor of another library can run here.
+//! Called during a walk of the loaded libraries, so that the library stays loaded. Nothing is opened or
+//! closed and no `dlopen` lock is taken, so no destructor of another library can run here.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::{null, null_mut};
@@ -17,7 +17,7 @@ struct Entry {
     value: Elf64_Xword,
 }
 
-/// A relocation: a place that the loader writes to.
+/// A relocation: an address to which the loader writes.
 #[repr(C)]
 struct Relocation {
     offset: Elf64_Xword,
@@ -36,15 +36,15 @@ const DT_GNU_HASH: u64 = 0x6fff_fef5;
 const DT_VERSYM: u64 = 0x6fff_fff0;
 const DT_RELACOUNT: u64 = 0x6fff_fff9;
 
-/// The types of relocations that hold the address of a symbol.
+/// The relocation types that hold the address of a symbol.
 const ADDRESSES: [u64; 3] = [1, 6, 7];
-/// The types of symbols that are taken: without a type, data, and a function. The address of an indirect function
-/// would take a call.
+/// The accepted symbol types: no type, data, and function. An indirect function is excluded, because only a
+/// call returns its address.
 const TYPES: [u8; 3] = [0, 1, 2];
-/// The mark of a version that is not the default one.
+/// The bit that marks a symbol version as not the default.
 const HIDDEN: u16 = 0x8000;
 
-/// The tables that a dynamic section leads to.
+/// The tables that a dynamic section points to.
 pub(crate) struct DynamicSection {
     base: usize,
     symbols: *const Elf64_Sym,
@@ -52,16 +52,16 @@ pub(crate) struct DynamicSection {
     versions: *const u16,
     hash: *const u32,
     gnu_hash: *const u32,
-    /// The calls, and then the other references: start and number.
+    /// The relocations for calls, then the other relocations: start and count.
     relocations: [(*const Relocation, usize); 2],
 }
 
 impl DynamicSection {
-    /// Reads the section at `address`, of at most `size` bytes. `None` without symbols.
+    /// Reads the section at `address`, of at most `size` bytes. Returns `None` if it has no symbols.
     ///
     /// # Safety
-    /// It is the dynamic section of a library that the loader has loaded at `base`, and that stays loaded while the
-    /// result is used.
+    /// `address` is the dynamic section of a library that the loader has loaded at `base`, and the library
+    /// stays loaded while the result is used.
     pub(crate) unsafe fn read(base: usize, address: usize, size: usize) -> Option<DynamicSection> {
         // SAFETY: by the contract.
         let entries =
@@ -70,7 +70,8 @@ impl DynamicSection {
             let ends = entries.iter().take_while(|entry| entry.tag != 0);
             ends.into_iter().find(|entry| entry.tag == tag).map_or(0, |entry| entry.value as usize)
         };
-        // The loader made the addresses absolute, except in a section that it cannot write, as the kernel's.
+        // The loader made the addresses absolute, except in a section that it cannot write, such as the
+        // vDSO's.
         let place = |tag| match value(tag) {
             0 => 0,
             at if at < base => base + at,
@@ -91,18 +92,19 @@ impl DynamicSection {
             gnu_hash: place(DT_GNU_HASH) as *const u32,
             relocations: [
                 table(DT_JMPREL, DT_PLTRELSZ, 0),
-                // The first ones are of no symbol: in a library of torch hundreds of thousands.
+                // The first relocations have no symbol: hundreds of thousands of them in a torch library.
                 table(DT_RELA, DT_RELASZ, value(DT_RELACOUNT)),
             ],
         };
         (!section.symbols.is_null() && !section.names.is_null()).then_some(section)
     }
 
-    /// The address of `name` in its default version, if the library itself defines it; null if it does not.
+    /// Returns the address of `name` in its default version, or null if the library itself does not define
+    /// it.
     pub(crate) fn find(&self, name: &CStr) -> *mut c_void {
         let is_it = |index: &u32| {
             let symbol = self.symbol(*index);
-            // SAFETY: there is a version for each symbol.
+            // SAFETY: the table has a version for each symbol.
             let is_hidden =
                 !self.versions.is_null() && unsafe { *self.versions.add(*index as usize) } & HIDDEN != 0;
             symbol.st_shndx != 0
@@ -120,8 +122,8 @@ impl DynamicSection {
         found.map_or(null_mut(), |index| self.address(self.symbol(index)) as *mut c_void)
     }
 
-    /// Visits the library's references to functions whose names start with `prefix`: what the loader wrote there, and
-    /// the address of the library's own function of that name, 0 if it has none.
+    /// Visits the library's references to functions whose names start with `prefix`. Passes the address that
+    /// the loader wrote, and the address of the library's own function of that name, or 0 if it has none.
     pub(crate) fn references(&self, prefix: &str, mut visit: impl FnMut(usize, usize)) {
         for (start, count) in self.relocations {
             for index in 0..count {
@@ -146,7 +148,8 @@ impl DynamicSection {
                     continue;
                 }
                 let place = self.base.wrapping_add(relocation.offset as usize) as *mut usize;
-                // SAFETY: the loader has written there, and may bind a call on another thread now.
+                // SAFETY: the loader has written this word, and may still bind it on another thread, hence
+                // the atomic read.
                 let address = unsafe { AtomicUsize::from_ptr(place) }.load(Ordering::Relaxed);
                 let own = if symbol.st_shndx == 0 { 0 } else { self.address(symbol) };
                 visit(address, own);
@@ -168,14 +171,14 @@ impl DynamicSection {
         unsafe { CStr::from_ptr(self.names.add(symbol.st_name as usize)) }
     }
 
-    /// The symbols whose names have the hash of `name` (DT_GNU_HASH).
+    /// Returns the symbols whose names have the same hash as `name` (DT_GNU_HASH).
     fn gnu_candidates(&self, name: &CStr) -> impl Iterator<Item = u32> {
         let hash = name
             .to_bytes()
             .iter()
             .fold(5381u32, |hash, byte| hash.wrapping_mul(33).wrapping_add((*byte).into()));
-        // SAFETY: the table begins with four numbers, then come the words of the filter, the buckets, and the chains of
-        // the symbols from `first` on. The last of a chain is odd.
+        // SAFETY: the table begins with four numbers, followed by the words of the filter, the buckets, and
+        // the chains of the symbols from `first` on. The last entry of a chain is odd.
         let at = |index: usize| unsafe { *self.gnu_hash.add(index) };
         let (buckets, first, filter) = (at(0), at(1), at(2) as usize);
         let bucket = 4 + 2 * filter;
@@ -188,7 +191,7 @@ impl DynamicSection {
         all.filter(move |index| chain(*index) | 1 == hash | 1)
     }
 
-    /// The symbols in the bucket of `name` in the older hash table (DT_HASH).
+    /// Returns the symbols in the bucket of `name` in the older hash table (DT_HASH).
     fn candidates(&self, name: &CStr) -> impl Iterator<Item = u32> {
         let hash = name.to_bytes().iter().fold(0u32, |hash, byte| {
             let hash = (hash << 4).wrapping_add((*byte).into());
@@ -196,7 +199,8 @@ impl DynamicSection {
             (hash ^ (high >> 24)) & !high
         });
         let table = self.hash;
-        // SAFETY: the table begins with the numbers of buckets and of chains, and those follow. A chain ends in 0.
+        // SAFETY: the table begins with the number of buckets and the number of chains; the buckets and the
+        // chains follow. A chain ends in 0.
         let at = move |index: usize| if table.is_null() { 0 } else { unsafe { *table.add(index) } };
         let buckets = at(0);
         let start = if buckets == 0 { 0 } else { at(2 + (hash % buckets) as usize) };

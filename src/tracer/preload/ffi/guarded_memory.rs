@@ -1,50 +1,51 @@
-//! Reads of memory that may not be mapped. The kernel does them, through a pipe: it returns an error where a
-//! load would end the process.
+//! Reads memory that may not be mapped. The kernel does the read, through a pipe: it returns an error where a
+//! direct load would crash the process.
 
 use std::ffi::{c_int, c_void};
 
-/// Below this there is no object: no address that is worth a system call.
+/// No object is below this address, so a read there is not worth a system call.
 const LOWEST: usize = 4096;
 
-/// A pipe that reads go through.
+/// The pipe through which reads go.
 pub(crate) struct GuardedMemory {
     ends: [c_int; 2],
 }
 
 impl GuardedMemory {
-    /// `None` when the process can open no more files.
+    /// Opens the pipe. Returns `None` if the process cannot open more files.
     pub(crate) fn open() -> Option<GuardedMemory> {
         let mut ends = [0; 2];
-        // SAFETY: room for two descriptors.
+        // SAFETY: `ends` has room for two descriptors.
         let opened = unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC | libc::O_NONBLOCK) } == 0;
         opened.then_some(GuardedMemory { ends })
     }
 
-    /// The words at an address; `None` where not all of them can be read, and where no object can be.
+    /// Reads the words at `address`. Returns `None` if some are unreadable, or if no object can be at this
+    /// address.
     pub(crate) fn words<const WORDS: usize>(&self, address: usize) -> Option<[usize; WORDS]> {
         const { assert!(WORDS * 8 <= 4096, "a pipe accepts at most 4,096 bytes at once") };
         let mut words = [0; WORDS];
         if address < LOWEST || !address.is_multiple_of(8) {
             return None;
         }
-        // The system call itself: another tool's `write` may read the bytes, and end the process.
-        // SAFETY: an address that cannot be read is an error of the call.
+        // The raw system call: another tool may hook `write`, read the bytes itself, and crash the process.
+        // SAFETY: the kernel reports an unreadable address as an error.
         let written =
             unsafe { libc::syscall(libc::SYS_write, self.ends[1], address as *const c_void, WORDS * 8) };
         if written <= 0 {
             return None;
         }
-        // SAFETY: there is room for as much as was written.
+        // SAFETY: `words` has room for the number of bytes that was written.
         let read = unsafe { libc::read(self.ends[0], words.as_mut_ptr().cast(), written as usize) };
         (read == (WORDS * 8) as isize).then_some(words)
     }
 
-    /// The word at an address.
+    /// Reads the word at `address`.
     pub(crate) fn word(&self, address: usize) -> Option<usize> {
         self.words::<1>(address).map(|[word]| word)
     }
 
-    /// The byte at an address.
+    /// Reads the byte at `address`.
     pub(crate) fn byte(&self, address: usize) -> Option<u8> {
         Some((self.word(address & !7)? >> (address % 8 * 8)) as u8)
     }

@@ -1,8 +1,8 @@
-//! The shared libraries that are loaded into the process.
+//! The shared libraries in the process.
 //!
-//! They are walked by `dl_iterate_phdr`. It takes a lock that the loader holds only while it links, not while a
-//! constructor runs (`dladdr` takes that one), so a walk cannot wait for a thread that waits for the
-//! hook. A look-up by `dlsym` or `dlopen` can: see `symbols.rs` for what is looked up without them.
+//! `dl_iterate_phdr` walks them. It takes a lock that the loader holds only while it links, not while a
+//! constructor runs (`dladdr` takes that lock), so a walk cannot wait for a thread that itself waits for the
+//! hook. A lookup by `dlsym` or `dlopen` can. `symbols.rs` describes which lookups avoid them.
 
 use std::ffi::{CStr, CString, OsStr, c_int, c_void};
 use std::ops::{ControlFlow, Range};
@@ -13,18 +13,18 @@ use super::dynamic_section::DynamicSection;
 
 /// A loaded library, or the program, during a walk.
 pub(crate) struct Visited<'a> {
-    /// The loader's name: the path, and an empty text for the program.
+    /// The loader's name of the library: its path, or an empty text for the program.
     pub(crate) path: &'a CStr,
     /// The loader's counts of loaded and unloaded libraries.
     version: (u64, u64),
     base: usize,
     headers: &'a [libc::Elf64_Phdr],
-    /// The variables of the calling thread; null for a library that has none, or none yet.
+    /// The thread-local variables of the library on the calling thread; null if it has none, or none yet.
     thread_variables: *mut u64,
 }
 
 impl Visited<'_> {
-    /// What it defines and refers to; `None` if it says nothing.
+    /// Returns the library's dynamic section, or `None` if it has none.
     pub(crate) fn dynamic_section(&self) -> Option<DynamicSection> {
         let header = self.headers.iter().find(|header| header.p_type == libc::PT_DYNAMIC)?;
         let address = self.base.wrapping_add(header.p_vaddr as usize);
@@ -32,17 +32,17 @@ impl Visited<'_> {
         unsafe { DynamicSection::read(self.base, address, header.p_memsz as usize) }
     }
 
-    /// Returns true if `address` is in the code.
+    /// Returns true if `address` is in the library's code.
     pub(crate) fn has_code(&self, address: usize) -> bool {
         self.code().any(|code| code.contains(&address))
     }
 
-    /// Returns true for this library itself.
+    /// Returns true if this is memtrace's own library.
     pub(crate) fn is_ours(&self) -> bool {
         self.has_code(own_path as *const c_void as usize)
     }
 
-    /// The segments of code.
+    /// Returns the executable segments.
     pub(crate) fn code(&self) -> impl Iterator<Item = Range<usize>> {
         let is_code =
             |header: &&libc::Elf64_Phdr| header.p_type == libc::PT_LOAD && header.p_flags & libc::PF_X != 0;
@@ -53,7 +53,7 @@ impl Visited<'_> {
     }
 }
 
-/// Visits the program and the loaded libraries, in the order in which they were loaded.
+/// Visits the program and the loaded libraries in the order of their loading.
 pub(crate) fn walk(mut visit: impl FnMut(&Visited<'_>) -> ControlFlow<()>) {
     unsafe extern "C" fn next<F: FnMut(&Visited<'_>) -> ControlFlow<()>>(
         info: *mut libc::dl_phdr_info,
@@ -89,7 +89,8 @@ pub(crate) fn walk(mut visit: impl FnMut(&Visited<'_>) -> ControlFlow<()>) {
 
 type LibraryVisitor = unsafe extern "C" fn(*mut libc::dl_phdr_info, usize, *mut c_void) -> c_int;
 
-/// The paths of the loaded libraries whose file name starts with `prefix`; the program has none.
+/// Returns the paths of the loaded libraries whose file name starts with `prefix`. The program itself has no
+/// path.
 pub(crate) fn loaded_libraries(prefix: &str) -> Vec<CString> {
     let mut found = Vec::new();
     walk(|library| {
@@ -102,8 +103,8 @@ pub(crate) fn loaded_libraries(prefix: &str) -> Vec<CString> {
     found
 }
 
-/// The variables that the calling thread has of the loaded library with this file name: the first word and the
-/// number of words.
+/// Returns the calling thread's variables in the loaded library named `file`: the first word and the number
+/// of words.
 pub(crate) fn thread_variables(file: &str) -> Option<(*mut u64, usize)> {
     let mut found = None;
     walk(|library| {
@@ -119,7 +120,8 @@ pub(crate) fn thread_variables(file: &str) -> Option<(*mut u64, usize)> {
     found
 }
 
-/// The loader's counts of loaded and unloaded libraries: what a look-up found, or did not find, may change with them.
+/// Returns the loader's counts of loaded and unloaded libraries. While they stay the same, lookups give the
+/// same results.
 pub(crate) fn version() -> (u64, u64) {
     let mut version = (0, 0);
     walk(|library| {
@@ -131,15 +133,15 @@ pub(crate) fn version() -> (u64, u64) {
 
 /// A loaded library, or the program.
 pub(crate) struct Loaded {
-    /// The loader's name: the path, and an empty text for the program.
+    /// The loader's name of the library: its path, or an empty text for the program.
     pub(crate) path: CString,
-    /// The segment of code that was asked for.
+    /// The executable segment that contains the requested address.
     pub(crate) code: Range<usize>,
-    /// The number in the order of loading.
+    /// The position in the order of loading.
     pub(crate) place: usize,
 }
 
-/// The library whose code `address` lies in; `None` for generated code.
+/// Returns the library whose code contains `address`, or `None` for generated code.
 pub(crate) fn library_of(address: usize) -> Option<Loaded> {
     let (mut place, mut found) = (0, None);
     walk(|library| {
@@ -153,11 +155,11 @@ pub(crate) fn library_of(address: usize) -> Option<Loaded> {
     found
 }
 
-/// The path of the loaded library that `address` lies in, as the loader names it.
+/// Returns the loader's path of the library that contains `address`.
 pub(crate) fn path_of(address: *const c_void) -> Option<PathBuf> {
-    // SAFETY: all zero is a value of this plain struct.
+    // SAFETY: all zero is a valid value of this plain struct.
     let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
-    // SAFETY: it accepts any address, and `info` is a place for the answer.
+    // SAFETY: `dladdr` accepts any address, and `info` is valid for writes.
     if unsafe { libc::dladdr(address, &raw mut info) } == 0 || info.dli_fname.is_null() {
         return None;
     }
@@ -166,7 +168,7 @@ pub(crate) fn path_of(address: *const c_void) -> Option<PathBuf> {
     Some(OsStr::from_bytes(name.to_bytes()).into())
 }
 
-/// The absolute path of this library.
+/// Returns the absolute path of memtrace's own library.
 pub(crate) fn own_path() -> Option<PathBuf> {
     std::fs::canonicalize(path_of(own_path as *const c_void)?).ok()
 }

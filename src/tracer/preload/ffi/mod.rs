@@ -1,4 +1,4 @@
-//! Code of others, as this library calls it: symbols, loaded libraries, vtables, CUDA, NVML, torch and the
+//! Foreign code that this library calls: symbols, loaded libraries, vtables, CUDA, NVML, torch and the
 //! phantom device.
 
 pub(crate) mod by_caller;

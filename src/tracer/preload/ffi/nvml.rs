@@ -1,7 +1,7 @@
 //! NVML: the memory of a device and of the processes on it, as nvidia-smi shows them.
 //!
-//! The library is loaded when it is first asked, and may be missing. Nothing here runs in a hook. The types
-//! are those of nvml.h, which `cudarc` does not have.
+//! The library is loaded on first use, and may be missing. Nothing here runs in a hook. The types are from
+//! nvml.h, which `cudarc` does not cover.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
@@ -12,22 +12,22 @@ use crate::ffi::symbols::{find_global, find_in, function};
 /// `nvmlDevice_t`.
 type Device = *mut c_void;
 
-/// `nvmlProcessInfo_t`, of `_v2` and `_v3`.
+/// `nvmlProcessInfo_t`, versions `_v2` and `_v3`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(crate) struct ProcessMemory {
-    /// The process id, as the host numbers it.
+    /// The process id on the host.
     pub(crate) pid: c_uint,
-    /// The bytes on the device, or a value that [`bytes`] knows as unavailable.
+    /// The bytes used on the device, or a value that [`bytes`] recognizes as unavailable.
     pub(crate) used: u64,
     pub(crate) instances: [c_uint; 2],
 }
 
 const _: () = assert!(size_of::<ProcessMemory>() == 24 && align_of::<ProcessMemory>() == 8);
 
-/// `NVML_VALUE_NOT_AVAILABLE`, and its negation, which some drivers return.
+/// `NVML_VALUE_NOT_AVAILABLE`, and `u64::MAX - 1`, which some drivers return.
 const NOT_AVAILABLE: [u64; 2] = [u64::MAX, u64::MAX - 1];
-/// More processes than share a device.
+/// The capacity of a process list: more processes than ever share a device.
 const MAX_PROCESSES: usize = 512;
 /// `NVML_SUCCESS`.
 const SUCCESS: c_int = 0;
@@ -38,7 +38,7 @@ type ByText = unsafe extern "C" fn(*const c_char, *mut Device) -> c_int;
 type Memory = unsafe extern "C" fn(Device, *mut [u64; 3]) -> c_int;
 type Processes = unsafe extern "C" fn(Device, *mut c_uint, *mut ProcessMemory) -> c_int;
 
-/// The functions of NVML. The library stays loaded.
+/// The functions of NVML, which stays loaded.
 #[derive(Clone, Copy)]
 pub(crate) struct Nvml {
     by_uuid: ByText,
@@ -49,39 +49,41 @@ pub(crate) struct Nvml {
     bar1: Option<Memory>,
 }
 
-/// The memory of a device, in bytes; `None` where the device does not say.
+/// The memory of a device, in bytes. A field is `None` if the device does not report it.
 pub(crate) struct DeviceMemory {
     pub(crate) total: Option<i64>,
     pub(crate) free: Option<i64>,
     pub(crate) bar1: Option<i64>,
-    /// Each process on the device; `None` for a device without such a list.
+    /// The processes on the device; `None` if the device has no such list.
     pub(crate) processes: Option<Vec<ProcessMemory>>,
 }
 
 impl Nvml {
-    /// Loads NVML and initializes it; `None` when it is missing.
+    /// Loads and initializes NVML. Returns `None` if it is missing.
     pub(crate) fn load() -> Option<Nvml> {
-        // A preloaded phantom device is in the global scope. Otherwise the library is loaded unless it is
-        // already.
+        // A preloaded phantom device is in the global scope. Otherwise `dlopen` loads the library, or returns
+        // the loaded one.
         let mut handle = libc::RTLD_DEFAULT;
         let memory = c"nvmlDeviceGetMemoryInfo";
         if find_global(memory).is_null() {
-            // SAFETY: a name that ends in 0. Loading it runs NVIDIA's constructors, on this thread of ours.
+            // SAFETY: the name ends in 0. Loading the library runs NVIDIA's constructors, on memtrace's own
+            // thread.
             handle =
                 unsafe { libc::dlopen(c"libnvidia-ml.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
             if handle.is_null() {
                 return None;
             }
         }
-        // SAFETY: the handle is open and stays so.
+        // SAFETY: the handle is open and stays open.
         let find = |name: &CStr| unsafe { find_in(handle, name) };
-        // SAFETY: the types of nvml.h, here and below.
+        // SAFETY: here and below, the types are the ones in nvml.h.
         let init: Init = unsafe { function(find(c"nvmlInit_v2")) }?;
-        // SAFETY: it takes nothing, and counts its callers.
+        // SAFETY: it takes no arguments, and counts its callers.
         if unsafe { init() } != SUCCESS {
             return None;
         }
-        // The lists of `_v2` and `_v3` have equal entries; the oldest has shorter ones.
+        // The lists of `_v2` and `_v3` have entries of the same layout; those of the first version are
+        // shorter.
         let list = |names: [&CStr; 2]| {
             // SAFETY: as above.
             names.into_iter().find_map(|name| unsafe { function::<Processes>(find(name)) })
@@ -106,12 +108,13 @@ impl Nvml {
         })
     }
 
-    /// The memory of the device that the driver numbers `ordinal`; `None` when NVML does not know the device.
+    /// Returns the memory of the device with the driver's number `ordinal`, or `None` if NVML does not know
+    /// the device.
     pub(crate) fn memory(&self, ordinal: c_int) -> Option<DeviceMemory> {
         let device = self.device(ordinal)?;
         let mut sizes = [0; 3];
-        // SAFETY: the device is NVML's own, and the place is valid for the answer.
-        // A device without memory of its own has no such figures, and may have a list of processes.
+        // SAFETY: NVML returned the device, and `sizes` is valid for writes.
+        // A device without its own memory has no such figures, but may have a list of processes.
         let has_memory = unsafe { (self.memory)(device, &raw mut sizes) } == SUCCESS;
         let known = |size| bytes(size).filter(|_| has_memory);
         let (total, free) = (known(sizes[0]), known(sizes[1]));
@@ -121,7 +124,7 @@ impl Nvml {
         Some(DeviceMemory { total, free, bar1, processes: self.processes_on(device) })
     }
 
-    /// The processes on a device. The clients of MPS are on a list of their own.
+    /// Returns the processes on a device. MPS clients are in a separate list.
     fn processes_on(&self, device: Device) -> Option<Vec<ProcessMemory>> {
         let mut all = list(self.processes, device)?;
         for client in list(self.mps_processes, device).unwrap_or_default() {
@@ -132,30 +135,30 @@ impl Nvml {
         Some(all)
     }
 
-    /// The device that the driver numbers `ordinal`, by its UUID or its PCI bus id. A MIG instance has a UUID
-    /// as any device, and the driver has applied `CUDA_VISIBLE_DEVICES`.
+    /// Returns the device with the driver's number `ordinal`, by its UUID or its PCI bus id. A MIG instance
+    /// has a UUID like any device. The driver has already applied `CUDA_VISIBLE_DEVICES`.
     fn device(&self, ordinal: c_int) -> Option<Device> {
         let mut device = null_mut();
         if let Some(uuid) = cuda::device_uuid(ordinal) {
             for prefix in ["GPU", "MIG"] {
                 let text = CString::new(format!("{prefix}-{}", uuid_text(&uuid))).ok()?;
-                // SAFETY: a C string and a place for the answer.
+                // SAFETY: a C string, and `device` is valid for writes.
                 if unsafe { (self.by_uuid)(text.as_ptr(), &raw mut device) } == SUCCESS {
                     return Some(device);
                 }
             }
         }
         let (by_bus, bus) = (self.by_bus?, cuda::device_bus_id(ordinal)?);
-        // SAFETY: a C string and a place for the answer.
+        // SAFETY: a C string, and `device` is valid for writes.
         (unsafe { by_bus(bus.as_ptr(), &raw mut device) } == SUCCESS).then_some(device)
     }
 }
 
-/// The processes of a list; `None` for a device without it.
+/// Returns the processes in a list, or `None` if the device does not have the list.
 fn list(get: Option<Processes>, device: Device) -> Option<Vec<ProcessMemory>> {
     let mut processes = vec![ProcessMemory::default(); MAX_PROCESSES];
     let mut count = MAX_PROCESSES as c_uint;
-    // SAFETY: the device is NVML's own, and there is room for `count` entries.
+    // SAFETY: NVML returned the device, and there is room for `count` entries.
     if unsafe { get?(device, &raw mut count, processes.as_mut_ptr()) } != SUCCESS {
         return None;
     }
@@ -163,12 +166,12 @@ fn list(get: Option<Processes>, device: Device) -> Option<Vec<ProcessMemory>> {
     Some(processes)
 }
 
-/// A number of bytes of NVML's or the driver's; `None` when it is unavailable.
+/// Converts a number of bytes from NVML or the driver. Returns `None` if it is marked as unavailable.
 pub(crate) fn bytes(value: u64) -> Option<i64> {
     (!NOT_AVAILABLE.contains(&value)).then(|| i64::try_from(value).ok()).flatten()
 }
 
-/// `00112233-4455-...`
+/// Formats a UUID as `00112233-4455-...`.
 fn uuid_text(uuid: &[u8; 16]) -> String {
     let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
     let parts = [0..8, 8..12, 12..16, 16..20, 20..32];

@@ -1,22 +1,22 @@
-//! This process in NVML's lists, which have the process ids of the host.
+//! Finds this process in NVML's lists, which contain the process ids of the host.
 //!
-//! In a PID namespace (most containers) a process does not know its id on the host. Then it is the only
-//! process on the device, or its memory stays unknown.
+//! In a PID namespace (most containers), a process does not know its id on the host. It is then identified
+//! only if it is the single process on the device; otherwise its memory stays unknown.
 
 use crate::ffi::nvml::ProcessMemory;
 use crate::ffi::phantom;
 
-/// `PROC_PID_INIT_INO`: the PID namespace of the host.
+/// The PID namespace of the host (`PROC_PID_INIT_INO`).
 const HOST_NAMESPACE: &str = "pid:[4026531836]";
 
-/// The index of this process in a list.
+/// Returns the index of this process in `processes`, if it is known.
 pub(crate) fn index_in(processes: &[ProcessMemory]) -> Option<usize> {
     index_of(processes, &own_pids(), in_namespace())
 }
 
 fn index_of(processes: &[ProcessMemory], pids: &[u32], in_namespace: bool) -> Option<usize> {
-    // In a namespace our only id is another process's on the host. The outermost of several is the host's
-    // own.
+    // Inside a namespace, a single known id is not the host's: on the host, it belongs to another process. If
+    // several ids are known, the outermost is the host's.
     let known: &[u32] = if in_namespace && pids.len() < 2 { &[] } else { &pids[..1.min(pids.len())] };
     match processes.iter().position(|process| known.contains(&process.pid)) {
         None if in_namespace && processes.len() == 1 => Some(0),
@@ -24,7 +24,7 @@ fn index_of(processes: &[ProcessMemory], pids: &[u32], in_namespace: bool) -> Op
     }
 }
 
-/// The ids of this process, the outermost namespace's first, as far as /proc shows them.
+/// Returns the ids of this process as far as /proc shows them, outermost namespace first.
 fn own_pids() -> Vec<u32> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
@@ -52,9 +52,9 @@ mod tests {
     fn a_process_finds_itself_by_its_id_on_the_host() {
         assert_eq!(index_of(&processes(&[5, 7]), &[7], false), Some(1));
         assert_eq!(index_of(&processes(&[5, 7]), &[8], false), None);
-        // In a namespace with a /proc of the host's: the outermost id counts.
+        // In a namespace, with the host's /proc: the outermost id counts.
         assert_eq!(index_of(&processes(&[5, 7]), &[7, 5], true), Some(1));
-        // In a container 7 may be any process.
+        // In a container, the host's id 7 may be any process.
         assert_eq!(index_of(&processes(&[5, 7]), &[7], true), None);
         assert_eq!(index_of(&processes(&[5]), &[7], true), Some(0));
         assert_eq!(index_of(&[], &[7], true), None);

@@ -1,4 +1,4 @@
-//! The functions of the phantom device, when it is preloaded.
+//! The functions of the phantom device, if it is preloaded.
 
 use std::ffi::{CStr, c_char};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,12 +13,12 @@ const LIBRARY: &str = "libmemtrace_phantom.so";
 static STANDS_FOR: RealFn<unsafe extern "C" fn() -> *const c_char> =
     unsafe { RealFn::new(c"memtrace_phantom_stands_for", LIBRARY) };
 
-// SAFETY: the type is the one in the phantom device: it writes at most that many bytes of JSON and returns
-// their number.
+// SAFETY: the type is the one in the phantom device. The function writes at most the given number of bytes of
+// JSON and returns their number.
 static DESCRIBE: Symbol<unsafe extern "C" fn(*mut c_char, usize) -> usize> =
     unsafe { Symbol::new(c"memtrace_phantom_describe", Home::Loaded(LIBRARY)) };
 
-// SAFETY: the types are those in the phantom device's `describe.rs`; here and below.
+// SAFETY: here and below, the types are the ones in the phantom device's `describe.rs`.
 static STEP: Symbol<unsafe extern "C" fn(i64)> =
     unsafe { Symbol::new(c"memtrace_phantom_step", Home::Loaded(LIBRARY)) };
 static FAULT_AT: Symbol<unsafe extern "C" fn(i64) -> bool> =
@@ -31,32 +31,32 @@ static TAKE_GRANT: Symbol<unsafe extern "C" fn() -> bool> =
     // SAFETY: as above.
     unsafe { Symbol::new(c"memtrace_phantom_take_grant", Home::Loaded(LIBRARY)) };
 static PAGE_CACHE: Symbol<unsafe extern "C" fn() -> u64> =
-    // SAFETY: the type is that in the phantom device's `unified.rs`.
+    // SAFETY: the type is the one in the phantom device's `unified.rs`.
     unsafe { Symbol::new(c"memtrace_phantom_page_cache", Home::Loaded(LIBRARY)) };
 /// Set by [`describe`] if the phantom device grants requests past its capacity.
 static GOES_PAST_OOM: AtomicBool = AtomicBool::new(false);
 
-/// Tells the phantom device that a training step begins.
+/// Notifies the phantom device that a training step begins.
 pub(crate) fn step_begins(step: i32) {
     if let Some(tell) = STEP.cached() {
-        // SAFETY: it takes a number. The library was preloaded, so it stays loaded; here and below.
+        // SAFETY: here and below, the functions have no preconditions, and a preloaded library stays loaded.
         unsafe { tell(i64::from(step)) }
     }
 }
 
-/// Returns true if an injected out-of-memory error waits for this step or an earlier one.
+/// Returns true if an injected out-of-memory error is pending for this step or an earlier one.
 pub(crate) fn has_fault_at(step: i32) -> bool {
     // SAFETY: as above.
     FAULT_AT.cached().is_some_and(|ask| unsafe { ask(i64::from(step)) })
 }
 
-/// Returns true if the last failure of an allocation was injected. The next call returns false.
+/// Returns true once after an allocation failure that was injected.
 pub(crate) fn take_fault() -> bool {
     // SAFETY: as above.
     TAKE_FAULT.cached().is_some_and(|take| unsafe { take() })
 }
 
-/// Returns true after the process's first grant of a request past the card's capacity. The next call returns false.
+/// Returns true once, after the process's first granted request past the card's capacity.
 pub(crate) fn take_grant() -> bool {
     // SAFETY: as above.
     goes_past_oom() && TAKE_GRANT.cached().is_some_and(|take| unsafe { take() })
@@ -67,26 +67,28 @@ pub(crate) fn goes_past_oom() -> bool {
     GOES_PAST_OOM.load(Ordering::Relaxed)
 }
 
-/// The page cache in the phantom device's last answer about free memory, in bytes; `None` without a phantom.
+/// Returns the page cache, in bytes, in the phantom device's last answer about free memory, or `None` without
+/// a phantom device.
 pub(crate) fn page_cache() -> Option<i64> {
-    // SAFETY: it takes nothing.
+    // SAFETY: it takes no arguments.
     PAGE_CACHE.cached().and_then(|ask| i64::try_from(unsafe { ask() }).ok())
 }
 
-/// Returns true if the device of this process is a phantom.
+/// Returns true if this process runs on a phantom device.
 pub(crate) fn is_present() -> bool {
     !find_anywhere(LIBRARY, c"memtrace_phantom_describe").is_null()
 }
 
-/// The library for which the phantom device answers in the thread's current call; `None` for itself.
+/// Returns the library on whose behalf the phantom device handles the thread's current call, or `None` for a
+/// call of its own.
 pub(crate) fn library_of_call() -> Option<&'static CStr> {
-    // SAFETY: it takes nothing.
+    // SAFETY: it takes no arguments.
     let name = unsafe { STANDS_FOR.get()?() };
     // SAFETY: not null, so one of the phantom device's own C strings, which are constants.
     (!name.is_null()).then(|| unsafe { CStr::from_ptr(name) })
 }
 
-/// The phantom device's description of itself, in JSON; null without one.
+/// Returns the phantom device's description of itself as JSON, or null without a phantom device.
 pub(crate) fn describe() -> serde_json::Value {
     let _ = (DESCRIBE.get(), STEP.get(), FAULT_AT.get(), TAKE_FAULT.get(), TAKE_GRANT.get());
     let _ = PAGE_CACHE.get();
@@ -95,12 +97,12 @@ pub(crate) fn describe() -> serde_json::Value {
     about
 }
 
-/// Same as [`describe`], which must have been called before. Looks no symbol up: another thread may hold the
-/// loader's lock.
+/// Same as [`describe`], which must have been called before. It looks up no symbol, because another thread
+/// may hold the loader's lock.
 pub(crate) fn describe_at_end() -> serde_json::Value {
     let Some(write) = DESCRIBE.cached() else { return serde_json::Value::Null };
     let mut text = vec![0u8; 16 << 10];
-    // SAFETY: the buffer has the length that is passed. The library was preloaded, so it stays loaded.
+    // SAFETY: the passed length is the buffer's. The library was preloaded, so it stays loaded.
     let length = unsafe { write(text.as_mut_ptr().cast(), text.len()) };
     text.truncate(length);
     let end = text.iter().position(|byte| *byte == 0).unwrap_or(text.len());

@@ -1,22 +1,24 @@
-//! Symbols of other libraries. No other module looks a symbol up.
+//! Looks up symbols of other libraries. No other module does.
 //!
-//! Two kinds of look-up, and one rule for each:
+//! There are two kinds of symbols, with different search rules:
 //!
-//! - [`RealFn`], the function behind a hook of ours. `RTLD_NEXT` finds the definition after ours in the
-//!   global scope. It misses libraries that were loaded with `RTLD_LOCAL` (torch's, through Python): those
-//!   are then searched by file name. Then comes the address that the program itself found with `dlsym`, and
-//!   last any loaded library: one may contain another, as some libraries contain the CUDA runtime. A library
-//!   that a process may have twice, with state of its own, needs [`ByCaller`](super::by_caller::ByCaller).
-//! - [`Symbol`], a function that we call and do not hook. It is searched where its [`Home`] says.
+//! - [`RealFn`], the function behind one of memtrace's hooks. `RTLD_NEXT` finds the next definition in the
+//!   global scope. It misses libraries that were loaded with `RTLD_LOCAL` (as Python loads torch's), so these
+//!   are then searched by file name. Next comes the address that the program itself found with `dlsym`, and
+//!   last any loaded library, because one library may contain another (some contain the CUDA runtime). A
+//!   library that may be loaded twice, each copy with its own state, needs
+//!   [`ByCaller`](super::by_caller::ByCaller).
+//! - [`Symbol`], a function that memtrace calls but does not hook. Its [`Home`] names the search scope.
 //!
-//! What no library has is found out without a lock of the loader, from the tables of the libraries in memory.
+//! Whether any library has a symbol at all is checked first, without a lock of the loader, in the libraries'
+//! tables in memory.
 //!
-//! A library is searched by file name through an `RTLD_NOLOAD` handle: that loads nothing and runs no
-//! constructor. A failed look-up is never cached, because the library may be loaded before the next call.
+//! A search by file name uses an `RTLD_NOLOAD` handle, which loads nothing and runs no constructor. A failed
+//! lookup is not cached for good, because the library may be loaded later.
 //!
-//! Every look-up goes through glibc's own `dlsym`, since the exported name is our hook, and may take a lock
-//! of the loader. Code that runs under a lock of the program (torch's allocator reports under its mutex) must
-//! therefore not look up: it asks [`Symbol::cached`], and the symbol was found before, by [`Symbol::get`].
+//! Every lookup calls glibc's own `dlsym` (the exported name is memtrace's hook), and may take a lock of the
+//! loader. Code that runs under a lock of the program must therefore not look up symbols (torch's allocator
+//! reports under its mutex). It uses [`Symbol::cached`], after an earlier [`Symbol::get`].
 
 use std::ffi::{CStr, c_char, c_void};
 use std::marker::PhantomData;
@@ -31,11 +33,11 @@ pub(crate) type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut
 
 static REAL_DLSYM: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 
-/// glibc's own `dlsym`, behind our hook of that name.
+/// Returns glibc's own `dlsym`, which memtrace's hook of that name hides.
 pub(crate) fn real_dlsym() -> Option<Dlsym> {
     let mut found = REAL_DLSYM.load(Ordering::Relaxed);
     if found.is_null() {
-        // glibc 2.34 moved it from libdl to libc and kept the name of the old version.
+        // glibc 2.34 moved `dlsym` from libdl to libc; the old version name still exists.
         for version in [c"GLIBC_2.2.5", c"GLIBC_2.34"] {
             // SAFETY: both names end in 0; dlvsym only looks them up.
             found = unsafe { dlvsym(libc::RTLD_NEXT, c"dlsym".as_ptr(), version.as_ptr()) };
@@ -45,7 +47,7 @@ pub(crate) fn real_dlsym() -> Option<Dlsym> {
         }
         REAL_DLSYM.store(found, Ordering::Relaxed);
     }
-    // SAFETY: a function pointer or null, and `dlsym` has this type.
+    // SAFETY: not null, so it is `dlsym`, which has this type.
     (!found.is_null()).then(|| unsafe { std::mem::transmute::<*mut c_void, Dlsym>(found) })
 }
 
@@ -53,29 +55,29 @@ unsafe extern "C" {
     fn dlvsym(handle: *mut c_void, name: *const c_char, version: *const c_char) -> *mut c_void;
 }
 
-/// Looks `name` up through an open handle, or `RTLD_DEFAULT`; null when it is not there.
+/// Looks up `name` through an open handle or `RTLD_DEFAULT`. Returns null if it is not found.
 ///
 /// # Safety
-/// `handle` is open or one of the special handles.
+/// `handle` is open, or one of the special handles.
 pub(crate) unsafe fn find_in(handle: *mut c_void, name: &CStr) -> *mut c_void {
-    // SAFETY: by the contract, and the name ends in 0.
+    // SAFETY: by the contract; the name ends in 0.
     real_dlsym().map_or(null_mut(), |dlsym| unsafe { dlsym(handle, name.as_ptr()) })
 }
 
-/// Looks `name` up in the global scope: the program, its libraries, and preloaded ones. Finds our own hook
-/// where we have one of that name.
+/// Looks up `name` in the global scope: the program, its libraries, and preloaded ones. If memtrace has a
+/// hook of that name, finds the hook.
 pub(crate) fn find_global(name: &CStr) -> *mut c_void {
     // SAFETY: RTLD_DEFAULT is a special handle.
     unsafe { find_in(libc::RTLD_DEFAULT, name) }
 }
 
-/// Looks `name` up after this library in the global scope.
+/// Looks up `name` in the part of the global scope after this library.
 pub(crate) fn find_behind(name: &CStr) -> *mut c_void {
     // SAFETY: RTLD_NEXT is a special handle. The call comes from this library, so "next" means after it.
     unsafe { find_in(libc::RTLD_NEXT, name) }
 }
 
-/// Looks `name` up in a loaded library whose file name starts with `library`.
+/// Looks up `name` in a loaded library whose file name starts with `library`.
 pub(crate) fn find_in_loaded(library: &str, name: &CStr) -> *mut c_void {
     for path in loaded_libraries(library) {
         let found = find_in_path(&path, name);
@@ -86,7 +88,7 @@ pub(crate) fn find_in_loaded(library: &str, name: &CStr) -> *mut c_void {
     null_mut()
 }
 
-/// Looks `name` up in the loaded library of this path, and in those that it needs.
+/// Looks up `name` in the loaded library at `path`, and in the libraries that it needs.
 pub(crate) fn find_in_path(path: &CStr, name: &CStr) -> *mut c_void {
     // SAFETY: the path ends in 0; RTLD_NOLOAD loads and runs nothing.
     let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
@@ -95,13 +97,13 @@ pub(crate) fn find_in_path(path: &CStr, name: &CStr) -> *mut c_void {
     }
     // SAFETY: the handle is open.
     let found = unsafe { find_in(handle, name) };
-    // SAFETY: closes the handle opened above; the library stays, since it was loaded before.
+    // SAFETY: closes the handle opened above. The library stays loaded, since it was loaded before.
     unsafe { libc::dlclose(handle) };
     found
 }
 
-/// Looks `name` up in the loaded libraries for which `wanted` returns true, in the order in which they were loaded. Never
-/// finds our own hook.
+/// Looks up `name` in the loaded libraries for which `wanted` returns true, in the order of their loading.
+/// Never finds memtrace's own hook.
 pub(crate) fn find_where(name: &CStr, wanted: impl Fn(&Visited<'_>) -> bool) -> *mut c_void {
     let mut found = null_mut();
     walk(|library| {
@@ -113,22 +115,22 @@ pub(crate) fn find_where(name: &CStr, wanted: impl Fn(&Visited<'_>) -> bool) -> 
     found
 }
 
-/// Looks `name` up in the global scope, where a preloaded phantom device is, then in a loaded library.
+/// Looks up `name` in the global scope, where a preloaded phantom device is, then in a loaded library.
 pub(crate) fn find_anywhere(library: &str, name: &CStr) -> *mut c_void {
     let found = find_global(name);
     if found.is_null() { find_in_loaded(library, name) } else { found }
 }
 
-/// Looks `name` up in the program's own scope, which begins with the program and the preloaded libraries.
-/// `RTLD_DEFAULT` would begin with the scope that this library was loaded into.
+/// Looks up `name` in the program's own scope, which begins with the program and the preloaded libraries.
+/// `RTLD_DEFAULT` would begin with the scope into which this library was loaded.
 pub(crate) fn find_in_program(name: &CStr) -> *mut c_void {
     // SAFETY: null means the program; nothing is loaded, and the handle needs no closing.
     let program = unsafe { libc::dlopen(std::ptr::null(), libc::RTLD_LAZY) };
-    // SAFETY: an open handle.
+    // SAFETY: the handle is open.
     unsafe { find_in(program, name) }
 }
 
-/// A literal that ends in 0 as a C string; for macros that build names.
+/// Converts a literal that ends in 0 to a C string; for macros that build names.
 pub(crate) const fn c_name(literal: &'static str) -> &'static CStr {
     match CStr::from_bytes_with_nul(literal.as_bytes()) {
         Ok(name) => name,
@@ -136,26 +138,26 @@ pub(crate) const fn c_name(literal: &'static str) -> &'static CStr {
     }
 }
 
-/// Converts a found address to a function.
+/// Converts an address from a lookup to a function. Returns `None` for null.
 ///
 /// # Safety
-/// `found` is null or a function of type `F`.
+/// `found` is null or the address of a function of type `F`.
 pub(crate) unsafe fn function<F: Copy>(found: *mut c_void) -> Option<F> {
     const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
-    // SAFETY: not null, so by the contract a function of this type.
+    // SAFETY: not null, so it is a function of type `F` by the contract.
     (!found.is_null()).then(|| unsafe { std::mem::transmute_copy::<*mut c_void, F>(&found) })
 }
 
 /// The search scope of a [`Symbol`].
 #[derive(Clone, Copy)]
 pub(crate) enum Home {
-    /// Loaded, by a file name that starts with this.
+    /// A loaded library whose file name starts with this.
     Loaded(&'static str),
-    /// In the global scope, else loaded by a file name that starts with this.
+    /// The global scope, then a loaded library whose file name starts with this.
     Anywhere(&'static str),
 }
 
-/// A function that we call and do not hook. `F` is its type.
+/// A function that memtrace calls but does not hook. `F` is its type.
 pub(crate) struct Symbol<F> {
     name: &'static CStr,
     home: Home,
@@ -174,7 +176,8 @@ impl<F: Copy> Symbol<F> {
         Symbol { name, home, found: AtomicPtr::new(null_mut()), kind: PhantomData }
     }
 
-    /// The function, looked up unless it was found before; `None` while no library has it.
+    /// Returns the function, after a lookup unless it was found before. Returns `None` while no library has
+    /// it.
     pub(crate) fn get(&self) -> Option<F> {
         self.cached().or_else(|| {
             let found = match self.home {
@@ -188,7 +191,7 @@ impl<F: Copy> Symbol<F> {
         })
     }
 
-    /// The function, if [`get`](Symbol::get) has found it; never looks it up.
+    /// Returns the function if an earlier [`get`](Symbol::get) found it. Does no lookup.
     #[inline]
     pub(crate) fn cached(&self) -> Option<F> {
         // SAFETY: null, or the function of that name, of type `F` by the contract of `new`.
@@ -201,9 +204,9 @@ pub(crate) struct RealFn<F> {
     name: &'static CStr,
     library: &'static str,
     found: AtomicPtr<c_void>,
-    /// The address that the program found with `dlsym`, when it got our hook instead.
+    /// The address that the program looked up with `dlsym`, when it got memtrace's hook instead.
     looked_up: AtomicPtr<c_void>,
-    /// The number of libraries that had been loaded when none of them had the function; 0 before that.
+    /// The loader's count of loads when no library had the function; 0 if that never happened.
     missed_at: AtomicU64,
     kind: PhantomData<F>,
 }
@@ -227,7 +230,7 @@ impl<F: Copy> RealFn<F> {
         }
     }
 
-    /// The real function; `None` while no library has it.
+    /// Returns the real function, or `None` while no library has it.
     #[inline]
     pub(crate) fn get(&self) -> Option<F> {
         let mut found = self.found.load(Ordering::Relaxed);
@@ -239,10 +242,10 @@ impl<F: Copy> RealFn<F> {
     }
 
     /// Returns true if the hook calls `found`, the address that the program looked up under this name. A hook
-    /// without a real function takes `found`.
+    /// that has found no real function yet adopts `found`.
     ///
     /// # Safety
-    /// `found` is a function of type `F`: the one of this name in a library that has it.
+    /// `found` is a function of type `F`: the one with this name in some library.
     pub(crate) unsafe fn leads_to(&self, found: *mut c_void) -> bool {
         let _ = self.looked_up.compare_exchange(null_mut(), found, Ordering::Relaxed, Ordering::Relaxed);
         let _ = self.get();
@@ -251,7 +254,8 @@ impl<F: Copy> RealFn<F> {
 
     #[cold]
     fn find(&self) -> *mut c_void {
-        // First without the lock of the loader, which a call without an answer would take each time.
+        // The search without the loader's lock comes first: otherwise a hook without a real function would
+        // take that lock on each call.
         let any = self.find_in_any();
         let mut found = if any.is_null() { any } else { find_behind(self.name) };
         if found.is_null() && !any.is_null() {
@@ -269,7 +273,8 @@ impl<F: Copy> RealFn<F> {
         found
     }
 
-    /// Searches every library, unless none was loaded since that failed: a hook may be called often without one.
+    /// Searches every library, unless the last search failed and none was loaded since: a hook without a real
+    /// function may be called often.
     fn find_in_any(&self) -> *mut c_void {
         let (loads, _) = version();
         if self.missed_at.load(Ordering::Relaxed) == loads {

@@ -1,11 +1,12 @@
-//! The functions of torch that are called and not hooked, and the version of torch.
+//! The torch functions that memtrace calls but does not hook, and the version of torch.
 
 use std::path::Path;
 
 use crate::ffi::loaded_libraries::loaded_libraries;
 use crate::ffi::symbols::{Home, Symbol};
 
-/// The version in `torch/version.py`, beside the folder of torch's libraries: `2.11.0+cu130`.
+/// Returns torch's version from `torch/version.py`, which is next to the folder of torch's libraries:
+/// `2.11.0+cu130`.
 pub(crate) fn version() -> Option<String> {
     let c10 = loaded_libraries("libc10.so").into_iter().next()?;
     let folder = Path::new(c10.to_str().ok()?).parent()?.parent()?.to_owned();
@@ -14,7 +15,7 @@ pub(crate) fn version() -> Option<String> {
     Some(line.trim().trim_matches(['\'', '"']).to_owned())
 }
 
-/// The major and the minor number of a version.
+/// Returns the major and the minor number in a version.
 pub(crate) fn major_minor(version: &str) -> Option<(u32, u32)> {
     let mut parts = version.split('.');
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
@@ -27,24 +28,24 @@ struct Stream {
     id: i64,
 }
 
-// SAFETY: `CUDAStream c10::cuda::getCurrentCUDAStream(DeviceIndex)` in c10/cuda/CUDAStream.h, 2.1 to 2.15:
-// two words are returned in registers.
+// SAFETY: `CUDAStream c10::cuda::getCurrentCUDAStream(DeviceIndex)` in c10/cuda/CUDAStream.h, 2.1 to 2.15. It
+// returns two words in registers.
 static CURRENT_STREAM: Symbol<unsafe extern "C" fn(i8) -> Stream> =
     unsafe { Symbol::new(c"_ZN3c104cuda20getCurrentCUDAStreamEa", Home::Loaded("libc10_cuda.so")) };
 
-/// Finds the functions that a block report needs. A report comes under the allocator's mutex, where a look-up
-/// could deadlock: it takes the loader's lock, and the thread that holds this lock may run a constructor that
-/// waits for the mutex.
+/// Looks up the functions that a block report needs. A report runs under the allocator's mutex, where a
+/// lookup could deadlock: it takes the loader's lock, whose holder may run a constructor that waits for the
+/// mutex.
 pub(crate) fn prepare_reports() {
     let _ = CURRENT_STREAM.get();
 }
 
-/// The id of the thread's current stream on `device`, 0 for the default stream: a read of thread-local state,
-/// no lock. torch has set its streams up: the allocator, which asks for a segment or reports a block, has
-/// just asked for it too.
+/// Returns the id of the thread's current stream on `device`; 0 is the default stream. It reads thread-local
+/// state and takes no lock. The streams are set up: the allocator, which reports a block or requests a
+/// segment, has just asked for the stream itself.
 #[inline]
 pub(crate) fn current_stream(device: i8) -> i64 {
-    // SAFETY: the device is one of the allocator's own, and streams are set up, see above.
+    // SAFETY: the allocator uses this device, and the streams are set up, see above.
     CURRENT_STREAM.cached().map_or(0, |current| unsafe { current(device) }.id)
 }
 
@@ -52,9 +53,10 @@ pub(crate) fn current_stream(device: i8) -> i64 {
 static IS_GRAD_ENABLED: Symbol<unsafe extern "C" fn() -> bool> =
     unsafe { Symbol::new(c"_ZN3c108GradMode10is_enabledEv", Home::Loaded("libc10.so")) };
 
-/// Returns true if autograd records this thread's ops; `true` when torch lacks the function that says so.
+/// Returns true if autograd records this thread's ops, or if torch does not have the function that reports
+/// it.
 pub(crate) fn is_grad_enabled() -> bool {
-    // SAFETY: it takes nothing and reads thread-local state.
+    // SAFETY: it takes no arguments and reads thread-local state.
     IS_GRAD_ENABLED.get().is_none_or(|is_enabled| unsafe { is_enabled() })
 }
 
@@ -65,11 +67,11 @@ static ARE_OPS_OBSERVED: Symbol<unsafe extern "C" fn() -> bool> =
 static OBSERVE_OPS: Symbol<unsafe extern "C" fn(bool)> =
     unsafe { Symbol::new(c"_ZN2at20enableRecordFunctionEb", Home::Loaded("libtorch_cpu.so")) };
 
-/// Turns on or off whether this thread's ops call any callbacks: the callbacks of profilers and ours. Returns
-/// the previous setting, or `None` without any change if torch lacks the functions.
+/// Enables or disables all op callbacks on this thread: the profilers' and memtrace's. Returns the previous
+/// setting, or `None`, without a change, if torch lacks the functions.
 pub(crate) fn observe_ops(observe: bool) -> Option<bool> {
     let (get, set) = (ARE_OPS_OBSERVED.get()?, OBSERVE_OPS.get()?);
-    // SAFETY: both read or write a flag of the thread.
+    // SAFETY: both functions access a flag of the thread.
     unsafe {
         let before = get();
         set(observe);

@@ -1,10 +1,10 @@
-//! The op callbacks of one thread, of a profiler that the program runs.
+//! The op callbacks that a profiler of the program has installed on one thread.
 
 use std::ffi::c_void;
 
 use crate::ffi::symbols::RealFn;
 
-/// `at::RecordFunctionTLS` in ATen/record_function.h, 2.1 to 2.15: a `std::vector` of callbacks, and a flag.
+/// `at::RecordFunctionTLS` in ATen/record_function.h, 2.1 to 2.15: a `std::vector` of callbacks and a flag.
 #[repr(C)]
 pub(crate) struct CallbackState {
     first: *const c_void,
@@ -14,7 +14,7 @@ pub(crate) struct CallbackState {
 }
 
 impl CallbackState {
-    /// Returns true if both states have no callbacks and the same flag.
+    /// Returns true if neither state has callbacks and the flags are equal.
     pub(crate) fn is_as(&self, other: &CallbackState) -> bool {
         self.first == self.end && other.first == other.end && self.enabled == other.enabled
     }
@@ -28,8 +28,8 @@ pub(crate) static SET: RealFn<unsafe extern "C-unwind" fn(*const CallbackState)>
 pub(crate) static GET: RealFn<unsafe extern "C-unwind" fn() -> *const CallbackState> =
     unsafe { RealFn::new(c"_ZN2at24get_record_function_tls_Ev", "libtorch") };
 
-/// Removes the thread's own callbacks while `work` runs, so that torch reports its ops to the callbacks of
-/// the whole process alone. These are ours and, rarely, a profiler's of all threads.
+/// Removes the thread's own callbacks while `work` runs, so that torch reports its ops only to the
+/// process-wide callbacks: memtrace's and, rarely, a process-wide profiler's.
 pub(crate) fn without_callbacks_of_thread<R>(work: impl FnOnce() -> R) -> R {
     let (Some(get), Some(set)) = (GET.get(), SET.get()) else { return work() };
     // SAFETY: the thread's own state, which only this thread changes.
@@ -37,9 +37,9 @@ pub(crate) fn without_callbacks_of_thread<R>(work: impl FnOnce() -> R) -> R {
         let state = &*get();
         (state.first, state.end as usize - state.first as usize, state.enabled)
     };
-    // The callbacks are plain data. torch copies what it is given and frees what it had.
+    // The callbacks are plain data. `set` copies its argument and frees the previous state.
     let mut kept = vec![0_u64; size.div_ceil(8)];
-    // SAFETY: `size` bytes of callbacks stand there, and `kept` has room for them.
+    // SAFETY: `first` points to `size` bytes of callbacks, and `kept` has room for them.
     unsafe { std::ptr::copy_nonoverlapping(first.cast::<u8>(), kept.as_mut_ptr().cast(), size) };
     let state_of = |bytes: usize, enabled| {
         let first = kept.as_ptr().cast::<c_void>();
@@ -49,7 +49,7 @@ pub(crate) fn without_callbacks_of_thread<R>(work: impl FnOnce() -> R) -> R {
     // SAFETY: a state without callbacks, which lives during the call.
     unsafe { set(std::ptr::from_ref(&state_of(0, true))) };
     let result = work();
-    // SAFETY: the callbacks as they were, which live during the call.
+    // SAFETY: the saved callbacks, which live during the call.
     unsafe { set(std::ptr::from_ref(&state_of(size, enabled))) };
     result
 }

@@ -1,4 +1,4 @@
-//! Vtables of C++ objects, which are replaced by copies with our functions in some slots.
+//! Vtables of C++ objects. memtrace replaces them with copies that have its own functions in some slots.
 //!
 //! Itanium C++ ABI, 2.5: two words precede the first function of a vtable, and an object with virtual
 //! functions begins with the address of that first function.
@@ -6,26 +6,26 @@
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// The words before the first function: the offset to the top, and the type.
+/// The number of words before the first function: the offset to the top, and the type.
 pub(crate) const HEADER: usize = 2;
 
-/// A copy of a vtable, whose functions can be replaced.
+/// A copy of a vtable in which functions can be replaced.
 pub(crate) struct VtableCopy {
     words: Box<[*mut c_void]>,
-    /// The words of the original, with its header; the rest is null.
+    /// The number of words copied from the original, including its header; the rest is null.
     known: usize,
     original: *const c_void,
 }
 
 impl VtableCopy {
-    /// Copies the vtable of `object`, at most `most` functions; `None` for an object with fewer than `least`.
+    /// Copies the vtable of `object`, up to `most` functions. Returns `None` if it has fewer than `least`.
     ///
     /// # Safety
     /// `object` is a live C++ object with virtual functions.
     pub(crate) unsafe fn of(object: *mut c_void, least: usize, most: usize) -> Option<VtableCopy> {
         // SAFETY: the object begins with the address of its vtable's first function, by the contract.
         let functions = unsafe { *object.cast::<*const *mut c_void>() };
-        // SAFETY: the header precedes it.
+        // SAFETY: the header precedes the first function.
         let begin = unsafe { functions.sub(HEADER) };
         let known = readable_words(begin).min(HEADER + most);
         if known < HEADER + least {
@@ -33,53 +33,53 @@ impl VtableCopy {
         }
         let mut words = vec![std::ptr::null_mut(); HEADER + most].into_boxed_slice();
         for (index, word) in words.iter_mut().take(known).enumerate() {
-            // SAFETY: `readable_words` found this many in the mapping.
+            // SAFETY: `readable_words` found this many readable words.
             *word = unsafe { *begin.add(index) };
         }
         Some(VtableCopy { words, known, original: functions.cast() })
     }
 
-    /// The address of the original's first function.
+    /// Returns the address of the original's first function.
     pub(crate) fn original(&self) -> *const c_void {
         self.original
     }
 
-    /// The functions by slot.
+    /// Returns the functions by slot.
     pub(crate) fn functions(&mut self) -> &mut [*mut c_void] {
         &mut self.words[HEADER..self.known]
     }
 
-    /// Gives the copy to `object`, for as long as the process lives. The original stays valid for a thread
-    /// that has read its address already.
+    /// Installs the copy in `object` for the life of the process. The original stays valid for a thread that
+    /// has already read its address.
     ///
     /// # Safety
     /// `object` is the object that was copied from, and every replaced function has the type of its slot.
     pub(crate) unsafe fn install(self, object: *mut c_void) {
         let words = Box::leak(self.words);
-        // SAFETY: the object's own first word. A store of a whole pointer: a call through it sees the old or
-        // the new.
+        // SAFETY: the object's own first word, stored as a whole pointer: a concurrent virtual call sees the
+        // old or the new vtable.
         unsafe { object.cast::<AtomicPtr<*mut c_void>>().as_ref() }
             .inspect(|first| first.store(words[HEADER..].as_mut_ptr(), Ordering::Release));
     }
 }
 
-/// The first functions of the vtable at `table`, which is a symbol and so begins with the header; at most
-/// `most`.
+/// Returns the first functions, at most `most`, of the vtable at the symbol `table`. The symbol points to the
+/// header.
 pub(crate) fn functions_of_table(table: *const *mut c_void, most: usize) -> Vec<*mut c_void> {
     let words = readable_words(table).min(HEADER + most);
-    // SAFETY: `readable_words` found this many in the mapping, which stays.
+    // SAFETY: `readable_words` found this many readable words, and the mapping stays.
     (HEADER..words).map(|index| unsafe { *table.add(index) }).collect()
 }
 
-/// The functions of a vtable from the first one on: at most `most`. Some may lie past the end of the vtable.
+/// Returns at most `most` functions of a vtable, starting at `first`. Some may be past the end of the vtable.
 pub(crate) fn functions_from(first: *const *mut c_void, most: usize) -> Vec<*mut c_void> {
     let words = readable_words(first).min(most);
-    // SAFETY: `readable_words` found this many in the mapping, which stays.
+    // SAFETY: `readable_words` found this many readable words, and the mapping stays.
     (0..words).map(|index| unsafe { *first.add(index) }).collect()
 }
 
-/// The number of words that are readable from `address` on: to the end of the loaded segment that holds it, 0
-/// outside every segment.
+/// Returns the number of readable words from `address` to the end of the loaded segment that contains it, or
+/// 0 outside every segment.
 fn readable_words(address: *const *mut c_void) -> usize {
     struct Search {
         address: usize,

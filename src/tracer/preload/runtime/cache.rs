@@ -1,21 +1,21 @@
-//! A per-thread cache of interned ids, so that the tables of the process and their lock are seldom used.
+//! A per-thread cache of interned ids. It spares most lookups in the process-wide tables, which take a lock.
 
 use std::borrow::Borrow;
 use std::hash::{Hash, Hasher};
 
 use rustc_hash::FxHasher;
 
-/// The first size of a cache that is used.
+/// The size at the first growth.
 const MIN_ENTRIES: usize = 256;
-/// The largest size. The contexts of one training step fit, and memory stays bounded.
+/// The maximum size: bounds the memory, and still holds the contexts of one training step.
 const MAX_ENTRIES: usize = 1 << 14;
 
-/// Ids by their keys. Each key has one place, and overwrites the key that was there. The cache grows while it
-/// misses.
+/// A cache from keys to ids. Each key has one slot; a colliding key replaces the previous one. The cache
+/// grows while lookups miss.
 pub(crate) struct Cache<K, V> {
-    /// Empty, or a power of two.
+    /// The slots: empty, or a power of two of them.
     entries: Vec<(K, V)>,
-    /// The misses since it grew.
+    /// The number of misses since the last growth.
     misses: usize,
 }
 
@@ -24,8 +24,8 @@ impl<K: Default, V: Copy + Default> Cache<K, V> {
         Cache { entries: Vec::new(), misses: 0 }
     }
 
-    /// The id of `key`, which `make` makes on a miss. The id of a default key must be the default id: empty
-    /// entries hold both.
+    /// Returns the id of `key`, and calls `make` on a miss. The id of a default key must be the default id,
+    /// because an empty slot holds this pair.
     #[inline]
     pub(crate) fn get<Q>(&mut self, key: &Q, make: impl FnOnce() -> V) -> V
     where

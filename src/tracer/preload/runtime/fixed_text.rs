@@ -8,17 +8,17 @@ use memtrace_record::recorder::text_id;
 /// A constant text, interned on first use.
 pub(crate) struct FixedText {
     text: &'static str,
-    /// 0 until the first use.
+    /// The id; 0 until the first use.
     id: AtomicU32,
 }
 
 impl FixedText {
-    /// A text that is not interned yet.
+    /// Creates a text that is not interned yet.
     pub(crate) const fn new(text: &'static str) -> FixedText {
         FixedText { text, id: AtomicU32::new(0) }
     }
 
-    /// The id of the text.
+    /// Returns the id of the text.
     #[inline]
     pub(crate) fn id(&self) -> TextId {
         match self.id.load(Ordering::Relaxed) {

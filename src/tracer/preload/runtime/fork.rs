@@ -1,8 +1,8 @@
-//! The registry of locks that a fork takes.
+//! The registry of the locks that a fork takes.
 //!
-//! A child must not inherit data that another thread was changing, nor a lock whose holder it does not have.
-//! So a fork takes every lock of this library first, and both sides release them. A lock registers itself at
-//! its first use: one that was never used is held by nobody.
+//! A child must not inherit data that another thread was changing, nor a lock whose holder does not exist in
+//! the child. So before a fork, this module takes every lock of this library; afterwards both processes
+//! release them. A lock registers itself at its first use: a lock that was never used cannot be held.
 
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use memtrace_record::fork_lock::ForkLock;
 use memtrace_record::intern;
 
-/// A lock in the registry, whatever data it protects.
+/// A lock in the registry, independent of the data that it protects.
 trait Registered: Sync {
     fn lock(&self);
     /// # Safety
@@ -20,43 +20,44 @@ trait Registered: Sync {
 
 /// Data behind a lock that a fork takes.
 ///
-/// No thread may take a second lock of this kind while it holds one: the fork takes them in the order of
-/// their first use. The intern tables may be used under any of these locks, because the fork takes those
-/// last.
+/// A thread that holds one of these locks must not take a second one: the fork takes them in the order of
+/// their first use. The intern tables may be used under any of these locks, because the fork takes the locks
+/// of those tables last.
 pub(crate) struct ForkSafe<T> {
     lock: ForkLock<T>,
     is_registered: AtomicBool,
 }
 
-/// An entry of the registry, never freed.
+/// An entry of the registry. It is never freed.
 struct Entry {
     lock: &'static dyn Registered,
     next: Option<&'static Entry>,
 }
 
-/// The registry: a list, the newest entry first. It changes only under [`REGISTERING`].
+/// The newest entry of the registry, a linked list. It changes only under [`REGISTERING`].
 static NEWEST: AtomicPtr<Entry> = AtomicPtr::new(null_mut());
-/// Held by the thread that registers a lock, and by a fork.
+/// Held while a thread registers a lock, and during a fork.
 static REGISTERING: ForkLock<()> = ForkLock::new(());
 
-/// The registered locks, the newest first.
+/// Returns the registered locks, the newest first.
 fn entries() -> impl Iterator<Item = &'static Entry> {
     // SAFETY: null or an entry, which is never freed and never changes.
     let newest = unsafe { NEWEST.load(Ordering::Acquire).as_ref() };
     std::iter::successors(newest, |entry| entry.next)
 }
 
-/// Takes every lock: the part of a fork before the child exists.
+/// Takes every lock. Called before the child exists.
 pub(crate) fn lock_all() {
     REGISTERING.lock_for_fork();
     entries().for_each(|entry| entry.lock.lock());
     intern::lock_for_fork();
 }
 
-/// Releases every lock: the part of a fork after it, in the parent and in the child.
+/// Releases every lock. Called after the fork, in the parent and in the child.
 ///
 /// # Safety
-/// The thread that forks called [`lock_all`], and this is the same thread or its copy in the child.
+/// The thread that forks called [`lock_all`], and the calling thread is the same one, or its copy in the
+/// child.
 pub(crate) unsafe fn unlock_all() {
     // SAFETY: by the contract, as for the locks below.
     unsafe { intern::unlock_after_fork() };
@@ -72,7 +73,7 @@ impl<T: Default + Send> ForkSafe<T> {
         ForkSafe { lock: ForkLock::new(data), is_registered: AtomicBool::new(false) }
     }
 
-    /// Runs `work` on the data, with the lock held.
+    /// Runs `work` on the data with the lock held.
     pub(crate) fn with<R>(&'static self, work: impl FnOnce(&mut T) -> R) -> R {
         if !self.is_registered.load(Ordering::Acquire) {
             self.register();

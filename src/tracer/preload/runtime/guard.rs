@@ -1,4 +1,5 @@
-//! The guard around our part of a hook: it never panics into the program, and it never records a call twice.
+//! The guard around memtrace's part of a hook: a panic never reaches the program, and a call is recorded only
+//! once.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,11 +13,12 @@ fn inside<'a>() -> &'a Cell<bool> {
     unsafe { &(*fast_tls()).inside }
 }
 
-/// The outermost hook of a thread. The calls that the real function makes in turn belong to it.
+/// Marks the outermost hook of a thread. Hooks that the real function calls in turn are part of the outermost
+/// call.
 pub(crate) struct Outermost;
 
 impl Outermost {
-    /// `None` inside another hook of this thread.
+    /// Returns `None` inside another hook of this thread.
     #[inline]
     pub(crate) fn enter() -> Option<Outermost> {
         // Not `then_some`: it would construct an `Outermost` and drop it, which ends the outer hook.
@@ -31,7 +33,7 @@ impl Drop for Outermost {
     }
 }
 
-/// Runs our part of a hook. A panic in it costs the event, never the program.
+/// Runs memtrace's part of a hook. A panic loses the event and never reaches the program.
 #[inline]
 pub(crate) fn shielded<T>(work: impl FnOnce() -> T) -> Option<T> {
     catch_unwind(AssertUnwindSafe(work)).ok()

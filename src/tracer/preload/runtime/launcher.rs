@@ -1,4 +1,4 @@
-//! Tells `memtrace run` what it cannot see; see [`memtrace_trace::hello`].
+//! Reports to `memtrace run` what it cannot observe itself; see [`memtrace_trace::hello`].
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -10,16 +10,17 @@ use memtrace_trace::private_file;
 use super::log;
 use super::signals::without_write_signals;
 
-/// The launcher's file. The program may change the environment later, from any thread.
+/// The path of the launcher's file, read at load: the program may change the environment later, on any
+/// thread.
 static FILE: OnceLock<Option<PathBuf>> = OnceLock::new();
 
-/// The library was loaded.
+/// Reports that the library was loaded.
 pub(crate) fn tell_load() {
     FILE.get_or_init(|| std::env::var_os(HELLO).map(PathBuf::from));
     tell(LOADED);
 }
 
-/// The trace cannot be written: prints `why` on stderr.
+/// Reports that the trace cannot be written, and prints `why` on stderr.
 pub(crate) fn tell_failure(why: &str) {
     log::line(why);
     tell(TRACE_FAILED);

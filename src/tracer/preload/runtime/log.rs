@@ -1,4 +1,5 @@
-//! The log: a few lines on stderr, or in the file of `MEMTRACE_LOG_FILE`. Each says what to do next.
+//! The log: a few lines on stderr, or in the file that `MEMTRACE_LOG_FILE` names. Each line states the next
+//! action.
 
 use std::ffi::{c_char, c_int};
 use std::fs;
@@ -13,7 +14,7 @@ use memtrace_trace::private_file;
 use crate::runtime::session;
 use crate::runtime::signals::without_write_signals;
 
-/// Logs `text` as a line of its own.
+/// Logs `text` as one line.
 pub(crate) fn line(text: &str) {
     static IS_FAILURE_TOLD: AtomicBool = AtomicBool::new(false);
     without_write_signals(|| {
@@ -34,24 +35,25 @@ pub(crate) fn line(text: &str) {
     });
 }
 
-/// The most bytes that a pipe takes at once when it takes any (`PIPE_BUF` in pipe(7)).
+/// The maximum number of bytes that a pipe accepts in one write, if it accepts any (`PIPE_BUF` in pipe(7)).
 const ATOMIC: usize = 4096;
 
-/// Writes a line to stderr. When nobody reads it (a full pipe, a stopped terminal), the line is dropped.
+/// Writes a line to stderr. Drops it if nobody reads (a full pipe, a stopped terminal).
 fn to_stderr(text: &str) {
     let line = format!("memtrace: {text}\n");
-    // Mostly one call, so that the line does not mix with the program's own.
+    // Usually a single write, so that the program's own output does not split the line.
     for part in line.as_bytes().chunks(ATOMIC) {
         if !takes_bytes(libc::STDERR_FILENO) {
             return;
         }
-        // SAFETY: the buffer is valid for its length. An error of a closed stderr has no remedy.
+        // SAFETY: the buffer is valid for its length. A write error, such as a closed stderr, cannot be
+        // handled.
         unsafe { libc::write(libc::STDERR_FILENO, part.as_ptr().cast(), part.len()) };
     }
 }
 
-/// Returns false if a write to the file would wait for a reader. Waits up to a second, and not again until
-/// somebody reads.
+/// Returns false if a write to the file would block. Waits up to one second, then no longer waits until a
+/// reader is back.
 fn takes_bytes(file: c_int) -> bool {
     static IS_STUCK: AtomicBool = AtomicBool::new(false);
     let milliseconds = if IS_STUCK.load(Ordering::Relaxed) { 0 } else { 1000 };
@@ -62,14 +64,14 @@ fn takes_bytes(file: c_int) -> bool {
     answered
 }
 
-/// Logs `text` if the session's level is `level` or more.
+/// Logs `text` if the session's level is at least `level`.
 pub(crate) fn line_at(level: Level, text: &str) {
     if session::session().is_some_and(|session| session.settings.log >= level) {
         line(text);
     }
 }
 
-/// Appends a line with the time and the process id: several processes may share the file.
+/// Appends a line with the time and the process id, because several processes may share the file.
 fn append(path: &Path, text: &str) -> io::Result<()> {
     if path == Path::new("/dev/null") {
         return Ok(());
@@ -81,7 +83,7 @@ fn append(path: &Path, text: &str) -> io::Result<()> {
     private_file::append_or_create(path)?.write_all(line.as_bytes())
 }
 
-/// The time in UTC, by ISO 8601.
+/// Returns the current time in UTC, in ISO 8601.
 fn now() -> String {
     let mut text = [0u8; 32];
     // SAFETY: all zero is a value of the plain struct, every place is valid, and the length is the buffer's.

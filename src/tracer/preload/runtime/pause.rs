@@ -12,10 +12,10 @@ pub(crate) fn is_paused() -> bool {
     PAUSED.load(Ordering::Relaxed)
 }
 
-/// Pauses or resumes the rows of ops and ranges; ownership is tracked in both states.
+/// Pauses or resumes the rows of ops and ranges. Owners are tracked in both states.
 ///
-/// A range whose begin is in the trace gets its end even while paused. A range that opened during the pause
-/// and is still open at the resume gets its begin then.
+/// A range whose `range_begin` row is in the trace gets its end row even during a pause. A range that opened
+/// during the pause and is still open at the resume gets its begin row then.
 pub(crate) fn set_paused(paused: bool) {
     PAUSED.store(paused, Ordering::Relaxed);
     state_version::advance();

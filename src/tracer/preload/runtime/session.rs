@@ -8,30 +8,30 @@ use crate::runtime::state_version;
 
 static SESSION: OnceLock<Session> = OnceLock::new();
 
-/// The session; `None` before the library has loaded, and when tracing is disabled.
+/// Returns the session, or `None` before the library has loaded or if tracing is disabled.
 #[inline]
 pub(crate) fn session() -> Option<&'static Session> {
     SESSION.get()
 }
 
-/// Sets the session, once; `false` if it is set already.
+/// Sets the session. Returns false if it is set already.
 pub(crate) fn begin(session: Session) -> bool {
     SESSION.set(session).is_ok()
 }
 
-/// The recorder, which the first call starts.
+/// Returns the recorder. The first call starts it.
 #[inline]
 pub(crate) fn recorder() -> Option<&'static Recorder> {
     if let Some(recorder) = Recorder::active() {
         return Some(recorder);
     }
     let recorder = Recorder::get(session()?)?;
-    // Threads now write the rows of the ranges that they opened before the trace began.
+    // From now on, threads write the rows of ranges that they opened before the trace began.
     state_version::advance();
     Some(recorder)
 }
 
-/// Ends the trace of this process. Called on every way out of a process that can run code.
+/// Ends the trace of this process. Called on every kind of exit that can still run code.
 pub(crate) fn finish() {
     if let Some(recorder) = Recorder::active() {
         recorder.finish();

@@ -1,13 +1,13 @@
-//! Writes that raise no signal in the program.
+//! Runs memtrace's writes without the signals that a failed write raises.
 //!
-//! A write to a pipe without a reader raises SIGPIPE, one beyond the limit of file sizes SIGXFSZ. Both end a
-//! program that does not expect them, and it cannot expect them of our writes. The writer thread has all
-//! signals blocked; this is for messages, which any thread writes.
+//! A write to a pipe without a reader raises SIGPIPE; a write beyond the file size limit raises SIGXFSZ.
+//! Either ends a program that does not handle it, and no program can expect a signal from memtrace's writes.
+//! The writer thread blocks all signals. This module is for log messages, which any thread writes.
 
 use std::mem::zeroed;
 use std::ptr::null_mut;
 
-/// Runs `work` with the signals of failed writes blocked on this thread, and removes those that it raised.
+/// Runs `work` with these signals blocked on this thread, then discards the signals that `work` raised.
 pub(crate) fn without_write_signals<R>(work: impl FnOnce() -> R) -> R {
     // SAFETY: signal sets and a duration are plain structs, for which all zero is valid; all pointers are
     // valid.
@@ -17,7 +17,7 @@ pub(crate) fn without_write_signals<R>(work: impl FnOnce() -> R) -> R {
         libc::sigemptyset(&raw mut ours);
         libc::sigpending(&raw mut pending);
         for signal in [libc::SIGPIPE, libc::SIGXFSZ] {
-            // One that waits already is the program's.
+            // A signal that is already pending belongs to the program.
             if libc::sigismember(&raw const pending, signal) == 0 {
                 libc::sigaddset(&raw mut ours, signal);
             }

@@ -1,14 +1,14 @@
-//! The garbage collector while the tracer runs.
+//! Keeps Python's garbage collector from running inside the tracer.
 //!
-//! A collection in the tracer would run the program's finalizers hidden from its tools, and the containers
-//! that the tracer makes would bring the program's next collection forward. `gc.disable()` is no way out: it
-//! is a switch of the whole process, which another thread of the program may set meanwhile. So the count of new
-//! containers, by which the collector decides, is kept far below its threshold during a call of the tracer and
-//! gets its old value afterwards.
+//! A collection inside the tracer would run the program's finalizers, hidden from its tools, and the
+//! containers that the tracer creates would trigger the program's next collection earlier. `gc.disable()` is
+//! not an option: it is process-wide, and another thread of the program may call it at the same time.
+//! Instead, the count of new containers, which the collector compares with its threshold, is set far below
+//! the threshold during a call of the tracer and restored afterwards.
 //!
-//! The count has no function in the C API. It is found in the interpreter's state (`gc_generation` in
-//! Include/internal/pycore_gc.h or pycore_interp_structs.h, 3.9 to 3.15) by the values that the module `gc`
-//! reports. An interpreter without it (a free-threaded build) collects as it likes.
+//! The C API has no function for this count. It is found in the interpreter's state (`gc_generation` in
+//! Include/internal/pycore_gc.h or pycore_interp_structs.h, 3.9 to 3.15) by searching for the values that the
+//! module `gc` reports. An interpreter without the count (a free-threaded build) collects as usual.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
@@ -16,26 +16,29 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
 use super::{Arguments, Gil};
 use crate::ffi::guarded_memory::GuardedMemory;
 
-/// The count of the youngest generation; null while it is unknown.
+/// The address of the count of the youngest generation; null while unknown.
 static COUNT: AtomicPtr<c_int> = AtomicPtr::new(std::ptr::null_mut());
-/// The threads that are in the tracer now. Changed with the GIL, like all that follows.
+/// The number of threads inside the tracer. This and the following statics are changed only with the GIL
+/// held.
 static ACTIVE: AtomicU32 = AtomicU32::new(0);
-/// The count before the first of them came.
+/// The count when the first of these threads entered the tracer.
 static BEFORE: AtomicI32 = AtomicI32::new(0);
-/// True if more than one has been there since then: the program may have run meanwhile.
+/// True if more than one thread has been in the tracer since then, so the program may have run meanwhile.
 static ARE_MORE: AtomicBool = AtomicBool::new(false);
-/// No program creates this many containers between two collections.
+/// The offset that is subtracted from the count: no program creates this many containers between two
+/// collections.
 const FAR: c_int = 1 << 28;
-/// The words of a generation: the two ends of its list, and the threshold with the count.
+/// The number of words in a `gc_generation`: the two ends of its list, and one word with the threshold and
+/// the count.
 const GENERATION: usize = 3;
-/// The words of the interpreter's state that are searched.
+/// The number of words of the interpreter's state that are searched.
 const WORDS: usize = 1 << 16;
-/// The words of one read.
+/// The number of words per read.
 const READ: usize = 256;
 
 impl Gil {
-    /// Keeps the collector from running because of what the tracer makes, until
-    /// [`resume_collector`](Gil::resume_collector). Calls of one thread do not nest. Returns false where the
+    /// Keeps the tracer's objects from triggering a collection until
+    /// [`resume_collector`](Gil::resume_collector). Calls on one thread do not nest. Returns false if the
     /// count is unknown.
     pub(crate) fn suspend_collector(self) -> bool {
         let place = COUNT.load(Ordering::Relaxed);
@@ -54,7 +57,7 @@ impl Gil {
         true
     }
 
-    /// Ends a [`suspend_collector`](Gil::suspend_collector) that returned true.
+    /// Ends a [`suspend_collector`](Gil::suspend_collector) call that returned true.
     pub(crate) fn resume_collector(self) {
         if ACTIVE.fetch_sub(1, Ordering::Relaxed) == 1 {
             restore(ARE_MORE.load(Ordering::Relaxed));
@@ -62,12 +65,12 @@ impl Gil {
     }
 }
 
-/// Gives the count its old value; `has_program_run` keeps what the program has added meanwhile.
+/// Restores the count. If `has_program_run`, keeps the containers that the program has added meanwhile.
 fn restore(has_program_run: bool) {
     // SAFETY: as above.
     let Some(count) = (unsafe { COUNT.load(Ordering::Relaxed).as_mut() }) else { return };
     if *count > -(FAR / 2) {
-        // The program has collected by itself meanwhile, on another thread.
+        // Another thread of the program has run a collection meanwhile, which reset the count.
     } else if has_program_run {
         *count += FAR;
     } else {
@@ -75,15 +78,15 @@ fn restore(has_program_run: bool) {
     }
 }
 
-/// The child of a fork has no thread in the tracer.
+/// Restores the count in the child of a fork, which has no thread in the tracer.
 pub(crate) fn reset_in_child() {
     if ACTIVE.swap(0, Ordering::Relaxed) > 0 {
         restore(true);
     }
 }
 
-/// `learn_collector(count0, count1, count2, threshold0, threshold1, threshold2) -> bool`: finds the count, by what
-/// `gc.get_count` and `gc.get_threshold` have returned, and sets it to `count0`.
+/// `learn_collector(count0, count1, count2, threshold0, threshold1, threshold2) -> bool`: finds the count
+/// from the results of `gc.get_count` and `gc.get_threshold`, and sets it to `count0`.
 pub(crate) fn learn_collector(arguments: Arguments<'_>) -> bool {
     if !COUNT.load(Ordering::Relaxed).is_null() {
         return true;
@@ -102,8 +105,8 @@ pub(crate) fn learn_collector(arguments: Arguments<'_>) -> bool {
     place.is_some()
 }
 
-/// The address of the count of the youngest generation, in the words from `start` on, if exactly one place there
-/// looks like it.
+/// Searches the words from `start` on, and returns the address of the youngest generation's count if exactly
+/// one place matches.
 fn find(start: usize, [count1, count2, first, second, third]: [u32; 5]) -> Option<usize> {
     let memory = GuardedMemory::open()?;
     let mut words: Vec<usize> = Vec::with_capacity(WORDS);

@@ -1,15 +1,15 @@
 //! Python's C API.
 //!
 //! One build serves Python 3.9 to 3.15 and programs without Python, so nothing is linked: each function is
-//! looked up by its name, once. The required ones belong to the stable ABI or have had the same type in all
+//! looked up by name, once. The required functions belong to the stable ABI or have the same type in all
 //! these versions.
 //!
-//! A function that may run Python code unwinds where Python ends a daemon thread that waits for the
-//! interpreter.
+//! When Python ends, a daemon thread that waits for the interpreter is unwound, through the function that
+//! called Python.
 //!
-//! A [`Gil`] is the right to call them. [`Object`] is a borrowed reference and [`Owned`] one of ours.
-//! Where a function returns `None`, Python has raised an exception, which the caller clears, fetches or
-//! leaves to its own caller.
+//! A [`Gil`] is the right to call these functions. [`Object`] is a borrowed reference; [`Owned`] is an owned
+//! one. Where a function returns `None`, Python has raised an exception. The caller clears it, fetches it, or
+//! leaves it to its own caller.
 
 pub(crate) mod collector;
 mod native;
@@ -32,7 +32,7 @@ use tracing::Tracing;
 pub(crate) type RawObject = *mut c_void;
 /// The argument of `Py_AddPendingCall`: returns 0, or -1 with an exception set.
 pub(crate) type PendingCall = unsafe extern "C" fn(*mut c_void) -> c_int;
-/// Declares the functions of the API: a field, its symbol, and its type in Python's headers.
+/// Declares the functions of the API: field name, symbol, and type in Python's headers.
 macro_rules! functions {
     (
         required { $($field:ident: $symbol:literal as $kind:ty,)* }
@@ -52,14 +52,14 @@ macro_rules! functions {
 
         impl Functions {
             fn find() -> Option<Functions> {
-                // SAFETY: each has this type in the headers of Python 3.9 to 3.15.
+                // SAFETY: each function has this type in the headers of Python 3.9 to 3.15.
                 unsafe {
                     Some(Functions {
                         $($field: function(find_global(c_name(concat!($symbol, "\0"))))?,)*
                         $($maybe: function(find_global(c_name(concat!($maybe_symbol, "\0")))),)*
                         none: NonNull::new(find_global(c"_Py_NoneStruct"))?.as_ptr(),
                         tracing: Tracing::find(),
-                        // A variable, which is set before the interpreter runs anything.
+                        // `PyExc_Exception` is a variable, set before the interpreter runs any code.
                         exception: *NonNull::new(find_global(c"PyExc_Exception"))?
                             .cast::<RawObject>()
                             .as_ptr(),
@@ -130,22 +130,23 @@ functions! {
     }
 }
 
-/// `gcvisitobjects_t`: returns 0 to end the visits.
+/// `gcvisitobjects_t`: returns 0 to stop the traversal.
 pub(crate) type Visitor = unsafe extern "C" fn(RawObject, *mut c_void) -> c_int;
 
 /// `traverseproc`: calls a visitor for each object that an object refers to.
 pub(crate) type Traverse = unsafe extern "C" fn(RawObject, Visitor, *mut c_void) -> c_int;
 
-/// `vectorcallfunc`: the function, its arguments, their number, the names of the keyword arguments that
-/// follow them.
+/// `vectorcallfunc`: the callable, its arguments, their number, and the names of the keyword arguments, whose
+/// values come last.
 ///
-/// It unwinds where Python ends a daemon thread: a caller keeps nothing that must be dropped across the call.
+/// It may unwind when Python ends a daemon thread, so the caller must hold nothing across the call that needs
+/// a drop.
 pub(crate) type Vectorcall =
     unsafe extern "C-unwind" fn(RawObject, *const RawObject, usize, RawObject) -> RawObject;
 
-// SAFETY: functions, and two objects that live as long as the process.
+// SAFETY: it holds functions, and two objects that live as long as the process.
 unsafe impl Send for Functions {}
-// SAFETY: as above; the objects are used with the GIL only.
+// SAFETY: as above; the objects are used only with the GIL held.
 unsafe impl Sync for Functions {}
 
 /// Returns true if this process has a Python interpreter.
@@ -154,7 +155,7 @@ pub(crate) fn is_loaded() -> bool {
 }
 
 impl Functions {
-    /// The functions; `None` in a process that has no Python, or not yet.
+    /// Returns the functions, or `None` if the process has no Python, or not yet.
     #[inline]
     pub(crate) fn get() -> Option<&'static Functions> {
         static FOUND: OnceLock<Functions> = OnceLock::new();
@@ -165,26 +166,25 @@ impl Functions {
         Some(FOUND.get_or_init(|| found))
     }
 
-    /// Returns true if the interpreter runs: not before its start, and not from the moment that it begins to
-    /// end.
+    /// Returns true if the interpreter runs: it has started and has not begun to finalize.
     #[inline]
     pub(crate) fn is_running(&self) -> bool {
         // SAFETY: it reads a flag, on any thread.
         unsafe { (self.is_initialized)() != 0 }
     }
 
-    /// Returns true if a thread that Python does not know may take the GIL.
+    /// Returns true if a thread that Python does not know can take the GIL.
     pub(crate) fn can_take_gil(&self) -> bool {
         self.take_gil.is_some() && self.leave_gil.is_some() && self.is_running()
     }
 
-    /// Takes the GIL, runs `work` and gives the GIL back.
+    /// Takes the GIL, runs `work` and releases the GIL.
     ///
     /// # Safety
-    /// The calling thread has not got the GIL, and may be unwound from here when Python ends.
+    /// The calling thread does not hold the GIL, and may be unwound from here when Python ends.
     pub(crate) unsafe fn with_gil(&'static self, work: impl FnOnce(Gil)) {
         if let (Some(take), Some(leave)) = (self.take_gil, self.leave_gil) {
-            // SAFETY: the functions of one pair; by the contract.
+            // SAFETY: the two functions belong together; the rest is the caller's contract.
             unsafe {
                 let before = take();
                 work(Gil { functions: self, of_thread: PhantomData });
@@ -193,14 +193,14 @@ impl Functions {
         }
     }
 
-    /// Asks Python's main thread to call `function` between two instructions. `false` when the queue is full,
-    /// or when no interpreter runs. Any thread may ask, with or without the GIL.
+    /// Asks Python's main thread to call `function` between two instructions. Returns false if the queue is
+    /// full or no interpreter runs. Any thread may ask, with or without the GIL.
     ///
     /// # Safety
     /// `function` may run on the main thread at any time, with the GIL and a null argument.
     pub(crate) unsafe fn call_soon(&self, function: PendingCall) -> bool {
-        // The end of an interpreter frees the lock of the queue.
-        // SAFETY: the interpreter runs; by the contract.
+        // Finalizing an interpreter frees the lock of the queue.
+        // SAFETY: the interpreter runs; the rest is the caller's contract.
         self.is_running() && unsafe { (self.add_pending_call)(function, null_mut()) == 0 }
     }
 }
@@ -209,7 +209,7 @@ impl Functions {
 #[derive(Clone, Copy)]
 pub(crate) struct Gil {
     functions: &'static Functions,
-    /// Another thread does not hold it.
+    /// Makes the type neither `Send` nor `Sync`: another thread does not hold the GIL.
     of_thread: PhantomData<*mut ()>,
 }
 
@@ -223,10 +223,10 @@ impl Gil {
         Functions::get().map(|functions| Gil { functions, of_thread: PhantomData })
     }
 
-    /// Runs `work` while other threads may take the GIL. `work` calls nothing of Python.
+    /// Releases the GIL while `work` runs, which must not call Python.
     pub(crate) fn released(self, work: impl FnOnce()) {
         if let (Some(release), Some(restore)) = (self.functions.release_gil, self.functions.restore_gil) {
-            // SAFETY: the functions of one pair; the GIL is held.
+            // SAFETY: the two functions belong together, and the GIL is held.
             unsafe {
                 let thread = release();
                 work();
@@ -235,21 +235,21 @@ impl Gil {
         }
     }
 
-    /// The functions after it.
+    /// Returns the functions of the API.
     pub(crate) fn functions(self) -> &'static Functions {
         self.functions
     }
 
-    /// A reference of ours, which was returned by a function of Python; `None` for null.
+    /// Takes over a new reference that a Python function returned. Returns `None` for null.
     ///
     /// # Safety
-    /// `raw` is null or a new reference, which nobody else releases.
+    /// `raw` is null or a new reference that nobody else releases.
     #[inline]
     pub(crate) unsafe fn owned(self, raw: RawObject) -> Option<Owned> {
         NonNull::new(raw).map(|pointer| Owned { pointer, gil: self })
     }
 
-    /// A borrowed reference; `None` for null.
+    /// Returns a borrowed reference, or `None` for null.
     ///
     /// # Safety
     /// `raw` is null or an object that stays alive for `'a`.
@@ -258,92 +258,93 @@ impl Gil {
         NonNull::new(raw).map(|pointer| Object { pointer, gil: self, alive: PhantomData })
     }
 
-    /// `None`.
+    /// Returns Python's `None`.
     #[inline]
     pub(crate) fn none(self) -> Object<'static> {
-        // SAFETY: an object that is never freed, and not null.
+        // SAFETY: not null, and the object is never freed.
         unsafe { self.borrowed(self.functions.none).unwrap_unchecked() }
     }
 
-    /// An integer.
+    /// Creates an integer.
     pub(crate) fn integer(self, value: i64) -> Option<Owned> {
         // SAFETY: the GIL is held; a new reference.
         unsafe { self.owned((self.functions.integer_from)(value)) }
     }
 
-    /// An interned text.
+    /// Creates an interned string.
     pub(crate) fn text(self, text: &CStr) -> Option<Owned> {
         // SAFETY: a text that ends in 0; a new reference.
         unsafe { self.owned((self.functions.text_from)(text.as_ptr())) }
     }
 
-    /// An empty list.
+    /// Creates an empty list.
     pub(crate) fn new_list(self) -> Option<Owned> {
         // SAFETY: the GIL is held; a new reference.
         unsafe { self.owned((self.functions.list_new)(0)) }
     }
 
-    /// An empty dict.
+    /// Creates an empty dict.
     pub(crate) fn new_dict(self) -> Option<Owned> {
         // SAFETY: the GIL is held; a new reference.
         unsafe { self.owned((self.functions.dict_new)()) }
     }
 
-    /// A module object that is in no table of modules.
+    /// Creates a module object that is not in `sys.modules`.
     pub(crate) fn new_module(self, name: &CStr) -> Option<Owned> {
         // SAFETY: a text that ends in 0; a new reference.
         unsafe { self.owned((self.functions.module_new)(name.as_ptr())) }
     }
 
-    /// A function that calls `method`.
+    /// Creates a Python function that calls `method`.
     pub(crate) fn new_function(self, method: &'static Method) -> Option<Owned> {
         // SAFETY: Python keeps the address of the method, which is static; a new reference.
         unsafe { self.owned((self.functions.function_new)(method, null_mut(), null_mut())) }
     }
 
-    /// A function that calls `method` with `bound`, which the function keeps alive, as its `self`.
+    /// Creates a Python function that calls `method` with `bound` as its `self`, and keeps `bound` alive.
     pub(crate) fn new_bound_function(self, method: &'static Method, bound: Object<'_>) -> Option<Owned> {
         // SAFETY: as above; Python takes a reference of its own to `bound`.
         unsafe { self.owned((self.functions.function_new)(method, bound.raw(), null_mut())) }
     }
 
-    /// The built-ins of this thread's interpreter, a dict.
+    /// Returns the dict of built-ins of this thread's interpreter.
     pub(crate) fn builtins(self) -> Option<Owned> {
         // SAFETY: a borrowed reference, whose object lives as long as the interpreter.
         unsafe { self.borrowed((self.functions.builtins)()).map(Object::to_owned) }
     }
 
-    /// The code of a module. `file` is the name that tracebacks show.
+    /// Compiles the source of a module. `file` is the name that tracebacks show.
     pub(crate) fn compile(self, source: &CStr, file: &CStr) -> Option<Owned> {
         const FILE_INPUT: c_int = 257;
         // SAFETY: texts that end in 0; a new reference.
         unsafe { self.owned((self.functions.compile)(source.as_ptr(), file.as_ptr(), FILE_INPUT)) }
     }
 
-    /// Runs code with this dict as its namespace.
+    /// Runs `code` with the dict `namespace` as its globals and locals.
     pub(crate) fn evaluate(self, code: Object<'_>, namespace: Object<'_>) -> Option<Owned> {
         let namespace = namespace.raw();
         // SAFETY: the objects are alive; a new reference.
         unsafe { self.owned((self.functions.evaluate)(code.raw(), namespace, namespace)) }
     }
 
-    /// Drops the exception that was raised, if any.
+    /// Clears the current exception, if any.
     pub(crate) fn clear_error(self) {
         // SAFETY: the GIL is held.
         unsafe { (self.functions.error_clear)() }
     }
 
-    /// Returns true if the exception that was raised is an `Exception`. Others, such as KeyboardInterrupt,
-    /// are the program's.
+    /// Returns true if the current exception is an `Exception`. Others, such as KeyboardInterrupt, are meant
+    /// for the program.
     pub(crate) fn is_exception_raised(self) -> bool {
-        // SAFETY: the GIL is held; the class is alive. With no exception raised the function is not called.
+        // SAFETY: the GIL is held, and the class is alive. The function is called only if an exception is
+        // set.
         unsafe {
             !(self.functions.error_occurred)().is_null()
                 && (self.functions.error_matches)(self.functions.exception) != 0
         }
     }
 
-    /// Takes the exception that was raised: the caller deals with it, or puts it back.
+    /// Takes the current exception. The caller handles it or restores it.
     pub(crate) fn fetch_error(self) -> Error {
         let [mut kind, mut value, mut trace] = [null_mut(); 3];
         // SAFETY: three places for new references; each may stay null.
@@ -353,7 +354,7 @@ impl Gil {
         }
     }
 
-    /// Raises an exception that was taken.
+    /// Restores an exception that was taken.
     pub(crate) fn restore_error(self, error: Error) {
         let raw = |object: Option<Owned>| object.map_or(null_mut(), Owned::into_raw);
         // SAFETY: the function takes these references over.
@@ -369,7 +370,7 @@ pub(crate) struct Error {
 }
 
 impl Error {
-    /// The name of its class, and its text.
+    /// Returns the name of the exception's class, and its text.
     pub(crate) fn describe(&self, gil: Gil) -> (String, String) {
         let name = self.kind.as_ref().and_then(|kind| {
             let attribute = gil.text(c"__name__")?;

@@ -1,4 +1,4 @@
-//! Functions of ours that Python calls.
+//! Rust functions that Python calls.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::ptr::null_mut;
@@ -6,7 +6,7 @@ use std::ptr::null_mut;
 use super::{Gil, Object, Owned, RawObject};
 use crate::runtime::guard::shielded;
 
-/// `PyCFunctionFast`: self, the arguments, their number.
+/// `PyCFunctionFast`: `self`, the arguments, and their number.
 pub(crate) type FastFunction = unsafe extern "C-unwind" fn(RawObject, *const RawObject, isize) -> RawObject;
 
 /// `PyMethodDef`.
@@ -22,48 +22,47 @@ pub(crate) struct Method {
 unsafe impl Sync for Method {}
 
 impl Method {
-    /// A function that Python calls with positional arguments; [`native_method`] makes one from a Rust
-    /// function.
+    /// Creates a method that takes positional arguments. [`native_method`] makes one from a Rust function.
     pub(crate) const fn new(name: &'static CStr, function: FastFunction) -> Method {
         const METH_FASTCALL: c_int = 0x80;
         Method { name: name.as_ptr(), function, flags: METH_FASTCALL, doc: std::ptr::null() }
     }
 
-    /// The name in Python.
+    /// Returns the method's name in Python.
     pub(crate) fn name(&self) -> &'static CStr {
-        // SAFETY: the name that `new` was given.
+        // SAFETY: the C string that `new` was given.
         unsafe { CStr::from_ptr(self.name) }
     }
 }
 
-/// The arguments that Python passes to a function of ours.
+/// The arguments of a call from Python.
 #[derive(Clone, Copy)]
 pub(crate) struct Arguments<'a> {
-    /// Held during the call.
+    /// The GIL, held during the call.
     pub(crate) gil: Gil,
     objects: &'a [RawObject],
 }
 
 impl<'a> Arguments<'a> {
-    /// Their number.
+    /// Returns the number of arguments.
     pub(crate) fn len(self) -> usize {
         self.objects.len()
     }
 
-    /// An argument; `None` after the last one.
+    /// Returns an argument, or `None` past the last one.
     #[inline]
     pub(crate) fn get(self, index: usize) -> Option<Object<'a>> {
         // SAFETY: the caller of the function keeps its arguments alive during the call.
         self.objects.get(index).and_then(|raw| unsafe { self.gil.borrowed(*raw) })
     }
 
-    /// The `id` of an argument; 0 after the last one.
+    /// Returns the `id` of an argument, or 0 past the last one.
     #[inline]
     pub(crate) fn id(self, index: usize) -> usize {
         self.get(index).map_or(0, Object::id)
     }
 
-    /// An argument that is a number; 0 for another object.
+    /// Returns an argument as a number, or 0 if it is not a number.
     #[inline]
     pub(crate) fn size(self, index: usize) -> usize {
         self.get(index).map_or(0, |object| {
@@ -74,7 +73,7 @@ impl<'a> Arguments<'a> {
         })
     }
 
-    /// An argument that is a text; empty for another object.
+    /// Returns an argument as text, or an empty string if it is not a `str`.
     pub(crate) fn text(self, index: usize) -> &'a str {
         self.get(index).map_or("", |object| {
             object.to_text().unwrap_or_else(|| {
@@ -85,9 +84,9 @@ impl<'a> Arguments<'a> {
     }
 }
 
-/// A value that one of our functions returns to Python.
+/// A value that a native function returns to Python.
 pub(crate) trait IntoPython {
-    /// The object; `None` when making it raised.
+    /// Converts the value to an object. Returns `None` if that raised an exception.
     fn into_python(self, gil: Gil) -> Option<Owned>;
 }
 
@@ -115,11 +114,11 @@ impl IntoPython for Option<Owned> {
     }
 }
 
-/// Runs a function that Python calls: [`native_method`] makes the C function around it. When it panics it
-/// returns `None` to Python.
+/// Runs a function that Python calls; [`native_method`] generates the C function around it. If the function
+/// panics, Python gets `None`.
 ///
 /// # Safety
-/// The calling thread holds the GIL, and `count` objects stand at `arguments`, which live during the call.
+/// The calling thread holds the GIL. `arguments` points to `count` objects that live during the call.
 pub(crate) unsafe fn answer<R: IntoPython>(
     arguments: *const RawObject,
     count: isize,
@@ -137,7 +136,8 @@ pub(crate) unsafe fn answer<R: IntoPython>(
     result.map_or(null_mut(), Owned::into_raw)
 }
 
-/// `native_method!("name", function)`: a [`Method`] that calls `function(Arguments<'_>) -> impl IntoPython`.
+/// `native_method!("name", function)` creates a [`Method`] that calls
+/// `function(Arguments<'_>) -> impl IntoPython`.
 macro_rules! native_method {
     ($name:literal, $function:path) => {{
         unsafe extern "C-unwind" fn native(

@@ -1,4 +1,4 @@
-//! References to objects of Python, and the functions that take one.
+//! References to Python objects, and the functions on them.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::marker::PhantomData;
@@ -15,52 +15,52 @@ pub(crate) struct Object<'a> {
 }
 
 impl<'a> Object<'a> {
-    /// The pointer, for functions of C.
+    /// Returns the raw pointer, for C functions.
     #[inline]
     pub(crate) fn raw(self) -> RawObject {
         self.pointer.as_ptr()
     }
 
-    /// The `id` of the object.
+    /// Returns the `id` of the object.
     #[inline]
     pub(crate) fn id(self) -> usize {
         self.pointer.as_ptr() as usize
     }
 
-    /// Returns true if it is the same object.
+    /// Returns true if both references are to the same object.
     #[inline]
     pub(crate) fn is(self, other: Object<'_>) -> bool {
         self.pointer == other.pointer
     }
 
-    /// Returns true if it is `None`.
+    /// Returns true if the object is Python's `None`.
     #[inline]
     pub(crate) fn is_none(self) -> bool {
         self.is(self.gil.none())
     }
 
-    /// A reference of ours to the same object.
+    /// Returns an owned reference to the same object.
     pub(crate) fn to_owned(self) -> Owned {
         // SAFETY: the object is alive.
         unsafe { (self.gil.functions.inc_ref)(self.raw()) };
         Owned { pointer: self.pointer, gil: self.gil }
     }
 
-    /// The type of the object.
+    /// Returns the type of the object.
     pub(crate) fn kind(self) -> Option<Owned> {
         // SAFETY: the object is alive; a new reference.
         unsafe { self.gil.owned((self.gil.functions.type_of)(self.raw())) }
     }
 
-    /// Returns true if this type is `other` or below it, by its `mro`. No code of the program runs.
+    /// Returns true if this type is `other` or a subtype of it, by its `mro`. Runs no code of the program.
     #[inline]
     pub(crate) fn is_subtype_of(self, other: Object<'_>) -> bool {
         // SAFETY: the caller passes types, which are alive.
         unsafe { (self.gil.functions.is_subtype)(self.raw(), other.raw()) != 0 }
     }
 
-    /// The function by which this type tells the garbage collector what its objects refer to; `None` for a type whose
-    /// objects refer to none, and before Python 3.10, where it cannot be asked for.
+    /// Returns the type's `tp_traverse` function, which visits the objects that an instance refers to.
+    /// Returns `None` if the type has no such function, and before Python 3.10, which cannot look it up.
     pub(crate) fn traverse(self, gil: Gil) -> Option<Traverse> {
         const PY_TP_TRAVERSE: c_int = 71;
         let slot_of_type = gil.functions.slot_of_type?;
@@ -70,25 +70,25 @@ impl<'a> Object<'a> {
             gil.clear_error();
             return None;
         }
-        // SAFETY: the slot of this number has this type in Python's headers.
+        // SAFETY: this slot has this type in Python's headers.
         Some(unsafe { std::mem::transmute::<*mut c_void, Traverse>(slot) })
     }
 
-    /// The attribute of this name.
+    /// Returns the attribute `name`.
     #[inline]
     pub(crate) fn attribute(self, name: Object<'_>) -> Option<Owned> {
         // SAFETY: both objects are alive; a new reference.
         unsafe { self.gil.owned((self.gil.functions.attribute)(self.raw(), name.raw())) }
     }
 
-    /// Calls it without arguments.
+    /// Calls the object without arguments.
     #[inline]
     pub(crate) fn call(self) -> Option<Owned> {
         // SAFETY: the object is alive; null ends the arguments; a new reference.
         unsafe { self.gil.owned((self.gil.functions.call_with)(self.raw(), null_mut::<c_void>())) }
     }
 
-    /// Calls it with one argument.
+    /// Calls the object with one argument.
     pub(crate) fn call_with(self, argument: Object<'_>) -> Option<Owned> {
         // SAFETY: both objects are alive; null ends the arguments; a new reference.
         unsafe {
@@ -96,13 +96,13 @@ impl<'a> Object<'a> {
         }
     }
 
-    /// Calls it with the arguments of a tuple.
+    /// Calls the object with the arguments in a tuple.
     pub(crate) fn call_with_tuple(self, arguments: Object<'_>) -> Option<Owned> {
         // SAFETY: both objects are alive; a new reference.
         unsafe { self.gil.owned((self.gil.functions.call)(self.raw(), arguments.raw())) }
     }
 
-    /// Calls its method of this name without arguments.
+    /// Calls the method `name` of the object without arguments.
     #[inline]
     pub(crate) fn call_method(self, name: Object<'_>) -> Option<Owned> {
         // SAFETY: both objects are alive; null ends the arguments; a new reference.
@@ -111,20 +111,21 @@ impl<'a> Object<'a> {
         }
     }
 
-    /// Returns true if it is true; `false` also when that raised.
+    /// Returns the truth value of the object, or false if computing it raised an exception.
     #[inline]
     pub(crate) fn is_true(self) -> bool {
         // SAFETY: the object is alive.
         unsafe { (self.gil.functions.is_true)(self.raw()) == 1 }
     }
 
-    /// `str(self)`.
+    /// Returns `str(self)`.
     pub(crate) fn string(self) -> Option<Owned> {
         // SAFETY: the object is alive; a new reference.
         unsafe { self.gil.owned((self.gil.functions.string_of)(self.raw())) }
     }
 
-    /// The value of an integer; `None`, with an exception, for another object and for one out of range.
+    /// Returns the value of an integer. Returns `None`, with an exception, if the object is not an integer or
+    /// its value is out of range.
     #[inline]
     pub(crate) fn to_size(self) -> Option<usize> {
         // SAFETY: the object is alive.
@@ -133,7 +134,7 @@ impl<'a> Object<'a> {
         (size != usize::MAX || unsafe { (self.gil.functions.error_occurred)() }.is_null()).then_some(size)
     }
 
-    /// The characters of a text; `None`, with an exception, for another object.
+    /// Returns the characters of a `str`. Returns `None`, with an exception, if the object is not a `str`.
     pub(crate) fn to_text(self) -> Option<&'a str> {
         let mut length = 0;
         // SAFETY: the object is alive.
@@ -141,11 +142,11 @@ impl<'a> Object<'a> {
         if bytes.is_null() {
             return None;
         }
-        // SAFETY: Python keeps the UTF-8 form of a text with the object, which lives for `'a`.
+        // SAFETY: Python keeps the UTF-8 form of a `str` with the object, which lives for `'a`.
         std::str::from_utf8(unsafe { std::slice::from_raw_parts(bytes, length as usize) }).ok()
     }
 
-    /// The length of a list; 0 for another object.
+    /// Returns the length of a list, or 0 if the object is not a list.
     pub(crate) fn list_size(self) -> usize {
         // SAFETY: the object is alive.
         let size = unsafe { (self.gil.functions.list_size)(self.raw()) };
@@ -155,7 +156,7 @@ impl<'a> Object<'a> {
         })
     }
 
-    /// An item of a list.
+    /// Returns an item of a list.
     ///
     /// # Safety
     /// Nobody changes the list for `'a`.
@@ -165,56 +166,56 @@ impl<'a> Object<'a> {
         unsafe { self.gil.borrowed((self.gil.functions.list_item)(self.raw(), index as isize)) }
     }
 
-    /// Appends to a list; `false` when that raised.
+    /// Appends `item` to a list. Returns false if that raised an exception.
     pub(crate) fn append(self, item: Object<'_>) -> bool {
         // SAFETY: both objects are alive.
         unsafe { (self.gil.functions.list_append)(self.raw(), item.raw()) == 0 }
     }
 
-    /// An item of a tuple.
+    /// Returns an item of a tuple.
     #[inline]
     pub(crate) fn tuple_item(self, index: usize) -> Option<Object<'a>> {
         // SAFETY: the object is alive; a borrowed reference, which the tuple keeps for as long as it lives.
         unsafe { self.gil.borrowed((self.gil.functions.tuple_item)(self.raw(), index as isize)) }
     }
 
-    /// Sets an item of a dict; `false` when that raised.
+    /// Sets an item of a dict. Returns false if that raised an exception.
     pub(crate) fn set_item(self, key: &CStr, value: Object<'_>) -> bool {
         // SAFETY: both objects are alive, and the key ends in 0.
         unsafe { (self.gil.functions.dict_set)(self.raw(), key.as_ptr(), value.raw()) == 0 }
     }
 
-    /// An item of a dict. `None`, without an exception, if the dict lacks it.
+    /// Returns an item of a dict, or `None`, without an exception, if the dict does not have it.
     pub(crate) fn item(self, key: &CStr) -> Option<Owned> {
-        // SAFETY: the object is alive, and the key ends in 0; a borrowed reference, which becomes one of ours
-        // at once.
+        // SAFETY: the object is alive, and the key ends in 0. The borrowed reference becomes an owned one at
+        // once.
         unsafe {
             let item = (self.gil.functions.dict_get)(self.raw(), key.as_ptr());
             self.gil.borrowed(item).map(Object::to_owned)
         }
     }
 
-    /// The namespace of a module object, a dict.
+    /// Returns the namespace of a module object, a dict.
     pub(crate) fn module_namespace(self) -> Option<Object<'a>> {
         // SAFETY: the object is alive; a borrowed reference, which the module keeps for as long as it lives.
         unsafe { self.gil.borrowed((self.gil.functions.module_dict)(self.raw())) }
     }
 }
 
-/// A reference of ours, released when it is dropped.
+/// An owned reference, released when it is dropped.
 pub(crate) struct Owned {
     pub(super) pointer: NonNull<c_void>,
     pub(super) gil: Gil,
 }
 
 impl Owned {
-    /// The object.
+    /// Returns the object.
     #[inline]
     pub(crate) fn get(&self) -> Object<'_> {
         Object { pointer: self.pointer, gil: self.gil, alive: PhantomData }
     }
 
-    /// Gives the reference to the caller, who releases it or keeps it for ever.
+    /// Transfers the reference to the caller, who releases it or keeps it forever.
     pub(crate) fn into_raw(self) -> RawObject {
         std::mem::ManuallyDrop::new(self).pointer.as_ptr()
     }

@@ -1,6 +1,6 @@
-//! The suspension of a thread's profilers and debuggers: functions set by `sys.setprofile`, `sys.settrace`
-//! and their C forms, and from 3.12 on also the tools of `sys.monitoring`. None of them is called while the
-//! thread's state has `tracing` above 0.
+//! Suspends a thread's profilers and debuggers: the functions set by `sys.setprofile`, `sys.settrace` and
+//! their C counterparts, and from 3.12 on also the tools of `sys.monitoring`. The interpreter calls none of
+//! them while the thread state's `tracing` is above 0.
 
 use std::ffi::c_int;
 
@@ -10,16 +10,16 @@ use crate::ffi::symbols::{find_global, function};
 
 type ChangeTracing = unsafe extern "C" fn(RawObject);
 
-/// The means of this interpreter.
+/// How this interpreter suspends tracing.
 #[derive(Clone, Copy)]
 pub(super) enum Tracing {
-    /// 3.11 on: two functions of the C API.
+    /// 3.11 and later: two functions of the C API.
     Functions { enter: ChangeTracing, leave: ChangeTracing },
     /// 3.9 and 3.10: fields of the thread state, whose layout no patch release of these versions changes.
     Fields { is_flag_in_frame: bool },
 }
 
-/// The beginning of a thread's state in 3.9 and 3.10 (Include/cpython/pystate.h).
+/// The first fields of a thread state in 3.9 and 3.10 (Include/cpython/pystate.h).
 #[repr(C)]
 struct ThreadFields {
     before: [usize; 5],
@@ -47,11 +47,11 @@ impl Tracing {
     }
 }
 
-/// Sets the flag by which the interpreter of 3.9 and 3.10 skips all tracing.
+/// Sets the flag that makes the interpreter of 3.9 and 3.10 skip all tracing.
 ///
 /// # Safety
-/// `fields` is the state of the calling thread, which holds the GIL, and `is_flag_in_frame` that of its
-/// version.
+/// `fields` is the state of the calling thread, which holds the GIL, and `is_flag_in_frame` matches the
+/// Python version.
 unsafe fn set_flag(fields: *mut ThreadFields, is_flag_in_frame: bool, is_traced: bool) {
     // SAFETY: by the contract.
     unsafe {
@@ -65,11 +65,11 @@ unsafe fn set_flag(fields: *mut ThreadFields, is_flag_in_frame: bool, is_traced:
 }
 
 impl Gil {
-    /// Hides what the calling thread does from the profilers and debuggers of the program, until
+    /// Hides the calling thread's work from the program's profilers and debuggers until
     /// [`resume_tracing`](Gil::resume_tracing). Calls nest.
     pub(crate) fn suspend_tracing(self) {
         let Functions { tracing, current_thread, .. } = self.functions;
-        // SAFETY: the GIL is held, so the thread has a state, whose fields are those of this version.
+        // SAFETY: the GIL is held, so the thread has a state, with the fields of this version.
         unsafe {
             let thread = current_thread();
             match tracing {

@@ -1,10 +1,10 @@
-//! The version of this process's Python, and whether it is free-threaded.
+//! The version of the process's Python, and whether it is free-threaded.
 
 use std::ffi::{CStr, c_char};
 
 use crate::ffi::symbols::{find_global, function};
 
-/// The oldest and the newest minor version of Python 3 that was tested.
+/// The oldest and the newest tested minor version of Python 3.
 pub(crate) const TRIED: (u32, u32) = (9, 15);
 
 /// A version of Python.
@@ -12,7 +12,8 @@ pub(crate) const TRIED: (u32, u32) = (9, 15);
 pub(crate) struct Version {
     pub(crate) major: u32,
     pub(crate) minor: u32,
-    /// The build has no GIL. Objects have a head of four words, not two, and another thread may change them at any time.
+    /// True for a build without the GIL. Its objects have a header of four words instead of two, and another
+    /// thread may change an object at any time.
     pub(crate) is_free_threaded: bool,
 }
 
@@ -22,18 +23,18 @@ impl Version {
         // SAFETY: the type in Include/pylifecycle.h.
         let text: unsafe extern "C" fn() -> *const c_char =
             unsafe { function(find_global(c"Py_GetVersion")) }?;
-        // SAFETY: it returns a text that ends in 0 and lives as long as the process; any thread may call it.
+        // SAFETY: it returns a C string that lives as long as the process, and any thread may call it.
         Version::parse(&unsafe { CStr::from_ptr(text()) }.to_string_lossy())
     }
 
-    /// Parses the text of `Py_GetVersion`: `3.14.2 free-threading build (main, ...) [GCC ...]`.
+    /// Parses the result of `Py_GetVersion`: `3.14.2 free-threading build (main, ...) [GCC ...]`.
     fn parse(text: &str) -> Option<Version> {
         let mut numbers = text.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().ok());
         let is_free_threaded = text.contains(" free-threading build");
         Some(Version { major: numbers.next()??, minor: numbers.next()??, is_free_threaded })
     }
 
-    /// Returns true if memtrace was tested with this version.
+    /// Returns true if memtrace was tested with this version of Python.
     pub(crate) fn was_tried(self) -> bool {
         self.major == 3 && (TRIED.0..=TRIED.1).contains(&self.minor)
     }

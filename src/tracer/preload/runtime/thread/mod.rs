@@ -1,8 +1,8 @@
-//! This thread's state, in one place: a block report reads most of it and reaches it by one word
-//! ([`memtrace_record::fast_tls`]).
+//! The state of one thread, in one place: a block report reads most of it, and one thread-local word
+//! ([`memtrace_record::fast_tls`]) leads to all of it.
 //!
-//! Data only; the modules of [`crate::attribution`] work on it. It lives as long as the thread, and the child
-//! of a fork has that of the thread that forked.
+//! This module holds only data; the modules of [`crate::attribution`] work on it. The state lives as long as
+//! the thread. In the child of a fork, the only thread keeps the state of the thread that forked.
 
 pub(crate) mod open_ranges;
 pub(crate) mod running_ops;
@@ -22,33 +22,34 @@ pub(crate) struct ThreadState {
     pub(crate) ranges: OpenRanges,
     /// Running torch ops.
     pub(crate) ops: RefCell<RunningOps>,
-    /// True if memtrace's own Python is running. Its ops get no rows.
+    /// True while memtrace's own Python code runs. Its ops get no rows.
     pub(crate) is_own_python: Cell<bool>,
-    /// True while that Python runs ops on tensors of its own, to learn torch's layout.
+    /// True while memtrace's Python code runs ops on its own tensors to learn torch's memory layout.
     pub(crate) is_learning: Cell<bool>,
     /// The bytes that the thread is requesting from torch's allocator; -1 outside the allocator.
     pub(crate) requested: Cell<i64>,
-    /// True if the thread is inside an allocator that reports no blocks.
+    /// True inside an allocator that reports no blocks.
     pub(crate) unreported: Cell<bool>,
-    /// The private pool of the allocation in progress; 0 for the default pool.
+    /// The private pool of the current allocation; 0 for the default pool.
     pub(crate) pool: Cell<u16>,
-    /// The block that torch's allocator handed out last on this thread; 0 for none.
+    /// The block that torch's allocator returned last on this thread; 0 for none.
     pub(crate) last_block: Cell<usize>,
-    /// The module whose outermost call on this thread is followed by the tracer's function; 0 for none.
+    /// The module whose outermost call on this thread is followed by a call of the tracer's function; 0 for
+    /// none.
     pub(crate) awaited_module: Cell<usize>,
-    /// The optimizer whose step has ended on this thread, in a scope that has not; 0 for none.
+    /// The optimizer whose step has ended on this thread while its enclosing scope is still open; 0 for none.
     pub(crate) stepped_optimizer: Cell<usize>,
-    /// The communicator of the call of NCCL that the thread is in; 0 outside of them.
+    /// The communicator of the NCCL call that the thread is in; 0 outside NCCL calls.
     pub(crate) communicator: Cell<u32>,
-    /// The calls of NCCL that the thread is in, one inside the other.
+    /// The nesting depth of NCCL calls on this thread.
     pub(crate) open_nccl_calls: Cell<u32>,
-    /// The communicator of the operations in the thread's group of NCCL; 0 for none.
+    /// The communicator of the operations in the thread's open NCCL group; 0 for none.
     pub(crate) group_communicator: Cell<u32>,
-    /// The number of groups that are open on the thread.
+    /// The nesting depth of open NCCL groups on this thread.
     pub(crate) group_depth: Cell<u32>,
-    /// Torch's id of the thread; 0 until the first query.
+    /// Torch's id of this thread; 0 until the first lookup.
     pub(crate) torch_id: Cell<u64>,
-    /// CUDA events that torch's allocator recorded on this thread since its last report.
+    /// The CUDA events that torch's allocator has recorded on this thread since its last report.
     pub(crate) recorded_events: RefCell<Vec<usize>>,
 }
 
@@ -79,16 +80,16 @@ impl ThreadState {
 
 impl Drop for ThreadState {
     fn drop(&mut self) {
-        // SAFETY: the thread's own words.
+        // SAFETY: the thread's own TLS words.
         unsafe { (*fast_tls()).user.set(null_mut()) };
     }
 }
 
-/// Runs `work` on the calling thread's state; `None` when the thread is ending and the state is gone.
+/// Runs `work` on the calling thread's state. Returns `None` if the thread is ending and its state is gone.
 #[inline(always)]
 pub(crate) fn with<R>(work: impl FnOnce(&ThreadState) -> R) -> Option<R> {
-    // SAFETY: the thread's own words; only `find` sets this one, to the thread's `STATE`, whose destructor
-    // makes it null.
+    // SAFETY: the thread's own TLS words. Only `find` sets this one, to the thread's `STATE`, whose
+    // destructor resets it to null.
     let state = unsafe { (*fast_tls()).user.get().cast::<ThreadState>().as_ref() };
     Some(work(match state {
         Some(state) => state,
@@ -101,7 +102,7 @@ pub(crate) fn with<R>(work: impl FnOnce(&ThreadState) -> R) -> Option<R> {
 #[inline(never)]
 fn find() -> Option<*const ThreadState> {
     let state = STATE.with(std::ptr::from_ref)?;
-    // SAFETY: the thread's own words.
+    // SAFETY: the thread's own TLS words.
     unsafe { (*fast_tls()).user.set(state.cast_mut().cast()) };
     Some(state)
 }

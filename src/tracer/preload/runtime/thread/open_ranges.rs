@@ -1,4 +1,4 @@
-//! The ranges that are open on a thread, and the context that follows from them.
+//! The open ranges of a thread, and the context that results from them.
 
 use std::cell::{Cell, RefCell};
 
@@ -7,25 +7,25 @@ use memtrace_trace::Api;
 
 use crate::runtime::cache::Cache;
 
-/// The domain of ranges that the C API opens: its pops close no NVTX range.
+/// The domain of ranges opened through the C API, which a pop of NVTX does not close.
 pub(crate) const C_DOMAIN: usize = usize::MAX - 1;
-/// The domain of ranges that are modules: no pop of the program closes one.
+/// The domain of module ranges, which no pop by the program closes.
 pub(crate) const MODULE_DOMAIN: usize = usize::MAX;
 
-/// The meaning of an open range, its text interned.
+/// The meaning of an open range, with its text interned.
 #[derive(Clone, Copy)]
 pub(crate) enum Role {
-    /// A phase.
+    /// A training phase.
     Phase(TextId),
-    /// A whole module path.
+    /// A complete module path.
     ModulePath(TextId),
-    /// One more level of the module path.
+    /// One level that is appended to the module path.
     Level(TextId),
-    /// An op.
+    /// The name of an op.
     Op(TextId),
-    /// A training step, or a library's mark of its own work: no owner.
+    /// A training step, or a library's marker of its own work: names no owner.
     Unowned,
-    /// The forward of a module.
+    /// The forward call of a module.
     Module {
         /// The path of the module.
         path: TextId,
@@ -38,28 +38,28 @@ pub(crate) enum Role {
 #[derive(Clone, Copy)]
 pub(crate) struct OpenRange {
     pub(crate) role: Role,
-    /// The whole name, for the rows.
+    /// The full name, for the rows.
     pub(crate) name: TextId,
-    /// The class of a module; 0 for other ranges.
+    /// The class name of a module; 0 for other ranges.
     pub(crate) class: TextId,
     /// The id of a start/end range; 0 for push/pop.
     pub(crate) id: u64,
-    /// The id of its phase in the process-wide list; 0 for none.
+    /// The id in the process-wide list of phases; 0 if the range is not a phase.
     pub(crate) phase: u64,
     /// The NVTX domain. A pop closes the last range of its own domain.
     pub(crate) domain: usize,
-    /// For a start/end range: whether the thread that started it has ended.
+    /// For a start/end range: true if the thread that started it has ended.
     pub(crate) is_orphan: bool,
-    /// True if its `range_begin` row is written. A range that opened before the trace gets it later.
+    /// True if its `range_begin` row is written. A range that opened before the trace gets the row later.
     pub(crate) has_row: bool,
-    /// For a module: the number of this call.
+    /// For a module: the number of the call.
     pub(crate) call: u32,
-    /// For a module: the state around it, which its end restores.
+    /// For a module: the thread's previous state, which the end of the range restores.
     pub(crate) around: Around,
 }
 
 impl OpenRange {
-    /// A range with no id and no phase, whose begin has no row.
+    /// Creates a range without an id or a phase, whose begin row is not written.
     pub(crate) fn new(role: Role, name: TextId, domain: usize) -> OpenRange {
         OpenRange {
             role,
@@ -75,7 +75,7 @@ impl OpenRange {
         }
     }
 
-    /// The API that opened it, as its rows say.
+    /// Returns the API that opened the range, for its rows.
     pub(crate) fn api(&self) -> Api {
         match self.domain {
             C_DOMAIN => Api::Memtrace,
@@ -90,7 +90,7 @@ impl OpenRange {
     }
 }
 
-/// A thread's context at some moment.
+/// A snapshot of a thread's context, taken when a module range begins.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Around {
     pub(crate) base: Context,
@@ -99,34 +99,35 @@ pub(crate) struct Around {
     pub(crate) call: u32,
 }
 
-/// A thread's ranges and the context that follows from them.
+/// The ranges of a thread and the context that results from them.
 pub(crate) struct OpenRanges {
     pub(crate) open: RefCell<Vec<OpenRange>>,
     /// The context that the open ranges and the phase give, without the running op.
     pub(crate) base: Cell<Context>,
     /// The id of `base`.
+    /// The id of `base`.
     pub(crate) context: Cell<ContextId>,
-    /// Counts the changes of `base`.
+    /// The number of changes of `base` so far.
     pub(crate) epoch: Cell<u64>,
     /// The version of the process-wide state that `base` was computed from; 0 forces a recomputation.
     pub(crate) version: Cell<u64>,
-    /// The answer to "is this one of autograd's threads": 0 before the first query, 1 no, 2 yes.
+    /// Whether this is an autograd thread: 0 before the first query, 1 no, 2 yes.
     autograd: Cell<u8>,
-    /// True inside the outermost call of a module that began outside the detailed steps.
+    /// True inside an outermost module call that began outside the detailed steps.
     pub(crate) in_unseen_forward: Cell<bool>,
     /// The number of the innermost module call; 0 for none.
     pub(crate) call: Cell<u32>,
-    /// Bytes that the thread's block reports added.
+    /// The sum of the bytes in the block reports of this thread.
     pub(crate) bytes: Cell<i64>,
     /// The device of the last block report.
     pub(crate) device: Cell<i8>,
-    /// Ids of contexts and of joined paths: the same modules are entered again and again.
+    /// Caches the ids of contexts and of joined paths, because the same modules are entered repeatedly.
     pub(crate) context_ids: RefCell<Cache<Context, ContextId>>,
     pub(crate) joined_paths: RefCell<Cache<(TextId, TextId), TextId>>,
 }
 
 impl OpenRanges {
-    /// No ranges.
+    /// Creates a state without ranges.
     pub(crate) const fn new() -> OpenRanges {
         OpenRanges {
             open: RefCell::new(Vec::new()),
@@ -144,7 +145,7 @@ impl OpenRanges {
         }
     }
 
-    /// Makes the next query recompute the context.
+    /// Invalidates the context: the next query recomputes it.
     #[inline]
     pub(crate) fn invalidate(&self) {
         self.version.set(0);
@@ -160,7 +161,8 @@ impl OpenRanges {
     }
 }
 
-/// torch names its autograd threads `pt_autograd_<device>` before they do anything.
+/// Returns true if the thread's name starts with `prefix`. torch names its autograd threads
+/// `pt_autograd_<device>` before they do anything.
 fn thread_name_starts_with(prefix: &[u8]) -> bool {
     let mut name = [0u8; 16];
     // SAFETY: PR_GET_NAME writes at most 16 bytes, and there is room for them.

@@ -1,4 +1,4 @@
-//! The torch ops that run on a thread, innermost last.
+//! The torch ops that run on a thread, the innermost one last.
 
 use std::ffi::{CStr, c_char, c_void};
 
@@ -7,24 +7,24 @@ use memtrace_record::intern::{Context, ContextId, Frame, StackId, TextId};
 use crate::attribution::backward_calls::BackwardCalls;
 use crate::runtime::cache::Cache;
 
-/// The source of a callback: `at::RecordScope`.
+/// The source of a callback, as in `at::RecordScope`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scope {
-    /// An operator, or autograd's evaluation of one.
+    /// An operator, or its autograd kernel.
     Function,
     /// A backward function.
     Backward,
-    /// `torch.profiler.record_function`, `Optimizer.step#...`.
+    /// A scope of the program or of torch: `torch.profiler.record_function`, `Optimizer.step#...`.
     User,
 }
 
-/// `at::RecordFunction::name`.
+/// The signature of `at::RecordFunction::name`.
 pub(crate) type NameOf = unsafe extern "C" fn(*const c_void) -> *const c_char;
 
-/// The origin of a node of autograd's graph.
+/// The origin of an autograd graph node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Origin {
-    /// The module whose forward made it; 0 for none.
+    /// The module whose forward created the node; 0 for none.
     pub(crate) module: TextId,
     /// The number of the module's call; 0 for none.
     pub(crate) call: u32,
@@ -32,46 +32,46 @@ pub(crate) struct Origin {
     pub(crate) python: StackId,
 }
 
-/// An op that is running.
+/// A running op.
 pub(crate) struct RunningOp {
     /// torch's `RecordFunction`, alive while the op runs.
     record: *const c_void,
     name_of: NameOf,
     pub(crate) scope: Scope,
-    /// The phase that this op or one around it implies; 0 for none.
+    /// The phase that this op or an enclosing op implies; 0 for none.
     pub(crate) phase: TextId,
-    /// The origin of the backward function that runs.
+    /// The origin of the running backward function.
     pub(crate) origin: Origin,
-    /// The module whose sharded parameters FSDP gathers in this op or one around it, 0 for an unknown module;
-    /// `None` when it gathers nothing.
+    /// The module whose sharded parameters FSDP gathers in this op or an enclosing op, 0 for an unknown
+    /// module; `None` if nothing is gathered.
     pub(crate) gathers: Option<TextId>,
-    /// The id of its name; 0 until the first query.
+    /// The text id of the op's name; 0 until the first query.
     pub(crate) name: TextId,
-    /// The stack up to this op; 0 until the first query.
+    /// The stack including this op; 0 until the first query.
     pub(crate) stack: StackId,
-    /// The part of `stack` below the ops: the module, and the Python stack.
+    /// The part of `stack` below the ops: the module and the Python stack.
     pub(crate) root: StackId,
     /// The context of an allocation in this op; 0 until the first query.
     pub(crate) context: ContextId,
-    /// The thread's epoch and Python stack that `context` was computed from.
+    /// The thread's epoch and Python stack from which `context` was computed.
     pub(crate) epoch: u64,
     pub(crate) python: StackId,
-    /// True if it is nested in another op, not counting user scopes.
+    /// True if this op is nested in another op; user scopes do not count.
     pub(crate) inside: bool,
-    /// True if it is an outermost op, which may get a row.
+    /// True if this is an outermost op, which may get a row.
     pub(crate) outermost: bool,
-    /// The start of its row; 0 when it gets none.
+    /// The start time of the op's row; 0 if the op gets no row.
     pub(crate) start_ns: u64,
-    /// The thread's count of reported bytes at its start.
+    /// The thread's sum of reported bytes when the op began.
     pub(crate) bytes: i64,
 }
 
 impl RunningOp {
-    /// An op that begins inside `around`; `None` outside every op.
+    /// Creates an op that begins inside `around`, or outside every op if `around` is `None`.
     ///
     /// # Safety
-    /// `record` is torch's `RecordFunction`, and `name_of` is its `name`. The record is alive while the op
-    /// runs. A user scope may end on another thread, so its name is read when it begins, and not later.
+    /// `record` is torch's `RecordFunction`, and `name_of` is its `name` method. The record is alive while
+    /// the op runs. A user scope may end on another thread, so its name is read only when it begins.
     #[inline]
     pub(crate) unsafe fn new(
         scope: Scope,
@@ -100,38 +100,38 @@ impl RunningOp {
         }
     }
 
-    /// torch's `RecordFunction`, which is alive.
+    /// Returns torch's `RecordFunction`, which is alive.
     #[inline]
     pub(crate) fn record(&self) -> *const c_void {
         self.record
     }
 
-    /// The name of the op; `None` for one without.
+    /// Returns the name of the op, or `None` if it has no name.
     pub(crate) fn name_text(&self) -> Option<&CStr> {
-        // SAFETY: the record is alive and has this name, by the contract of `new`.
+        // SAFETY: the record is alive and `name_of` is its method, by the contract of `new`.
         let text = unsafe { (self.name_of)(self.record) };
-        // SAFETY: not null, so a C string that lives as long as the record.
+        // SAFETY: not null, so it is a C string that lives as long as the record.
         (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) })
     }
 }
 
-/// The running ops of a thread, with caches of their names, stacks and contexts.
+/// The running ops of a thread, with caches of names, stacks and contexts.
 pub(crate) struct RunningOps {
     pub(crate) running: Vec<RunningOp>,
-    /// The module that made the last backward function of this thread; 0 for unknown.
+    /// The module that created the last backward function of this thread; 0 if unknown.
     pub(crate) near: TextId,
     pub(crate) calls: BackwardCalls,
     pub(crate) names: Cache<Vec<u8>, TextId>,
     pub(crate) stacks: Cache<Frame, StackId>,
-    /// The Python stack around the running ops, and its key: the innermost Python frame, and the stack below
-    /// it.
+    /// The Python stack around the running ops.
     pub(crate) python: StackId,
+    /// The key of `python`: the innermost Python frame, and the stack below that frame.
     pub(crate) python_key: Option<((usize, usize), StackId)>,
     pub(crate) contexts: Cache<Context, ContextId>,
 }
 
 impl RunningOps {
-    /// No ops.
+    /// Creates a state without ops.
     pub(crate) const fn new() -> RunningOps {
         RunningOps {
             running: Vec::new(),
