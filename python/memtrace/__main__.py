@@ -1,4 +1,4 @@
-"""`python -m memtrace` is the command `memtrace`; `ranks --engine` is answered here, with Ray and DuckDB."""
+"""`python -m memtrace` runs the command `memtrace`, but answers `ranks --engine` itself."""
 
 import os
 import sys

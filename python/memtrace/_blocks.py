@@ -1,7 +1,7 @@
-"""The memory of a part of this process (a test, a cell of a notebook), from the rows that it wrote meanwhile.
+"""Measures the memory of a part of this process (a test, a cell of a notebook) from the rows that it wrote.
 
-The sum rule of the trace format is all that is needed: the sum of `delta_bytes` over the rows of a block is
-its live memory. Only blocks that were allocated in the part count, so the answer does not depend on the rest.
+The sum rule of the trace format is enough: the sum of `delta_bytes` over the rows of a block is its live
+memory. Only blocks that the part allocated count, so the answer does not depend on the rest of the process.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from . import _marks, _sizes
 
 _ALLOCATIONS, _FREES = {"alloc", "ext_alloc"}, {"free", "ext_free"}
 _EVENTS = _ALLOCATIONS | _FREES | {"tag"}
-# CUDA's own libraries keep memory for the process once anything needed it. With it the memory of a test would
-# depend on the tests before it.
+# CUDA's own libraries keep memory for the process from its first use on. If it counted, the memory of a test
+# would depend on earlier tests.
 _KEPT = tuple(
     f"lib{name}"
     for name in (
@@ -28,20 +28,21 @@ _KEPT = tuple(
         *("nccl", "nvJitLink", "nvrtc"),
     )
 )
-# With these the rows of a test may lie in two files, or in a compressed one.
+# With these settings, the rows of a test may be in two files, or in a compressed file.
 SPLITTING = ("MEMTRACE_ROTATE", "MEMTRACE_ROTATE_SECS", "MEMTRACE_COMPRESS", "MEMTRACE_KEEP")
-# The tracer read them when this process began. A test may change the environment or the working folder later.
+# Read once, as the tracer did when this process began: a test may change the environment or the working
+# folder later.
 FOLDER = os.path.realpath(os.environ.get("MEMTRACE_OUT") or "memtrace-out")
 _SPLIT_BY = [name for name in SPLITTING if os.environ.get(name, "0") not in ("", "0", "off")]
 
 
 class NotMeasured(Exception):
-    """The rows cannot be read; the text says why."""
+    """The rows cannot be read; the text is the reason."""
 
 
 @dataclass
 class Owner:
-    """What is known of a block."""
+    """The owner of a block, as recorded in its rows."""
 
     module: str
     op: str
@@ -64,7 +65,7 @@ class Use:
 
     @property
     def left_bytes(self) -> int:
-        """The bytes that the part allocated and that are still in use, on all devices."""
+        """Returns the bytes that the part allocated and that are still in use, on all devices."""
         return sum(size for size, _ in self.left)
 
 
@@ -74,13 +75,14 @@ class Position:
 
     path: Path | None
     offset: int
-    # The bytes that PyTorch had allocated until then, at least and at most: other threads may go on.
+    # The lower and the upper bound of the bytes that PyTorch had allocated by then, because other threads may
+    # continue.
     allocated: tuple[int, int] = (0, 0)
     time_ns: int = 0
 
 
 def here() -> Position:
-    """The end of the trace of this process, after everything recorded so far was written."""
+    """Writes everything recorded so far, and returns the end of this process's trace."""
     least = _ever_allocated()
     if not _marks.flush():
         raise NotMeasured("the trace of this process ended early, or cannot be written fast enough")
@@ -90,7 +92,7 @@ def here() -> Position:
 
 
 def _ever_allocated() -> int:
-    """The bytes that PyTorch's caching allocator has handed out in this process, by its own count."""
+    """Returns the total bytes that PyTorch's caching allocator has handed out, by its own count."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized() or torch.cuda.get_allocator_backend() != "native":
         return 0
@@ -99,7 +101,7 @@ def _ever_allocated() -> int:
 
 
 def _own_trace() -> Path | None:
-    """The trace that this process writes; None before its first row. The writer keeps the file open."""
+    """Returns the trace that this process writes (an open file), or None before its first row."""
     if _SPLIT_BY:
         raise NotMeasured(f"the trace has several files, because {_SPLIT_BY[0]} is set")
     for descriptor in os.listdir("/proc/self/fd"):
@@ -115,8 +117,8 @@ def _own_trace() -> Path | None:
 
 
 def use_between(start: Position, end: Position, others: list[tuple[Position, Position]]) -> Use:
-    """The memory of the blocks that were allocated between two places, without those allocated between the
-    places of `others`.
+    """Returns the memory of the blocks that were allocated between two places, except the blocks allocated
+    between the places of `others`.
 
     Raises NotMeasured when the trace lacks rows of that time."""
     if end.path is None and start.path is None:
@@ -138,7 +140,7 @@ def use_between(start: Position, end: Position, others: list[tuple[Position, Pos
                 continue
             sizes[key] = delta
         elif key not in sizes:
-            # Allocated before the test, or by a fixture of others.
+            # Allocated before the test, or by a fixture that other tests share.
             continue
         if delta > 0 or row["event"] in _ALLOCATIONS:
             # A tag moves a block in two rows. The second row has the new owner.
@@ -175,7 +177,7 @@ def use_between(start: Position, end: Position, others: list[tuple[Position, Pos
 
 
 def rows(path: Path, start: int, end: int) -> Iterator[tuple[int, dict[str, str]]]:
-    """The rows of blocks between two offsets, as dicts, each with its own offset."""
+    """Yields the rows of blocks between two offsets, as dicts, each with its own offset."""
     with path.open("rb") as file:
         header = file.readline()
         at = max(start, file.tell())
@@ -204,14 +206,14 @@ def rows(path: Path, start: int, end: int) -> Iterator[tuple[int, dict[str, str]
 
 
 def row_of(header: bytes, line: bytes) -> dict[str, str]:
-    """A row as a dict. Raises csv.Error for a line that is not a row."""
+    """Returns a row as a dict. Raises csv.Error for a line that is not a row."""
     columns, fields = csv.reader(text.decode(errors="replace").rstrip("\n") for text in (header, line))
     return dict(zip(columns, fields))
 
 
 def by_owner(blocks: list[tuple[int, Owner]], top: int = 8) -> list[tuple[str, str, int, int]]:
-    """The owners of blocks with the most bytes: module, category, bytes and number of blocks. The last line
-    joins the rest."""
+    """Returns the owners with the most bytes: module, category, bytes and number of blocks. The last entry
+    sums the rest."""
     groups: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
     for size, owner in blocks:
         name = owner.module if owner.module != "(none)" else "(no module)"
@@ -229,7 +231,7 @@ def by_owner(blocks: list[tuple[int, Owner]], top: int = 8) -> list[tuple[str, s
 
 
 def table(blocks: list[tuple[int, Owner]], total: int) -> list[str]:
-    """The owners of blocks, a line each."""
+    """Returns the owners of blocks as the lines of a table."""
     rows = [("bytes", "share", "blocks", "module", "category")]
     for name, category, size, count in by_owner(blocks):
         rows.append((_sizes.show(size), f"{100 * size / total:.1f} %", str(count), name, category))

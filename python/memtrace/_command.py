@@ -16,14 +16,14 @@ _LIBRARIES = ("libmemtrace.so", "libmemtrace_phantom.so")
 
 
 class TraceError(Exception):
-    """A trace that cannot be read, or a request that is invalid. The text is the command's own."""
+    """A trace cannot be read, or a request is invalid. The text is the command's own message."""
 
 
 @functools.cache
 def find() -> str:
     """Returns the path of the command.
 
-    Raises TraceError when it is nowhere."""
+    Raises TraceError if it is not found."""
     for folder in _folders():
         if os.access(folder / NAME, os.X_OK):
             return str(folder / NAME)
@@ -37,7 +37,7 @@ def find() -> str:
 
 
 def _folders() -> list[Path]:
-    """The folders that may have the command, the likeliest first."""
+    """Returns the folders that may have the command, the likeliest first."""
     package = Path(__file__).resolve().parent
     folders = []
     tree = package.parent.parent
@@ -51,7 +51,7 @@ def _folders() -> list[Path]:
 
 
 def untraced_environment() -> dict[str, str]:
-    """The environment of a command that reads traces. It is not traced, even if this process is."""
+    """Returns the environment for a command that reads traces, without memtrace's preloaded libraries."""
     environment = dict(os.environ)
     preloaded = environment.pop("LD_PRELOAD", "").replace(":", " ").split()
     others = [path for path in preloaded if not path.endswith(_LIBRARIES)]
@@ -72,7 +72,7 @@ def run(arguments: list[str]) -> subprocess.CompletedProcess[str]:
         errors="replace",
         check=False,
     )
-    # 1 and 3 are answers: a problem was found, a limit is exceeded.
+    # 1 and 3 are answers too: a problem was found, or a limit was exceeded.
     if result.returncode not in (0, 1, 3):
         why = " ".join(line.removeprefix("memtrace:").strip() for line in result.stderr.splitlines())
         raise TraceError(why or f"{' '.join(arguments)}: {NAME} ended with status {result.returncode}")

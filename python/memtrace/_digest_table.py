@@ -1,7 +1,7 @@
-"""The digests of a job as tables of DuckDB. A digest that cannot be read is left out and named.
+"""Loads the digests of a job into tables of DuckDB. A digest that cannot be read is left out and reported.
 
-`digests` has the rows of processes, devices and leaks. `steps` has the rows of steps, with neighbouring steps
-joined if there are many: ten thousand ranks of ten thousand steps would be a hundred million rows."""
+`digests` has the rows of processes, devices and leaks. `steps` has the rows of steps. If there are many,
+neighboring steps are joined: ten thousand ranks with ten thousand steps would have a hundred million rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from ._text import first_line
 
-# The columns that the answers need. An older digest lacks some: they are null then.
+# The columns that the answers need. If an older digest lacks a column, it is null.
 _INTEGERS = (
     "rank",
     "world_size",
@@ -29,13 +29,14 @@ _INTEGERS = (
 )
 _TEXTS = ("kind", "host", "run_id", "phase", "op", "module", "category", "line")
 _FLOATS = ("bytes_per_step",)
-# The files of one statement. A damaged one costs that its neighbours are read again.
+# The number of files per statement. If one is damaged, the others of its batch are read again.
 _BATCH = 50
-# The most rows of a digest: a small file can have any number, and one row of a step takes up to 500 bytes.
+# The maximum number of rows of a digest. A small file can have any number of rows, and one row of a step
+# takes up to 500 bytes.
 MOST_ROWS = 1_000_000
-# The most groups of neighbouring steps: more than a screen has columns.
+# The maximum number of groups of neighboring steps: more than a screen has columns.
 GROUPS = 512
-# DuckDB neither takes all memory of the machine, nor fills the disk.
+# Keep DuckDB from taking all memory of the machine, and from filling the disk.
 SETTINGS = {"memory_limit": "50%", "temp_directory": ""}
 
 _READ = f"""(
@@ -43,7 +44,7 @@ _READ = f"""(
     select columns('^({"|".join(_INTEGERS + _TEXTS + _FLOATS)})$'), filename as source
     from read_parquet($files, union_by_name = true, filename = true, hive_partitioning = false)
 )"""
-# A digest says -1 of a process without a rank.
+# A digest has rank -1 for a process without a rank.
 _ADD_OTHERS = f"""
 insert into digests by name select * replace (coalesce(rank::bigint, -1) as rank)
 from {_READ} where kind in ('process', 'device', 'leak')
@@ -51,7 +52,7 @@ from {_READ} where kind in ('process', 'device', 'leak')
 _COUNT_ROWS = """
 select file_name, sum(row_group_num_rows) from parquet_metadata($files) where column_id = 0 group by file_name
 """
-# The rows of steps that count.
+# The rows of steps that are compared.
 _IS_STEP = "kind = 'step' and step is not null and peak_allocated_bytes is not null"
 _COUNT_STEPS = f"""
 create or replace table known as
@@ -60,9 +61,10 @@ select step, sum(digests)::bigint as digests from (
     select step::bigint, count(distinct source) from {_READ} where {_IS_STEP} group by all
 ) group by step
 """
-# Groups have equal numbers of steps, whatever these are called: a job that goes on begins at any step. Steps
-# that at most half as many digests have as the most common one take at most half of the groups, so that a
-# digest that lies costs the others little. The steps before the first one are a group of their own.
+# All groups have the same number of steps, whatever the steps' numbers: a resumed job may begin at any step.
+# A step is rare if at most half as many digests have it as the most common step. Rare steps take at most half
+# of the groups, so a digest with false steps hardly affects the others. Steps before the first one form their
+# own group.
 _GROUP_STEPS = f"""
 create table groups as
 with counted as (
@@ -82,8 +84,8 @@ select step, least({GROUPS} - 2, floor(place / width + 1e-9))::bigint as bin fro
 union all select step, -1 from known where step < 0
 """
 _LONGEST_GROUP = "select max(steps) from (select count(*) as steps from groups where bin >= 0 group by bin)"
-# The row with the highest peak, of several the one of the lowest step: as one number, which compares faster
-# than several columns.
+# Selects the row with the highest peak, and among equal peaks the row of the lowest step. One number compares
+# faster than several columns.
 _KEY = "peak::hugeint * 9223372036854775808::hugeint - step"
 _ADD_STEPS = f"""
 insert into steps by name
@@ -103,13 +105,13 @@ class Loaded:
     """The digests that were read."""
 
     failed: dict[Path, str] = field(default_factory=dict)
-    """The files that are no digests, and why."""
+    """The files that are not digests, and the reason for each."""
     steps_per_group: int = 1
-    """The most neighbouring steps that are one in the table `steps`."""
+    """The maximum number of neighboring steps that are joined in the table `steps`."""
 
 
 def load(database: Any, files: list[Path]) -> Loaded:
-    """Makes the tables from `files`: twice, because the groups of steps need all of them."""
+    """Creates the tables from `files`. Reads them twice, because the groups depend on all files."""
     columns = [f"{name} bigint" for name in _INTEGERS]
     columns += [f"{name} varchar" for name in _TEXTS] + [f"{name} double" for name in _FLOATS]
     for table in ("digests", "no_rows"):
@@ -125,7 +127,7 @@ def load(database: Any, files: list[Path]) -> Loaded:
     loaded.steps_per_group = database.execute(_LONGEST_GROUP).fetchone()[0] or 1
     accepted = [file for file in files if file not in loaded.failed]
     _in_batches(database, accepted, loaded, _insert_steps)
-    # Of some, only the steps are damaged.
+    # In some files, only the rows of steps are damaged.
     gone = [str(file) for file in loaded.failed]
     database.execute("delete from digests where list_contains($files, source)", {"files": gone})
     return loaded
@@ -134,7 +136,7 @@ def load(database: Any, files: list[Path]) -> Loaded:
 def _in_batches(
     database: Any, files: list[Path], loaded: Loaded, insert: Callable[[Any, list[Path], Loaded], None]
 ) -> None:
-    """Calls `insert` with all `files`; those with which it fails are named."""
+    """Calls `insert` with all `files`, and reports the files with which it fails."""
     import duckdb
 
     for batch in _batches(files):
@@ -156,7 +158,7 @@ def _batches(files: list[Path]) -> Iterator[list[Path]]:
 def _at_once(
     database: Any, files: list[Path], loaded: Loaded, insert: Callable[[Any, list[Path], Loaded], None]
 ) -> None:
-    """Adds all rows of `files`, or none of them."""
+    """Adds all rows of `files`, or no row if a file fails."""
     import duckdb
 
     database.begin()
@@ -169,7 +171,7 @@ def _at_once(
 
 
 def _insert(database: Any, files: list[Path], loaded: Loaded) -> None:
-    """Adds the rows of `files` that are of no step, and counts their steps."""
+    """Adds the rows of `files` that are not about steps, and counts the steps."""
     patterns = {_no_pattern(file): file for file in files}
     rows = dict(database.execute(_COUNT_ROWS, {"files": list(patterns)}).fetchall())
     for file in files:
@@ -180,7 +182,7 @@ def _insert(database: Any, files: list[Path], loaded: Loaded) -> None:
     if not patterns:
         return
     database.execute(_ADD_OTHERS, {"files": list(patterns)})
-    # A Parquet file of another program.
+    # A file without a row of a process is a Parquet file of another program.
     empty = "select unnest($files) as source except select source from digests where kind = 'process'"
     sources = [str(file) for file in patterns.values()]
     others = [source for (source,) in database.execute(empty, {"files": sources}).fetchall()]
@@ -193,10 +195,10 @@ def _insert(database: Any, files: list[Path], loaded: Loaded) -> None:
 
 
 def _insert_steps(database: Any, files: list[Path], loaded: Loaded) -> None:
-    """Adds the rows of `files` that are of steps."""
+    """Adds the rows of `files` that are about steps."""
     database.execute(_ADD_STEPS, {"files": [_no_pattern(file) for file in files]})
 
 
 def _no_pattern(file: Path) -> str:
-    """A path that DuckDB takes for no pattern."""
+    """Escapes a path so that DuckDB does not treat it as a pattern."""
     return "".join(f"[{char}]" if char in "[*?" else char for char in str(file))

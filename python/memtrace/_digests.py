@@ -1,4 +1,4 @@
-"""Digests of many traces, made where the traces lie by one process or by Ray, and collected in a folder."""
+"""Digests of many traces, made where the traces are, by one process or by Ray, and collected in a folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ._text import first_line
 
 ENDING = ".digest.parquet"
 ENGINES = ("local", "ray")
-# A task that fails for a reason of its machine (it died, a disk was full) is made again on another one.
+# A task that fails because of its machine (it died, or a disk was full) is retried on another machine.
 RETRIES = 3
 
 
@@ -24,17 +24,17 @@ class Collected:
     """The digests of a job."""
 
     files: dict[Path, str] = field(default_factory=dict)
-    """The digests, each under the name of its trace, and the place that each is from."""
+    """The path of each digest, which is named after its trace, with the place that it is from."""
     failed: dict[str, str] = field(default_factory=dict)
-    """The traces without a digest, and why."""
+    """The traces without a digest, and the reason for each."""
 
 
 def collect(paths: Iterable[str], folder: Path, engine: str, every_node: bool = False) -> Collected:
-    """Makes the digests of the traces at `paths`, which are folders, files and patterns, and puts them into
-    `folder`. The path of a digest is used as it is.
+    """Makes the digests of the traces at `paths` (folders, files and patterns) in `folder`. A path that is
+    itself a digest is used unchanged.
 
-    With `engine="ray"` the tasks run on the cluster that Ray finds, each on a node that sees its trace: with
-    `every_node`, each node looks for `paths` on its own disk, and otherwise all nodes share them.
+    With `engine="ray"`, the tasks run on the cluster that Ray finds, each on a node that can read its trace.
+    With `every_node`, each node searches for `paths` on its own disk; otherwise all nodes share them.
 
     Raises ValueError for an unknown engine, TraceError when no path matches, ImportError without Ray."""
     if engine not in ENGINES:
@@ -59,17 +59,17 @@ def collect(paths: Iterable[str], folder: Path, engine: str, every_node: bool = 
     return collected
 
 
-# The digests of a place, as names and contents, or why it has no digest.
+# The digests of a place, as names and contents, or the reason why it has no digest.
 _Digests = tuple[list[tuple[str, bytes]], "str | None"]
 
 
 def places(paths: Iterable[str]) -> list[str]:
-    """The folders and files at `paths` on this machine, each once.
+    """Returns the folders and files at `paths` on this machine, each once.
 
-    A folder without a trace means the folders in it: the folder of all runs of a job can be named."""
+    A folder without a trace stands for its subfolders, so a path can name the folder of all runs of a job."""
     found: dict[str, None] = {}
     for path in paths:
-        # A folder may be called `run[1]`.
+        # An existing path is not a pattern: a folder may be called `run[1]`.
         is_pattern = glob.has_magic(path) and not os.path.lexists(path)
         matching = sorted(glob.glob(path)) if is_pattern else [path]
         for match in matching:
@@ -98,7 +98,7 @@ def _is_trace(name: str) -> bool:
 
 
 def digest(place: str) -> _Digests:
-    """The digests of the traces at one place."""
+    """Returns the digests of the traces at one place."""
     if place.endswith(ENDING):
         try:
             return [(os.path.basename(place), Path(place).read_bytes())], None
@@ -124,7 +124,7 @@ def _by_ray(paths: list[str], every_node: bool) -> Iterator[tuple[str, _Digests]
         raise ImportError('the engine "ray" needs Ray: pip install "gpu-memtrace[ray]"') from error
     started = not ray.is_initialized()
     if started:
-        # The cluster that RAY_ADDRESS names, or the one of this machine; else one of this process.
+        # Uses the cluster that RAY_ADDRESS names, or else this machine's, or else a new one for this process.
         ray.init(log_to_driver=False, logging_level="error", include_dashboard=False)
     try:
         yield from _on_cluster(ray, paths, every_node)
@@ -136,8 +136,7 @@ def _by_ray(paths: list[str], every_node: bool) -> Iterator[tuple[str, _Digests]
 def _on_cluster(ray: Any, paths: list[str], every_node: bool) -> Iterator[tuple[str, _Digests]]:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    # A node that dies takes its tasks with it; Ray makes them again elsewhere, and gives up a trace that only
-    # the dead node had.
+    # If a node dies, Ray runs its tasks on other nodes. A trace that only the dead node had is given up.
     settings = {"max_retries": RETRIES, "num_cpus": 1}
     find, make = ray.remote(**settings)(places), ray.remote(**settings)(digest)
     nodes = [node for node in ray.nodes() if node["Alive"]] if every_node else [None]
@@ -167,8 +166,8 @@ def _on_cluster(ray: Any, paths: list[str], every_node: bool) -> Iterator[tuple[
 
 
 def _unused(name: str, taken: set[str]) -> str:
-    """A name that no other digest of the job has: containers may share a host's name and process ids."""
-    # DuckDB takes no name that is not UTF-8.
+    """Returns a unique name for a digest, because containers may share host names and process ids."""
+    # DuckDB accepts only names in UTF-8.
     name = name.encode("utf-8", "backslashreplace").decode()
     stem, number = name.removesuffix(ENDING), 1
     while name in taken:

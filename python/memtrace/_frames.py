@@ -1,16 +1,16 @@
-"""DataFrames of polars or pandas, whichever is installed."""
+"""Makes DataFrames with polars or pandas, whichever is installed."""
 
 from __future__ import annotations
 
 from typing import Any
 
-# A text with the `'` that the writer puts before one which a spreadsheet would run as a formula.
+# Matches a text with the `'` that the writer puts before a text that a spreadsheet would run as a formula.
 QUOTED = r"^'+[=+\-@\x{ff1d}\x{ff0b}\x{ff0d}\x{ff20}]"
 BACKENDS = ("polars", "pandas", "pyarrow")
 
 
 def backend(wanted: str | None) -> str:
-    """The name of the library to use: the one that is `wanted`, or else the first that is installed.
+    """Returns the name of the library to use: the `wanted` one, or by default the first that is installed.
 
     Raises ImportError if neither is installed, and ValueError for an unknown name."""
     if wanted is not None:
@@ -31,7 +31,7 @@ def backend(wanted: str | None) -> str:
 
 
 def frame(rows: list[dict[str, Any]], wanted: str | None = None) -> Any:
-    """A DataFrame of `rows`, which may lack some of the fields of the others."""
+    """Returns a DataFrame of `rows`, in which some rows may lack fields of other rows."""
     name = backend(wanted)
     if name == "polars":
         import polars

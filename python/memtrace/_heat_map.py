@@ -1,8 +1,8 @@
-"""How far each rank is from its peers, step by step, as a grid of bounded size.
+"""The difference of each rank from its peers, step by step, as a grid of bounded size.
 
-A line of the grid is a device of a rank, a column a group of neighbouring steps, as in the table `steps`.
-A cell is the level of a difference: between the highest peak of these steps and the median of all devices'
-peaks.
+A line of the grid is a device of a rank. A column is a group of neighboring steps, as in the table `steps`. A
+cell is a level: the difference between the highest peak of these steps and the median of all devices' peaks,
+on a logarithmic scale.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-# A rank whose peak is further than this from the median of all parts from its peers.
+# A rank differs from its peers if its peak differs from the median of all by more than this share.
 PARTED = 0.001
-# A level is a tenth of a power of ten beyond PARTED; the last one begins at twice the median.
+# The number of levels per power of ten above PARTED. The last level begins at twice the median.
 PER_DECADE = 10
 LAST_LEVEL = 1 + PER_DECADE * round(math.log10(1 / PARTED))
 # The level of a cell without a row of that device.
 MISSING = -128
-# More devices than this share lines.
+# The maximum number of lines. If there are more devices, several share a line.
 MOST_LINES = 16_384
-# The cells that are taken from DuckDB at once.
+# The number of cells that are fetched from DuckDB at a time.
 _AT_ONCE = 50_000
 
 _COMPARE = f"""
@@ -44,7 +44,7 @@ _CELLS = """
 select n // $share as line, col, arg_max(level, (abs(level), level))
 from apart join devices using (rank, device) where level <> 0 group by line, col
 """
-# The cells without a row, of the lines that lack some or all.
+# The cells without a row. Only lines that lack at least one cell are searched.
 _MISSING = """
 with known as (
     select distinct n // $share as line, col
@@ -59,7 +59,7 @@ select line, col from short, usual except select line, col from known
 
 @dataclass
 class Grid:
-    """The grid, and what its lines and columns are."""
+    """The grid, and the meaning of its lines and columns."""
 
     cells: bytearray
     """The levels, line by line, as signed bytes."""
@@ -72,9 +72,9 @@ class Grid:
     devices: list[tuple[int, int, str]]
     """Each device: its rank, its ordinal and the name of its host."""
     share: int
-    """The devices that share a line; a cell has the one that is furthest from the median."""
+    """The number of devices that share a line. A cell shows the device furthest from the median."""
     steps_per_column: int
-    """The most neighbouring steps of a column."""
+    """The maximum number of neighboring steps in a column."""
 
     @property
     def columns(self) -> int:
@@ -86,12 +86,12 @@ class Grid:
 
 
 def compare(database: Any) -> None:
-    """Makes the tables `usual` and `devices` and the view `apart` of the table `steps`."""
+    """Creates the tables `usual` and `devices` and the view `apart` from the table `steps`."""
     database.execute(_COMPARE)
 
 
 def grid(database: Any, steps_per_column: int) -> Grid:
-    """The grid from the tables that `compare` has made."""
+    """Returns the grid from the tables that `compare` created."""
     usual = database.execute("select from_step, to_step, usual from usual order by bin").fetchall()
     devices = database.execute(
         "select rank, device, any_value(host) from devices left join digests using (rank, device)"
@@ -116,18 +116,18 @@ def grid(database: Any, steps_per_column: int) -> Grid:
 
 
 def _rows(database: Any, query: str, share: int) -> Iterator[tuple[int, ...]]:
-    """The rows of a query, some at a time: there may be millions."""
+    """Yields the rows of a query. They are fetched in batches, because there may be millions."""
     cursor = database.execute(query, {"share": share})
     while some := cursor.fetchmany(_AT_ONCE):
         yield from some
 
 
 def percent(share: float) -> str:
-    """A share as a text."""
+    """Returns a share as a text."""
     return f"{share * 100:.3g} %"
 
 
-# The shades of a text: within PARTED, up to ten times as far, and so on, and from LAST_LEVEL on.
+# The shades of the text form: within PARTED, up to ten times as far, and so on, and from LAST_LEVEL on.
 SHADES = "·░▒▓█"
 _PLAIN_SHADES = ".-+*#"
 
@@ -137,9 +137,9 @@ def _shade(level: int) -> int:
 
 
 def text(grid: Grid, first: list[int], width: int, bands: int, plain: bool) -> list[str]:
-    """The grid as lines of at most `width` characters.
+    """Returns the grid as lines of at most `width` characters.
 
-    First the rows of the devices `first`, by their places in `grid.devices`, then one for each of at most
+    First come the rows of the devices `first` (indices into `grid.devices`), then a row for each of at most
     `bands` bands of ranks."""
     count = min(bands, grid.lines)
     edges = [grid.lines * n // count for n in range(count + 1)]
@@ -150,7 +150,7 @@ def text(grid: Grid, first: list[int], width: int, bands: int, plain: bool) -> l
     label = max(map(len, names))
     columns = min(grid.columns, max(8, width - label - 2))
     shades = _PLAIN_SHADES if plain else SHADES
-    # The magnitude of a signed byte, one more than its own, so that a missing cell is the least.
+    # Maps a signed byte to its magnitude plus one, so that a missing cell is the lowest value.
     signed = [byte - 256 if byte > 127 else byte for byte in range(256)]
     table = bytes(0 if level == MISSING else abs(level) + 1 for level in signed)
     sizes = bytes(grid.cells).translate(table)

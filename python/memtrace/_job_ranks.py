@@ -1,4 +1,4 @@
-"""The ranks of a job, compared by DuckDB from their digests."""
+"""Compares the ranks of a job with DuckDB, from their digests."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from typing import Any
 from . import _command, _digest_table, _digests, _heat_map, _ranks_page
 from ._text import printable
 
-# The most lines of the answer as text, unless the number of lines of its lists is named.
+# The maximum number of lines of the answer as text, unless the length of its lists is given.
 LINES = 40
-# Of these, the bands of ranks of the map, and the ranks that part furthest.
+# Among these lines: the bands of ranks in the map, and the ranks that differ most.
 BANDS = 6
 FURTHEST = 5
 # The maximum number of differing ranks whose place the page names.
 ON_PAGE = 500
 
-# A digest may have any numbers: sums, medians and differences are of wider types than its columns.
+# A digest may have any numbers, so sums, medians and differences use wider types than its columns.
 _PEAKS = """
 select count(distinct run_id) as runs, count(*) as devices,
     count(distinct rank) as ranks, count(distinct host) as hosts,
@@ -39,7 +39,7 @@ select rank, host, device, peak_allocated_bytes, peak_reserved_bytes, peak_used_
     step, phase, module, op
 from digests where kind = 'device' order by peak_allocated_bytes desc nulls last, rank, device limit $top
 """
-# The step with the greatest difference says where a rank parts; the first group of steps, since when.
+# The step with the largest difference shows where a rank differs; the first group of steps shows since when.
 _PARTED = """
 select *, count(*) over () as devices from (
     select rank, device, min(from_step) as since_step, min(to_step) as since_step_at_latest,
@@ -66,7 +66,8 @@ select * from (
     from digests where kind = 'leak' group by module, category, line
 ) order by bytes_per_step::double * ranks desc nulls last, module, category, line limit $top
 """
-# A digest may say any world size. The first ranks without one lie among as many ranks more than there are.
+# A digest may have any world size. To find the first missing ranks, it is enough to search as many more ranks
+# as there are.
 _MISSING = """
 with known as (
     select max(world_size) as ranks from digests where kind = 'process'
@@ -90,11 +91,12 @@ def ranks(
     keep: str | os.PathLike[str] | None = None,
     page: str | os.PathLike[str] | None = None,
 ) -> dict[str, Any]:
-    """Compares the ranks of a job from digests of the traces at `paths`. `failed` names what cannot be read.
+    """Compares the ranks of a job from digests of the traces at `paths`. `failed` lists the unreadable
+    traces.
 
-    `engine` makes the digests: "local" in this process, "ray" on a Ray cluster, one task a trace.
-    With `every_node` each node of the cluster looks for `paths` on its own disk. `keep` is a folder
-    for the digests, `page` the file of a page of all ranks by step."""
+    `engine` makes the digests: "local" in this process, or "ray" on a Ray cluster with one task per trace.
+    With `every_node`, each node of the cluster searches for `paths` on its own disk. `keep` is a folder in
+    which the digests are kept, `page` the file for an HTML page of all ranks by step."""
     result, grid = compared(paths, engine, every_node, top, keep)
     if page is not None:
         write_page(Path(page), result, grid)
@@ -118,7 +120,7 @@ def compared(
     top: int,
     keep: str | os.PathLike[str] | None,
 ) -> tuple[dict[str, Any], _heat_map.Grid]:
-    """The answer of `ranks`, with more of the ranks that part, and all ranks by step."""
+    """Returns the answer of `ranks` with more of the differing ranks, and the grid of all ranks by step."""
     try:
         import duckdb
     except ImportError as error:
@@ -143,7 +145,7 @@ def compared(
 
 
 def answer(database: Any, top: int) -> dict[str, Any]:
-    """The answer from the tables of a connection of DuckDB."""
+    """Returns the answer from the tables of a DuckDB connection."""
 
     def rows(query: str, **values: Any) -> list[dict[str, Any]]:
         cursor = database.execute(query, values)
@@ -171,7 +173,7 @@ def show(
     width: int | None = None,
     plain: bool = False,
 ) -> str:
-    """The answer as text: at most `LINES` lines of `width` characters; with `top`, lists of that many."""
+    """Returns the answer as at most `LINES` lines; with `top`, its lists have that length instead."""
     parted, missing = result["parted"], result["missing_ranks"]
     short = [f"  {printable(place)}: {printable(why)}" for place, why in result["failed"].items()]
     at_once = parted["steps_compared_at_once"]
@@ -220,7 +222,7 @@ def show(
 
 
 def _facts(result: dict[str, Any]) -> list[str]:
-    """What all ranks have in common."""
+    """Returns the lines about the job as a whole."""
     peaks, processes = result["peaks"], result["processes"]
     lines = [
         f"{_counted(peaks['ranks'], 'rank')} on {_counted(peaks['hosts'], 'host')}, "
@@ -319,7 +321,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _has_shades(stream: Any) -> bool:
-    """True if the encoding of a stream has the characters of the map."""
+    """Returns true if the encoding of a stream has the characters of the map."""
     try:
         (_heat_map.SHADES + "…").encode(stream.encoding or "ascii")
     except (UnicodeEncodeError, LookupError):

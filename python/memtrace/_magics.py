@@ -19,7 +19,7 @@ UNTRACED = "this kernel is not traced; python -m memtrace.kernel install adds on
 
 
 class Text:
-    """A text that a notebook shows in columns, and a terminal as it is."""
+    """A text that a notebook shows in a monospaced font, and a terminal unchanged."""
 
     def __init__(self, text: str) -> None:
         self.text = text.rstrip("\n")
@@ -35,7 +35,7 @@ def register(ipython: Any) -> None:
 
 
 def line_magic(line: str) -> Any:
-    """A report on the trace of this kernel, or on the trace that the line names."""
+    """Returns a report on the trace of this kernel, or on the trace that the line names."""
     words = shlex.split(line) or ["summary"]
     try:
         if not any(os.path.exists(word) for word in words[1:]):
@@ -49,7 +49,7 @@ def line_magic(line: str) -> Any:
 
 
 def cell_magic(ipython: Any, line: str, cell: str) -> Any:
-    """Runs a cell, and says what memory it added."""
+    """Runs a cell, and reports the memory that it added."""
     if line.strip():
         print(
             f"memtrace: %%memtrace takes no arguments, but {line.strip()!r} was given; the cell did not run"
@@ -70,7 +70,7 @@ def cell_magic(ipython: Any, line: str, cell: str) -> Any:
 
 
 def _position() -> _blocks.Position | None:
-    """The place in the trace before the cell; None, with a message, if this kernel is not traced."""
+    """Returns the position in the trace; prints a message and returns None if it is not traced."""
     try:
         if not _marks.is_traced():
             raise _blocks.NotMeasured(UNTRACED)
@@ -81,7 +81,7 @@ def _position() -> _blocks.Position | None:
 
 
 def own_trace() -> str:
-    """The trace of this kernel, up to now.
+    """Returns the path of this kernel's trace, after all rows so far were written.
 
     Raises NotMeasured without one."""
     if not _marks.is_traced():
@@ -93,7 +93,7 @@ def own_trace() -> str:
 
 
 def added(use: _blocks.Use) -> str:
-    """What a cell added, and who holds it."""
+    """Describes the memory that a cell added, and its owners."""
     lines = [
         f"The cell added {_sizes.show(use.left_bytes)} that is still in use; at its peak it held "
         f"{_sizes.show(use.peak)}."

@@ -1,12 +1,12 @@
-"""Marks, ranges and steps of a script, for the memtrace that traces it.
+"""Marks, ranges and steps of a traced script.
 
     for n, batch in enumerate(loader):
         memtrace.step(n)
         with memtrace.phase("forward"):
             loss = model(batch)
 
-A trace needs none of this. Every function here does nothing when the script does not run under memtrace, so
-the calls may stay in the code. include/memtrace.h has the same functions for C and C++.
+A trace needs no marks. Every function here does nothing if the script does not run under memtrace, so the
+calls may stay in the code. include/memtrace.h has the same functions for C and C++.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
 
 
 def _find_library() -> ctypes.CDLL | None:
-    """The functions of the preloaded library; None without one."""
+    """Returns the functions of the preloaded library, or None without it."""
     try:
         library = ctypes.CDLL(None)
         _ = library.memtrace_is_traced
@@ -62,7 +62,7 @@ _LIBRARY = _find_library()
 
 
 def _find_tracker():
-    """The function of the library behind `track_external`, called with the GIL; None without the library."""
+    """Returns the library function for `track_external`, which needs the GIL, or None without it."""
     try:
         function = ctypes.PyDLL(None).memtrace_python_track
     except (AttributeError, OSError):
@@ -72,7 +72,7 @@ def _find_tracker():
 
 
 def _encoded(name: object) -> bytes:
-    """A name as C reads it: without the character that ends a C string."""
+    """Encodes a name as a C string, with NUL characters replaced."""
     return str(name).encode("utf-8", "replace").replace(b"\0", b" ")
 
 
@@ -119,8 +119,8 @@ def step(number: int) -> None:
 
 
 def detail(steps: int = 1) -> None:
-    """Records the next `steps` steps in full, where MEMTRACE_DETAIL leaves them out. Of two requests the
-    larger one counts.
+    """Records the next `steps` steps in full, even if MEMTRACE_DETAIL would leave them out. If several
+    requests overlap, the largest counts.
 
     Raises ValueError for less than one step, whether the script is traced or not."""
     if steps < 1:
@@ -190,12 +190,13 @@ def track_external(*external: object) -> None:
 
 
 def retained(*, everything: bool = False) -> list[dict]:
-    """Searches for what holds GPU memory that earlier steps have left behind: lists of losses or outputs, the
-    closures of hooks, caches, the graphs of autograd, the traceback of an exception.
+    """Searches for the holders of GPU memory from earlier steps: lists of losses or outputs, the closures of
+    hooks, caches, graphs of autograd, and tracebacks of exceptions.
 
     Each holder is a dict: `holder` names it in a line, `bytes` is the size of the blocks that it keeps, and
-    `verdict` is `grows` (blocks of ever more steps) or `traceback`. `everything` adds those that are `window`
-    (blocks of the last steps alone), `old` (blocks of early steps alone) or `recent`. The trace has them too.
+    `verdict` is `grows` (blocks from more and more steps) or `traceback`. With `everything`, also returns
+    holders with the verdict `window` (only blocks of the last steps), `old` (only blocks of early steps) or
+    `recent`. The trace has these too.
 
     Returns an empty list when the script is not traced, uses no GPU yet, or MEMTRACE_RETAINED is off."""
     if not is_traced():
@@ -212,6 +213,6 @@ def retained(*, everything: bool = False) -> list[dict]:
 def flush() -> bool:
     """Waits until everything recorded so far is in the file.
 
-    Returns False when the file lacks some of it: the trace ended early (a full disk), the writing took more
+    Returns False if some of it is missing in the file: the trace ended early (a full disk), writing took more
     than 10 seconds, or a thread has been inside one cudaFree for a second."""
     return _LIBRARY is None or _LIBRARY.memtrace_flush() == 0

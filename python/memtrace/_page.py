@@ -25,7 +25,7 @@ class Page:
         return path
 
     def _repr_html_(self) -> str:
-        # A frame of its own separates the page's styles and scripts from the notebook's.
+        # A separate frame isolates the page's styles and scripts from the notebook's.
         return (
             f'<iframe srcdoc="{html.escape(self.html)}" title="memtrace" '
             f'style="width: 100%; height: {self._height}px; border: 0"></iframe>'
@@ -38,7 +38,7 @@ class Page:
 def report(
     trace: Trace = "memtrace-out", *, against: Trace | None = None, height: int = 720, **options: Any
 ) -> Page:
-    """Returns the page of a run, or of two that are compared, which a notebook shows.
+    """Returns the page of a run, or of two runs compared. A notebook displays it.
 
     `options` are the options of `memtrace report`: `rank`, `device`, `window`, `step`, `units`, `lenient`.
 
@@ -51,5 +51,5 @@ def report(
 
 
 def page(arguments: list[str], height: int = 720) -> Page:
-    """The page of `memtrace report` with these arguments."""
+    """Returns the page of `memtrace report` with these arguments."""
     return Page(_command.run(["report", "--output=-", *arguments]).stdout, height)

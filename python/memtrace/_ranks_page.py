@@ -1,6 +1,6 @@
-"""One HTML page of the ranks of a job: a map of their differences to zoom, and the ranks that part.
+"""One HTML page of the ranks of a job: a zoomable map of their differences, and the ranks that differ.
 
-It opens from disk and loads nothing."""
+It opens from disk and makes no network request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FOLDER = Path(__file__).resolve().parent / "ranks_page"
 
 
 def write(path: Path, grid: _heat_map.Grid, parted: dict[str, Any], title: str, facts: list[str]) -> None:
-    """Writes the page. `parted` has the number of the devices that part, and those that are furthest away."""
+    """Writes the page. `parted` has the number of differing devices, and those that differ most."""
     line_of = {(rank, device): n // grid.share for n, (rank, device, _) in enumerate(grid.devices)}
     hosts: dict[str | None, int] = {}
     about = {
@@ -43,7 +43,7 @@ def write(path: Path, grid: _heat_map.Grid, parted: dict[str, Any], title: str, 
     packer = zlib.compressobj(6, wbits=-15)
     packed = packer.compress(len(text).to_bytes(4, "little") + text + bytes(grid.cells)) + packer.flush()
     page = (_FOLDER / "page.html").read_text(encoding="utf-8")
-    # No text of a trace can break out of base64.
+    # Base64 prevents a text of a trace from being read as HTML.
     for place, content in [
         ("title", html.escape(title)),
         ("style", (_FOLDER / "page.css").read_text(encoding="utf-8")),

@@ -16,11 +16,11 @@ class Source(NamedTuple):
     """A file of a run."""
 
     path: str
-    # Its whole lines, if its last one was cut; else None.
+    # The whole lines of the file if its last line was cut; otherwise None.
     lines: bytes | None
-    # The rows after the header that an earlier part has too.
+    # The number of rows after the header that repeat rows of an earlier part.
     repeated: int
-    # Whether a text may have the quote that hides a formula from spreadsheets.
+    # True if a text may have the quote that protects a formula from spreadsheets.
     may_have_formulas: bool
 
 
@@ -34,15 +34,15 @@ def read(
     """Returns the rows of a run as one DataFrame: of all ranks, and of all parts of a rotated trace.
 
     trace    a file, or the folder of a run; by default the newest run in `memtrace-out`
-    columns  only these columns; reading few of many is faster
+    columns  only these columns; reading fewer columns is faster
     rank     only this rank
-    backend  `polars`, `pandas` or `pyarrow`; by default polars if it is installed, else pandas. The data lie
+    backend  `polars`, `pandas` or `pyarrow`; by default polars if it is installed, else pandas. The data are
              in Arrow's memory in each case.
 
-    The columns follow the trace format: integers are 64-bit and text is text. Rows are in the order of
-    rank, process and file. A later part of a rotated trace begins with rows that repeat what is live; they
-    are left out, so the sum of `delta_bytes` over the `alloc`, `free`, `tag` and `live` rows is the live
-    memory. The trace of a killed process is completed first, as every command does it.
+    The columns follow the trace format: integers are 64-bit and text is text. Rows are ordered by rank,
+    process and file. A later part of a rotated trace begins with rows that repeat the live memory. These are
+    left out, so the sum of `delta_bytes` over the `alloc`, `free`, `tag` and `live` rows is the live memory.
+    The trace of a killed process is completed first, as by every command.
 
     Raises TraceError when there is no trace, or it cannot be read.
 
@@ -76,11 +76,11 @@ def read(
 
 
 def _source(file: dict[str, Any], written_out: str) -> Source:
-    """A file as `memtrace check --files --json` lists it.
+    """Returns the source for a file as `memtrace check --files --json` lists it.
 
-    If the trace has `repeat` rows (MEMTRACE_DETAIL), the command writes all of them to `written_out`, which
-    may be far larger. The last row of a cut copy, or of a program that is writing, is left out, as in every
-    report."""
+    If the trace has `repeat` rows (MEMTRACE_DETAIL), the command writes the expanded rows to `written_out`,
+    which may be far larger. An incomplete last row (of a cut copy, or while the program is writing) is left
+    out, as in every report."""
     path, lines = file["file"], None
     if file["repeats"]:
         _command.run(["export", "--to", "csv", "-o", written_out, "--", path])

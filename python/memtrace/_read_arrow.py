@@ -18,7 +18,7 @@ COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
 
 def read_files(files: list[Source], columns: list[dict[str, Any]]) -> pyarrow.Table:
-    """The `columns` of all `files`; `memtrace check --files --json` lists them."""
+    """Returns the `columns` of all `files`, which `memtrace check --files --json` lists."""
     return pyarrow.concat_tables(_read_file(file, columns) for file in files)
 
 
@@ -32,7 +32,7 @@ def _read_file(file: Source, columns: list[dict[str, Any]]) -> pyarrow.Table:
             read_options=pyarrow.csv.ReadOptions(skip_rows_after_names=file.repeated),
             convert_options=pyarrow.csv.ConvertOptions(
                 include_columns=names,
-                # A column that an older file lacks.
+                # An older file may lack columns.
                 include_missing_columns=True,
                 column_types={column["name"]: TYPES[column["type"]] for column in columns},
                 strings_can_be_null=False,

@@ -16,7 +16,7 @@ TYPES = {"integer": polars.Int64, "text": polars.String}
 
 
 def read_files(files: list[Source], columns: list[dict[str, Any]]) -> polars.DataFrame:
-    """The `columns` of all `files`; `memtrace check --files --json` lists them."""
+    """Returns the `columns` of all `files`, which `memtrace check --files --json` lists."""
     return polars.concat(_read_file(file, columns) for file in files)
 
 
@@ -37,7 +37,7 @@ def _read_file(file: Source, columns: list[dict[str, Any]]) -> polars.DataFrame:
         polars.lit(column["default"], TYPES[column["type"]]).alias(column["name"]) for column in missing
     )
     texts = [column["name"] for column in present if column["type"] == "text" and file.may_have_formulas]
-    # A text with a `'` before it sorts before `(`, as few others do. This costs less than a search.
+    # A text that begins with `'` sorts before `(`, like few others. This test costs less than a search.
     candidates = frame.select((polars.col(texts) < "(").any()) if texts else polars.DataFrame()
     for name in candidates.columns:
         if candidates[name].item():

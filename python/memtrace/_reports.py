@@ -16,9 +16,9 @@ DEFAULT = "memtrace-out"
 class Answer(dict[str, Any]):
     """The answer of a report: a dict with the fields of its `--json`, which docs/json.md describes.
 
-    `text` is what the command prints, `table()` a DataFrame of one list in the answer, and `status` the exit
-    status of the command: 0, or 1 for a problem that `check` found, or 3 for a limit that is exceeded. In a
-    notebook it shows as the command's text."""
+    `text` is the text that the command prints, and `table()` returns a list in the answer as a DataFrame.
+    `status` is the exit status of the command: 0, or 1 if `check` found a problem, or 3 if a limit was
+    exceeded. A notebook shows the command's text."""
 
     def __init__(self, fields: dict[str, Any], status: int, arguments: list[str]) -> None:
         super().__init__(fields)
@@ -28,21 +28,22 @@ class Answer(dict[str, Any]):
 
     @property
     def text(self) -> str:
-        """The text that the command prints."""
+        """Returns the text that the command prints."""
         if self._text is None:
             self._text = _command.run(self._arguments).stdout
         return self._text
 
     def lists(self) -> dict[str, list[dict[str, Any]]]:
-        """The lists of objects in the answer, by their names: `processes`, `processes.devices`. Each object
-        has the numbers and texts of those around it, and fields of an object in it as `peak.bytes`."""
+        """Returns the lists of objects in the answer, by names such as `processes` or `processes.devices`.
+        Each object also has the numbers and texts of the objects around it, and the fields of inner objects
+        as `peak.bytes`."""
         found: dict[str, list[dict[str, Any]]] = {}
         for path, row in _rows(self, "", {}):
             found.setdefault(path, []).append(row)
         return found
 
     def table(self, name: str | None = None, *, backend: str | None = None) -> Any:
-        """A DataFrame of the list `name`, by default of the longest.
+        """Returns a DataFrame of the list `name`, by default of the longest list.
 
         Raises KeyError when the answer has no such list."""
         lists = self.lists()
@@ -62,7 +63,7 @@ class Answer(dict[str, Any]):
 
 
 def _rows(node: dict[str, Any], path: str, around: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects of each list below `node` as flat rows, with the path of their list."""
+    """Yields the objects of each list below `node` as flat rows, with the path of their list."""
     own = {**around, **_flat(node)} if path else {}
     for key, value in node.items():
         if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
@@ -73,7 +74,7 @@ def _rows(node: dict[str, Any], path: str, around: dict[str, Any]) -> Iterator[t
 
 
 def _flat(node: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The numbers and texts of an object, and of the objects in it."""
+    """Returns the numbers and texts of an object, and of the objects in it."""
     flat: dict[str, Any] = {}
     for key, value in node.items():
         if isinstance(value, dict):
@@ -84,7 +85,7 @@ def _flat(node: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _answer(report: str, traces: list[Trace], options: dict[str, Any]) -> Answer:
-    """The answer of `memtrace REPORT TRACES`, with an option of the command for each of `options`."""
+    """Returns the answer of `memtrace REPORT TRACES`, with an option of the command for each of `options`."""
     arguments = [report]
     for name, value in options.items():
         option = "--" + name.rstrip("_").replace("_", "-")
@@ -92,14 +93,14 @@ def _answer(report: str, traces: list[Trace], options: dict[str, Any]) -> Answer
             arguments.append(option)
         elif value is not None and value is not False:
             arguments.append(f"{option}={os.fspath(value) if isinstance(value, os.PathLike) else value}")
-    # Behind `--` a trace may have any name.
+    # After `--`, a trace may have any name.
     arguments += ["--", *(os.fspath(trace) for trace in traces)]
     fields, status = _command.answer(arguments)
     return Answer(fields, status, arguments)
 
 
 def summary(trace: Trace = DEFAULT, **options: Any) -> Answer:
-    """The peaks of each process, their time and owner, and counts of events, steps and ranks.
+    """Returns the peaks of each process, their time and owner, and counts of events, steps and ranks.
 
     `options` are the options of `memtrace summary`, with `_` for `-`.
 
@@ -109,9 +110,11 @@ def summary(trace: Trace = DEFAULT, **options: Any) -> Answer:
 
 
 def peak(trace: Trace = DEFAULT, **options: Any) -> Answer:
-    """The live blocks at the peak, by owner: `by` is module, op, category, phase, step, size, line or stack.
+    """Returns the live blocks at the peak, by owner: `by` is module, op, category, phase, step, size, line or
+    stack.
 
-    `at="end"` lists those at another moment, and `mem_tracker=True` the sums by type of torch's MemTracker.
+    `at="end"` lists the blocks at another moment; `mem_tracker=True` adds the sums by type of torch's
+    MemTracker.
     `options` are the options of `memtrace peak`, with `_` for `-`.
 
     >>> answer = peak("gpt", by="category")
@@ -123,7 +126,8 @@ def peak(trace: Trace = DEFAULT, **options: Any) -> Answer:
 
 
 def oom(trace: Trace = DEFAULT, **options: Any) -> Answer:
-    """Why the run ran out of memory: the request, the free memory, the cause, what to try.
+    """Returns the reason why the run ran out of memory: the request, the free memory, the cause, and the
+    remedies.
 
     `options` are the options of `memtrace oom`, with `_` for `-`.
 
@@ -133,46 +137,50 @@ def oom(trace: Trace = DEFAULT, **options: Any) -> Answer:
 
 
 def ledger(trace: Trace = DEFAULT, **options: Any) -> Answer:
-    """The memory that nvidia-smi shows: torch, its cache, libraries, context, others.
+    """Returns the memory that nvidia-smi shows: torch, its cache, libraries, context, others.
 
     `options` are the options of `memtrace ledger`, with `_` for `-`."""
     return _answer("ledger", [trace], options)
 
 
 def serving(trace: Trace = DEFAULT, **options: Any) -> Answer:
-    """What a model server holds on each device: weights, KV cache, activations, graphs, NCCL, context, free.
+    """Returns a model server's memory on each device: weights, KV cache, activations, graphs, NCCL, context,
+    free.
 
     `options` are the options of `memtrace serving`, with `_` for `-`."""
     return _answer("serving", [trace], options)
 
 
 def modules(trace: Trace = DEFAULT, **options: Any) -> Answer:
-    """Memory before, at the peak of and after each module call, as torch's MemTracker counts it.
+    """Returns the memory before, at the peak of and after each module call, as torch's MemTracker counts it.
 
     `options` are the options of `memtrace modules`, with `_` for `-`."""
     return _answer("modules", [trace], options)
 
 
 def ops(trace: Trace = DEFAULT, **options: Any) -> Answer:
-    """The ops that allocated the most memory, by op and module and by call, and the retries.
+    """Returns the ops that allocated the most memory, by op and module and by call, and the retries.
 
-    With `actions=True` the blocks created, changed in place and destroyed, by torch.profiler's categories.
+    With `actions=True`, returns the blocks created, changed in place and destroyed, by torch.profiler's
+    categories.
     `options` are the options of `memtrace ops`, with `_` for `-`."""
     return _answer("ops", [trace], options)
 
 
 def frag(trace: Trace = DEFAULT, **options: Any) -> Answer:
-    """Reserved memory that is not in use: rounding, holes, empty segments, the blocks that pin segments.
+    """Returns the reserved memory that is not in use: rounding, holes, empty segments, and blocks that pin
+    segments.
 
     `options` are the options of `memtrace frag`, with `_` for `-`."""
     return _answer("frag", [trace], options)
 
 
 def leaks(trace: Trace = DEFAULT, **options: Any) -> Answer:
-    """Memory that grows from step to step, its rate and owner, and what was never freed.
+    """Returns the memory that grows from step to step, its rate and owner, and the memory that was never
+    freed.
 
-    With `holders=True` the Python objects that keep memory of earlier steps; `memtrace.retained()` searches
-    this process.
+    With `holders=True`, also returns the Python objects that keep memory of earlier steps.
+    `memtrace.retained()` searches this process.
     `options` are the options of `memtrace leaks`, with `_` for `-`."""
     return _answer("leaks", [trace], options)
 
@@ -180,12 +188,12 @@ def leaks(trace: Trace = DEFAULT, **options: Any) -> Answer:
 def ranks(
     trace: Trace | list[Trace] = DEFAULT, *, engine: str | None = None, **options: Any
 ) -> Answer | dict[str, Any]:
-    """All ranks: their peaks, the skew, and the first module where they differ.
+    """Returns the peaks of all ranks, their skew, and the first module in which they differ.
 
-    `options` are the options of `memtrace ranks`, with `_` for `-`. With an `engine` the ranks are compared
-    from digests of their traces: "local" makes them in this process, "ray" on a Ray cluster, one task a
-    trace.
-    `trace` may then be a list of folders and patterns. The options are `every_node` (each node looks on its
+    `options` are the options of `memtrace ranks`, with `_` for `-`. With an `engine`, the ranks are compared
+    from digests of their traces. "local" makes the digests in this process, "ray" on a Ray cluster with one
+    task per trace.
+    `trace` may then be a list of folders and patterns. The options are `every_node` (each node searches its
     own disk), `top` (lines of each list) and `keep` (a folder for the digests)."""
     if engine is None:
         return _answer("ranks", [trace], options)
@@ -195,21 +203,23 @@ def ranks(
 
 
 def timeline(trace: Trace = DEFAULT, **options: Any) -> Answer:
-    """Memory over time: pieces with their lowest and highest value, phases, steps and the peak.
+    """Returns the memory over time: intervals with their lowest and highest value, phases, steps and the
+    peak.
 
     `options` are the options of `memtrace timeline`, with `_` for `-`."""
     return _answer("timeline", [trace], options)
 
 
 def check(trace: Trace = DEFAULT, **options: Any) -> Answer:
-    """The problems of the trace: each row is compared with a replay. `status` is 1 when there is one.
+    """Returns the problems of the trace, found by comparing each row with a replay. `status` is 1 if there is
+    any.
 
     `options` are the options of `memtrace check`, with `_` for `-`."""
     return _answer("check", [trace], options)
 
 
 def diff(before: Trace, after: Trace, **options: Any) -> Answer:
-    """The peaks of two runs, compared by owner. `status` is 3 when `fail_over` is exceeded.
+    """Returns the peaks of two runs, compared by owner. `status` is 3 when `fail_over` is exceeded.
 
     `options` are the options of `memtrace diff`, with `_` for `-`.
 
@@ -219,15 +229,17 @@ def diff(before: Trace, after: Trace, **options: Any) -> Answer:
 
 
 def advise(trace: Trace = DEFAULT, **options: Any) -> Answer:
-    """The changes that lower the peak most. `status` is 3 when none that were tried reach the size `fit`.
+    """Returns the changes that lower the peak most. `status` is 3 if no tried change reaches the size `fit`.
 
-    With a change (`checkpoint`, `optimizer`, `dtype`, `batch`, ...) the peak that the run would have with it.
+    With a change (`checkpoint`, `optimizer`, `dtype`, `batch`, ...), predicts the peak of the run with this
+    change.
     `options` are the options of `memtrace advise`, with `_` for `-`."""
     return _answer("advise", [trace], options)
 
 
 def budget(trace: Trace = DEFAULT, **options: Any) -> Answer:
-    """The limits of the file `limits`, each with its highest value. `status` is 3 when one is exceeded.
+    """Returns the limits of the file `limits`, each with its highest value. `status` is 3 when one is
+    exceeded.
 
     `options` are the options of `memtrace budget`, with `_` for `-`."""
     return _answer("budget", [trace], options)

@@ -9,7 +9,8 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?\s*", re.IGNORECASE)
 
 
 def parse(text: object) -> int:
-    """The bytes of a size. Each unit is a power of 1024, as in the command: `KiB`, `KB` and `k` are 1,024.
+    """Returns a size in bytes. Each unit is a power of 1024, as in the command: `KiB`, `KB` and `k` are
+    1,024.
 
     Raises ValueError for anything else."""
     if isinstance(text, int) and not isinstance(text, bool) and text >= 0:
@@ -26,7 +27,7 @@ def parse(text: object) -> int:
 
 
 def show(size: int) -> str:
-    """A size for people, in the units of memtrace's reports."""
+    """Formats a size in the units of memtrace's reports."""
     for power, unit in [(3, "GiB"), (2, "MiB"), (1, "KiB")]:
         if abs(size) >= 1024**power:
             return f"{size / 1024**power:.2f} {unit}"

@@ -1,22 +1,22 @@
-"""Texts of a trace on a terminal."""
+"""Prepares texts of a trace for a terminal."""
 
 from __future__ import annotations
 
-# Of a text, in characters.
+# The maximum length of a text, in characters.
 LONGEST = 200
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, without the lines that explain it; its class, if it says nothing."""
+    """Returns the first line of an error's message, or its class if the message is empty."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def printable(text: object, none: str = "none", longest: int = LONGEST) -> str:
-    """A text that cannot move the cursor, change a colour or hide what follows it.
+    """Returns the text with control characters escaped, so that it cannot affect the terminal.
 
     `none` replaces null and an empty text."""
     shown = "" if text is None else str(text)
     cut = shown[:longest] + ("…" if len(shown) > longest else "")
-    # Not printable are controls, marks of direction, and the parts of a file name that are not UTF-8.
+    # Control characters, direction marks, and parts of a file name that are not UTF-8 are not printable.
     safe = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in cut)
     return safe or none

@@ -1,6 +1,6 @@
 """`python -m memtrace.kernel`: adds a Jupyter kernel that is traced, or removes it.
 
-The kernel runs the Python that runs this module: Jupyter's own code knows the folders of kernels."""
+The kernel runs the same Python as this module. Jupyter's own code finds the folders of kernels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from . import _command
 
 NAME = "memtrace"
-# How a kernel of memtrace is recognized before it is removed.
+# An argument that identifies memtrace's kernels, checked before one is removed.
 _MARK = "--ext=memtrace"
 _EXAMPLES = """examples:
   python -m memtrace.kernel install                      on the GPU of this machine
@@ -58,7 +58,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _check_card(command: str, card: str) -> None:
-    """Refuses a card that `memtrace run` would refuse: it would end the kernel before Jupyter hears of it."""
+    """Refuses a card that `memtrace run` would refuse, which would end the kernel at its start."""
     with tempfile.TemporaryDirectory() as folder:
         tried = subprocess.run(
             [command, "run", "--quiet", "--phantom", card, "-o", folder, "--", "true"],
@@ -78,7 +78,7 @@ def _install(manager: Any, request: argparse.Namespace) -> None:
     if request.phantom is not None:
         _check_card(command, request.phantom)
         words += ["--phantom", request.phantom]
-        # Few characters are allowed in the name of a kernel.
+        # Only a few characters are allowed in the name of a kernel.
         name = f"{NAME}-{re.sub('[^A-Za-z0-9._-]', '-', request.phantom)}"
         display_name = f"Python (memtrace, {request.phantom})"
     name = request.name or name
@@ -87,7 +87,7 @@ def _install(manager: Any, request: argparse.Namespace) -> None:
         "argv": [*words, "--", sys.executable, *launcher],
         "display_name": request.display_name or display_name,
         "language": "python",
-        # A signal would reach the kernel twice: as a member of the process group, and through memtrace run.
+        # A signal would reach the kernel twice: through the process group, and through memtrace run.
         "interrupt_mode": "message",
         "metadata": {"debugger": True},
     }
@@ -102,7 +102,7 @@ def _install(manager: Any, request: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Installs or removes a kernel, as the command line asks."""
+    """Installs or removes a kernel, depending on the command line."""
     request = _arguments()
     try:
         importlib.import_module("ipykernel")

@@ -6,8 +6,8 @@
     @pytest.mark.phantom("h100-80g")          the test runs on this simulated GPU, in a process of its own
 
 `pytest --memtrace` checks the limits on the GPU of this machine, `pytest --memtrace=h100-80g` on a simulated
-one. Without it the tests run as they are, and the end says that limits were not checked. docs/pytest.md has
-more.
+GPU. Without the option, the tests run unchanged, and a message at the end says that limits were not checked.
+docs/pytest.md has the details.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(phantom_tests.CHILD_OPTION, help=argparse.SUPPRESS)
 
 
-# Before capturing begins, so that the process which replaces this one has the real stdout.
+# Runs before capturing begins, so that the process that replaces this one has the real stdout.
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config):
     restart.restart_if_needed(early_config)
@@ -59,13 +59,13 @@ def pytest_configure(config: pytest.Config) -> None:
     if limits.is_active():
         config.pluginmanager.register(limits.Limits(), "memtrace-limits")
         config.pluginmanager.register(Untraced(), "memtrace-untraced")
-    # The plugin that was registered last is asked first.
+    # Registered last, because pytest calls the last registered plugin first.
     config.pluginmanager.register(phantom_tests.PhantomTests(config), "memtrace-phantom-tests")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    # Errors in marks are found whether or not the run is traced.
+    # Errors in marks are reported whether or not the run is traced.
     limited = 0
     for item in items:
         found = [limits.limit_of(item, name) for name in (limits.MEMORY, limits.LEAKS)]
@@ -77,13 +77,13 @@ UNCHECKED = pytest.StashKey[int]()
 
 
 class Untraced:
-    """Fails a traced run that has limits and no trace: no GPU was found, so nothing was checked."""
+    """Fails a traced run that has limits but no trace, because no GPU was found and nothing was checked."""
 
     def __init__(self) -> None:
         self._limited: set[str] = set()
         self._is_traced = False
 
-    # With xdist these are the reports of all workers.
+    # With xdist, this receives the reports of all workers.
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if limits.MEMORY in report.keywords or limits.LEAKS in report.keywords:
             self._limited.add(report.nodeid)

@@ -6,12 +6,12 @@ import sys
 
 MIB = 1 << 20
 STEPS = ["cublas", "cudnn", "nccl", "graph", "expandable"]
-# nvidia-smi rounds to MiB, and its sample is some ms apart from memtrace's.
+# nvidia-smi rounds to MiB, and its sample is a few ms apart from memtrace's.
 TOLERANCE = 4 * MIB
 
 
 def check(checks, script):
-    """Every step runs in its own process."""
+    """Checks each step in its own process."""
     for how in STEPS:
         problem, detail = step(checks, script, how)
         checks.report(f"ledger: {how}", problem, detail)

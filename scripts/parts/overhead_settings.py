@@ -1,4 +1,4 @@
-"""What scripts/overhead and scripts/instructions share: the loop, its settings, and the page of results."""
+"""Shared by scripts/overhead and scripts/instructions: the loop, its settings, and the page."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ CARD = "h100-80g"
 
 UNTRACED = "untraced"
 
-# label, recorder of overhead_loop.py, traced by memtrace, its variables
+# For each setting: label, recorder of overhead_loop.py, whether memtrace traces it, and its variables.
 SETTINGS = [
     (UNTRACED, "none", False, {}),
     ("memtrace: `MEMTRACE_ENABLED=0`", "none", True, {"MEMTRACE_ENABLED": "0"}),
@@ -30,7 +30,7 @@ SETTINGS = [
 
 
 def write(text, mark):
-    """Puts a text between two comments of docs/overhead.md."""
+    """Replaces the text between two comments of docs/overhead.md."""
     before, rest = PAGE.read_text().split(f"<!-- {mark} -->\n")
     after = rest.split(f"<!-- /{mark} -->")[1]
     PAGE.write_text(f"{before}<!-- {mark} -->\n{text}\n<!-- /{mark} -->{after}")

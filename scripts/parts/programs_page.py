@@ -13,20 +13,20 @@ START, END = "<!-- programs -->", "<!-- /programs -->"
 
 
 def kept() -> dict[str, list[str]]:
-    """The rows of the page, by program."""
+    """Returns the rows of the page, by program."""
     rows = PAGE.read_text().split(START)[1].split(END)[0].strip().splitlines()[2:]
     cells = [row[2:-2].split(" | ") for row in rows]
     return {row[0]: row for row in cells if len(row) == len(HEAD)}
 
 
 def table(rows: list[list[str]]) -> str:
-    """The table in Markdown."""
+    """Returns the table in Markdown."""
     sides = [":---", *["---"] * 5, "---:", "---", *["---:"] * 3]
     return "\n".join("| " + " | ".join(line) + " |" for line in [HEAD, sides, *rows])
 
 
 def write(rows: dict[str, list[str]], order: list[str]) -> None:
-    """Writes rows into the page, beside those of other programs that it has, in this order."""
+    """Writes rows into the page in this order, and keeps the rows of other programs."""
     rows = {**kept(), **rows}
     before, rest = PAGE.read_text().split(START)
     listed = [rows[name] for name in order if name in rows]

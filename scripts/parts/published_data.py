@@ -14,7 +14,7 @@ COLUMNS = [*KEY, "published", "unit", "ours", "newest", "error_percent", "comput
 
 @dataclass(frozen=True)
 class Row:
-    """A published figure beside our number. Both are texts in the unit of the source."""
+    """A published figure and our number. Both are texts in the unit of the source."""
 
     figure: Figure
     ours: str
@@ -43,7 +43,7 @@ def key(figure: Figure) -> tuple[str, ...]:
 
 
 def read_rows(path: Path, figures: list[Figure]) -> dict[Figure, Row]:
-    """The rows of the figures that the file has with the same published number."""
+    """Returns the rows of figures whose published number in the file is unchanged."""
     rows = {tuple(row[name] for name in KEY): row for _, row in read_table(path, COLUMNS)}
     found = {}
     for figure in figures:
@@ -54,7 +54,7 @@ def read_rows(path: Path, figures: list[Figure]) -> dict[Figure, Row]:
 
 
 def in_order(rows: dict[Figure, Row], figures: list[Figure]) -> list[Row]:
-    """A row for each figure; an error names the first that has none."""
+    """Returns a row for each figure. Raises FigureError for the first figure without a row."""
     for figure in figures:
         if figure not in rows:
             missing = " ".join(filter(None, key(figure)))

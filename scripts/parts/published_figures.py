@@ -13,7 +13,7 @@ CASES = ROOT / "tests/published"
 COLUMNS = ["source", "card", "torch", "libraries", "case", "arguments", "label", "what", "published", "unit"]
 COLUMNS += ["cause"]
 SOURCE_COLUMNS = ["source", "title", "address", "measured", "rounding", "note"]
-# The newest torch that `scripts/env torch` installs for the tests: for a figure that names none.
+# The newest torch that `scripts/env torch` installs for the tests. It is used for figures without a version.
 NEWEST = "2.11.0"
 UNITS = {
     "B": 1,
@@ -29,12 +29,12 @@ UNITS = {
 
 
 class FigureError(Exception):
-    """A file or a request that cannot be used: one line for the user."""
+    """A file or a request cannot be used. The text is one line for the user."""
 
 
 @dataclass(frozen=True, order=True)
 class Run:
-    """One process: a case on a card, with a torch and libraries. It answers all figures of its arguments."""
+    """One process: a case on a card with given versions. It computes all figures of its arguments."""
 
     card: str
     torch: str
@@ -51,14 +51,14 @@ class Run:
 
 @dataclass(frozen=True)
 class Source:
-    """Who measured what, and where it is published."""
+    """A source of figures: who measured them, and where they are published."""
 
     source: str
     title: str
     address: str
     measured: str
-    # How the number was rounded before it was printed: empty for decimal digits, `float32`, or `down` where
-    # whole units were cut off.
+    # How the number was rounded before it was printed: empty for decimal digits, `float32`, or `down` if
+    # whole units were truncated.
     rounding: str
     note: str
 
@@ -69,7 +69,7 @@ class Figure:
 
     source: Source
     run: Run
-    # The torch of the source, empty if unknown.
+    # The version of torch that the source used; empty if unknown.
     torch: str
     label: str
     what: str
@@ -85,13 +85,13 @@ class Figure:
         return Decimal(measured) / UNITS[self.unit]
 
     def error(self, measured: int) -> float:
-        """The relative difference of our number from the published one."""
+        """Returns the relative difference of our number from the published one."""
         if self.number == 0:
             return 0.0 if measured == 0 else float("inf")
         return float(self.in_unit(measured) / self.number - 1)
 
     def equal(self, measured: int) -> bool:
-        """Whether both are the same number at the precision of the published one."""
+        """Returns whether both numbers are equal at the precision of the published one."""
         ours = self.in_unit(measured)
         if self.source.rounding == "float32":
             ours = Decimal(struct.unpack("f", struct.pack("f", float(ours)))[0])
@@ -103,7 +103,7 @@ class Figure:
 
 
 def read_table(path: Path, columns: list[str]) -> list[tuple[str, dict[str, str]]]:
-    """The rows of a CSV of these columns, each with its place in the file."""
+    """Returns the rows of a CSV file with these columns, each with its place in the file."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
             rows = list(csv.reader(file))
@@ -133,7 +133,7 @@ def read_sources(folder: Path) -> dict[str, Source]:
 
 
 def read_figures(folder: Path = CASES) -> list[Figure]:
-    """All figures, in the order of the file."""
+    """Returns all figures, in the order of the file."""
     sources = read_sources(folder)
     figures: list[Figure] = []
     seen: dict[tuple[Run, str, str, str], str] = {}

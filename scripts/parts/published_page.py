@@ -20,13 +20,13 @@ README = ROOT / "README.md"
 PICTURE = ROOT / "docs/gallery/accuracy.svg"
 BEGIN = "<!-- scripts/published writes from here -->"
 END = "<!-- to here -->"
-# A larger difference needs a cause.
+# The relative difference above which a figure needs a cause.
 LIMIT = 0.005
 
 
 @dataclass
 class Compared:
-    """A published figure and ours, in bytes: by torch, with the torch of the source under the empty name."""
+    """A published figure and our numbers by version of torch; the empty name is the source's."""
 
     figure: Figure
     ours: dict[str, int | None]
@@ -50,7 +50,7 @@ class Compared:
         return 0.0 if self.equal() else self.figure.error(self.measured)
 
     def shown(self, torch: str = "") -> str:
-        """Our number at one digit more than the published one."""
+        """Returns our number with one digit more than the published one."""
         measured = self.ours.get(torch)
         if measured is None:
             return "-"
@@ -93,7 +93,7 @@ class Compared:
 
 
 def quantile(sorted_values: list[float], share: float) -> float:
-    """The smallest value that at least this share of the values does not exceed."""
+    """Returns the smallest value that at least this share of the values does not exceed."""
     return sorted_values[max(0, -int(-len(sorted_values) * share // 1) - 1)]
 
 
@@ -150,7 +150,7 @@ def write_from_data(figures: list[Figure]) -> None:
 
 
 def commit() -> str:
-    """The last commit that changed the Rust code, of which a case runs a build."""
+    """Returns the last commit that changed the Rust code, because a case runs a build of that code."""
     asked = ["git", "-C", str(ROOT), "log", "-1", "--format=%h", "--", "src"]
     return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
 
@@ -164,7 +164,7 @@ def replace_between(path: Path, begin: str, end: str, part: str) -> None:
 
 
 def sentences(rows: list[Row]) -> str:
-    """README's sentences: the numbers of the distribution."""
+    """Returns README's sentences about the distribution of the errors."""
     errors = sorted(abs(row.error()) for row in rows)
     equal = sum(row.equal() for row in rows)
     near = sum(error <= LIMIT for error in errors)
@@ -176,7 +176,7 @@ def sentences(rows: list[Row]) -> str:
 
 
 def models(rows: list[Row]) -> list[str]:
-    """The cards, each once however many of them a run had and whatever it changed of them."""
+    """Returns the card models, each once, without counts and modified properties."""
     return sorted({re.sub(r"^[0-9]+x|,.*", "", row.figure.run.card) for row in rows})
 
 
@@ -212,7 +212,7 @@ def distribution(rows: list[Row]) -> str:
 
 
 def by_source(rows: list[Row]) -> str:
-    """One line for each source: what it measured, and how near our numbers are."""
+    """Returns one line per source: what it measured, and how close our numbers are."""
     lines = []
     for source in dict.fromkeys(row.figure.source for row in rows):
         own = [row for row in rows if row.figure.source == source]
@@ -226,7 +226,7 @@ def by_source(rows: list[Row]) -> str:
 
 
 def differences(rows: list[Row]) -> str:
-    """One line for each cause: its largest error, and how many figures have it."""
+    """Returns one line per cause: its largest error, and the number of figures with it."""
     causes: dict[tuple[str, str], list[Row]] = {}
     for row in sorted(rows, key=lambda row: -abs(row.error())):
         if abs(row.error()) > LIMIT and not row.equal():

@@ -1,4 +1,4 @@
-"""The picture of the comparison: ours against published, and the error of each figure, as an SVG."""
+"""Draws the comparison as SVG: our numbers against published ones, and each error."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ WIDTH, HEIGHT = 880, 380
 TOP, BOTTOM = 52, 52
 LEFT_PANEL, RIGHT_PANEL = (64, 416), (500, 860)
 INK, GRID, GOOD, OFF = "#24292f", "#d8dee4", "#0969da", "#d4570a"
-# Errors beyond this are drawn at the edge.
+# Larger errors are drawn at the edge.
 EDGE = 0.10
 LIMIT = 0.005
 LABELS = {10: "1 KiB", 20: "1 MiB", 30: "1 GiB", 40: "1 TiB"}
 
 
 def picture(figures: Sequence[tuple[float, float]]) -> str:
-    """Draws (published, ours) pairs of bytes; pairs that are equal as published come as the same number."""
+    """Draws (published, ours) pairs of bytes. Pairs equal as published must have the same number."""
     points = sorted((pair for pair in figures if min(pair) > 0), key=lambda pair: abs(pair[1] / pair[0] - 1))
     if not points:
         raise ValueError("no figure to draw")
@@ -30,7 +30,7 @@ def picture(figures: Sequence[tuple[float, float]]) -> str:
         return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
 
     def by_error(error: float) -> float:
-        # Linear inside 0.5 %, logarithmic beyond: most errors are zero.
+        # Linear up to 0.5%, logarithmic beyond, because most errors are zero.
         size = min(abs(error), EDGE)
         step = (
             size / LIMIT * 0.25

@@ -1,4 +1,4 @@
-"""Runs of published cases: each in a process of its own on a simulated GPU, two at a time, cached."""
+"""Runs published cases: each in a separate process on a simulated GPU, two at a time, with cached results."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from pathlib import Path
 
 from .published_figures import ROOT, Run
 
-# Settings from outside would change the answer; a case sets its own.
+# Inherited settings with these prefixes would change the answer, so they are removed. A case sets its own.
 OUTSIDE = ("MEMTRACE_", "PYTORCH_", "CUDA_", "NCCL_", "TORCH")
 BUILT = ("memtrace", "libmemtrace.so", "libmemtrace_phantom.so")
 
 
 @dataclass
 class Outcome:
-    """The values that a run printed by label and quantity, or the reason why there are none."""
+    """The values that a run printed, by label and quantity, or the reason why it printed none."""
 
     values: dict[str, dict[str, int]] = field(default_factory=dict)
     failure: str = ""
@@ -84,7 +84,7 @@ class Runner:
                 raise
 
     def stop(self) -> None:
-        """Ends the cases that run, each with the workers that it started."""
+        """Ends the running cases, each with the workers that it started."""
         self.stopped = True
         for process in list(self.live):
             with contextlib.suppress(ProcessLookupError):
@@ -105,7 +105,7 @@ class Runner:
         outcome.seconds = time.monotonic() - started
         if not outcome.failure:
             kept.parent.mkdir(parents=True, exist_ok=True)
-            # Two callers at once both write a whole file.
+            # A unique name, so that each of two simultaneous callers writes a complete file.
             unfinished = kept.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
             unfinished.write_text(json.dumps(outcome.values))
             unfinished.replace(kept)
@@ -126,7 +126,7 @@ class Runner:
             return self.finish(command, environment, scratch)
 
     def finish(self, command: list[str], environment: dict[str, str], folder: str) -> Outcome:
-        # A group of its own: at the time limit the workers that a case started end too.
+        # In a process group of its own, so that the case's workers also end at the time limit.
         process = subprocess.Popen(
             command,
             env=environment,
@@ -163,8 +163,8 @@ class Runner:
         return done.stdout.strip().splitlines()[-1]
 
     def libraries(self, python: str, run: Run) -> str:
-        """The folder of the libraries that the case wants instead of scripts/env's. The list is complete:
-        pip installs no dependencies, which would bring another torch."""
+        """Returns the folder of the libraries that the case needs in place of those from scripts/env. The
+        list is complete: pip installs no dependencies, because they would bring another torch."""
         if not run.libraries:
             return ""
         name = hashlib.sha256(f"{run.torch} {run.libraries}".encode()).hexdigest()[:16]
@@ -183,7 +183,7 @@ class Runner:
 
 
 def imported(script: Path, folder: Path) -> set[Path]:
-    """The script and the modules of the folder that it imports, and that these import."""
+    """Returns the script and the modules of the folder that it imports, directly or indirectly."""
     found: set[Path] = set()
     left = [script]
     while left:
@@ -202,7 +202,7 @@ def imported(script: Path, folder: Path) -> set[Path]:
 
 
 def read_output(output: str) -> Outcome:
-    """The JSON lines that a case printed; other lines are a library's and do not count."""
+    """Parses the JSON lines that a case printed. Other lines are from libraries and are ignored."""
     values: dict[str, dict[str, int]] = {}
     for line in output.splitlines():
         if not line.startswith('{"label"'):

@@ -12,12 +12,12 @@ from pathlib import Path
 
 COLUMNS = 118
 LINE, CHARACTER, MARGIN = 18, 7.8, 14
-# Seconds until the output follows its command, and for each line of output.
+# The time in seconds between a command and its output, and for each line of output.
 TYPING, READING = 1.2, 0.55
 
 
 def blocks(page: str) -> list[list[str]]:
-    """The console blocks of a page, as lines of at most COLUMNS characters."""
+    """Returns the console blocks of a page, as lines of at most COLUMNS characters."""
     found = re.findall(r"^```console\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     return [[cut(line) for line in block.splitlines()] for block in found]
 
@@ -27,7 +27,7 @@ def cut(line: str) -> str:
 
 
 def screens(block: list[str]) -> list[tuple[list[str], float]]:
-    """What the terminal shows, and for how long: after each command, and after its output."""
+    """Returns the screens of the terminal and their durations: after each command, and after its output."""
     shown: list[str] = []
     result: list[tuple[list[str], float]] = []
     output = 0
@@ -69,7 +69,7 @@ def svg(page: str) -> str:
             + "</g>"
         )
         start += seconds
-    # Readers who want no motion see the first block as a whole.
+    # Readers who prefer reduced motion see the first block as a whole.
     still = len(screens(blocks(page)[0])) - 1
     return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">
 <title>The commands of the tutorial in a terminal</title>

@@ -60,7 +60,7 @@ MODELS = {
 
 
 def write_model(folder, name):
-    """The files of a model: its configuration, and a tokenizer of one word for each id."""
+    """Writes the files of a model: its configuration, and a tokenizer with one word for each id."""
     folder.mkdir(parents=True, exist_ok=True)
     config = MODELS[name]
     (folder / "config.json").write_text(json.dumps(config, indent=1))

@@ -1,7 +1,8 @@
-//! The allocator of the command: memory that runs out ends it with a line and status 2, as every other error does.
+//! The global allocator of the command. If memory runs out, it ends the command with a message and status 2,
+//! like any other error.
 //!
-//! Without it Rust aborts, and a shell reports a crash. A trace of a few kilobytes may describe more live blocks than
-//! the machine can hold, so this is an answer about the input.
+//! By default, Rust aborts, and a shell reports a crash. A trace of a few kilobytes may describe more live
+//! blocks than the machine can hold, so running out of memory is a result of the input, not a bug.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::Write;
@@ -10,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// The system's allocator, which never returns null.
 pub struct EndsWhenFull;
 
-/// True once [`end`] runs: at the second time nothing can be written.
+/// True once [`end`] runs. If memory runs out again while it runs, nothing can be printed.
 static ENDS: AtomicBool = AtomicBool::new(false);
 
 #[cold]
@@ -28,25 +29,25 @@ fn end() -> ! {
 // SAFETY: every call goes to the system's allocator under the same contract.
 unsafe impl GlobalAlloc for EndsWhenFull {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds the contract of the method.
         let memory = unsafe { System.alloc(layout) };
         if memory.is_null() { end() } else { memory }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds the contract of the method.
         let memory = unsafe { System.alloc_zeroed(layout) };
         if memory.is_null() { end() } else { memory }
     }
 
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds the contract of the method.
         let memory = unsafe { System.realloc(memory, layout, size) };
         if memory.is_null() { end() } else { memory }
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds the contract of the method.
         unsafe { System.dealloc(memory, layout) }
     }
 }

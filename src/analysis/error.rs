@@ -10,17 +10,17 @@ pub type Result<T> = std::result::Result<T, Error>;
 pub enum Error {
     /// A trace could not be read.
     Trace(memtrace_trace::Error),
-    /// The request is not valid; the text names the valid forms.
+    /// The request is invalid; the text names the valid forms.
     Usage(String),
 }
 
 impl Error {
-    /// An [`Error::Usage`] with this text.
+    /// Returns an [`Error::Usage`] with this text.
     pub fn usage(message: impl Into<String>) -> Error {
         Error::Usage(message.into())
     }
 
-    /// Returns true if a file is not there: its recorder may have removed it ([`memtrace_trace::keep`]).
+    /// Returns true if a file does not exist. Its recorder may have removed it ([`memtrace_trace::keep`]).
     pub(crate) fn is_no_file(&self) -> bool {
         let Error::Trace(memtrace_trace::Error::Io { source, .. }) = self else { return false };
         source.kind() == std::io::ErrorKind::NotFound

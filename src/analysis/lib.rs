@@ -3,17 +3,18 @@
 //! The modules, in the order in which a newcomer reads them:
 //!
 //! - [`read`]: the files of a run, as a stream of records.
-//! - [`state`]: the replay of the records: which memory is live when, who owns it, and the totals. Nearly every answer
-//!   starts here.
-//! - [`profile`]: a second replay, by the flow of data between ops: the categories and actions of `torch.profiler`.
-//! - [`requests`]: the calls that the program made of the caching allocator, in order, to make them again.
-//! - [`whatif`]: the replay with other sizes and lives, which predicts the peak of a changed program.
+//! - [`state`]: the replay of the records: the live memory at each moment, its owners, and the totals. Nearly
+//!   every answer starts here.
+//! - [`profile`]: a second replay that follows the flow of data between ops: the categories and actions of
+//!   `torch.profiler`.
+//! - [`requests`]: the program's requests to the caching allocator, in order, so that they can be repeated.
+//! - [`whatif`]: the replay with other sizes and lifetimes, which predicts the peak of a changed program.
 //! - [`selection`]: the part of a run that the user selects.
 //! - [`render`]: text for a terminal.
 //! - [`reports`], [`exports`] and [`html`]: the answers. Each report and each export is one file and one line
-//!   of a table ([`reports::REPORTS`], [`exports::EXPORTS`]) that the command, its help and its tests walk.
+//!   of a table ([`reports::REPORTS`], [`exports::EXPORTS`]), which the command, its help and its tests read.
 //!
-//! No other module imports from the answers.
+//! No other module imports from these three.
 //!
 //! From a trace to an answer:
 //!
@@ -31,8 +32,8 @@
 //! # Ok::<(), memtrace_analysis::Error>(())
 //! ```
 //!
-//! Nothing here prints or parses arguments. The only unsafe code is in `read/scan/cpu.rs`, for instructions
-//! that safe Rust has no names for, and in [`allocator`], whose trait is unsafe.
+//! This crate neither prints nor parses arguments. The only unsafe code is in `read/scan/cpu.rs`, for
+//! instructions without a safe equivalent, and in [`allocator`], whose trait is unsafe.
 #![deny(unsafe_code)]
 
 pub mod allocator;

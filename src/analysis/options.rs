@@ -15,16 +15,16 @@ pub struct Flag {
     pub name: &'static str,
     /// The name of its value in the help; `None` for a switch.
     pub value: Option<&'static str>,
-    /// The default; empty for none.
+    /// The default; empty if there is no default.
     pub default: &'static str,
-    /// The valid values; empty when any is valid.
+    /// The valid values; empty if any value is valid.
     pub choices: &'static [&'static str],
     /// The help text: one line.
     pub help: &'static str,
 }
 
 impl Flag {
-    /// A switch: an option without a value.
+    /// Returns a switch: an option without a value.
     #[must_use]
     pub const fn switch(name: &'static str, help: &'static str) -> Flag {
         Flag { name, value: None, default: "", choices: &[], help }
@@ -34,17 +34,17 @@ impl Flag {
 /// The shared options, and one report's own options by name.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Only this device.
+    /// The only device to report on; `None` for all.
     pub device: Option<i32>,
-    /// The most lines of a list; `None` for the default of the report.
+    /// The maximum number of lines of a list; `None` for the report's default.
     pub top: Option<usize>,
     /// The unit for bytes.
     pub units: Unit,
     /// The part of the trace that is reported on.
     pub window: Window,
-    /// Skip and count lines that are not rows, instead of failing.
+    /// True to skip and count lines that are not rows, instead of failing.
     pub lenient: bool,
-    /// Print colours and bold.
+    /// True to print colors and bold text.
     pub paint: bool,
     /// The width of the terminal in columns; `None` without a terminal.
     pub width: Option<usize>,
@@ -55,13 +55,13 @@ pub struct Options {
 }
 
 impl Options {
-    /// An empty text in the form that these options ask for.
+    /// Returns an empty printer in the form that these options request.
     #[must_use]
     pub fn printer(&self) -> Printer {
         Printer::new(self.paint, self.width).in_form(self.form)
     }
 
-    /// The value of the report's option `name`; empty when it was not given and has no default.
+    /// Returns the value of the report's option `name`; empty if it was not given and has no default.
     #[must_use]
     pub fn text(&self, name: &str) -> &str {
         self.values.get(name).map_or("", String::as_str)
@@ -73,10 +73,10 @@ impl Options {
         self.values.contains_key(name)
     }
 
-    /// The value of `name` as a number from 1; `None` when it was not given.
+    /// Returns the value of `name` as a number of at least 1; `None` if it was not given.
     ///
     /// # Errors
-    /// When the value is not such a number.
+    /// When the value is not a number of at least 1.
     pub fn count(&self, name: &str) -> Result<Option<usize>> {
         match self.number(name)? {
             Some(0) => Err(Error::usage(format!("--{name} 0: expected a number from 1"))),
@@ -84,7 +84,7 @@ impl Options {
         }
     }
 
-    /// The value of `name` as a number; `None` when it was not given.
+    /// Returns the value of `name` as a number; `None` if it was not given.
     ///
     /// # Errors
     /// When the value is not a number.
@@ -119,12 +119,12 @@ impl Default for Window {
 }
 
 impl Window {
-    /// Returns true if no end is set.
+    /// Returns true if the window has no end.
     pub(crate) fn is_open(&self) -> bool {
         self.to_ns == i64::MAX && self.to_step == i64::MAX
     }
 
-    /// Returns true if a row at `ts_ns` in `step` is inside.
+    /// Returns true if a row at `ts_ns` in `step` is in the window.
     pub(crate) fn has(&self, ts_ns: i64, step: i64) -> bool {
         (self.from_ns..=self.to_ns).contains(&ts_ns) && (self.from_step..=self.to_step).contains(&step)
     }

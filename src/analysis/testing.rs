@@ -4,8 +4,8 @@ use memtrace_trace::csv::RowWriter;
 use memtrace_trace::meta::Meta;
 use memtrace_trace::{EventName, Row};
 
-/// Builds the bytes of a trace row by row. It numbers the rows and keeps the totals of each device, so that a
-/// test gives only the fields that matter to it.
+/// Builds the bytes of a trace row by row. It numbers the rows and tracks the totals of each device, so that
+/// a test sets only the fields that matter to it.
 pub struct TraceBuilder {
     writer: RowWriter<Vec<u8>>,
     seq: i64,
@@ -19,7 +19,7 @@ impl Default for TraceBuilder {
 }
 
 impl TraceBuilder {
-    /// A trace that begins with this meta row; the schema version is set here.
+    /// Returns a trace that begins with this meta row; the schema version is set here.
     #[must_use]
     pub fn new(meta: Meta) -> Self {
         let meta = Meta { schema: memtrace_trace::SCHEMA_VERSION.to_owned(), ..meta };
@@ -29,7 +29,7 @@ impl TraceBuilder {
         builder
     }
 
-    /// Writes a row; sets its `seq`, and its `ts_ns` (1 µs per row) where it is 0. Returns the `seq`.
+    /// Writes a row. Sets its `seq`, and also its `ts_ns` (1 µs per row) if that is 0. Returns the `seq`.
     pub fn raw(&mut self, row: Row<'_>) -> i64 {
         self.seq += 1;
         let ts_ns = if row.ts_ns == 0 { (self.seq - 1) * 1000 } else { row.ts_ns };
@@ -62,8 +62,7 @@ impl TraceBuilder {
         self.raw(Row { allocated_bytes, active_bytes, reserved_bytes, ..row })
     }
 
-    /// Writes the allocation of a segment of `bytes` on device 0, or the free of one where `bytes` is
-    /// negative.
+    /// Writes the allocation of a segment of `bytes` on device 0, or a segment's free if `bytes` is negative.
     pub fn segment(&mut self, bytes: i64) -> i64 {
         let event = if bytes >= 0 { EventName::SegmentAlloc } else { EventName::SegmentFree };
         let row = Row { device: 0, event, api: "cudaMalloc", delta_bytes: bytes, ..Row::default() };
@@ -118,7 +117,7 @@ impl TraceBuilder {
         self.unfinished()
     }
 
-    /// The bytes of the trace without an `end` row, as a killed process leaves it.
+    /// Returns the bytes of the trace without an `end` row, as a killed process leaves it.
     #[must_use]
     pub fn unfinished(mut self) -> Vec<u8> {
         if let Err(error) = self.writer.flush() {

@@ -1,4 +1,4 @@
-//! The temporary folders of launches whose command was killed with SIGKILL, so that it could not remove them.
+//! Removes the temporary folders of launches whose command was killed with SIGKILL and could not remove them.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -10,7 +10,8 @@ use memtrace_trace::private_file;
 
 use crate::child_env::{Scratch, run_id_of};
 
-/// A younger folder stays: its program may run in another container, where it cannot be seen.
+/// The minimum age of a folder that is removed. A younger folder may belong to a program in another
+/// container, where it is not visible.
 const MIN_AGE: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Removes the folders of killed launches from `place`, if no process of the launch runs.
@@ -34,8 +35,8 @@ fn is_unused(folder: &Path) -> bool {
         && private_file::append(&Scratch::hello_in(folder)).is_ok_and(|hello| hello.try_lock().is_ok())
 }
 
-/// Returns true if a process of this launch runs. A program may overwrite its environment with a title (setproctitle),
-/// so the simulated machines count, too.
+/// Returns true if a process of this launch runs. The simulated machines are checked too, because a program
+/// may overwrite its environment with a title (setproctitle).
 fn is_running(run_id: &str) -> bool {
     let variable = format!("MEMTRACE_RUN_ID={run_id}");
     let has_variable =
@@ -80,7 +81,7 @@ mod tests {
         let used = make("memtrace-1000000000000003-1a2b");
         let mut process = Command::new("sleep");
         let mut process = process.arg("600").env("MEMTRACE_RUN_ID", "1000000000000003-1a2b").spawn().unwrap();
-        // The files of somebody else.
+        // The files of another user.
         let elsewhere = make("elsewhere");
         let link = place.path().join("memtrace-1000000000000004-1a2b");
         symlink(&elsewhere, &link).unwrap();

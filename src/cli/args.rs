@@ -1,4 +1,4 @@
-//! Arguments that several commands share, and the options that they give to a report or an export.
+//! The arguments that several commands share, and their conversion into the options of a report or an export.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use memtrace_trace::units::Unit;
 
 use crate::terminal;
 
-/// The folder of the traces when none is named.
+/// The default folder of the traces.
 pub(crate) const DEFAULT_FOLDER: &str = "memtrace-out";
 
 /// `--phantom` and its options: run on a simulated GPU.
@@ -62,7 +62,7 @@ pub(crate) fn ranks_arg() -> Arg {
     )
 }
 
-/// An option for each variable that a user may set for one run.
+/// Returns an option for each variable that a user may set for one run.
 pub(crate) fn setting_args() -> impl Iterator<Item = Arg> {
     config::options().map(|variable| {
         let option = variable.option();
@@ -76,7 +76,7 @@ pub(crate) fn setting_args() -> impl Iterator<Item = Arg> {
     })
 }
 
-/// The variables that the options of [`setting_args`] set, with their values.
+/// Returns the variables that the options of [`setting_args`] set, with their values.
 ///
 /// # Errors
 /// When a value is invalid; the message lists the valid ones.
@@ -91,7 +91,8 @@ pub(crate) fn settings(matches: &ArgMatches) -> Result<Vec<(&'static str, OsStri
     Ok(settings)
 }
 
-/// The program to run, and its arguments. An unknown option before it is refused, and those after it are its own.
+/// Returns the argument for the program to run and its arguments. An unknown option before the program is
+/// refused; options after it belong to the program.
 pub(crate) fn program_arg() -> Arg {
     Arg::new("command")
         .value_name("COMMAND")
@@ -118,14 +119,14 @@ pub(crate) fn json_arg() -> Arg {
 
 const JSON_HELP: &str = "Print the answer as JSON";
 
-/// The trace to read; [`crate::trace_input::open_arg`] opens it.
+/// Returns the argument for the trace to read; [`crate::trace_input::open_arg`] opens it.
 pub(crate) fn trace_arg(name: &'static str) -> Arg {
     Arg::new(name).value_name(name).value_parser(value_parser!(PathBuf)).value_hint(ValueHint::AnyPath).help(
         format!("A trace: a file, or the folder of a run [default: the newest run in {DEFAULT_FOLDER}]"),
     )
 }
 
-/// The argument of a report's or an export's own option.
+/// Returns the argument for a report's or an export's own option.
 pub(crate) fn flag_arg(flag: &Flag) -> Arg {
     let mut arg = Arg::new(flag.name).long(flag.name).help(flag.help);
     match flag.value {
@@ -141,7 +142,7 @@ pub(crate) fn flag_arg(flag: &Flag) -> Arg {
     arg
 }
 
-/// The options that every report takes.
+/// Returns the options that every report takes.
 pub(crate) fn shared_args() -> [Arg; 11] {
     let arg = |name: &'static str, value: &'static str, help: &'static str| {
         Arg::new(name).long(name).value_name(value).help(help).help_heading("Shared options")
@@ -176,8 +177,8 @@ pub(crate) fn shared_args() -> [Arg; 11] {
     ]
 }
 
-/// The options that the shared arguments and a report's own `flags` give. Text for stdout gets colour and
-/// the terminal's width.
+/// Returns the options from the shared arguments and from a report's own `flags`. With `to_stdout`, they
+/// include color and the terminal's width.
 ///
 /// # Errors
 /// When a value is invalid; the message shows valid ones.
@@ -224,7 +225,8 @@ pub(crate) fn options(flags: &[Flag], matches: &ArgMatches, to_stdout: bool) -> 
     Ok(options)
 }
 
-/// The examples of a command, for the end of its help: each command line without `memtrace`, and what it answers.
+/// Formats the examples of a command for the end of its help: each command line without `memtrace`, and its
+/// purpose.
 pub(crate) fn examples(examples: &[(&str, &str)]) -> String {
     let width = examples.iter().map(|(line, _)| line.len()).max().unwrap_or(0);
     let lines: Vec<String> =

@@ -1,4 +1,4 @@
-//! The environment that makes a program load the tracer, and the simulated GPU when one is asked for.
+//! Sets up the environment so that a program loads the tracer, and the simulated GPU if one is requested.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -19,23 +19,23 @@ use memtrace_trace::hello::{self, HELLO};
 use crate::libraries::{PHANTOM, TRACER, library};
 use crate::{abandoned, load_failure, terminal};
 
-/// The folders that a shell searches without `PATH`.
+/// The folders that a shell searches if `PATH` is unset.
 const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 
-/// The simulated GPU that the command line asks for.
+/// The simulated GPU that the command line requests.
 pub(crate) struct PhantomArgs<'a> {
     /// The card, such as `h100-80g`.
     pub(crate) card: &'a str,
     dynamic: Option<&'a str>,
     spec: Spec,
-    /// The faults to inject, with commas between.
+    /// The faults to inject, separated by commas.
     faults: String,
-    /// Whether the program continues where the card is full.
+    /// True if the program continues when the card is full.
     goes_past_oom: bool,
 }
 
 impl<'a> PhantomArgs<'a> {
-    /// The values of `--phantom` and `--phantom-dynamic`; `None` without `--phantom`.
+    /// Returns the values of `--phantom` and its options, or `None` without `--phantom`.
     ///
     /// # Errors
     /// When there is no such card; the message lists the cards.
@@ -44,10 +44,10 @@ impl<'a> PhantomArgs<'a> {
         card.map(|card| PhantomArgs::of_card(matches, card)).transpose()
     }
 
-    /// A card, with the other options for simulated GPUs.
+    /// Returns the values for this card, with the other options for simulated GPUs.
     ///
     /// # Errors
-    /// As [`PhantomArgs::from_matches`].
+    /// Same as [`PhantomArgs::from_matches`].
     pub(crate) fn of_card(matches: &'a ArgMatches, card: &'a str) -> Result<PhantomArgs<'a>> {
         let text = |name: &str| matches.get_one::<String>(name).map(String::as_str);
         let spec = Spec::parse(card).map_err(|error| anyhow!("--phantom {card}: {error}"))?;
@@ -67,17 +67,17 @@ impl<'a> PhantomArgs<'a> {
         Ok(PhantomArgs { card, dynamic: text("phantom-dynamic"), spec, faults, goes_past_oom })
     }
 
-    /// The number of cards.
+    /// Returns the number of cards.
     pub(crate) fn count(&self) -> u64 {
         u64::from(self.spec.count)
     }
 
-    /// The memory of the card in bytes, whether it is free or not.
+    /// Returns the total memory of the card in bytes.
     pub(crate) fn capacity(&self) -> u64 {
         self.spec.memory
     }
 
-    /// The memory that is free at the start, and the range in which a real card's may lie.
+    /// Returns the free memory at the start, and the range in which the value of a real card may be.
     pub(crate) fn free_at_start(&self) -> FreeAtStart {
         let [here, least, most] = self.spec.free_at_start();
         FreeAtStart { here, least, most }
@@ -88,9 +88,9 @@ impl<'a> PhantomArgs<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FreeAtStart {
     pub(crate) here: u64,
-    /// What a real card is expected to have at least.
+    /// The expected minimum of a real card.
     pub(crate) least: u64,
-    /// What it is expected to have at most.
+    /// The expected maximum of a real card.
     pub(crate) most: u64,
 }
 
@@ -113,7 +113,8 @@ pub(crate) fn check_card(card: &str) -> Result<()> {
     Spec::parse(card).map(|_| ()).map_err(|error| anyhow!("--phantom {card}: {error}"))
 }
 
-/// `command` with the environment that traces it. Its traces go to the folder `out`, an absolute path.
+/// Returns `command` with the environment that traces it. Its traces go to the folder `out`, an absolute
+/// path.
 ///
 /// # Errors
 /// When a library is missing, or `LD_PRELOAD` cannot name it.
@@ -133,7 +134,7 @@ pub(crate) fn traced_command(
         preload.push(scratch.loadable(&library)?);
         libcuda::link(&scratch.folder, &library)
             .context("cannot link libcuda.so.1, which Triton needs, to the simulated GPU")?;
-        // Scripts call nvidia-smi by its name.
+        // Scripts find nvidia-smi through PATH.
         let commands = scratch.folder.join("bin");
         fs::create_dir(&commands).with_context(|| commands.display().to_string())?;
         let own = std::env::current_exe().context("cannot find the command memtrace")?;
@@ -141,7 +142,7 @@ pub(crate) fn traced_command(
             .with_context(|| format!("cannot link nvidia-smi in {}", commands.display()))?;
         let path = std::env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into());
         let paths = std::iter::once(commands).chain(std::env::split_paths(&path));
-        // A folder with a colon cannot be in PATH: then only `memtrace live --nvidia-smi` shows the run.
+        // A folder with a colon cannot be in PATH. Then only `memtrace live --nvidia-smi` shows the run.
         if let Ok(path) = std::env::join_paths(paths) {
             child.env("PATH", path);
         }
@@ -162,7 +163,8 @@ pub(crate) fn traced_command(
     Ok(child)
 }
 
-/// Removes our libraries from the environment of a program that could not start with them, and says so.
+/// Removes our libraries from the environment of a program that could not start with them, and prints a
+/// message.
 pub(crate) fn spare_foreign_program(child: &mut Command, program: &OsStr) {
     if !load_failure::refuses_preload(program) {
         return;
@@ -177,13 +179,14 @@ pub(crate) fn spare_foreign_program(child: &mut Command, program: &OsStr) {
     };
 }
 
-/// An identifier that all processes of one launch share, and no other launch has.
+/// Returns a new identifier that all processes of one launch share, and no other launch has.
 pub(crate) fn run_id() -> String {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     format!("{:x}-{:x}", now.as_nanos(), std::process::id())
 }
 
-/// The value of `LD_PRELOAD`: our libraries first, then the libraries it names already, each once.
+/// Returns the value of `LD_PRELOAD`: our libraries first, then the libraries that it already names, each
+/// once.
 pub(crate) fn preload_list(ours: &[PathBuf], existing: Option<&OsStr>) -> OsString {
     let mut list: Vec<&[u8]> = ours.iter().map(|path| path.as_os_str().as_bytes()).collect();
     // The loader accepts both separators.
@@ -197,24 +200,24 @@ pub(crate) fn preload_list(ours: &[PathBuf], existing: Option<&OsStr>) -> OsStri
     OsStr::from_bytes(&list.join(&b':')).to_owned()
 }
 
-/// What the tracers of a launch reported about themselves.
+/// The reports of a launch's tracers about themselves.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct TracerFacts {
-    /// One was loaded into a program.
+    /// True if a tracer was loaded into a program.
     pub(crate) was_loaded: bool,
-    /// One could not write a trace, and said why.
+    /// True if a tracer could not write a trace. It has printed the reason.
     pub(crate) failed: bool,
 }
 
 impl TracerFacts {
-    /// The facts of two programs together.
+    /// Combines the facts of two programs.
     pub(crate) fn and(self, other: TracerFacts) -> TracerFacts {
         TracerFacts { was_loaded: self.was_loaded || other.was_loaded, failed: self.failed || other.failed }
     }
 }
 
-/// The run id in the name of a [`Scratch`] folder, and the time of its start in nanoseconds since 1970. Returns `None`
-/// for any other name.
+/// Returns the run id in the name of a [`Scratch`] folder, and the time of its start in nanoseconds since
+/// 1970. Returns `None` for any other name.
 pub(crate) fn run_id_of(name: &str) -> Option<(&str, u64)> {
     let rest = name.strip_prefix("memtrace-")?;
     let run_id = match rest.rsplit_once("-r") {
@@ -226,8 +229,8 @@ pub(crate) fn run_id_of(name: &str) -> Option<(&str, u64)> {
     Some((run_id, u64::from_str_radix(started, 16).ok()?))
 }
 
-/// A private temporary folder for one launch, removed when dropped. The next launches remove it if this command is
-/// killed before ([`abandoned`]).
+/// A private temporary folder for one launch, removed when dropped. If this command is killed first, later
+/// launches remove it ([`abandoned`]).
 pub(crate) struct Scratch {
     pub(crate) folder: PathBuf,
     /// [`Scratch::hello`], locked while this command runs.
@@ -243,24 +246,24 @@ impl Scratch {
         let place = std::env::temp_dir();
         abandoned::sweep(&place);
         let folder = place.join(format!("memtrace-{run_id}"));
-        // Fails when the name exists, so nobody can have placed a link there.
+        // Fails if the name exists, so no other user can have placed a link there.
         fs::DirBuilder::new()
             .mode(0o700)
             .create(&folder)
             .with_context(|| format!("cannot create the temporary folder {}", folder.display()))?;
         let hello = Scratch::hello_in(&folder);
         let lock = File::create_new(&hello).with_context(|| hello.display().to_string())?;
-        // A file system without locks: the folder stays if this command is killed.
+        // On a file system without locks, the folder remains if this command is killed.
         lock.try_lock().ok();
         Ok(Scratch { folder, _lock: lock })
     }
 
-    /// The file that [`HELLO`] names: see [`memtrace_trace::hello`].
+    /// Returns the file that [`HELLO`] names; see [`memtrace_trace::hello`].
     pub(crate) fn hello(&self) -> PathBuf {
         Scratch::hello_in(&self.folder)
     }
 
-    /// The path of [`Scratch::hello`] in the folder of a launch.
+    /// Returns the path of [`Scratch::hello`] in the folder of a launch.
     pub(crate) fn hello_in(folder: &Path) -> PathBuf {
         folder.join("hello")
     }
@@ -270,12 +273,12 @@ impl Scratch {
         self.was_told(hello::LOADED)
     }
 
-    /// What the tracer reported about itself.
+    /// Returns the tracer's reports about itself.
     pub(crate) fn tracer(&self) -> TracerFacts {
         TracerFacts { was_loaded: self.tracer_was_loaded(), failed: self.trace_failed() }
     }
 
-    /// Returns true if the tracer could not write a trace. It said why.
+    /// Returns true if the tracer could not write a trace. The tracer has printed the reason.
     fn trace_failed(&self) -> bool {
         self.was_told(hello::TRACE_FAILED)
     }
@@ -284,8 +287,8 @@ impl Scratch {
         fs::read(self.hello()).is_ok_and(|facts| facts.contains(&fact))
     }
 
-    /// A path of `library` without spaces and colons, at which the loader splits `LD_PRELOAD`: its own, or a
-    /// link in this folder.
+    /// Returns a path of `library` without spaces and colons, at which the loader splits `LD_PRELOAD`: its
+    /// own path, or a link in this folder.
     ///
     /// # Errors
     /// When the link cannot be created, or its path has a space or a colon too.
@@ -302,7 +305,7 @@ impl Scratch {
                 library.display()
             );
         }
-        // A command that starts several processes asks again.
+        // The link may exist, because a command may start several processes.
         if fs::read_link(&link).ok().as_deref() != Some(library) {
             symlink(library, &link).with_context(|| link.display().to_string())?;
         }

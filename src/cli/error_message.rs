@@ -1,9 +1,9 @@
-//! An error as the line that the user reads.
+//! Formats an error as the line that the user reads.
 
 use memtrace_trace::text::printable_lines;
 
-/// The error and its causes in one line. Some errors print their cause themselves: it is not repeated. What they quote
-/// from a trace is shown without control sequences, and not longer than a text may be.
+/// Returns the error and its causes in one line. A cause that an error's text already contains is not
+/// repeated. Text quoted from a trace is shown without control sequences, and is limited in length.
 pub(crate) fn message(error: &anyhow::Error) -> String {
     let mut message = String::new();
     for cause in error.chain().map(ToString::to_string) {

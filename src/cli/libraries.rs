@@ -1,4 +1,4 @@
-//! The places of the two libraries that belong to this command.
+//! Finds the two libraries that belong to this command.
 
 use std::path::{Path, PathBuf};
 
@@ -12,11 +12,11 @@ pub(crate) const PHANTOM: &str = "libmemtrace_phantom.so";
 /// The folder of a wheel's package that has the libraries.
 const IN_PACKAGE: &str = "memtrace/lib";
 
-/// The library `name`: beside this command, in a `lib` folder beside that, or in the Python package that was installed
-/// with it.
+/// Returns the path of the library `name`: in the folder of this command, in a `lib` folder next to that
+/// folder, or in the Python package that was installed with it.
 ///
 /// # Errors
-/// When it is in none of these places.
+/// When it is not in any of these places.
 pub(crate) fn library(name: &str) -> Result<PathBuf> {
     let command = std::env::current_exe().context("cannot find the folder of the command memtrace")?;
     let folder = command.parent().unwrap_or(Path::new("/"));
@@ -32,25 +32,26 @@ pub(crate) fn library(name: &str) -> Result<PathBuf> {
     Ok(found)
 }
 
-/// The folders that may have the libraries of a command in `folder`, the likeliest first.
+/// Returns the folders that may have the libraries of a command in `folder`, the likeliest first.
 fn places(folder: &Path) -> Vec<PathBuf> {
     let lib = folder.join("../lib");
     let mut places = vec![folder.to_owned(), lib.clone(), lib.join("memtrace")];
     let mut packages = Vec::new();
     for python in subfolders(&lib, "python3") {
-        // Debian has its own name for the folder.
+        // Debian names the folder dist-packages.
         packages.extend(["site-packages", "dist-packages"].map(|name| python.join(name)));
     }
-    // `pip install --target` puts the packages beside `bin`.
+    // `pip install --target` puts the packages next to `bin`.
     packages.push(folder.join(".."));
-    // Several Pythons that share this command may have different versions of the package.
+    // Several Pythons that share this command may have different versions of the package, so the matching
+    // version comes first.
     let info = concat!("gpu_memtrace-", env!("CARGO_PKG_VERSION"), ".dist-info");
     packages.sort_by_key(|packages| !packages.join(info).exists());
     places.extend(packages.iter().map(|packages| packages.join(IN_PACKAGE)));
     places
 }
 
-/// The folders in `folder` whose names begin with `prefix`, sorted.
+/// Returns the folders in `folder` whose names begin with `prefix`, sorted.
 fn subfolders(folder: &Path, prefix: &str) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut folders: Vec<PathBuf> = entries

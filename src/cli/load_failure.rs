@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 
 use memtrace_trace::elf::{self, Loader};
 
-/// The likely reason why `program` ran without the tracer, and the way out, judged from its file.
+/// Returns the likely reason why `program` ran without the tracer, and a solution, judged from the program's
+/// file.
 pub(crate) fn reason(program: &OsStr) -> String {
     let Some(path) = find_program(program) else {
         return "the program ended before its libraries were loaded".to_owned();
@@ -37,7 +38,7 @@ pub(crate) fn reason(program: &OsStr) -> String {
     }
 }
 
-/// The file that a shell would run for `program`.
+/// Returns the file that a shell would run for `program`.
 fn find_program(program: &OsStr) -> Option<PathBuf> {
     if program.as_bytes().contains(&b'/') {
         return Path::new(program).canonicalize().ok();

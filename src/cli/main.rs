@@ -41,7 +41,7 @@ fn main() -> ExitCode {
                 Some(path) => Err(anyhow::anyhow!(
                     "{path} is a path, not a command; show its trace with: memtrace summary {path}"
                 )),
-                // Anything but an error is a page of help.
+                // Other texts are help pages.
                 None => match error.render().to_string().strip_prefix("error: ") {
                     Some(text) => Err(anyhow::anyhow!("{}", text.trim_end())),
                     None => error.exit(),
@@ -52,7 +52,7 @@ fn main() -> ExitCode {
     recovery::remove_temporary_files();
     match result {
         Ok(code) => code,
-        // The reader closed the pipe, which is no error: `memtrace peak out | head`.
+        // A reader that closes the pipe is not an error: `memtrace peak out | head`.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             terminal::say(&message(&error));
@@ -61,7 +61,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Returns true if the command was called by this name: `memtrace run --phantom` puts a link of the name
+/// Returns true if the command was called by this name: `memtrace run --phantom` puts a link called
 /// `nvidia-smi` into the program's `PATH`.
 fn is_called(name: &str) -> bool {
     let called = std::env::args_os().next().map(std::path::PathBuf::from);

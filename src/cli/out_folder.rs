@@ -19,7 +19,8 @@ pub(crate) struct OutFolder {
 }
 
 impl OutFolder {
-    /// The folder `wanted`, created when it does not exist; else a new folder in [`DEFAULT_FOLDER`].
+    /// Returns the folder `wanted`, created if it does not exist; by default, a new folder in
+    /// [`DEFAULT_FOLDER`].
     ///
     /// # Errors
     /// When it cannot be created.
@@ -36,8 +37,8 @@ impl OutFolder {
         Ok(OutFolder { folder, shown, created })
     }
 
-    /// Removes the folder if this run created it and no trace was written: a program that uses no GPU leaves
-    /// nothing behind.
+    /// Removes the folder if this run created it and no trace was written, so that a program that uses no GPU
+    /// leaves no folder.
     pub(crate) fn remove_if_empty(&self) {
         if self.created && fs::remove_dir(&self.folder).is_ok() && self.shown.starts_with(DEFAULT_FOLDER) {
             fs::remove_dir(DEFAULT_FOLDER).ok();

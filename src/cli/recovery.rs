@@ -1,7 +1,7 @@
 //! Completes the traces of killed processes from their journals, before a command reads them.
 //!
-//! A trace that cannot be written (a read-only mount, a full disk) is completed for this command only: the rest of it is
-//! a temporary file, and the footer says so.
+//! If a trace cannot be written (a read-only mount, a full disk), it is completed for this command only: its
+//! rest is written to a temporary file, and the footer reports this.
 
 use std::fs;
 use std::io;
@@ -48,8 +48,8 @@ pub(crate) fn complete_quietly(open: impl Fn() -> Result<Input>) -> Result<Input
     complete_each(open, None, |_| {})
 }
 
-/// Why a trace without an end row cannot be finished here. A copy of a complete trace may be cut, too, so the
-/// process need not have been killed.
+/// Returns the reason why a trace without an end row cannot be completed here. An incomplete copy of a
+/// complete trace also lacks its end, so the process need not have been killed.
 fn without_journal(meta: &Meta) -> String {
     let here = rustix::system::uname().nodename().to_string_lossy().into_owned();
     if meta.host.is_empty() || meta.host == here {
@@ -64,8 +64,8 @@ fn without_journal(meta: &Meta) -> String {
     )
 }
 
-/// Gives the traces at `path` whose processes were killed before the first row their meta row, from their journals.
-/// Before [`Input::open`], which leaves out empty files.
+/// Writes the meta row of the traces at `path` whose processes were killed before the first row, from their
+/// journals. Must be called before [`Input::open`], which leaves out empty files.
 pub(crate) fn begin(path: &Path) {
     if let Err(error) = memtrace_recover::begin(path) {
         terminal::say(&format!("{}: a trace without rows stays as it is: {error}", path.display()));
@@ -118,7 +118,7 @@ fn complete_each(
 
 const CANNOT: &str = "cannot complete the trace of a killed process";
 
-/// Returns true if a file may lack its end: a compressed one was closed in order.
+/// Returns true if a file may be incomplete. A compressed file was closed properly.
 fn is_plain(path: &Path) -> bool {
     path.exists() && path.extension().is_some_and(|extension| extension == "csv")
 }
@@ -134,7 +134,7 @@ fn finished(path: &Path, rest: Rest) -> String {
     format!("{}: {end}; recovered {} from its journal{lost}", path.display(), counted(rows, "row"))
 }
 
-/// How the process left its trace.
+/// Describes how the process left its trace.
 fn end_of(ending: Ending) -> &'static str {
     match ending {
         Ending::Stopped => "its process could not write it to its end",
@@ -182,7 +182,7 @@ fn complete_file(
 fn complete_beside(path: &Path, fate: Option<Fate>, error: &io::Error) -> Result<Option<Beside>> {
     let folder = temporary_folder()?;
     let name = path.file_name().context("a trace has a name")?;
-    // A command may read two traces of one name.
+    // A command may read two traces with the same name.
     let file = folder.join(fs::read_dir(&folder)?.count().to_string()).join(name);
     fs::DirBuilder::new().recursive(true).mode(0o700).create(file.parent().unwrap_or(&folder))?;
     Ok(repair_beside(path, &file, fate)?.ok().map(|rest| Beside {
@@ -199,14 +199,14 @@ fn complete_beside(path: &Path, fate: Option<Fate>, error: &io::Error) -> Result
     }))
 }
 
-/// A folder of this command alone, made at the first call.
+/// Returns a private folder of this command, created at the first call.
 fn temporary_folder() -> Result<PathBuf> {
     let mut folder = FOLDER.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(folder) = &*folder {
         return Ok(folder.clone());
     }
     let new = std::env::temp_dir().join(format!("memtrace-rest-{}", std::process::id()));
-    // Fails when the name exists, so nobody can have placed a link there.
+    // Fails if the name exists, so no other user can have placed a link there.
     let created = fs::DirBuilder::new().mode(0o700).create(&new);
     created.with_context(|| format!("cannot create the temporary folder {}", new.display()))?;
     Ok(folder.insert(new).clone())

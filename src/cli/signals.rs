@@ -1,8 +1,8 @@
 //! Forwards signals to the traced program, and ends this process as the program ended.
 //!
-//! The program shares our process group, so a signal from the terminal (Ctrl-C) reaches it without us: we
-//! only catch it, so that we do not end first. A signal sent to our process id alone is forwarded. A signal
-//! that we inherited as ignored (`nohup`) stays ignored in both processes.
+//! The program shares our process group, so a signal from the terminal (Ctrl-C) reaches it directly: we only
+//! catch it, so that we do not end first. A signal sent only to our process id is forwarded. A signal that we
+//! inherited as ignored (`nohup`) stays ignored in both processes.
 
 use std::process::ExitStatus;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -15,7 +15,7 @@ use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithOrigin;
 use signal_hook::low_level::siginfo::Cause;
 
-/// The forwarded signals: those that would end us, and those that programs commonly handle.
+/// The forwarded signals: signals that would end us, and signals that programs commonly handle.
 const FORWARDED: &[i32] =
     &[sig::SIGINT, sig::SIGTERM, sig::SIGHUP, sig::SIGQUIT, sig::SIGUSR1, sig::SIGUSR2, sig::SIGALRM];
 
@@ -28,7 +28,7 @@ pub(crate) struct Forwarder {
     child: Arc<AtomicI32>,
     /// The process ids of the children that run at the same time as `child`.
     others: Arc<Mutex<Vec<u32>>>,
-    /// The last signal that asked us to end; 0 for none.
+    /// The last signal that asked us to end; 0 if there was no such signal.
     asked_to_end: Arc<AtomicI32>,
     handle: signal_hook::iterator::Handle,
     thread: Option<std::thread::JoinHandle<()>>,
@@ -65,7 +65,8 @@ impl Forwarder {
                     std::thread::sleep(std::time::Duration::from_millis(1));
                 }
                 let Some(signal) = Signal::from_named_raw(origin.signal) else { continue };
-                // Locked until the signal is sent: a child that has ended is removed before its process id is free.
+                // Locked until the signal is sent, because a child that has ended is removed before its
+                // process id is reused.
                 let others = more_targets.lock().unwrap_or_else(PoisonError::into_inner);
                 let first = target.load(Ordering::Acquire);
                 let pids = others.iter().map(|pid| pid.cast_signed()).chain([first]);
@@ -84,25 +85,25 @@ impl Forwarder {
         self.child.store(pid.cast_signed(), Ordering::Release);
     }
 
-    /// Forwards to this process, too, beside the one of [`Forwarder::set_child`].
+    /// Also forwards to this process, in addition to the process of [`Forwarder::set_child`].
     pub(crate) fn add_child(&self, pid: u32) {
         self.others.lock().unwrap_or_else(PoisonError::into_inner).push(pid);
     }
 
-    /// Calls `reap`, which waits for children of [`Forwarder::add_child`] and returns those that have ended: nothing
-    /// is forwarded to them any more.
+    /// Calls `reap`, which waits for children of [`Forwarder::add_child`] and returns the ids of those that
+    /// have ended. Signals are no longer forwarded to these.
     pub(crate) fn reap_children(&self, reap: impl FnOnce() -> Vec<u32>) {
         let mut others = self.others.lock().unwrap_or_else(PoisonError::into_inner);
         let ended = reap();
         others.retain(|pid| !ended.contains(pid));
     }
 
-    /// The child has ended, or was not started: its process id may be used again.
+    /// Stops forwarding to the child, which has ended or was not started: its process id may be reused.
     pub(crate) fn no_child(&self) {
         self.child.store(-1, Ordering::Release);
     }
 
-    /// The signal that asked us to end, if any.
+    /// Returns the signal that asked us to end, if any.
     pub(crate) fn asked_to_end(&self) -> Option<i32> {
         Some(self.asked_to_end.load(Ordering::Acquire)).filter(|signal| *signal != 0)
     }
@@ -117,13 +118,13 @@ impl Forwarder {
     }
 }
 
-/// The process with this id; `None` for a number that means several processes. To `kill`, -1 is every process of the
-/// user, and `Pid::from_raw` takes it.
+/// Returns the process with this id, or `None` for a number that means several processes. For `kill`, -1
+/// means every process of the user, and `Pid::from_raw` accepts it.
 fn one_process(pid: i32) -> Option<Pid> {
     if pid > 0 { Pid::from_raw(pid) } else { None }
 }
 
-/// The signals that this process inherited as ignored, as a mask; bit 0 is signal 1.
+/// Returns the signals that this process inherited as ignored, as a mask; bit 0 is signal 1.
 fn ignored_signals() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -139,7 +140,7 @@ pub(crate) fn end_like(status: ExitStatus) -> std::process::ExitCode {
     std::process::ExitCode::from(status.code().unwrap_or(1) as u8)
 }
 
-/// Ends this process by a signal. Returns the status of a shell when that fails.
+/// Ends this process by a signal. If that fails, returns the status that a shell would.
 pub(crate) fn end_by(signal: i32) -> std::process::ExitCode {
     // The program has written its own core file.
     let none = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };

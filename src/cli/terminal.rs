@@ -1,4 +1,4 @@
-//! The terminal: colour, width, and a progress line.
+//! The terminal: color, width, and a progress line.
 
 use std::io::{IsTerminal, Write};
 use std::sync::Arc;
@@ -9,8 +9,9 @@ use memtrace_analysis::read::input::Input;
 use memtrace_analysis::render::printer::Printer;
 use memtrace_trace::text::{printable, printable_json, printable_lines};
 
-/// Prints a message on stderr. All messages of the command pass through here: what they quote from a trace or from the
-/// traced program is shown without control sequences. On a terminal they are wrapped to its width.
+/// Prints a message on stderr. All messages of the command pass through here. Text quoted from a trace or
+/// from the traced program is shown without control sequences. On a terminal, messages are wrapped to its
+/// width.
 pub(crate) fn say(message: &str) {
     let stderr = std::io::stderr();
     let mut page = Printer::new(false, width(&stderr));
@@ -21,7 +22,7 @@ pub(crate) fn say(message: &str) {
     stderr.lock().write_all(page.text().as_bytes()).ok();
 }
 
-/// Replaces the line on stderr that shows progress; an empty one clears it.
+/// Replaces the progress line on stderr. An empty line clears it.
 pub(crate) fn show_progress(line: &str) {
     write!(std::io::stderr(), "\r\x1b[K{}", printable(line)).ok();
     std::io::stderr().flush().ok();
@@ -35,13 +36,14 @@ pub(crate) fn print_line(line: &str) -> std::io::Result<()> {
     writeln!(std::io::stdout(), "{}", printable(line))
 }
 
-/// The text of an answer to `--json`. It holds the control characters of a trace's texts as JSON spells them.
+/// Returns the text of an answer to `--json`. Control characters in the texts of a trace are escaped as in
+/// JSON.
 pub(crate) fn json_text(answer: &serde_json::Value) -> String {
     printable_json(&format!("{answer:#}\n")).into_owned()
 }
 
-/// Returns true if text on `stream` is coloured. `--color` decides, then `NO_COLOR`; else a terminal gets
-/// colour.
+/// Returns true if text on `stream` is colored. `--color` decides, then `NO_COLOR`; otherwise a terminal gets
+/// color.
 pub(crate) fn use_colour(choice: &str, stream: &impl IsTerminal) -> bool {
     let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     match choice {
@@ -55,7 +57,7 @@ pub(crate) fn use_colour(choice: &str, stream: &impl IsTerminal) -> bool {
     }
 }
 
-/// The columns of the terminal `stream`; `None` when it is not a terminal.
+/// Returns the number of columns of the terminal `stream`, or `None` if it is not a terminal.
 pub(crate) fn width(stream: &(impl IsTerminal + std::os::fd::AsFd)) -> Option<usize> {
     if !stream.is_terminal() {
         return None;
@@ -64,8 +66,8 @@ pub(crate) fn width(stream: &(impl IsTerminal + std::os::fd::AsFd)) -> Option<us
     (size.ws_col > 0).then_some(usize::from(size.ws_col))
 }
 
-/// A line on stderr that shows how much of the traces was read: only on a terminal, and only when reading
-/// takes longer than half a second.
+/// A line on stderr that shows how much of the traces was read. It appears only on a terminal, and only if
+/// reading takes longer than half a second.
 pub(crate) struct Progress {
     done: Arc<AtomicBool>,
     thread: Option<std::thread::JoinHandle<()>>,
@@ -95,7 +97,7 @@ impl Progress {
                 show_progress("");
             }
         };
-        // Without a thread there is no progress to see.
+        // Without a thread, no progress is shown.
         let thread =
             std::io::stderr().is_terminal().then(|| std::thread::Builder::new().spawn(watch).ok()).flatten();
         Progress { done, thread }

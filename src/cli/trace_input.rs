@@ -10,7 +10,8 @@ use memtrace_analysis::selection;
 use crate::args::DEFAULT_FOLDER;
 use crate::recovery;
 
-/// Opens the trace that the argument `name` gives, or else the newest in [`DEFAULT_FOLDER`]; see [`open()`].
+/// Opens the trace given by the argument `name`; by default, the newest in [`DEFAULT_FOLDER`]. See
+/// [`open()`].
 ///
 /// # Errors
 /// Same as [`open()`].
@@ -19,10 +20,10 @@ pub(crate) fn open_arg(name: &str, matches: &ArgMatches, recover: bool) -> Resul
     open(path, matches, recover)
 }
 
-/// Opens the trace at `path` as it is.
+/// Opens the trace at `path` without completing it.
 ///
 /// # Errors
-/// When there is none, or it cannot be read.
+/// When there is no trace, or it cannot be read.
 pub(crate) fn open_plain(path: &Path) -> Result<Input> {
     Ok(Input::open(path)?)
 }
@@ -57,7 +58,7 @@ fn missing(path: &Path) -> String {
     format!("{}: no such file or folder", path.display())
 }
 
-/// The traces in `folder` that the launch `run_id` wrote, as they are.
+/// Returns the traces in `folder` that the launch `run_id` wrote, without completing them.
 ///
 /// # Errors
 /// When there is no trace in the folder, or one cannot be read.

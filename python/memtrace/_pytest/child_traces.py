@@ -1,4 +1,4 @@
-"""The GPU memory of the processes that a test started, from the traces that they left."""
+"""Measures the GPU memory of the processes that a test started, from the traces that they left."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pathlib import Path
 from .. import _blocks, _command
 from .._blocks import NotMeasured, Position
 
-# The endings of a trace, plain and compressed.
+# The file name endings of traces, plain and compressed.
 ENDINGS = (".csv", ".csv.gz", ".csv.zst")
-# A process writes the first row of its trace within this time.
+# The time in seconds within which a process writes the first row of its trace.
 BEGINNING_S = 2
 
 
 def names() -> frozenset[str]:
-    """The traces in the folder of this process."""
+    """Returns the names of the traces in the folder of this process."""
     try:
         return frozenset(name for name in os.listdir(_blocks.FOLDER) if name.endswith(ENDINGS))
     except OSError:
@@ -30,11 +30,12 @@ def names() -> frozenset[str]:
 def add_children(
     use: _blocks.Use, before: frozenset[str], end: Position, others: list[tuple[Position, Position]]
 ) -> None:
-    """Adds to `use` the memory of the descendants whose traces are not in `before`: on each device the
-    largest sum of the peaks of those that ran at the same time. Processes that began in `others` do not
-    count.
+    """Adds the memory of the descendants whose traces are not in `before` to `use`. On each device, this is
+    the largest sum of the peaks of processes that ran at the same time. Processes that began in `others` do
+    not count.
 
-    Raises NotMeasured when one has not ended or cannot be read, because its memory is not known."""
+    Raises NotMeasured if a process has not ended or its trace cannot be read, because its memory is
+    unknown."""
     children = []
     for name in sorted(names() - before):
         path = Path(_blocks.FOLDER, name)
@@ -72,7 +73,8 @@ def add_children(
 def is_of_test(meta: dict) -> bool:
     """Returns true if a process that began during a test belongs to this test.
 
-    A daemon has lost its parents. Under xdist a test of another worker may have started it."""
+    A daemon no longer has the test's process as a parent. With xdist, another worker's test may have started
+    it."""
     ancestors = meta.get("ancestors", [])
     is_of_run = meta.get("run_id", "") == os.environ.get("MEMTRACE_RUN_ID", "")
     is_daemon = is_of_run and os.getppid() not in ancestors and "PYTEST_XDIST_WORKER" not in os.environ
@@ -80,9 +82,10 @@ def is_of_test(meta: dict) -> bool:
 
 
 def meta_of_repaired(path: Path) -> dict:
-    """The JSON of the first row of a trace whose process has just begun, or was killed before it wrote it.
+    """Returns the JSON of the first row of a trace, and waits for it if the process has just begun.
 
-    Raises NotMeasured without such a trace: nobody knows whose memory it is."""
+    If the process was killed before it wrote the row, the trace is repaired first. Raises NotMeasured if
+    there is no such row, because the owner of the memory is then unknown."""
     meta, late = {}, time.monotonic() + BEGINNING_S
     while not meta and time.monotonic() < late:
         time.sleep(0.05)
@@ -98,13 +101,13 @@ def meta_of_repaired(path: Path) -> dict:
 
 
 def repair(path: Path) -> None:
-    """Finishes the trace of a process that was killed."""
+    """Completes the trace of a killed process."""
     with contextlib.suppress(_command.TraceError):
         _command.run(["check", "--repair", str(path)])
 
 
 def meta_of(path: Path) -> dict:
-    """The JSON of the first row of a trace; empty while it is being written."""
+    """Returns the JSON of the first row of a trace, or an empty dict while it is being written."""
     try:
         with path.open("rb") as file:
             return json.loads(_blocks.row_of(file.readline(), file.readline())["name"])
@@ -113,7 +116,7 @@ def meta_of(path: Path) -> dict:
 
 
 def peaks_of(path: Path) -> tuple[int, dict[int, int]]:
-    """The time that a process ran in ns, and its highest memory on each device in bytes."""
+    """Returns the time that a process ran, in ns, and its highest memory on each device, in bytes."""
     length = length_of(path)
     if length is None:
         repair(path)
@@ -127,7 +130,7 @@ def peaks_of(path: Path) -> tuple[int, dict[int, int]]:
     peaks: dict[int, int] = {}
     for _, row in _blocks.rows(path, 0, path.stat().st_size):
         device = int(row["device"])
-        # A tag moves bytes in two rows.
+        # A tag moves bytes between owners in two rows, which must not change the peak.
         if row["event"] != "tag":
             now[device] += int(row["delta_bytes"])
             peaks[device] = max(peaks.get(device, 0), now[device])
@@ -135,7 +138,7 @@ def peaks_of(path: Path) -> tuple[int, dict[int, int]]:
 
 
 def length_of(path: Path) -> int | None:
-    """The time at the end of a trace in ns; None when it has no end."""
+    """Returns the time at the end of a trace in ns, or None if the trace has no end."""
     with path.open("rb") as file:
         file.seek(max(path.stat().st_size - 65536, 0))
         lines = file.read().split(b"\n")

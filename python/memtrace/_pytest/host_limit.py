@@ -1,4 +1,4 @@
-"""The mark `limit_host_memory`: the most memory of the host that the process may have during a test."""
+"""The mark `limit_host_memory`: the maximum host memory that the process may have during a test."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KINDS = {"RssAnon": "without a file", "RssFile": "of mapped files", "RssShmem": 
 
 
 def status() -> dict[str, int]:
-    """The lines of /proc/self/status that are sizes, in bytes; empty where there is no such file."""
+    """Returns the sizes in /proc/self/status, in bytes; empty if there is no such file."""
     try:
         lines = [line.split() for line in STATUS.read_text().splitlines()]
     except OSError:
@@ -26,7 +26,7 @@ def status() -> dict[str, int]:
 
 
 def forget_peak() -> bool:
-    """Lets the kernel count the peak of resident memory anew; False where it does not."""
+    """Makes the kernel reset the peak of resident memory. Returns False if it does not support this."""
     try:
         # proc_pid_clear_refs(5): 5 resets VmHWM.
         Path("/proc/self/clear_refs").write_text("5")
@@ -36,7 +36,7 @@ def forget_peak() -> bool:
 
 
 class HostLimit:
-    """Fails each test during which the process had more memory of the host than its limit."""
+    """Fails each test during which the process had more host memory than the limit."""
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
@@ -72,7 +72,7 @@ class HostLimit:
 
 
 def over_limit(peak: int, limit: int, before: dict[str, int], after: dict[str, int]) -> str:
-    """The message of a test during which the process had more than the limit."""
+    """Returns the message for a test during which the process exceeded the limit."""
     added = max(peak - before.get("VmRSS", 0), 0)
     lines = [
         f"The process had {_sizes.show(peak)} of host memory (resident) in this test, more than its limit "

@@ -19,9 +19,9 @@ PEAK_PROPERTY = "gpu_memory_peak_bytes"
 
 
 def limit_of(item: pytest.Item, name: str) -> int | None:
-    """The bytes of a mark; None without it.
+    """Returns the bytes of a test's mark, or None without the mark.
 
-    Raises UsageError for a mark that is written wrongly."""
+    Raises UsageError for an invalid mark."""
     mark = item.get_closest_marker(name)
     if mark is None:
         return None
@@ -37,7 +37,7 @@ def limit_of(item: pytest.Item, name: str) -> int | None:
 
 
 class Limits:
-    """Measures each test of a traced run, and fails those that exceed their limits."""
+    """Measures each test of a traced run, and fails the tests that exceed their limits."""
 
     def __init__(self) -> None:
         self._start: _blocks.Position | None = None
@@ -63,10 +63,11 @@ class Limits:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef, request):
-        # A fixture that other tests use too is not this test's: a limit must not depend on their order.
+        # A fixture that other tests share does not count for this test: a limit must not depend on the order
+        # of tests.
         if fixturedef.scope == "function":
             return (yield)
-        # Its finalizers run in the teardown of its last test, the one that was added last first.
+        # Its finalizers run in the teardown of its last test, in reverse order.
         begin: list[_blocks.Position] = []
         fixturedef.addfinalizer(lambda: self._end_other(begin))
         self._begin_other(begin)
@@ -77,7 +78,7 @@ class Limits:
             fixturedef.addfinalizer(lambda: self._begin_other(begin))
 
     def _begin_other(self, begin: list[_blocks.Position]) -> None:
-        """Notes where the memory of a fixture of several tests begins, in a test with a limit."""
+        """Records where the memory of a shared fixture begins, in a test with a limit."""
         if self._start is not None and self._limited:
             with contextlib.suppress(_blocks.NotMeasured):
                 begin.append(_blocks.here())
@@ -98,17 +99,17 @@ class Limits:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Iterator[None]:
         result = yield
-        # What its fixtures allocate at their end is the test's, too.
+        # Memory that its fixtures allocate during teardown also belongs to the test.
         if self._passed and limit_of(item, MEMORY) is not None:
             self._check(item)
         leaks = limit_of(item, LEAKS)
-        # Another plugin runs this test, so `_leak` cannot change its report.
+        # If another plugin runs this test, `_leak` cannot change its report.
         if leaks is not None and not self._is_reporting and (problem := self._leak(leaks)) is not None:
             pytest.fail(problem, pytrace=False)
         return result
 
     def _check(self, item: pytest.Item) -> None:
-        """Fails the test if its memory until now is over its limit, or is not known."""
+        """Fails the test if its memory so far exceeds its limit or is unknown."""
         limit = limit_of(item, MEMORY)
         try:
             use = self._use(self._limited or limit is not None)
@@ -129,7 +130,7 @@ class Limits:
             return None
         from _pytest.runner import runtestprotocol
 
-        # The fixtures of the test end before its memory is looked at, and its outcome is known only then.
+        # The memory is checked after the test's fixtures have ended, and only then is the outcome known.
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         self._is_reporting = True
         try:
@@ -146,7 +147,7 @@ class Limits:
         return True
 
     def _leak(self, limit: int) -> str | None:
-        """The message about memory that the last test left behind; None when that is within its limit."""
+        """Returns the message about memory left behind by the last test, or None within the limit."""
         gc.collect()
         clear_workspaces()
         try:
@@ -166,10 +167,10 @@ class Limits:
 
 
 def clear_workspaces() -> None:
-    """Gives back the workspaces that PyTorch keeps for cuBLAS once a test needed them.
+    """Frees the workspaces that PyTorch keeps for cuBLAS after their first use.
 
-    Each test with a limit begins without, so its memory does not depend on the tests before it. PyTorch's own
-    test suite does so before it looks for leaks (CudaMemoryLeakCheck in torch/testing)."""
+    Each test with a limit begins without them, so its memory does not depend on earlier tests. PyTorch's own
+    test suite does the same before it looks for leaks (CudaMemoryLeakCheck in torch/testing)."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
@@ -178,7 +179,7 @@ def clear_workspaces() -> None:
 
 
 def over_limit(use: _blocks.Use, limit: int) -> str:
-    """The message of a test that used more than its limit."""
+    """Returns the message for a test that used more memory than its limit."""
     moment = [use.moment.phase, use.moment.module, use.moment.op]
     where = ", ".join(text for text in moment if text != "(none)")
     lines = [
@@ -193,7 +194,7 @@ def over_limit(use: _blocks.Use, limit: int) -> str:
 
 
 def left_behind(use: _blocks.Use, limit: int) -> str:
-    """The message of a test that left more memory behind than its limit."""
+    """Returns the message for a test that left more memory behind than its limit."""
     return "\n".join(
         [
             f"The test left {_sizes.show(use.left_bytes)} of GPU memory behind, more than its limit of "
@@ -207,21 +208,21 @@ def left_behind(use: _blocks.Use, limit: int) -> str:
 
 
 def more() -> list[str]:
-    """Where the rest of the answer is."""
+    """Returns lines that name the place of the full trace."""
     if os.environ.get(restart.STARTED) == restart.TEMPORARY:
         return ["", f"pytest {restart.OPTION} keeps the trace of the tests."]
     return ["", f"The trace of all tests: memtrace report {trace_folder()}"]
 
 
 def gpu(device: int | None = None) -> str:
-    """The GPU of this process, in words."""
+    """Describes the GPU of this process."""
     card = os.environ.get("MEMTRACE_PHANTOM")
     kind = f"simulated GPU {card}" if card else "GPU"
     return kind if device is None else f"device {device}, {kind}"
 
 
 def trace_folder() -> str:
-    """The folder of the traces, as short as it can be written here."""
+    """Returns the shortest path of the folder of traces."""
     folder = os.environ.get("MEMTRACE_OUT") or "memtrace-out"
     short = os.path.relpath(folder)
     return folder if short.startswith("..") else short

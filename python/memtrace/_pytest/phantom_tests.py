@@ -1,7 +1,7 @@
 """The mark `phantom`: tests on a simulated GPU.
 
-A process has the card with which it was started, so these tests run in a pytest of their own for each card,
-whose reports are passed on."""
+A process keeps the card with which it was started. So these tests run in a separate pytest process for each
+card, and its reports are passed on."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from . import limits, restart
 MARK = "phantom"
 # The file to which the inner pytest writes its reports.
 CHILD_OPTION = "--memtrace-reports"
-# The most lines of the inner pytest's output that a failure shows.
+# The maximum number of lines of the inner pytest's output that a failure shows.
 LAST_LINES = 40
 
 
 def card_of(item: pytest.Item) -> str | None:
-    """The card of a test's mark; None without it.
+    """Returns the card of a test's mark, or None without the mark.
 
-    Raises UsageError for a mark that is written wrongly."""
+    Raises UsageError for an invalid mark."""
     mark = item.get_closest_marker(MARK)
     if mark is None:
         return None
@@ -42,7 +42,7 @@ def card_of(item: pytest.Item) -> str | None:
 
 
 class PhantomTests:
-    """Runs marked tests in an inner pytest; in that one, writes its reports."""
+    """Runs marked tests in an inner pytest. Inside the inner pytest, writes its reports."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -60,7 +60,7 @@ class PhantomTests:
             with open(self._target, "a", encoding="utf-8") as file:
                 file.write(json.dumps(data) + "\n")
 
-    # Before the limits' own protocol: the inner pytest checks them.
+    # Runs before the protocol of the limits, because the inner pytest checks them.
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
         card = card_of(item)
@@ -75,7 +75,7 @@ class PhantomTests:
         return True
 
     def _run(self, item: pytest.Item, card: str) -> None:
-        """Runs `item`, and all later tests for the same card; under xdist another worker may have those."""
+        """Runs `item` and, except with xdist, all later tests for the same card."""
         batch = [item]
         if not hasattr(self._config, "workerinput"):
             later = self._items[self._items.index(item) + 1 :]
@@ -89,11 +89,11 @@ class PhantomTests:
             shutil.rmtree(folder, ignore_errors=True)
         own = self._reports.setdefault(item.nodeid, [])
         if not is_complete(own):
-            # The process ended in this test. Reports of tests after it are made by another one.
+            # The process ended in this test. The tests after it run in another process.
             own.append(failure(item, why))
 
     def _run_inner(self, batch: list[pytest.Item], card: str, folder: Path) -> str:
-        """Runs the inner pytest. Returns the text for a test that it left without a report."""
+        """Runs the inner pytest. Returns the error message for a test without a report."""
         root = self._config.rootpath
         names = [str(root / path) + rest for path, rest in map(split_nodeid, batch)]
         environment = _command.untraced_environment()
@@ -101,7 +101,7 @@ class PhantomTests:
             environment.pop(name, None)
         for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID"):
             environment.pop(name, None)
-        # Kept beside the other traces of a traced run; otherwise only as long as the tests run.
+        # In a traced run, the traces are kept with the others; otherwise they are removed after the tests.
         kept = limits.is_active()
         out = Path(limits.trace_folder(), f"phantom-{card}") if kept else folder / "out"
         environment[restart.STARTED] = "1" if kept else restart.TEMPORARY
@@ -130,7 +130,7 @@ class PhantomTests:
         )
 
     def _options(self) -> list[str]:
-        """The options of this pytest, without the names of tests and what concerns the outer one alone."""
+        """Returns the options of this pytest, without test names and without the outer pytest's own."""
         worker = getattr(self._config, "workerinput", None)
         words = worker["mainargv"][1:] if worker else list(self._config.invocation_params.args)
         given = set(self._config.args) if not worker else {word for word in words if is_test_name(word)}
@@ -153,7 +153,7 @@ def is_complete(reports: list[pytest.TestReport]) -> bool:
 
 
 def split_nodeid(item: pytest.Item) -> tuple[str, str]:
-    """The file of a test, and the rest of its name."""
+    """Returns the file of a test, and the rest of its name."""
     path, separator, rest = item.nodeid.partition("::")
     return path, separator + rest
 
@@ -164,7 +164,7 @@ def is_test_name(word: str) -> bool:
 
 
 def failure(item: pytest.Item, why: str) -> pytest.TestReport:
-    """The report of a test whose process left none."""
+    """Returns the report for a test whose process left no report."""
     return pytest.TestReport(
         nodeid=item.nodeid,
         location=item.location,

@@ -1,4 +1,4 @@
-"""`pytest --memtrace`: the same command line again, under the tracer."""
+"""`pytest --memtrace`: runs the same command line again under the tracer."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from .. import _blocks, _command, _marks
 
 OPTION = "--memtrace"
 OUT_OPTION = "--memtrace-out"
-# Set in the process that was started again, to the process id of the command that started it. Not a MEMTRACE_
-# variable: the tracer does not know it.
+# Set in the restarted process, to the process id of the command that started it. Its name does not start with
+# MEMTRACE_, because the tracer does not know it.
 STARTED = "GPU_MEMTRACE_PYTEST"
-# Its value when the traces are removed after the tests.
+# The variable's value if the traces are removed after the tests.
 TEMPORARY = "temporary"
 
 _sessions = 0
 
 
 def card_of(value: str, arguments: list[str]) -> str | None:
-    """The card that the option asks for; None for the GPU of this machine. A bare `--memtrace` takes the next
-    word of the command line as its value, which is not meant."""
+    """Returns the card that the option requests, or None for the GPU of this machine. argparse takes the word
+    after a bare `--memtrace` as its value, which is not intended."""
     exact = [word for word in arguments if word == OPTION or word.startswith(OPTION + "=")]
     if exact and exact[-1] == OPTION:
         return None
@@ -35,12 +35,12 @@ def card_of(value: str, arguments: list[str]) -> str | None:
 
 
 def without_option(arguments: list[str]) -> list[str]:
-    """The arguments without `--memtrace`, in either form."""
+    """Returns the arguments without `--memtrace`, in either form."""
     return [word for word in arguments if word != OPTION and not word.startswith(OPTION + "=")]
 
 
 def restart_if_needed(config: pytest.Config) -> None:
-    """Replaces this process by `memtrace run -- pytest ...` when `--memtrace` asks for it, once."""
+    """Replaces this process by `memtrace run -- pytest ...`, once, if `--memtrace` was given."""
     global _sessions
     _sessions += 1
     value = config.known_args_namespace.memtrace
@@ -78,7 +78,7 @@ def restart_if_needed(config: pytest.Config) -> None:
     command += ["--", sys.executable, *without_option(_own_arguments(config))]
     sys.stdout.flush()
     sys.stderr.flush()
-    # One plain file for each process: the limits read it while it is written.
+    # Each process writes one plain file, because the limits read it while it is being written.
     os.execve(
         command[0],
         command,
@@ -92,8 +92,8 @@ def restart_if_needed(config: pytest.Config) -> None:
 
 
 def _own_arguments(config: pytest.Config) -> list[str]:
-    """The arguments of this interpreter."""
+    """Returns the arguments of this interpreter."""
     if hasattr(sys, "orig_argv"):
         return sys.orig_argv[1:]
-    # Python 3.9 does not keep them.
+    # Python 3.9 does not record them.
     return ["-m", "pytest", *config.invocation_params.args]

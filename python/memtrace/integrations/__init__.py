@@ -1,7 +1,7 @@
 """memtrace in training frameworks: the modules `transformers` and `lightning`.
 
-Their callbacks name evaluation, saving and generation as phases, and put the peaks of GPU memory into the
-trainer's own log. Where the process is not traced they do nothing.
+Their callbacks mark evaluation, saving and generation as phases, and add the peaks of GPU memory to the
+trainer's own log. If the process is not traced, they do nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ __all__ = ["peaks"]
 
 
 def peaks() -> dict[str, float]:
-    """The peaks of GPU memory of this process in MiB, as its trace has them; empty before the GPU is used."""
+    """Returns the peaks of this process's GPU memory in MiB, from its trace; empty before the GPU is used."""
     import torch
 
     if not torch.cuda.is_available() or not torch.cuda.is_initialized():

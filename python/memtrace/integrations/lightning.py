@@ -18,8 +18,8 @@ from . import peaks
 
 
 class MemtraceCallback(Callback):
-    """Names validation, testing, prediction (`eval`) and saving (`checkpoint`) as phases, counts the steps as
-    the trainer does, and logs the peaks of GPU memory: `gpu_peak_allocated_mib` and `gpu_peak_reserved_mib`.
+    """Marks validation, testing, prediction (`eval`) and saving (`checkpoint`) as phases, counts steps like
+    the trainer, and logs the peaks of GPU memory: `gpu_peak_allocated_mib` and `gpu_peak_reserved_mib`.
 
     Does nothing when the process is not traced."""
 

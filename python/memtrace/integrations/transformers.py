@@ -16,24 +16,24 @@ from . import peaks
 
 
 class MemtraceCallback(TrainerCallback):
-    """Puts the peaks of GPU memory into each entry of the trainer's log: `gpu_peak_allocated_mib` and
-    `gpu_peak_reserved_mib`. It must come before the callbacks that report the log; `watch` sees to it."""
+    """Adds the peaks of GPU memory to each entry of the trainer's log: `gpu_peak_allocated_mib` and
+    `gpu_peak_reserved_mib`. It must run before the callbacks that report the log; `watch` ensures this."""
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if logs is None or not _marks.is_traced():
             return
         figures = peaks()
         logs.update(figures)
-        # The history has a copy, made before.
+        # The history has an earlier copy of the entry.
         if state.log_history:
             state.log_history[-1].update(figures)
 
 
 def watch(trainer: Any) -> Any:
-    """Names the trainer's evaluation (`eval`), saving (`checkpoint`) and the generation (`generate`) as
-    phases, and adds the peaks to its log, and so to TensorBoard or W&B. Returns the trainer.
+    """Marks the trainer's evaluation (`eval`), saving (`checkpoint`) and generation (`generate`) as phases,
+    and adds the peaks to its log, and so to TensorBoard or W&B. Returns the trainer.
 
-    Does nothing when the process is not traced, and a second call changes nothing."""
+    Does nothing if the process is not traced. A second call has no effect."""
     callbacks = trainer.callback_handler.callbacks
     if not _marks.is_traced() or any(isinstance(callback, MemtraceCallback) for callback in callbacks):
         return trainer
@@ -48,5 +48,5 @@ def watch(trainer: Any) -> Any:
 
 
 def _name(owner: Any, method: str, phase: str) -> None:
-    """Makes a method of one object run in a phase."""
+    """Makes a method of one object run inside a phase."""
     setattr(owner, method, _marks.phase(phase)(getattr(owner, method)))

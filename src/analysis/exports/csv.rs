@@ -1,7 +1,7 @@
-//! `csv`: every row of a process in one plain file, a trace by itself.
+//! `csv`: every row of a process in one plain file, which is itself a trace.
 //!
-//! `repeat` rows are expanded, the parts of a rotated trace are joined, and a compressed trace
-//! is plain: for tools that read rows and know nothing of these.
+//! `repeat` rows are expanded, the parts of a rotated trace are joined, and a compressed trace is
+//! decompressed. So the file suits tools that read plain rows only.
 
 use std::sync::Arc;
 
@@ -82,12 +82,12 @@ impl Export for Csv {
     }
 }
 
-/// The texts of symbols, as the file has them.
+/// The texts of the symbols, escaped as in the file.
 #[derive(Default)]
 struct Texts(Vec<Option<Arc<str>>>);
 
 impl Texts {
-    /// The row of a record.
+    /// Returns the row of a record.
     fn row(&mut self, record: &Record, symbols: &SymbolTable) -> Row<'_> {
         let Record { api, source, op, module, phase, name, .. } = *record;
         [api, source, op, module, phase, name].into_iter().for_each(|symbol| self.learn(symbol, symbols));
@@ -105,7 +105,7 @@ impl Texts {
         }
         self.0[at].get_or_insert_with(|| {
             let text = symbols.get(symbol);
-            // A reader took the quote off that hides a formula.
+            // The reader removed the quote that protects a text that looks like a formula: put it back.
             let safe = safe_text(&text);
             if original_text(&safe) == &*text && safe != *text { safe.into() } else { text }
         });
@@ -117,7 +117,7 @@ macro_rules! row {
         $(#[$doc:meta])+
         $name:ident: $type:ident = $default:expr, $shape:ident, $reading:ident, $writing:ident $(($of:ident))?;
     )+ })+) => {
-        /// The row of a record, whose texts are known.
+        /// Returns the row of a record, whose texts are known.
         fn row<'a>(record: &Record, texts: &'a Texts) -> Row<'a> {
             Row { owner: 0, $($($name: value!(record texts $name $type),)+)+ }
         }

@@ -3,7 +3,7 @@
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 
-/// The largest entries, up to a limit.
+/// Keeps the entries with the largest weights, up to a limit.
 pub(super) struct Largest<T> {
     most: usize,
     entries: BinaryHeap<Reverse<HeapEntry<T>>>,
@@ -50,8 +50,8 @@ impl<T> Largest<T> {
         Largest { most, entries: BinaryHeap::new(), dropped: 0 }
     }
 
-    /// Adds an entry. Entries of equal `number` and `weight` are kept or dropped together, except at the
-    /// limit.
+    /// Adds an entry. Two entries with the same `number` and `weight` are either both kept or both dropped,
+    /// except at the limit.
     pub(super) fn add(&mut self, weight: i64, number: i64, entry: T) {
         self.entries.push(Reverse(HeapEntry { weight, number: Reverse(number), item: entry }));
         if self.entries.len() > self.most {
@@ -60,7 +60,7 @@ impl<T> Largest<T> {
         }
     }
 
-    /// The entries kept, in no order.
+    /// Returns the kept entries in any order.
     pub(super) fn into_entries(self) -> impl Iterator<Item = T> {
         self.entries.into_iter().map(|Reverse(entry)| entry.item)
     }
@@ -74,13 +74,14 @@ pub(super) struct Point {
     pub(super) high: i64,
 }
 
-/// A curve by its local extrema: of each stretch of equally many points, the first, the last, and the lowest
-/// and highest of each line. While there are few points, all are kept.
+/// A curve, reduced to its local extrema. Of each stretch (all have the same number of points), it keeps the
+/// first and the last point, and the lowest and the highest point of each line. While there are few points,
+/// all are kept.
 pub(super) struct DownsampledCurve {
     most: usize,
-    /// The points of one stretch.
+    /// The number of points per stretch.
     every: usize,
-    /// The points of the last stretch.
+    /// The number of points in the last stretch.
     filled: usize,
     stretches: Vec<Stretch>,
 }
@@ -114,7 +115,7 @@ impl Stretch {
 }
 
 impl DownsampledCurve {
-    /// A curve of at most `most` stretches.
+    /// Returns a curve of at most `most` stretches.
     pub(super) fn new(most: usize) -> DownsampledCurve {
         DownsampledCurve { most: most.max(2), every: 1, filled: 0, stretches: Vec::new() }
     }
@@ -142,7 +143,7 @@ impl DownsampledCurve {
         }
     }
 
-    /// The points kept, in order.
+    /// Returns the kept points in order.
     pub(super) fn points(&self) -> Vec<Point> {
         let mut points = Vec::new();
         for stretch in &self.stretches {

@@ -11,7 +11,7 @@ use crate::render::footer::Footer;
 use crate::state::replay::Metric;
 use crate::state::replay_trace::Replayed;
 
-/// The files that an export writes, with the ending of their names.
+/// The kind of output that an export writes, with the ending of the files' names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OutputKind {
     /// One file for all processes.
@@ -26,37 +26,38 @@ pub enum OutputKind {
 
 /// A conversion of a trace for another tool.
 pub trait Export: Sync {
-    /// The name for `--to`.
+    /// Returns the name for `--to`.
     fn name(&self) -> &'static str;
 
-    /// One line for the help.
+    /// Returns one line for the help.
     fn about(&self) -> &'static str;
 
-    /// Options of this export alone, in addition to the shared ones. An option of several exports is the same
-    /// in each.
+    /// The options of this export, in addition to the shared ones. If several exports have an option, it is
+    /// the same in each.
     fn flags(&self) -> &'static [Flag] {
         &[]
     }
 
-    /// Returns true if `--device -1` selects something: the export includes host memory.
+    /// Returns true if the export includes host memory, so that `--device -1` selects something.
     fn takes_host(&self) -> bool {
         false
     }
 
-    /// The files that it writes.
+    /// Returns the files that it writes.
     fn output_kind(&self, options: &Options) -> OutputKind;
 
-    /// The command that opens the result, in one line; `FILE` and `FOLDER` are replaced by the written paths.
+    /// Returns the command that opens the result, in one line; `FILE` and `FOLDER` are replaced by the
+    /// written paths.
     fn open_with(&self) -> &'static str;
 
-    /// Reads the traces of `job` and writes to its place.
+    /// Reads the traces of `job` and writes to its output place.
     ///
     /// # Errors
     /// When a trace cannot be read, the place cannot be written, or the request is invalid.
     fn write(&self, job: &mut Job<'_>) -> Result<()>;
 }
 
-/// The option of exports that list events.
+/// The option of the exports that list events.
 pub(super) const MAX_EVENTS: Flag = Flag {
     name: "max-events",
     value: Some("N"),
@@ -65,7 +66,7 @@ pub(super) const MAX_EVENTS: Flag = Flag {
     help: "Write at most N events; 0 for all",
 };
 
-/// The value of [`MAX_EVENTS`].
+/// Returns the value of [`MAX_EVENTS`].
 ///
 /// # Errors
 /// When it is not a number.
@@ -85,17 +86,17 @@ pub struct Job<'a> {
     pub options: &'a Options,
     /// The file or folder to write.
     pub place: &'a Path,
-    /// Notes on how far the result can be trusted.
+    /// Notes on the completeness of the data.
     pub footer: Footer,
     /// The files written: path, size in bytes, and a description of the content.
     pub written: Vec<(PathBuf, u64, String)>,
 }
 
 impl<'a> Job<'a> {
-    /// The only process, for an export with a file for each.
+    /// Returns the only process of the job, for an export that writes one file per process.
     ///
     /// # Errors
-    /// When there is none.
+    /// When the job has no process.
     pub(super) fn trace(&self) -> Result<&'a TraceFile> {
         let none = || Error::usage(format!("{}: no trace", self.input.path.display()));
         self.input.traces.first().ok_or_else(none)
@@ -119,7 +120,7 @@ impl<'a> Job<'a> {
     }
 }
 
-/// The name of a trace without its endings: `run` of `run.csv.gz`.
+/// Returns the name of a trace without its endings, such as `run` for `run.csv.gz`.
 pub(super) fn trace_stem(path: &Path) -> String {
     let whole = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let name = whole.file_name().map_or_else(|| "trace".into(), |name| name.to_string_lossy().into_owned());

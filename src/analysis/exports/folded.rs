@@ -1,5 +1,5 @@
-//! `speedscope` and `collapsed`: the live bytes at the peak, as stacks of their owners: phase, the levels of
-//! the module path, the program's own lines of Python where the trace has them, op.
+//! `speedscope` and `collapsed`: the live bytes at the peak, as stacks of their owners. A stack has the
+//! phase, the levels of the module path, the program's own lines of Python if the trace has them, and the op.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -177,7 +177,7 @@ fn stacks(replayed: &Replayed, lines: &Stacks, ordinal: i32) -> BTreeMap<Vec<Str
     stacks
 }
 
-/// The frames of an owner: `forward`, `GPT`, `h`, `0`, `mlp`, `train.py:9 <module>`, `aten::mm`.
+/// Returns the frames of an owner: `forward`, `GPT`, `h`, `0`, `mlp`, `train.py:9 <module>`, `aten::mm`.
 fn stack(owner: &Owner, symbols: &SymbolTable, lines: &[&str]) -> Vec<String> {
     let mut frames = Vec::new();
     if owner.phase != Symbol::NONE {

@@ -2,8 +2,8 @@
 //! that its `load`, `summary` and `show_traces` work on a traced run. Ops have the names and numbers of
 //! `MemoryTracker` (see [`crate::state::op_calls`]); its "MB" are 1024² bytes.
 //!
-//! The names of all ops may not fit in memory, so the rows are read once to find the first op and once for
-//! each of the three series.
+//! The names of all ops may not fit in memory. So the rows are read once to find the first op, and then once
+//! for each of the three series.
 
 use std::io::{self, Write};
 
@@ -120,7 +120,7 @@ fn each(
 struct OpCallRun<'a> {
     trace: &'a TraceFile,
     options: &'a Options,
-    /// The `seq` of the first call that counts.
+    /// The `seq` of the first call of the last numbering.
     first: i64,
     calls: OpCalls,
 }
@@ -136,7 +136,7 @@ impl OpCallRun<'_> {
         Ok(())
     }
 
-    /// The markers: `MemoryTracker` keeps the last of each.
+    /// Returns the markers. Like `MemoryTracker`, it keeps only the last marker of each kind.
     fn markers(&self) -> impl Iterator<Item = (&'static str, usize)> {
         [("fw_start", self.calls.fw_start.last()), ("fw_bw_boundary", self.calls.fw_bw_boundary.last())]
             .into_iter()

@@ -1,7 +1,8 @@
-//! The exports, a file or folder for each: conversions of a trace for other tools.
+//! Exports: conversions of a trace for other tools, with a source file or folder for each.
 //!
-//! A new export is a file here and a line in [`EXPORTS`]. The command line, its help, the docs and the tests
-//! read that table. An export writes through [`Out`], and never over the trace that it reads. Most exports need memory that does not grow with the trace.
+//! A new export is a source file here and a line in [`EXPORTS`]. The command line, its help, the docs and the
+//! tests read that table. An export writes through [`Out`], and never over the trace that it reads. The
+//! memory use of most exports does not grow with the trace.
 
 mod chrome;
 mod csv;
@@ -52,7 +53,7 @@ pub const EXPORTS: &[&dyn Export] = &[
     &plots::Plots,
 ];
 
-/// The export called `name`.
+/// Returns the export called `name`.
 #[must_use]
 pub fn find(name: &str) -> Option<&'static dyn Export> {
     EXPORTS.iter().copied().find(|export| export.name() == name)
@@ -61,7 +62,8 @@ pub fn find(name: &str) -> Option<&'static dyn Export> {
 /// Exports `input` to `place`, or else to a file in the working directory that is named after the trace.
 ///
 /// # Errors
-/// As [`Export::write`]. Also when a selector matches nothing, and when `place` is one of the traces, or a single place for several files.
+/// As for [`Export::write`]. Also when a selector matches nothing, when `place` is one of the traces, or when
+/// `place` is one file but the export writes several.
 pub fn run(export: &dyn Export, input: &Input, options: &Options, place: Option<&Path>) -> Result<Answer> {
     let input = &select(input, options, export.takes_host())?;
     let mut printer = options.printer();
@@ -74,7 +76,7 @@ pub fn run(export: &dyn Export, input: &Input, options: &Options, place: Option<
     let mut folder = PathBuf::new();
     for (input, place) in jobs(export.output_kind(options), input, place)? {
         refuse_trace_as_place(&input, &place)?;
-        // The footer has the notes on the input already.
+        // The outer footer already has the notes on the input.
         let mut job =
             Job { input: &input, options, place: &place, footer: Footer::default(), written: Vec::new() };
         export.write(&mut job)?;
@@ -104,7 +106,7 @@ pub fn run(export: &dyn Export, input: &Input, options: &Options, place: Option<
     Ok(Answer { body: printer, json: Value::Object(json), footer, ..Answer::default() })
 }
 
-/// The processes of each file to write, and its path.
+/// Returns the path of each file to write, with the processes that it contains.
 fn jobs(kind: OutputKind, input: &Input, place: Option<&Path>) -> Result<Vec<(Input, PathBuf)>> {
     let (OutputKind::OneFile(ending)
     | OutputKind::FileEach(ending)
@@ -154,12 +156,12 @@ fn jobs(kind: OutputKind, input: &Input, place: Option<&Path>) -> Result<Vec<(In
     Ok(jobs.collect())
 }
 
-/// One process of `input`.
+/// Returns an input with only this process of `input`.
 fn alone(input: &Input, trace: &TraceFile) -> Input {
     Input { path: input.path.clone(), traces: vec![trace.clone()], notes: Vec::new(), others: Vec::new() }
 }
 
-/// `run.snapshot.pickle` with the label `r1` is `run.r1.snapshot.pickle`.
+/// Adds a label to a file name: `run.snapshot.pickle` with the label `r1` becomes `run.r1.snapshot.pickle`.
 fn labelled(file: &Path, label: &str, ending: &str) -> PathBuf {
     let name = file.file_name().unwrap_or_default().to_string_lossy();
     let named = match name.strip_suffix(ending) {
@@ -174,7 +176,7 @@ fn labelled(file: &Path, label: &str, ending: &str) -> PathBuf {
 
 /// Refuses a place that is one of the traces.
 fn refuse_trace_as_place(input: &Input, place: &Path) -> Result<()> {
-    // Not their paths: a hard link to the trace is the trace.
+    // Compare inodes, not paths, because a hard link to the trace is the trace.
     let id = |path: &Path| std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
     let Some(place) = id(place) else { return Ok(()) };
     for file in input.traces.iter().flat_map(TraceFile::files) {

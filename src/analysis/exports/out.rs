@@ -1,5 +1,6 @@
-//! An output file, compressed when its name ends in `.gz`. A regular file is replaced as a whole once the output is
-//! complete, and keeps its owner and mode. Anything else that exists (a device, a pipe) is written to as it is.
+//! An output file, compressed if its name ends in `.gz`. A regular file is replaced as a whole once the
+//! output is complete, and keeps its owner and mode. Any other existing path, such as a device or a pipe, is
+//! written in place.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Stdout, Write};
@@ -16,7 +17,8 @@ use crate::error::{Error, Result};
 /// The path that means standard output.
 pub const STDOUT: &str = "-";
 
-/// Returns true if `path` is standard output: [`STDOUT`], or another name of the same file, such as `/dev/stdout`.
+/// Returns true if `path` is standard output: [`STDOUT`], or another name of the same file, such as
+/// `/dev/stdout`.
 #[must_use]
 pub fn is_stdout(path: &Path) -> bool {
     let stdout = || File::from(io::stdout().as_fd().try_clone_to_owned()?).metadata();
@@ -24,7 +26,7 @@ pub fn is_stdout(path: &Path) -> bool {
         || matches!((fs::metadata(path), stdout()), (Ok(a), Ok(b)) if (a.dev(), a.ino()) == (b.dev(), b.ino()))
 }
 
-/// Returns true if `path` takes one output only: standard output, a pipe or a device.
+/// Returns true if `path` can take only one output: standard output, a pipe or a device.
 pub(super) fn is_stream(path: &Path) -> bool {
     is_stdout(path)
         || fs::metadata(path).is_ok_and(|found| {
@@ -52,13 +54,13 @@ enum Sink {
 /// A file under a temporary name, removed when it is dropped.
 struct Replacement {
     partial: PathBuf,
-    /// The file whose place it takes: where the links of the path lead.
+    /// The file that it replaces, with the symbolic links of the path resolved.
     target: PathBuf,
 }
 
 impl Replacement {
-    /// Creates the file beside its target. Returns `None` if `path` must be written to itself: it is no regular file,
-    /// or a new file cannot be made in its folder or not for its owner.
+    /// Creates the file in the folder of its target. Returns `None` if `path` must be written in place: it is
+    /// not a regular file, or no file can be created in its folder or given to its owner.
     fn create(path: &Path) -> Option<(File, Replacement)> {
         let target = match fs::symlink_metadata(path) {
             Ok(_) => path.canonicalize().ok()?,
@@ -117,7 +119,7 @@ impl Out {
         Ok(Out { path: path.to_owned(), replacement, sink, failed: None })
     }
 
-    /// The path that was given.
+    /// Returns the path that was given.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path

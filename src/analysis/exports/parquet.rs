@@ -1,8 +1,8 @@
 //! `parquet`: all rows and columns, a file for each process in a folder `rank=N`.
 //!
-//! DuckDB, Polars and Spark read the run of a whole cluster from it in one line. The rank is in the path and
-//! not in the files, as the Hive partitions of these tools have it. The JSON of the meta row is in the
-//! metadata of each file too, under `memtrace`.
+//! DuckDB, Polars and Spark can read the run of a whole cluster from this folder in one line. Following the
+//! Hive partitions of these tools, the rank is in the path and not in the files. The metadata of each file
+//! also has the JSON of the meta row, under `memtrace`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -32,7 +32,8 @@ use crate::state::replay_trace::replay_trace;
 /// The export; see the module.
 pub(super) struct Parquet;
 
-/// The rows of a row group: the rows in memory at a time, and DuckDB's unit of work for a thread.
+/// The number of rows in a row group. It is the number of rows in memory at a time, and DuckDB's unit of work
+/// for a thread.
 const ROW_GROUP: usize = 122_880;
 
 /// The column that names the folders.
@@ -113,7 +114,7 @@ fn clear(folder: &Path) -> Result<()> {
     let mut old = Vec::new();
     for child in children(folder)? {
         let name = child.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        // A linked folder may hold somebody else's files.
+        // A symbolic link may lead to files that memtrace did not write.
         let is_own = child.is_dir() && !child.is_symlink();
         let files =
             if name.starts_with(&format!("{PARTITION}=")) && is_own { children(&child)? } else { Vec::new() };
@@ -144,7 +145,7 @@ fn is_export(file: &Path) -> bool {
 enum Get {
     Int(fn(&Record) -> i64),
     Text(fn(&Record) -> Symbol),
-    /// A text of an enum.
+    /// The text of an enum value.
     Word(fn(&Record) -> &'static str),
 }
 
@@ -175,7 +176,7 @@ macro_rules! accessors {
 
 memtrace_trace::columns!(accessors);
 
-/// The columns of the file: the CSV's columns without the rank.
+/// Returns the columns of the file: the CSV's columns without the rank.
 fn exported() -> impl Iterator<Item = (&'static Column, Get)> {
     COLUMNS.iter().zip(GET).filter(|(column, _)| column.name != PARTITION)
 }
@@ -209,7 +210,7 @@ impl File {
             .set_compression(Compression::ZSTD(ZstdLevel::default()))
             .set_created_by(concat!("memtrace ", env!("CARGO_PKG_VERSION")).to_owned())
             .set_key_value_metadata(Some(vec![KeyValue::new("memtrace".to_owned(), meta)]));
-        // Numbers that rise: differences take less space than values.
+        // The numbers in these columns rise, so their differences take less space than their values.
         for (rising, _) in exported().filter(|(column, _)| column.shape == Shape::Rising) {
             let path = ColumnPath::from(rising.name);
             properties = properties
@@ -264,7 +265,7 @@ impl File {
     }
 }
 
-/// Each text once, shared by all its rows.
+/// The text of each symbol, stored once and shared by all its rows.
 #[derive(Default)]
 struct Cache(Vec<Option<ByteArray>>);
 

@@ -1,14 +1,14 @@
 //! A writer of Python's pickle format, for lists and dicts of numbers and texts.
 //!
-//! The readers are Python and PyTorch's memory_viz page, which knows few opcodes. The format is protocol 4
-//! without frames, with integers of at most 8 bytes, memoized texts, and lists and dicts that grow by at most
-//! [`BATCH`] entries at once.
+//! The output is read by Python and by PyTorch's memory_viz page, which knows few opcodes. The format is
+//! protocol 4 without frames, with integers of at most 8 bytes, memoized texts, and lists and dicts that grow
+//! by at most [`BATCH`] entries at once.
 
 use std::io::{self, Write};
 
 use rustc_hash::FxHashMap;
 
-/// The most entries that one opcode adds.
+/// The maximum number of entries that one opcode adds.
 pub const BATCH: usize = 1000;
 
 const PROTO: u8 = 0x80;
@@ -33,7 +33,7 @@ const MEMOIZE: u8 = 0x94;
 const BINGET: u8 = b'h';
 const LONG_BINGET: u8 = b'j';
 
-/// A memoized value.
+/// The memo index of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memo(u32);
 
@@ -56,7 +56,7 @@ impl<W: Write> Pickle<W> {
     /// Writes the header to `out`.
     ///
     /// # Errors
-    /// Those of the writer, as for every method.
+    /// When the writer fails, as for every method.
     pub fn new(mut out: W) -> io::Result<Self> {
         out.write_all(&[PROTO, 4])?;
         Ok(Pickle { out, symbols: FxHashMap::default(), remembered: 0 })

@@ -1,5 +1,5 @@
-//! Figures with axes, as SVG and, rendered from that, as PNG. The font is compiled in, so a picture looks the
-//! same on a machine without fonts.
+//! Figures with axes, as SVG files, and as PNG files rendered from the SVG. The font is compiled in, so a
+//! picture looks the same on a machine without fonts.
 
 use std::fmt::Write;
 use std::sync::{Arc, LazyLock};
@@ -7,17 +7,22 @@ use std::sync::{Arc, LazyLock};
 use resvg::usvg::fontdb::Database;
 use resvg::{tiny_skia, usvg};
 
-/// The size of a figure in SVG units; a PNG has [`SCALE`] pixels per unit.
+/// The width of a figure in SVG units.
 const WIDTH: f64 = 1200.0;
+/// The height of a figure in SVG units.
 const HEIGHT: f64 = 640.0;
+/// The number of pixels per SVG unit in a PNG.
 const SCALE: f32 = 1.25;
-/// The edges of the plot.
+/// The left edge of the plot in SVG units.
 const LEFT: f64 = 96.0;
+/// The right edge of the plot in SVG units.
 const RIGHT: f64 = WIDTH - 230.0;
+/// The top edge of the plot in SVG units.
 const TOP: f64 = 72.0;
+/// The bottom edge of the plot in SVG units.
 const BOTTOM: f64 = HEIGHT - 72.0;
 
-/// The pixel columns of the plot.
+/// The number of pixel columns in the plot.
 pub(super) const COLUMNS: usize = (RIGHT - LEFT) as usize;
 
 /// One axis.
@@ -49,7 +54,7 @@ pub(super) struct Figure {
 }
 
 impl Figure {
-    /// Empty axes below a title of a few lines.
+    /// Returns a figure with empty axes below a title of a few lines.
     pub(super) fn new(title: &[String], x: Axis, y: Axis) -> Figure {
         let mut head = String::new();
         let last = title.len().saturating_sub(1) as f64;
@@ -89,7 +94,7 @@ impl Figure {
         path
     }
 
-    /// A line through `points`.
+    /// Draws a line through `points`.
     pub(super) fn line(&mut self, points: &[(f64, f64)], color: &'static str, dashed: bool, label: &str) {
         let path = self.path(points.iter().copied());
         let dashes = if dashed { DASHES } else { "" };
@@ -99,7 +104,7 @@ impl Figure {
         self.legend.push((label.to_owned(), color, shape));
     }
 
-    /// The area between two lines with the same number of points.
+    /// Fills the area between two lines with the same number of points.
     pub(super) fn area(
         &mut self,
         lower: &[(f64, f64)],
@@ -112,7 +117,7 @@ impl Figure {
         self.legend.push((label.to_owned(), color, Shape::Area));
     }
 
-    /// Vertical lines from bottom to top.
+    /// Draws vertical lines from bottom to top.
     pub(super) fn markers(&mut self, at: &[f64], color: &'static str, label: &str) {
         for x in at {
             let x = self.x(*x);
@@ -127,12 +132,12 @@ impl Figure {
         }
     }
 
-    /// The figure as an SVG file.
+    /// Returns the figure as an SVG file.
     pub(super) fn svg(&self) -> String {
         self.sized_svg(WIDTH, HEIGHT)
     }
 
-    /// The figure as an SVG file that is shown in this size, in pixels.
+    /// Returns the figure as an SVG file that is displayed at this size, in pixels.
     pub(super) fn sized_svg(&self, width: f64, height: f64) -> String {
         let size = format!(r#"width="{width}" height="{height}""#);
         let font = r#"font-family="DejaVu Sans, Verdana, sans-serif" font-size="14""#;
@@ -207,7 +212,7 @@ pub(super) fn png(svg: &str) -> Result<Vec<u8>, String> {
     pixels.encode_png().map_err(|error| error.to_string())
 }
 
-/// About six round numbers on an axis.
+/// Returns about six round numbers on an axis, for its ticks.
 fn ticks((from, to): (f64, f64)) -> Vec<f64> {
     let step = step((from, to));
     let first = (from / step).ceil();
@@ -222,7 +227,7 @@ fn step((from, to): (f64, f64)) -> f64 {
     step.unwrap_or(10.0) * power
 }
 
-/// The text of a tick: as many decimals as the step needs, thousands separated.
+/// Returns the text of a tick: as many decimals as the step needs, thousands separated.
 fn number(value: f64, range: (f64, f64)) -> String {
     let decimals = (-step(range).log10().floor()).clamp(0.0, 9.0) as usize;
     let text = format!("{value:.decimals$}");
@@ -244,7 +249,7 @@ fn number(value: f64, range: (f64, f64)) -> String {
 }
 
 pub(super) fn escaped(text: &str) -> String {
-    // XML has no control characters.
+    // XML does not allow control characters.
     memtrace_trace::text::printable(text).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 

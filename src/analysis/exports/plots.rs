@@ -1,5 +1,5 @@
-//! `plots`: the four figures of PyTorch's `MemoryTracker` with its marker lines, and the stacked timeline of
-//! `torch.profiler` with its eight colours and its title, as SVG and PNG.
+//! `plots`: two kinds of figures, as SVG and PNG. The four figures of PyTorch's `MemoryTracker`, with its
+//! marker lines, and the stacked timeline of `torch.profiler`, with its eight colors and its title.
 
 use std::io::Write;
 
@@ -32,7 +32,8 @@ const GIB: f64 = 1_073_741_824.0;
 /// With more markers than this in a figure, only the last of each is drawn, as `MemoryTracker` does.
 const MOST_MARKERS: usize = 24;
 
-/// The lines: `MemoryTracker`'s name and colour, the file of the line's own figure, the total.
+/// A line of a figure: `MemoryTracker`'s name and color, the file of the line's own figure, and the total
+/// that it shows.
 type FigureLine = (&'static str, &'static str, &'static str, fn(&Totals) -> i64);
 const LINES: [FigureLine; 3] = [
     ("allocated_memory", "#1f77b4", "allocated", |totals| totals.allocated),
@@ -126,8 +127,8 @@ impl Plots {
             let range = ((low - room).max(0.0), high + room);
             let y = Axis { label: "Memory (MiB)".to_owned(), range };
             let mut figure = Figure::new(std::slice::from_ref(&title), x, y);
-            // Active equals allocated except for memory that a stream still uses. Active is dashed, so that
-            // both lines are visible where they coincide.
+            // The two totals differ only while a stream still uses freed memory. The active line is dashed,
+            // so that both lines are visible where they coincide.
             for line in shown {
                 let (label, color, ..) = LINES[*line];
                 figure.line(&lines[*line], color, shown.len() > 1 && *line == 1, label);
@@ -165,7 +166,7 @@ impl Plots {
     }
 }
 
-/// The title of a figure: the program and its rank.
+/// Returns the title of a figure: the program and its rank.
 fn title(trace: &TraceFile) -> String {
     let base = |word: &String| word.rsplit('/').next().unwrap_or(word).to_owned();
     let words: Vec<String> = trace.meta.argv.iter().map(base).collect();
@@ -180,7 +181,7 @@ fn title(trace: &TraceFile) -> String {
     title
 }
 
-/// The profiler's title: the peaks of a device.
+/// Returns the profiler's title, which has the peaks of a device.
 pub(super) fn maxima(replayed: &Replayed, device: i32) -> Vec<String> {
     let peak =
         |metric| replayed.replay.find(device).map_or(0, |device| device.peak(metric).bytes) as f64 / GIB;
@@ -190,7 +191,8 @@ pub(super) fn maxima(replayed: &Replayed, device: i32) -> Vec<String> {
     ]
 }
 
-/// Draws the stacked timeline. A pixel column shows the row with the most allocated memory in its time.
+/// Draws the stacked timeline. Each pixel column shows the row with the most allocated memory in its range of
+/// time.
 pub(super) fn categories(profile: &Profile, device: i32, title: &[String]) -> Figure {
     let times = || profile.timeline(device).map(|(time, _)| time);
     let first = times().next().unwrap_or(0);

@@ -1,5 +1,6 @@
 //! `timeline`, `timeline-raw` and `timeline-html`: the output of `torch.profiler`'s `export_memory_timeline`,
-//! from [`crate::profile`]. The device comes from `--device`; by default it is the device with the highest peak.
+//! made from [`crate::profile`]. `--device` selects the device; the default is the device with the highest
+//! peak.
 
 use std::io::Write;
 
@@ -41,7 +42,7 @@ const SIZE: Flag = Flag {
 /// The largest width and height of a picture, in pixels.
 const LARGEST: u32 = 20_000;
 
-/// The width and the height of `--size`.
+/// Returns the width and the height given by `--size`.
 fn size_of(options: &Options) -> Result<(f64, f64)> {
     let text = options.text(SIZE.name);
     let pixels = |text: &str| text.parse().ok().filter(|pixels| (1..=LARGEST).contains(pixels));

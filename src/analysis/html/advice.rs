@@ -1,4 +1,5 @@
-//! The changes that lower the peak of a track most, with the curve under each: `memtrace advise` in the page.
+//! The section `memtrace advise` of the page: the changes that lower a track's peak most, with the predicted
+//! curve of each.
 
 use serde_json::{Value, json};
 
@@ -10,24 +11,25 @@ use crate::state::replay_trace::Replayed;
 use crate::state::series::TimeGrid;
 use crate::whatif::{Change, Prediction, Predictor, advice, sureness};
 
-/// The most changes in a track.
+/// The maximum number of changes per track.
 const MOST: usize = 5;
-/// The time buckets of the measured curve in one bucket of a predicted one.
+/// The number of time buckets of the measured curve in one bucket of a predicted curve.
 pub(super) const CURVE: usize = 8;
-/// The most rows of one step that are kept at once: some 100 MB.
+/// The maximum number of rows of one step that are kept at once: about 100 MB.
 const MOST_ROWS: usize = 500_000;
 
 /// The predictions for the devices of a trace, made while its rows are read.
 pub(super) struct TraceAdvice<'a> {
     trace: &'a TraceFile,
     options: &'a Options,
-    /// One change each.
+    /// The lists of changes to try, with one change each.
     lists: &'a [Vec<Change>],
     predictor: Predictor<'a>,
 }
 
 impl<'a> TraceAdvice<'a> {
-    /// The predictions of `lists`, with a curve for each device of `grids`; `None` without a change to try.
+    /// Prepares the predictions for `lists`, with a curve for each device of `grids`. Returns `None` if there
+    /// is no change to try.
     pub(super) fn new(
         trace: &'a TraceFile,
         options: &'a Options,
@@ -43,15 +45,15 @@ impl<'a> TraceAdvice<'a> {
         (!lists.is_empty()).then_some(TraceAdvice { trace, options, lists, predictor })
     }
 
-    /// The predictor, which takes the rows.
+    /// Returns the predictor, which takes the rows.
     pub(super) fn predictor(&mut self) -> &mut Predictor<'a> {
         &mut self.predictor
     }
 
-    /// The predictions of all devices.
+    /// Returns the predictions of all devices.
     ///
     /// # Errors
-    /// When the trace cannot answer.
+    /// When the trace lacks the data for a prediction.
     pub(super) fn finish(self, replayed: &Replayed) -> Result<FoundAdvice<'a>> {
         let predictions = self.predictor.finish(self.trace, replayed, self.options)?;
         Ok(FoundAdvice { lists: self.lists, predictions })
@@ -65,7 +67,7 @@ pub(super) struct FoundAdvice<'a> {
 }
 
 impl FoundAdvice<'_> {
-    /// The changes of a device as JSON, those that save most first, with their curves in `pack`.
+    /// Returns the changes of a device as JSON, ordered by the saved bytes, with their curves in `pack`.
     pub(super) fn json(&self, device: i32, replayed: &Replayed, pack: &mut Pack) -> Vec<Value> {
         let Some(prediction) = self.predictions.iter().find(|each| each.device == device) else {
             return Vec::new();

@@ -1,14 +1,15 @@
-//! Selects the allocations that the page keeps: the largest, and those live at the peak and the OOM.
+//! Selects the allocations that the page keeps: the largest ones, and the ones that are live at the peak and
+//! at the OOM.
 
 use memtrace_trace::Category;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::state::replay::Block;
 
-/// The most allocations of a page.
+/// The maximum number of allocations on a page.
 pub(super) const MOST: usize = 15_000;
 
-/// The number of allocations by size; a bin is an eighth of a power of two.
+/// The number of allocations by size. The width of a bin is an eighth of a power of two.
 #[derive(Clone)]
 pub(super) struct SizeHistogram {
     bins: Vec<u64>,
@@ -35,7 +36,8 @@ impl SizeHistogram {
         self.count += 1;
     }
 
-    /// The lowest bin with kept allocations, and how many of that bin are kept, when `room` are kept in all.
+    /// Returns the lowest bin with kept allocations, and how many of that bin are kept, if `room` allocations
+    /// are kept in total.
     fn threshold(&self, mut room: u64) -> (usize, u64) {
         for (bin, count) in self.bins.iter().enumerate().rev() {
             if *count > room {
@@ -68,8 +70,8 @@ pub(super) struct BlockSelection {
 }
 
 impl BlockSelection {
-    /// A selection of up to `most` allocations, with those live at the peak first, and a sixth of the page for those
-    /// live at an OOM.
+    /// Returns a selection of up to `most` allocations. The blocks live at the peak come first, and a sixth
+    /// of the page is reserved for the blocks live at an OOM.
     pub(super) fn new(
         sizes: &SizeHistogram,
         at_peak: &[Block],
@@ -93,7 +95,7 @@ impl BlockSelection {
         }
     }
 
-    /// The inferred category of a block at the peak or an OOM.
+    /// Returns the inferred category of a block at the peak or an OOM.
     pub(super) fn inferred(&self, id: i64) -> Option<Category> {
         self.inferred.get(&id).copied()
     }
@@ -121,7 +123,7 @@ impl BlockSelection {
     }
 }
 
-/// The ids of the largest of some blocks, `most` at most.
+/// Returns the ids of the largest `most` blocks.
 fn largest(blocks: &[Block], most: usize) -> impl Iterator<Item = i64> + use<'_> {
     let mut blocks: Vec<&Block> = blocks.iter().collect();
     blocks.sort_by_key(|block| (-block.bytes, block.id));

@@ -1,4 +1,4 @@
-//! The live blocks at a moment by each key, as `memtrace peak` lists them.
+//! The live blocks at a moment, grouped by each key as in `memtrace peak`.
 
 use serde_json::{Value, json};
 
@@ -6,11 +6,11 @@ use crate::options::Options;
 use crate::state::group::{KEYS, Key, sorted};
 use crate::state::replay::{Block, Replay};
 
-/// The most lines of each list; the rest is summed in one more.
+/// The maximum number of lines of each list. One more line has the sum of the rest.
 const MOST: usize = 200;
 
-/// The blocks by module, op, category, phase and step: `[key, bytes, blocks]`, largest first. A module has also its number of
-/// modules, which is above 1 for repeated layers.
+/// Returns the blocks by module, op, category, phase and step: `[key, bytes, blocks]`, largest first. An
+/// entry for modules also has the number of its modules, which is above 1 for repeated layers.
 pub(super) fn json(blocks: &[Block], replay: &Replay) -> Value {
     let mut all = serde_json::Map::new();
     for name in KEYS {

@@ -8,7 +8,8 @@ use crate::read::stream::TraceFile;
 use crate::reports::killed_sentences;
 use crate::state::host_memory::{HostMemory, QuickSample};
 
-/// The most samples of a process on a page. Of neighbours, the one with the highest resident memory is kept.
+/// The maximum number of samples of a process on a page. Of neighboring samples, the one with the highest
+/// resident memory is kept.
 const MOST: usize = 8192;
 
 /// A sample, and the memory of the child processes at that time; -1 is unknown.
@@ -17,7 +18,8 @@ struct Point<'a> {
     children: i64,
 }
 
-/// The samples of `memory` from `from_ns` to `to_ns`; null without a sample. Unknown values are -1.
+/// Returns the samples of `memory` from `from_ns` to `to_ns`, or null if there is no sample. Unknown values
+/// are -1.
 pub(super) fn timeline(memory: &HostMemory, (from_ns, to_ns): (i64, i64), pack: &mut Pack) -> Value {
     let mut children = memory.children_with_shares().peekable();
     let mut bytes = -1;
@@ -33,7 +35,7 @@ pub(super) fn timeline(memory: &HostMemory, (from_ns, to_ns): (i64, i64), pack: 
     let each = points.len().div_ceil(MOST).max(1);
     let kept: Vec<&Point<'_>> = points
         .chunks(each)
-        // Of several equal ones the first.
+        // Reversed, so that the first of several equal samples is kept.
         .filter_map(|chunk| chunk.iter().rev().max_by_key(|point| point.sample.rss))
         .collect();
     let Some(peak) = kept.iter().rev().max_by_key(|point| point.sample.rss) else { return Value::Null };
@@ -57,13 +59,15 @@ pub(super) fn timeline(memory: &HostMemory, (from_ns, to_ns): (i64, i64), pack: 
     })
 }
 
-/// The memory of the container without page cache, which the kernel gives up before it kills; -1 if unknown.
+/// Returns the container's memory without the page cache, which the kernel reclaims before it kills a
+/// process; -1 if unknown.
 fn container(sample: &QuickSample) -> i64 {
     let container = sample.container;
     if container.current < 0 { -1 } else { (container.current - container.file.max(0)).max(0) }
 }
 
-/// Who killed the process, or a child of it, in sentences; null if nobody did.
+/// Returns sentences that name the killer of the process or of one of its children; null if neither was
+/// killed.
 pub(super) fn killed(trace: &TraceFile, memory: &HostMemory, options: &Options) -> Value {
     killed_sentences(trace, memory, options).map_or(Value::Null, Value::from)
 }

@@ -1,9 +1,9 @@
 //! `memtrace report`: the report page, a single HTML file that opens from disk and makes no network request.
 //!
-//! A trace is read twice. The first reading finds the peaks, the time span of the page and the size above
-//! which allocations are kept. The second collects the content of the page: minimum and maximum of each total
-//! in 131,072 time buckets, memory by category and module, the largest allocations, the rows around the
-//! peak and the OOM, and the curve under each advice. The size of a page is bounded, whatever the length of the trace.
+//! A trace is read twice. The first reading finds the peaks, the time span of the page and the minimum size
+//! of the allocations to keep. The second collects the content of the page: the minimum and maximum of each
+//! total in 131,072 time buckets, memory by category and module, the largest allocations, the rows around the
+//! peak and the OOM, and the curve for each advice. The size of a page is bounded, however long the trace is.
 
 mod advice;
 mod blocks;
@@ -30,9 +30,10 @@ use pack::Pack;
 use process::FirstReading;
 use strings::Strings;
 
-/// The time buckets of the device with the highest peak. All others together get as many.
+/// The number of time buckets of the device with the highest peak. All other devices together get the same
+/// number.
 const BUCKETS: usize = 131_072;
-/// The fewest time buckets of a device.
+/// The minimum number of time buckets of a device.
 const FEWEST_BUCKETS: usize = 2048;
 
 const HTML: &str = include_str!("page.html");
@@ -130,7 +131,7 @@ impl Page {
         Ok(Page { about, pack, title, headline })
     }
 
-    /// The peak and its largest categories, in one line.
+    /// Returns the peak and its largest categories, in one line.
     #[must_use]
     pub fn headline(&self) -> &str {
         &self.headline
@@ -139,7 +140,7 @@ impl Page {
     /// Writes the page to `out`.
     ///
     /// # Errors
-    /// Those of `out`.
+    /// When `out` cannot be written.
     pub fn write(&self, out: &mut dyn Write) -> io::Result<()> {
         // The template is split at its placeholders first, so a placeholder in the text of a trace has no
         // effect.
@@ -183,7 +184,7 @@ fn escaped(text: &str) -> String {
 
 type Processes<'a> = Vec<(&'a Input, Footer, Vec<(&'a TraceFile, FirstReading)>)>;
 
-/// The file and device with the highest peak of the first run.
+/// Returns the file and device with the highest peak of the first run.
 fn fullest(firsts: &Processes<'_>, options: &Options) -> Option<(std::path::PathBuf, i32)> {
     let (_, _, processes) = firsts.first()?;
     let mut best: Option<(i64, &TraceFile, i32)> = None;

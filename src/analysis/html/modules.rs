@@ -1,4 +1,5 @@
-//! The parts of a model in the stacked curve: the tree of modules, cut where the memory is.
+//! The parts of a model in the stacked curve. The tree of modules is split further where modules hold more
+//! memory.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +8,7 @@ use rustc_hash::FxHashMap;
 use crate::read::symbols::{NO_MODULE, Symbol, SymbolTable};
 use crate::state::module_layers::Layers;
 
-/// The most parts; all other modules form one more.
+/// The maximum number of parts. All other modules form one more.
 const MOST: usize = 12;
 
 /// The name of the part of all other modules.
@@ -17,15 +18,15 @@ pub(super) const REST: &str = "(other)";
 pub(super) struct ModuleCut {
     /// The parts, largest first, and [`REST`] as the last.
     pub(super) names: Vec<String>,
-    /// Modules, and whether their submodules belong to the part too.
+    /// The index of each part by its module, and whether the module's submodules also belong to it.
     parts: BTreeMap<String, (usize, bool)>,
     known: FxHashMap<Symbol, usize>,
     layers: Layers,
 }
 
 impl ModuleCut {
-    /// Splits the part with the most bytes repeatedly, while there are few parts. `bytes` are the bytes of
-    /// each module at the peak, with repeated layers joined.
+    /// Splits the part with the most bytes, repeatedly, until there are enough parts. `bytes` has the bytes
+    /// of each module at the peak, with repeated layers joined.
     pub(super) fn new(bytes: &[(String, i64)], layers: Layers) -> ModuleCut {
         // The path, whether it includes its submodules, and the bytes.
         let mut parts: Vec<(String, bool, i64)> = Vec::new();
@@ -58,7 +59,7 @@ impl ModuleCut {
         ModuleCut { names, parts: places, known: FxHashMap::default(), layers }
     }
 
-    /// The index of the part of a module.
+    /// Returns the index of the part of a module.
     pub(super) fn index_of(&mut self, module: Symbol, symbols: &SymbolTable) -> usize {
         if let Some(place) = self.known.get(&module) {
             return *place;
@@ -84,8 +85,8 @@ impl ModuleCut {
     }
 }
 
-/// The parts of `path`: itself alone if it has bytes, and each child with its submodules. `None` without
-/// children.
+/// Returns the parts of `path`: the module alone if it has bytes of its own, and each child with its
+/// submodules. Returns `None` if it has no children.
 fn children(path: &str, bytes: &[(String, i64)]) -> Option<Vec<(String, bool, i64)>> {
     let mut own = 0;
     let mut below: BTreeMap<String, i64> = BTreeMap::new();

@@ -37,8 +37,8 @@ impl Pack {
         json!([start, count, unit])
     }
 
-    /// Writes the length of the JSON `about`, that JSON and the columns, deflated and in base64. No text of a
-    /// trace can break out of base64.
+    /// Writes the length of the JSON `about`, the JSON itself and the columns, deflated and in base64. Base64
+    /// prevents a text of the trace from being read as HTML.
     pub(super) fn write(&self, about: &Value, out: &mut dyn Write) -> io::Result<()> {
         let about = about.to_string();
         let mut stream = DeflateEncoder::new(Vec::new(), Compression::new(6));
@@ -55,7 +55,7 @@ fn gcd(a: i64, b: i64) -> i64 {
     while b != 0 {
         (a, b) = (b, a % b);
     }
-    // No number in a trace uses the 64th bit.
+    // Numbers in a trace use at most 63 bits.
     i64::try_from(a).unwrap_or(1)
 }
 

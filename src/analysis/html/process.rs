@@ -48,7 +48,7 @@ impl FirstReading {
     pub(super) fn read(trace: &TraceFile, options: &Options) -> Result<FirstReading> {
         let flow = flow_categories(trace, options)?;
         let first = FirstReading::read_for(trace, options, Metric::Allocated, flow.clone())?;
-        // A program without torch: all its memory is outside torch's allocator.
+        // In a program without torch, all memory is outside torch's allocator.
         let none = |device: &replay::Device| device.peak(Metric::Allocated).bytes == 0;
         if first.replayed.gpus(options).all(none) && !first.is_of_host(options) {
             return FirstReading::read_for(trace, options, Metric::Used, flow);
@@ -108,7 +108,7 @@ impl FirstReading {
         Ok(FirstReading { replayed, metric, sizes, ooms, time_ns, changes, retained, host })
     }
 
-    /// Returns true if the page is about the host: of a program that used no GPU, or with `--device -1`.
+    /// Returns true if the page shows the host's memory: the program used no GPU, or `--device -1` was given.
     fn is_of_host(&self, options: &Options) -> bool {
         let has_peak = |device: &replay::Device, metric| device.peak(metric).bytes > 0;
         let is_used =
@@ -117,7 +117,7 @@ impl FirstReading {
         known && options.device.map_or(!self.replayed.gpus(options).any(is_used), |only| only == HOST)
     }
 
-    /// The GPUs that were used, the highest peak first; or the host.
+    /// Returns the GPUs that were used, ordered by peak, highest first; or the host.
     pub(super) fn devices(&self, options: &Options) -> Vec<(i32, Metric)> {
         if self.is_of_host(options) {
             return vec![(HOST, Metric::Allocated)];
@@ -135,7 +135,7 @@ impl FirstReading {
         self.ooms.iter().find(|oom| oom.0 == ordinal)?.1.as_ref()
     }
 
-    /// The last OOM, the peak and its largest categories, in one line.
+    /// Returns the last OOM, the peak and its largest categories, in one line.
     pub(super) fn headline(&self, trace: &TraceFile, options: &Options) -> String {
         let Some((ordinal, metric)) = self.devices(options).first().copied() else {
             return "No GPU memory was used.".to_owned();
@@ -188,8 +188,8 @@ impl FirstReading {
         line
     }
 
-    /// What holds memory that earlier steps left behind: the moment of the search, a line for each holder, and why
-    /// it has not seen everything. Null when nobody searched or nothing was found.
+    /// Returns the holders of memory from earlier steps: the moment of the search, a line for each holder,
+    /// and the reason if the search was incomplete. Null if there was no search or it found nothing.
     fn retained(&self, options: &Options) -> Value {
         let has_oom = !self.ooms.is_empty();
         let search = if has_oom { self.retained.at_oom() } else { self.retained.telling() };
@@ -203,8 +203,8 @@ impl FirstReading {
         )
     }
 
-    /// The second reading: fills a track for each device that was used. `size` gives the number of time
-    /// buckets and of allocations of a device.
+    /// The second reading: fills a track for each device that was used. `size` returns the number of time
+    /// buckets and of allocations for a device.
     pub(super) fn second_reading(
         self,
         trace: &TraceFile,
@@ -220,7 +220,7 @@ impl FirstReading {
         let host_memory = host::timeline(&self.host, self.time_ns, pack);
         let killed = host::killed(trace, &self.host, options);
         for (ordinal, metric) in self.devices(options) {
-            // The kernel's samples alone make no device.
+            // A device with only samples of the kernel is unknown to the replay.
             let mut without_blocks = replay::Device::default();
             without_blocks.ordinal = ordinal;
             let device = self.replayed.replay.find(ordinal).unwrap_or(&without_blocks);

@@ -1,4 +1,4 @@
-//! The string table of a page: each name once.
+//! The string table of a page, which stores each name once.
 
 use rustc_hash::FxHashMap;
 
@@ -13,7 +13,8 @@ pub(super) struct Strings {
 }
 
 impl Strings {
-    /// The index of the text of a symbol, as reports print it, or of `missing` for none.
+    /// Returns the index of a symbol's text as reports print it, or of `missing` if the symbol is
+    /// [`Symbol::NONE`].
     pub(super) fn of(&mut self, symbol: Symbol, missing: &str, symbols: &SymbolTable) -> i64 {
         let name = symbols.or(symbol, missing);
         let next = self.names.len() as i64;

@@ -19,13 +19,13 @@ use crate::state::replay_trace::Replayed;
 use crate::state::series::{Series, TimeGrid};
 use crate::state::stacked_series::StackedSeries;
 
-/// The time buckets of the lines in one bucket of the stacked curve.
+/// The number of time buckets of the lines in one bucket of the stacked curve.
 const STACK: usize = 8;
-/// Rows kept on each side of the peak and of the OOM.
+/// The number of rows kept on each side of the peak and of the OOM.
 const AROUND: i64 = 8192;
-/// The most OOMs, failed calls and segment changes kept, each.
+/// The maximum number of OOMs, of failed calls and of segment changes that are kept.
 const MOST_MARKS: usize = 20_000;
-/// The most failed calls and OOMs that get a pin.
+/// The maximum number of failed calls and OOMs that get a pin.
 const MOST_PINS: usize = 500;
 
 /// The results of the first reading that a track needs.
@@ -59,8 +59,9 @@ pub(super) struct Track {
     stacked: StackedSeries,
     levels: Levels,
     detail: DetailRows,
-    /// The number and bytes of blocks, by power of two of their lifetime in ns and of their size in bytes.
+    /// The number and bytes of blocks, by power of two of their lifetime in ns.
     lifetimes: Vec<(u64, i64)>,
+    /// The number and bytes of blocks, by power of two of their size in bytes.
     sizes: Vec<(u64, i64)>,
     ooms: Vec<Record>,
     failed: Vec<Record>,
@@ -99,7 +100,7 @@ impl Track {
         self.plan.ordinal
     }
 
-    /// The time buckets of its lines.
+    /// Returns the time buckets of its lines.
     pub(super) fn grid(&self) -> TimeGrid {
         self.plan.grid
     }
@@ -205,7 +206,7 @@ impl Track {
         }
     }
 
-    /// The JSON of this track, with its columns in `pack`.
+    /// Returns the JSON of this track, with its columns in `pack`.
     pub(super) fn finish(mut self, replayed: &Replayed, pack: &mut Pack, strings: &mut Strings) -> Value {
         for block in replayed.replay.live().values() {
             if block.device == self.plan.ordinal && self.counts(block.kind) {
@@ -286,7 +287,7 @@ impl Track {
 }
 
 fn line(name: &str, series: &Series, pack: &mut Pack) -> Value {
-    // Heights compress better than low values: they are small where little happens.
+    // Heights compress better than low values, because they are small while memory changes little.
     let heights = series.high.iter().zip(&series.low).map(|(high, low)| high - low);
     json!({ "name": name, "high": pack.column(series.high.iter().copied()), "height": pack.column(heights) })
 }
@@ -299,7 +300,7 @@ fn stacked(names: impl Iterator<Item = String>, owners: &[Vec<i64>], pack: &mut 
     Value::Array(bands)
 }
 
-/// The bins that are not empty: power of two, number and bytes.
+/// Returns the nonempty bins: power of two, number and bytes.
 fn spread(bins: &[(u64, i64)]) -> Vec<(usize, u64, i64)> {
     let bins = bins.iter().enumerate().filter(|(_, bin)| bin.0 > 0);
     bins.map(|(power, (count, bytes))| (power, *count, *bytes)).collect()

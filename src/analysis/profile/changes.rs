@@ -4,7 +4,7 @@ use super::passes::Categories;
 use super::read::BlocksAndFlow;
 use super::types::{Action, Change};
 
-/// Every action on every block of `reading`, in the profiler's order.
+/// Returns every action on every block of `reading`, in the profiler's order.
 pub(super) fn changes(reading: &BlocksAndFlow, categories: &Categories) -> Vec<Change> {
     let BlocksAndFlow { blocks, nodes, versions, .. } = reading;
     let mut changes = Vec::with_capacity(blocks.len() * 2);

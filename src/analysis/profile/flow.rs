@@ -8,7 +8,7 @@ use rustc_hash::FxHashMap;
 /// The effect of a node on a block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Edge {
-    /// The version before the node; `None` where the node allocated the block.
+    /// The version before the node; `None` if the node allocated the block.
     pub input: Option<u32>,
     /// True if the node changed the block in place.
     pub mutated: bool,
@@ -17,7 +17,7 @@ pub struct Edge {
 }
 
 impl Edge {
-    /// The version after the node; `None` where the node made no new version.
+    /// Returns the version after the node, or `None` if the node made no new version.
     #[must_use]
     pub fn output(&self) -> Option<u32> {
         match self.input {
@@ -49,12 +49,12 @@ pub struct Node {
 }
 
 impl Node {
-    /// The blocks and versions before the node.
+    /// Returns the blocks and versions before the node.
     pub fn inputs(&self) -> impl Iterator<Item = (u32, u32)> {
         self.edges.iter().filter_map(|(block, edge)| Some((*block, edge.input?)))
     }
 
-    /// The blocks and versions that the node made.
+    /// Returns the blocks and versions that the node made.
     pub fn outputs(&self) -> impl Iterator<Item = (u32, u32)> {
         self.edges.iter().filter_map(|(block, edge)| Some((*block, edge.output()?)))
     }
@@ -97,7 +97,7 @@ impl FlowBuilder {
         self.open.entry(tid).or_default().push(event);
     }
 
-    /// Ends an op of thread `tid` that is a node: the accesses of the thread since `start_ns` are its own.
+    /// Ends an op of thread `tid` that is a node. The thread's accesses since `start_ns` belong to this node.
     pub(super) fn end_node(&mut self, tid: i32, start_ns: i64, backward: bool, accumulates: bool) {
         let open = self.open.entry(tid).or_default();
         let first = open.partition_point(|event| event.ts_ns < start_ns);
@@ -108,15 +108,15 @@ impl FlowBuilder {
         self.nodes.push(Node { start_ns, backward, accumulates, edges });
     }
 
-    /// An access outside every op. Only an allocation or a free is a node of its own.
+    /// Adds an access outside every op. Only an allocation or a free becomes a node of its own.
     fn add_outside(&mut self, event: AccessEvent) {
         if matches!(event.access, Access::Alloc | Access::Free) {
             self.nodes.push(Node { start_ns: event.ts_ns, edges: edges_of(&[event]), ..Node::default() });
         }
     }
 
-    /// The nodes in order of their start, with the version before each edge, and the last version of each of
-    /// `blocks` blocks.
+    /// Returns the nodes in order of their start, with the version before each edge, and the last version of
+    /// each of the `blocks` blocks.
     pub(super) fn finish(mut self, blocks: usize) -> (Vec<Node>, Vec<u32>) {
         let open = std::mem::take(&mut self.open);
         open.into_values().flatten().for_each(|event| self.add_outside(event));
@@ -137,8 +137,8 @@ impl FlowBuilder {
     }
 }
 
-/// The effect of a node on each of its blocks. A block that was only passed to a function without a schema
-/// counts as changed, as in the profiler (`DataFlowNode._determine_edges`).
+/// Returns the effect of a node on each of its blocks. A block that was only passed to a function without a
+/// schema counts as changed, as in the profiler (`DataFlowNode._determine_edges`).
 fn edges_of(events: &[AccessEvent]) -> Vec<(u32, Edge)> {
     #[derive(Default)]
     struct Sum {

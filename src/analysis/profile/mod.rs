@@ -1,13 +1,13 @@
 //! The memory profile of `torch.profiler`, computed from a trace: its eight categories, its actions on each
 //! block, and the timelines of its exports (`torch/profiler/_memory_profiler.py`).
 //!
-//! [`Profile::of`] reads a trace. [`Profile::actions`] are the profiler's raw rows, [`Profile::timeline`] the
-//! coalesced ones. With io records (`MEMTRACE_OPS=io`), categories come from the flow of data between ops, by
-//! the profiler's own passes ([`flow`]), and a block that an op changes in place gets a new version. Without
-//! io records, a block has the category of its rows and no versions.
+//! [`Profile::of`] reads a trace. [`Profile::actions`] returns the profiler's raw rows, and
+//! [`Profile::timeline`] the coalesced rows. With io records (`MEMTRACE_OPS=io`), the profiler's own passes
+//! derive the categories from the flow of data between ops ([`flow`]), and a block that an op changes in
+//! place gets a new version. Without io records, a block has the category of its rows and no versions.
 //!
-//! Differences from the profiler: a trace has every block, also those that no op used while it was recorded;
-//! and a block to which the flow gives no category has the one of its rows, where the profiler has none.
+//! Differences from the profiler: a trace has every block, even if no op used it during the recording. If the
+//! flow gives a block no category, the block has the category of its rows; in the profiler it has none.
 
 mod changes;
 pub mod flow;
@@ -38,14 +38,15 @@ pub struct Profile {
     pub has_io: bool,
     /// True if the trace has tags.
     pub has_tags: bool,
-    /// Unix time of the start of the trace, in ns: `time_ns` plus this is the profiler's clock.
+    /// The Unix time of the start of the trace, in ns. The sum of `time_ns` and this is the time on the
+    /// profiler's clock.
     pub start_unix_ns: i64,
     changes: Vec<Change>,
 }
 
 impl Profile {
-    /// Reads a trace and classifies its blocks. Reads the part that the window in `options` selects: blocks
-    /// that are live when it begins are [`Action::Preexisting`]. Uses about 60 bytes of memory per row.
+    /// Reads the part of a trace that the window in `options` selects, and classifies its blocks. Blocks that
+    /// are live when the window begins are [`Action::Preexisting`]. Uses about 60 bytes of memory per row.
     ///
     /// # Errors
     /// When the trace cannot be read.
@@ -57,29 +58,30 @@ impl Profile {
         Ok(Profile { blocks, has_io, has_tags, start_unix_ns: trace.meta.start_unix_ns, changes })
     }
 
-    /// The actions on blocks of a device, in the profiler's order: by time, then by action.
+    /// Returns the actions on blocks of a device, in the profiler's order: by time, then by action.
     pub fn actions(&self, device: i32) -> impl Iterator<Item = &Change> {
         self.changes.iter().filter(move |change| self.block(change).device == device)
     }
 
-    /// The block of an action.
+    /// Returns the block of an action.
     #[must_use]
     pub fn block(&self, change: &Change) -> &Block {
         &self.blocks[change.block as usize]
     }
 
-    /// The devices with blocks, in order; -1 means CPU tensors.
+    /// Returns the devices with blocks, in order; -1 means CPU tensors.
     #[must_use]
     pub fn devices(&self) -> Vec<i32> {
         let all: std::collections::BTreeSet<i32> = self.blocks.iter().map(|block| block.device).collect();
         all.into_iter().collect()
     }
 
-    /// The category of each block in the end, by `alloc_id`, where it is known.
+    /// Returns the final category of each block by `alloc_id`, if it is known.
     #[must_use]
     pub fn final_categories(&self) -> KnownCategories {
         let mut categories = FxHashMap::default();
-        // By time, so a block's last category stays; its end may lie outside the part that was read.
+        // The changes are in order of time, so the last category remains. The block's free may be outside the
+        // part that was read.
         for change in &self.changes {
             if change.after != Category::Unknown {
                 categories.insert(self.block(change).id, change.after.to_trace());
@@ -111,9 +113,9 @@ impl Profile {
     }
 }
 
-/// The categories that a replay of `trace` takes from the flow of data between ops: empty when the trace has
-/// tags, or no io records. Otherwise this reads the whole trace, whatever window `options` has, as only the
-/// whole shows the role of a block.
+/// Returns the categories that a replay of `trace` takes from the flow of data between ops. They are empty if
+/// the trace has tags or no io records. Otherwise this reads the whole trace and ignores the window in
+/// `options`, because only the whole trace shows the role of a block.
 ///
 /// # Errors
 /// When the trace cannot be read.
@@ -125,8 +127,8 @@ pub fn flow_categories(trace: &TraceFile, options: &Options) -> Result<KnownCate
     Ok(Profile::of(trace, &whole)?.final_categories())
 }
 
-/// The profile of the part of `trace` that `options` asks for, and [`flow_categories`]. If that part is the
-/// whole trace, one reading serves both.
+/// Returns the profile of the part of `trace` that `options` selects, and [`flow_categories`]. If this part
+/// is the whole trace, one reading serves both.
 ///
 /// # Errors
 /// When the trace cannot be read.
@@ -140,8 +142,8 @@ pub fn profile_and_flow(trace: &TraceFile, options: &Options) -> Result<(Profile
     Ok((profile, flow))
 }
 
-/// Returns true if the roles of blocks are known from the flow of data alone: the trace has io records, and
-/// no Python part that tags parameters.
+/// Returns true if the roles of blocks are known only from the flow of data: the trace has io records, but
+/// the Python part that tags parameters did not run.
 fn needs_flow(trace: &TraceFile) -> bool {
     trace.meta.ops == Ops::Io.name() && !trace.meta.modules
 }

@@ -1,18 +1,19 @@
-//! The passes by which `torch.profiler` gives categories to blocks, in its order (`MemoryProfile.__init__`):
+//! The passes by which `torch.profiler` assigns categories to blocks, in its order
+//! (`MemoryProfile.__init__`):
 //!
 //! 1. GRADIENT by evidence, and TEMPORARY for blocks that live inside one node;
 //! 2. PARAMETER by evidence;
 //! 3. INPUT: contributes to a gradient or parameter, is not made by backward, and never depends on either;
 //! 4. PARAMETER by flow: used in the forward together with data that depends on an input, contributes to a
 //!    gradient and depends on one;
-//! 5. ACTIVATION: made in the forward from inputs or activations, and otherwise from parameters and
-//!    temporaries only;
+//! 5. ACTIVATION: made in the forward from at least one input or activation, and otherwise only from
+//!    parameters and temporaries;
 //! 6. OPTIMIZER_STATE by evidence;
 //! 7. AUTOGRAD_DETAIL: made in backward, where the block is new or has no category.
 //! 8. None by evidence: a workspace of a library.
 //!
-//! Evidence is a `tag` row or an `AccumulateGrad` node. The category of a block takes precedence over that of
-//! one of its versions. The last pass decides for a block, the first for a version.
+//! Evidence is a `tag` row or an `AccumulateGrad` node. The category of a block takes precedence over the
+//! category of one of its versions. For a block, the last matching pass decides; for a version, the first.
 
 use std::collections::VecDeque;
 
@@ -27,7 +28,7 @@ use super::types::{Block, Category};
 #[derive(Debug, Default)]
 pub(super) struct Categories {
     of_block: Vec<Option<Category>>,
-    /// True if the category of each block is inferred, not from a tag.
+    /// For each block: true if its category is inferred, not from a tag.
     inferred: Vec<bool>,
     temporary: Vec<bool>,
     of_version: FxHashMap<(u32, u32), Category>,
@@ -40,8 +41,8 @@ impl Categories {
             .or_else(|| self.of_version.get(&(block, version)).copied())
     }
 
-    /// The category of a version, and whether it was inferred from the flow of data. Where the flow gives
-    /// none, it is the one of the block's rows.
+    /// Returns the category of a version, and whether it was inferred from the flow of data. If the flow
+    /// gives no category, the category of the block's rows is used.
     pub(super) fn of(&self, place: u32, version: u32, block: &Block) -> (Category, bool) {
         match self.get(place, version) {
             Some(category) => {
@@ -87,7 +88,8 @@ pub(super) fn classify(reading: &BlocksAndFlow) -> Categories {
     activations(&mut found, nodes);
     apply_tags(&mut found, reading, TraceCategory::OptimizerState, Category::OptimizerState);
     autograd_detail(&mut found, nodes);
-    // The profiler does not see a library's workspace, which the flow would give to the op that allocated it.
+    // The profiler does not see a library's workspace. The flow would attribute it to the op that allocated
+    // it.
     apply_tags(&mut found, reading, TraceCategory::Workspace, Category::Unknown);
     found
 }
@@ -101,8 +103,8 @@ fn apply_tags(found: &mut Categories, reading: &BlocksAndFlow, recorded: TraceCa
     }
 }
 
-/// Marks the gradients of `AccumulateGrad` nodes: one changed in place, else one allocated, else the one
-/// passed in.
+/// Marks the gradient of each `AccumulateGrad` node: a block changed in place, else an allocated block, else
+/// the block passed in.
 fn accumulated(found: &mut Categories, reading: &BlocksAndFlow) {
     for node in reading.nodes.iter().filter(|node| node.accumulates) {
         let place = |is: fn(&super::flow::Edge) -> bool| {

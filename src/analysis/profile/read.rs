@@ -88,13 +88,13 @@ impl FlowReader {
         let known = match self.known.take() {
             Some(known) => known,
             None => {
-                // The first row of the window: the live blocks were allocated before it.
+                // At the first row of the window, the live blocks were allocated earlier.
                 let mut before: Vec<_> =
                     replay.live().values().filter(|block| block.kind != MemoryKind::External).collect();
                 before.sort_by_key(|block| block.id);
                 for block in before.into_iter().filter(|block| block.id != row.alloc_id) {
                     let (addr, recorded) = (block.addr, block.owner.category);
-                    // A category that no allocation has comes from a tag.
+                    // No allocation has any other category, so it comes from a tag.
                     let at_alloc = matches!(
                         recorded,
                         TraceCategory::None
@@ -190,7 +190,7 @@ impl FlowReader {
     fn free(&mut self, row: &Record) {
         let index = match self.live.remove(&row.alloc_id) {
             Some(index) => index,
-            // Its allocation is not in the trace, so it was allocated before.
+            // The trace has no allocation of this block, so it was allocated before the trace began.
             None => {
                 let (addr, recorded) = (row.addr, row.category);
                 self.add(Block { addr, recorded, ..block_of(0, row.device, -row.delta_bytes) })
@@ -201,7 +201,7 @@ impl FlowReader {
     }
 }
 
-/// A block that was allocated before the trace or the window; the other fields are unknown.
+/// Returns a block that was allocated before the trace or the window; the other fields are unknown.
 fn block_of(id: i64, device: i32, bytes: i64) -> Block {
     let recorded = TraceCategory::None;
     Block { id, device, addr: 0, bytes, born_ns: None, died_ns: None, recorded, tagged: false }

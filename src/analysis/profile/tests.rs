@@ -21,7 +21,7 @@ fn profile_of(trace: TraceBuilder, name: &str) -> Profile {
     profile
 }
 
-/// The actions on device 0: action, block, version, category before and after.
+/// Returns the actions on device 0: action, block, version, category before and after.
 fn actions(profile: &Profile) -> Vec<(Action, u32, u32, Category, Category)> {
     profile
         .actions(0)
@@ -78,7 +78,7 @@ fn a_block_with_a_free_alone_is_preexisting() {
     let raw: Vec<Raw> = profile.raw(0).collect();
     assert_eq!((raw[0].0, raw[0].1, raw[0].2), (-1, 1, 2 * KIB));
     assert_eq!((raw[1].1, raw[1].2), (4, -2 * KIB));
-    // It has a row of its own, at the first time of all.
+    // The preexisting block has a row of its own, at the earliest time.
     let timeline: Vec<(i64, [i64; 9])> = profile.timeline(0).collect();
     assert_eq!(timeline[0].0, timeline[1].0);
     assert_eq!([timeline[0].1, timeline[1].1], [[0, 0, 0, 0, 0, 0, 0, 0, 2 * KIB], [0; 9]]);

@@ -3,25 +3,26 @@
 use super::Profile;
 use super::types::{Action, Category, Change};
 
-/// The time of blocks that were allocated before.
+/// The time of blocks that were allocated before the trace or the window.
 const BEFORE: i64 = -1;
 
-/// A row of the coalesced timeline: Unix time in µs, and the sizes of the row: a leading 0, then the bytes of
-/// the eight categories in order of their number.
+/// A row of the coalesced timeline: the Unix time in µs, and the sizes. The sizes are a leading 0 and then
+/// the bytes of the eight categories, in the order of their numbers.
 pub type Row = (i64, [i64; 9]);
 
-/// An entry of the raw timeline, as `export_memory_timeline_raw` writes it: Unix time in ns (-1 for blocks
-/// that were allocated before), the number of the action, signed bytes, and the number of the category.
+/// An entry of the raw timeline, as `export_memory_timeline_raw` writes it: the Unix time in ns (-1 for
+/// preexisting blocks), the number of the action, signed bytes, and the number of the category.
 pub type Raw = (i64, u8, i64, u8);
 
 impl Profile {
-    /// The timeline of a device, as `export_memory_timeline` writes it (`[times, sizes]`), in order of time.
+    /// Returns the timeline of a device, as `export_memory_timeline` writes it (`[times, sizes]`), in order
+    /// of time.
     pub fn timeline(&self, device: i32) -> impl Iterator<Item = Row> {
         let time = |change: &Change| match change.time_ns {
             ..0 => BEFORE,
             time_ns => self.micros(time_ns),
         };
-        // Blocks that were allocated before have a row of their own, at the first time of all.
+        // Preexisting blocks have a row of their own, at the earliest time.
         let first = self.actions(device).map(time).find(|time| *time != BEFORE).unwrap_or(BEFORE);
         let mut changes = self.actions(device).peekable();
         let mut sizes = [0; 9];
@@ -46,8 +47,8 @@ impl Profile {
         })
     }
 
-    /// The raw timeline of a device. A new version has two entries: the old version leaves, the new one
-    /// comes.
+    /// Returns the raw timeline of a device. A new version has two entries: the old version ends, and the new
+    /// one begins.
     pub fn raw(&self, device: i32) -> impl Iterator<Item = Raw> {
         self.actions(device).flat_map(|change| {
             let time =

@@ -1,4 +1,4 @@
-//! The profiler's categories and actions, and the blocks that they are about.
+//! The profiler's categories and actions, and the blocks that they apply to.
 
 use memtrace_trace::Category as TraceCategory;
 
@@ -37,7 +37,7 @@ impl Category {
         Category::Unknown,
     ];
 
-    /// The profiler's name of it.
+    /// Returns the profiler's name of the category.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -52,7 +52,7 @@ impl Category {
         }
     }
 
-    /// The colour in the profiler's plot, a name known to matplotlib and CSS.
+    /// Returns the color in the profiler's plot, by a name that matplotlib and CSS know.
     #[must_use]
     pub const fn color(self) -> &'static str {
         match self {
@@ -67,8 +67,8 @@ impl Category {
         }
     }
 
-    /// The profiler's category for one of the trace. A module's buffer is an input, as its data flow is that
-    /// of one; memory that a user registers has no category.
+    /// Returns the profiler's category for a category of the trace. A module's buffer becomes an input,
+    /// because its data flow is the same. Memory that a user registers has no category.
     #[must_use]
     pub const fn of(told: TraceCategory) -> Category {
         match told {
@@ -89,7 +89,7 @@ impl Category {
         }
     }
 
-    /// The trace's category for one of the profiler.
+    /// Returns the trace's category for a category of the profiler.
     #[must_use]
     pub const fn to_trace(self) -> TraceCategory {
         match self {
@@ -124,7 +124,7 @@ impl Action {
     pub const ALL: [Action; 4] =
         [Action::Preexisting, Action::Create, Action::IncrementVersion, Action::Destroy];
 
-    /// The profiler's name of it.
+    /// Returns the profiler's name of the action.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -139,15 +139,15 @@ impl Action {
 /// One action on one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// Time in ns since the start of the trace; -1 for a block that was allocated before.
+    /// The time in ns since the start of the trace; -1 for a preexisting block.
     pub time_ns: i64,
     /// The action.
     pub action: Action,
     /// The index of the block in [`Profile::blocks`](super::Profile::blocks).
     pub block: u32,
-    /// The version before the action; for a creation the new one.
+    /// The version before the action; for an allocation, the new version.
     pub version: u32,
-    /// The category of that version.
+    /// The category of `version`.
     pub category: Category,
     /// The category after the action. If the action makes a new version, the category of that version.
     pub after: Category,
@@ -158,7 +158,7 @@ pub struct Change {
 /// A block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// The `alloc_id`; 0 when only its free is in the trace.
+    /// The `alloc_id`; 0 if the trace has only its free.
     pub id: i64,
     /// The CUDA ordinal; -1 for a CPU tensor.
     pub device: i32,
@@ -166,9 +166,9 @@ pub struct Block {
     pub addr: i64,
     /// The size in bytes, as the allocator gave it.
     pub bytes: i64,
-    /// Time of its allocation in ns; `None` where it was allocated before.
+    /// The time of its allocation in ns; `None` for a preexisting block.
     pub born_ns: Option<i64>,
-    /// Time of its free in ns; `None` while it is live.
+    /// The time of its free in ns; `None` if it was not freed.
     pub died_ns: Option<i64>,
     /// The category in its last row.
     pub recorded: TraceCategory,

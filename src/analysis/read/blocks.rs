@@ -14,10 +14,10 @@ use memtrace_trace::csv::{LONGEST_LINE, too_long};
 use super::scan::{Chunk, Scanner};
 use super::source::{self, Source};
 
-/// The bytes of one block. A block and its records fit a core's cache, and are large enough that passing them
-/// between threads costs little.
+/// The size of a block in bytes. A block and its records fit a core's cache, and a block is large enough that
+/// passing it between threads costs little.
 pub(super) const BLOCK: usize = 256 << 10;
-/// The bytes that are first read past the end of a block, for the end of its last line.
+/// The number of bytes that are first read past the end of a block, to find the end of its last line.
 const TAIL: usize = 4 << 10;
 
 /// A block of a trace, from reading to scanned records. Jobs are reused.
@@ -83,14 +83,14 @@ impl BlockJob {
 }
 
 impl FileRange {
-    /// Reads into `bytes`. Returns the part of them that holds the lines which begin in this range.
+    /// Reads into `bytes`. Returns the range of `bytes` that holds the lines that begin in this file range.
     fn read(&self, bytes: &mut Vec<u8>) -> io::Result<Range<usize>> {
-        // Read from the byte before: a line begins at `start` when that byte ends a line.
+        // Read from the byte before `start`: a line begins at `start` if that byte ends a line.
         let from = self.start.saturating_sub(1);
         let own = (self.end - from) as usize;
         let mut filled: usize = 0;
         loop {
-            // Read on after the range for the end of its last line, twice as far each time.
+            // Read past the range to find the end of its last line, twice as far each time.
             let behind = filled.saturating_sub(own) * 2 + TAIL;
             let wanted = ((self.file_end - from) as usize).min(own + behind);
             if bytes.len() < wanted {
@@ -134,8 +134,8 @@ pub(super) enum Blocks {
 }
 
 impl Blocks {
-    /// Opens the file at `path` and reads at most its first `limit` bytes. With `may_grow`, an incomplete last line is left out
-    /// if the file is still growing.
+    /// Opens the file at `path` and reads at most its first `limit` bytes. With `may_grow`, an incomplete
+    /// last line is left out if the file is still growing.
     pub(super) fn open(path: &Path, limit: u64, may_grow: bool) -> io::Result<Blocks> {
         match source::open(path)?.0 {
             Source::Plain(file) => {
@@ -152,7 +152,7 @@ impl Blocks {
         }
     }
 
-    /// Makes `job` the next block; false at the end of the file.
+    /// Makes `job` the next block. Returns false at the end of the file.
     pub(super) fn next(&mut self, job: &mut BlockJob) -> io::Result<bool> {
         match self {
             Blocks::Plain { file, at, size, cut } => {
@@ -179,7 +179,7 @@ impl Blocks {
     }
 }
 
-/// Waits a moment for a file to get longer than `size`.
+/// Waits a moment for a file to grow beyond `size`. Returns true if it does.
 fn grows(file: &File, size: u64) -> io::Result<bool> {
     for _ in 0..20 {
         if file.metadata()?.len() > size {
@@ -213,7 +213,7 @@ impl<R: Read> Lines<R> {
         Lines { source, rest: Vec::new(), started: false, ended: false, cut: false }
     }
 
-    /// Fills `block` with the next whole lines; false at the end.
+    /// Fills `block` with the next whole lines. Returns false at the end.
     pub(super) fn next(&mut self, block: &mut Vec<u8>) -> io::Result<bool> {
         self.started = true;
         block.clear();

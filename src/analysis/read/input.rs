@@ -25,8 +25,9 @@ pub struct Input {
 }
 
 impl Input {
-    /// Opens the file or folder at `path`. In a folder without a trace, PyTorch's memory snapshots are opened; without
-    /// those, the newest folder inside that has a trace. Of several runs in one folder, the newest is opened.
+    /// Opens the file or folder at `path`. A folder without a trace is searched for PyTorch's memory
+    /// snapshots, and then for its newest subfolder with a trace. If a folder has several runs, the newest is
+    /// opened.
     ///
     /// # Errors
     /// When there is no trace, or when one cannot be read.
@@ -80,7 +81,7 @@ impl Input {
         Ok(input)
     }
 
-    /// Keeps the traces of one launch. Returns the number of others.
+    /// Keeps the traces of one launch. Returns the number of traces removed.
     pub fn only_run(&mut self, run_id: &str) -> usize {
         let (own, others): (Vec<_>, Vec<_>) =
             self.traces.drain(..).partition(|trace| trace.meta.run_id == run_id);
@@ -89,14 +90,15 @@ impl Input {
         others.len()
     }
 
-    /// Keeps the traces of one rank, which may be none.
+    /// Keeps the traces of one rank. There may be no such trace.
     pub fn only_rank(&mut self, rank: i32) {
         self.traces.retain(|trace| trace.meta.rank == rank);
     }
 }
 
-/// Opens the files of a folder, which are sorted. One that its recorder removed since the folder was listed (`MEMTRACE_KEEP`) is left out;
-/// one that it compressed is opened under its new name.
+/// Opens the sorted files of a folder. The recorder may have removed a file after the folder was listed
+/// (`MEMTRACE_KEEP`): that file is left out. A file that the recorder compressed meanwhile is opened under
+/// its new name.
 fn opened(files: &[PathBuf]) -> Result<Vec<TraceFile>> {
     let (mut traces, mut gone) = (Vec::<TraceFile>::new(), Vec::new());
     for file in files {
@@ -123,8 +125,8 @@ fn opened(files: &[PathBuf]) -> Result<Vec<TraceFile>> {
 fn joined(mut files: Vec<TraceFile>) -> Vec<TraceFile> {
     files.sort_by_key(|file| file.meta.part);
     let mut traces: Vec<TraceFile> = Vec::new();
-    // Of each process: its traces, which are several where files were copied, and the number of these that have the
-    // part already.
+    // For each process: its traces (several if files were copied), the number of the current part, and how
+    // many of the traces already have that part.
     let mut processes: FxHashMap<ProcessKey, (Vec<usize>, u32, usize)> = FxHashMap::default();
     for file in files {
         let (own, part, taken) = processes.entry(process_key(&file.meta)).or_default();
@@ -144,7 +146,7 @@ fn joined(mut files: Vec<TraceFile>) -> Vec<TraceFile> {
     traces
 }
 
-/// The trace files in a folder, without its subfolders.
+/// Returns the trace files in a folder, without its subfolders.
 pub(crate) fn trace_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut files = children(folder)?;
     files.retain(|file| {
@@ -156,7 +158,7 @@ pub(crate) fn trace_files(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// The memory snapshots of PyTorch in a folder, without its subfolders.
+/// Returns the memory snapshots of PyTorch in a folder, without its subfolders.
 fn snapshot_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut files = children(folder)?;
     files.retain(|file| snapshot::is_snapshot_name(file) && file.is_file());
@@ -164,7 +166,7 @@ fn snapshot_files(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// The subfolder of `folder` with a trace that changed last.
+/// Returns the subfolder of `folder` with a trace that changed last.
 pub(crate) fn newest_run(folder: &Path) -> Result<Option<PathBuf>> {
     let mut newest = None;
     for child in children(folder)? {

@@ -7,12 +7,12 @@ use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// The most jobs in flight per thread.
+/// The maximum number of jobs in flight per thread.
 const IN_FLIGHT: u64 = 4;
 
-/// Fills jobs with `next` until it returns false, works on each on one of `threads` threads with the function
-/// that `worker` makes for that thread, and passes them to `take` in the order in which they were filled.
-/// Ends early when `take` breaks.
+/// Fills jobs with `next` until it returns false. Each job is processed by one of `threads` threads, with the
+/// function that `worker` makes for that thread. Passes the jobs to `take` in the order in which they were
+/// filled, and ends early when `take` breaks.
 pub(crate) fn in_order<J: Default + Send, D: FnMut(&mut J), B>(
     threads: usize,
     next: impl FnMut(&mut J) -> bool + Send,
@@ -76,7 +76,7 @@ struct OrderedPool<J, N> {
 }
 
 struct PoolState<J> {
-    /// The most jobs in flight.
+    /// The maximum number of jobs in flight.
     most: u64,
     /// The jobs in flight: being filled, being worked on, or finished and not taken.
     in_flight: u64,
@@ -88,7 +88,7 @@ struct PoolState<J> {
     spare: Vec<J>,
     /// The number of all jobs, once `next` returned false.
     end: Option<u64>,
-    /// No more jobs will be taken.
+    /// True if no more jobs will be taken.
     stopped: bool,
 }
 
@@ -104,8 +104,8 @@ impl<J: Default, N: FnMut(&mut J) -> bool> OrderedPool<J, N> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts the next job; returns its number and the job. `None` if no job is left, or, unless `wait`,
-    /// when too many are in flight.
+    /// Starts the next job and returns its number and the job. Returns `None` if no job is left, or if too
+    /// many are in flight and `wait` is false.
     fn claim(&self, wait: bool) -> Option<(u64, J)> {
         let mut state = self.state();
         loop {

@@ -13,7 +13,7 @@ impl Columns {
     /// Every column.
     pub const ALL: Columns = Columns(u64::MAX >> (64 - COLUMNS.len()));
 
-    /// The columns of these names.
+    /// Returns the columns with these names.
     ///
     /// # Panics
     /// While compiling, when the schema has no column of a name.
@@ -28,7 +28,7 @@ impl Columns {
         Columns(set)
     }
 
-    /// The columns of a shape.
+    /// Returns the columns with the given [`Shape`].
     #[must_use]
     pub(crate) const fn of_shape(shape: Shape) -> Columns {
         let mut set = 0;
@@ -42,7 +42,7 @@ impl Columns {
         Columns(set)
     }
 
-    /// The columns that are parsed at a time.
+    /// Returns the columns with the given [`Reading`].
     #[must_use]
     pub(crate) const fn of_reading(reading: Reading) -> Columns {
         let mut set = 0;
@@ -56,7 +56,7 @@ impl Columns {
         Columns(set)
     }
 
-    /// The union of both sets.
+    /// Returns the union of both sets.
     #[must_use]
     pub const fn and(self, more: Columns) -> Columns {
         Columns(self.0 | more.0)
@@ -80,7 +80,7 @@ impl Columns {
         self.0 & others.0 == others.0
     }
 
-    /// The indices of the first and the last column of adjacent ones.
+    /// Returns the indices of the first and the last column of the set, whose columns are adjacent.
     ///
     /// # Panics
     /// While compiling, when the set is empty or has a gap.
@@ -97,7 +97,7 @@ impl Columns {
 pub struct Wanted([Columns; EventName::ALL.len()]);
 
 impl Wanted {
-    /// The same columns for every event.
+    /// Returns the same columns for every event.
     #[must_use]
     pub const fn all_events(columns: Columns) -> Wanted {
         Wanted([columns; EventName::ALL.len()])
@@ -126,7 +126,7 @@ impl Wanted {
         self
     }
 
-    /// The same without the columns that a file with `width` columns lacks.
+    /// Removes the columns that a file with `width` columns lacks.
     #[must_use]
     pub(crate) fn within(mut self, width: usize) -> Wanted {
         for columns in &mut self.0 {
@@ -135,7 +135,7 @@ impl Wanted {
         self
     }
 
-    /// The columns of one event.
+    /// Returns the columns of one event.
     #[must_use]
     pub fn of(&self, event: EventName) -> Columns {
         self.0[event as usize]
@@ -176,7 +176,7 @@ macro_rules! record {
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub struct Record {
             $($($(#[$doc])+ pub $name: field_type!($type),)+)+
-            /// True for the meta row after parts that were removed. No column: only the reader knows it.
+            /// True for the meta row that follows removed parts. The reader sets it; it is not a column.
             pub is_behind_removed: bool,
         }
 

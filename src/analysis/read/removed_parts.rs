@@ -1,8 +1,9 @@
-//! Reads on after parts that were removed (`MEMTRACE_KEEP`).
+//! Continues the reading of a trace after parts that were removed (`MEMTRACE_KEEP`).
 //!
-//! The part after the removed ones opens with a row for everything that is live then. From these rows and what was
-//! live before, this makes rows for what was freed and allocated meanwhile. A report that takes them goes on from the
-//! right state; what came and went in the removed parts is unknown.
+//! The part after the removed ones opens with a row for everything that is live at its start. This module
+//! compares these rows with the state before the gap, and makes rows for the memory that was freed and
+//! allocated meanwhile. A report that takes these rows continues from the right state. Memory that was both
+//! allocated and freed in the removed parts stays unknown.
 
 use std::path::Path;
 
@@ -14,7 +15,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::read::record::{Columns, Record, Wanted};
 use crate::read::symbols::{Symbol, SymbolTable};
 
-/// The columns that a reading over removed parts needs of every row.
+/// The columns that reading across removed parts needs of every row.
 const COLUMNS: Columns = Columns::of(&[
     "seq",
     "ts_ns",
@@ -30,26 +31,26 @@ const COLUMNS: Columns = Columns::of(&[
     "addr",
 ]);
 
-/// `wanted`, and what [`LivePieces`] need.
+/// Returns `wanted` with the columns that [`LivePieces`] needs.
 pub(super) fn with_pieces(wanted: Wanted) -> Wanted {
     wanted.and(COLUMNS)
 }
 
-/// The most opening rows that are kept: a damaged trace may name any number.
+/// The maximum number of opening rows that are kept, because a damaged trace may name any number.
 const MOST_OPENING: usize = if cfg!(test) { 8 } else { 1 << 20 };
 
 /// The meta row and the opening rows of a later part. The meta row has the number of opening rows.
 pub(super) struct OpeningRows {
     /// The rows that are still to come.
     left: u64,
-    /// The rows so far, if they are needed: after removed parts.
+    /// The rows so far. They are needed only after removed parts; otherwise `None`.
     rows: Option<Vec<Record>>,
-    /// Rows that were not kept.
+    /// The number of rows beyond [`MOST_OPENING`], which were not kept.
     beyond: u64,
 }
 
 impl OpeningRows {
-    /// Nothing yet of a meta row and the `opening_rows` that it names.
+    /// Starts before the meta row and the `opening_rows` that it announces.
     pub(super) fn new(opening_rows: u64, is_needed: bool) -> OpeningRows {
         OpeningRows { left: opening_rows.saturating_add(1), rows: is_needed.then(Vec::new), beyond: 0 }
     }
@@ -72,7 +73,7 @@ impl OpeningRows {
         if self.left == 0 { self.rows.take() } else { None }
     }
 
-    /// What is wrong with the opening rows, at the end of the part at `path`.
+    /// Describes the problem with the opening rows, if any, at the end of the part at `path`.
     pub(super) fn problem(&self, path: &Path) -> Option<String> {
         let name = path.file_name().unwrap_or(path.as_os_str()).display();
         if self.left > 0 {
@@ -86,21 +87,22 @@ impl OpeningRows {
     }
 }
 
-/// What is live at a row of a trace.
+/// The memory that is live at a row of a trace.
 pub(super) struct LivePieces {
     /// The rows of the live allocations, by `alloc_id`.
     live: FxHashMap<i64, Record>,
     /// The totals of each device.
     totals: FxHashMap<i32, Totals>,
-    /// The reserved bytes of each device without an allocation: of segments whose calls nobody saw.
+    /// The reserved bytes of each device that have no allocation row: the segments whose calls the recorder
+    /// did not see.
     unseen: FxHashMap<i32, i64>,
-    /// The last row, and the last one with the current step and phase.
+    /// The last row, and the last row that has the current step and phase.
     last: (Record, Record),
     caching_allocator: Symbol,
 }
 
 impl LivePieces {
-    /// Nothing yet; `symbols` is the table of the rows to come.
+    /// Returns an empty state; `symbols` is the symbol table of the rows that will follow.
     pub(super) fn new(symbols: &SymbolTable) -> LivePieces {
         LivePieces {
             live: FxHashMap::default(),
@@ -138,13 +140,13 @@ impl LivePieces {
         }
     }
 
-    /// The rows for what the removed parts before a part changed: its meta row, and a row for each free and each
-    /// allocation. `opening` has the part's meta row and its opening rows. The new rows are numbered backward from the
-    /// first other row of the part, as the opening rows are.
+    /// Returns the rows for the changes in the removed parts before a part: its meta row, and a row for each
+    /// free and each allocation. `opening` has the part's meta row and its opening rows. Like the opening
+    /// rows, the new rows are numbered backward from the first other row of the part.
     pub(super) fn changes(&self, opening: &[Record]) -> Vec<Record> {
         let Some((meta, opening)) = opening.split_first() else { return Vec::new() };
         let effect = |row: &Record| MemoryKind::of(row.event).map(|(_, effect)| effect);
-        // A block that a stream still uses has a row of its free, too.
+        // A freed block that a stream still uses has two opening rows: an allocation and its free.
         let freed: FxHashSet<i64> =
             opening.iter().filter(|row| effect(row) == Some(Effect::Free)).map(|row| row.alloc_id).collect();
         let is_live = |row: &&Record| {
@@ -179,7 +181,7 @@ impl LivePieces {
         rows
     }
 
-    /// A row for each device whose unseen segments changed.
+    /// Returns a row for each device whose unseen segments changed.
     fn unseen_changes(&self, opening: &[Record]) -> Vec<Record> {
         let mut now: FxHashMap<i32, i64> = FxHashMap::default();
         let is_unseen = |row: &&Record| {
@@ -202,7 +204,7 @@ impl LivePieces {
         changes.filter(|row| row.delta_bytes != 0).collect()
     }
 
-    /// The memory that a row is about; the bytes of a free are negative.
+    /// Returns the memory that a row is about; a free has negative bytes.
     fn extent(&self, row: &Record) -> Option<Extent> {
         let (kind, _) = MemoryKind::of(row.event)?;
         let in_segment = row.api == self.caching_allocator;
@@ -210,7 +212,7 @@ impl LivePieces {
     }
 }
 
-/// The row of the free of an allocation.
+/// Returns the row that frees an allocation.
 fn free_of(alloc: &Record) -> Option<Record> {
     let (kind, _) = MemoryKind::of(alloc.event)?;
     Some(Record { event: kind.free_event(), delta_bytes: alloc.delta_bytes.wrapping_neg(), ..*alloc })
@@ -229,7 +231,8 @@ mod tests {
     use crate::read::stream::{ReadSummary, TraceFile};
     use crate::testing::TraceBuilder;
 
-    /// A part with `live` opening rows, of which its meta row says `named`, and one more allocation.
+    /// Returns a part with `live` opening rows and one more allocation; its meta row announces `named`
+    /// opening rows.
     fn part(number: u32, live: i64, named: u64, keep: &str) -> Vec<u8> {
         let meta = Meta { part: number, opening_rows: named, keep: keep.to_owned(), ..Meta::default() };
         let mut trace = TraceBuilder::new(meta);
@@ -239,12 +242,13 @@ mod tests {
         trace.finish()
     }
 
-    /// The first part of a trace and part 5, read as one: the rows of each event, and the summary.
+    /// Reads the first part of a trace and part 5 as one trace. Returns the event of each row, and the
+    /// summary.
     fn read(name: &str, live: i64, named: u64) -> (Vec<EventName>, Result<ReadSummary>) {
         read_and(name, live, named, "1m", |_| {})
     }
 
-    /// The same, with `meanwhile` between the opening of part 5 and its reading.
+    /// Like [`read`], but calls `meanwhile` after part 5 is opened and before it is read.
     fn read_and(
         name: &str,
         live: i64,
@@ -302,7 +306,7 @@ mod tests {
         assert_eq!((allocs(&events), summary.unwrap().removed), (1, vec![]));
         let (_, summary) = read_and("lost", 3, 3, "", remove);
         assert!(summary.unwrap_err().is_no_file());
-        // One that was compressed is read from its copy.
+        // A part that was compressed is read from its copy.
         let compress = |part: &Path| {
             let copy = std::fs::File::create(files::compressed(part, Compression::Zst)).unwrap();
             zstd::stream::copy_encode(std::fs::File::open(part).unwrap(), copy, 1).unwrap();

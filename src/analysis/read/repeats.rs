@@ -1,6 +1,6 @@
 //! Expands `repeat` rows into the rows that they replace ([`memtrace_trace::repeats`]).
 //!
-//! Both readers of files pass their rows through here, so that no report knows of such rows.
+//! Both file readers pass their rows through here, so no report sees a `repeat` row.
 
 use std::ops::ControlFlow;
 
@@ -11,23 +11,23 @@ use crate::read::record::{Columns, Record, Wanted};
 
 /// The columns that the rule of repeats depends on.
 const COLUMNS: Columns = Columns::of(&NUMBERS);
-/// What a row `repeat` has beside them.
+/// The additional columns of a `repeat` row.
 const REPEAT: Columns = Columns::of(&["requested_bytes", "latency_ns"]);
 
-/// The rows of one file, in order.
+/// Expands the rows of one file, in order.
 #[derive(Default)]
 pub(super) struct Rows {
-    /// `None` for a file without rows `repeat`.
+    /// `None` for a file without `repeat` rows.
     window: Option<Window<Record>>,
 }
 
 impl Rows {
-    /// Of a file whose meta row says whether it `has_repeats`.
+    /// Starts a file; its meta row states whether it `has_repeats`.
     pub(super) fn new(has_repeats: bool) -> Rows {
         Rows { window: has_repeats.then(Window::default) }
     }
 
-    /// The columns to parse for `wanted`.
+    /// Returns the columns to parse: `wanted`, and the columns that repeats need.
     pub(super) fn wanted(&self, wanted: Wanted) -> Wanted {
         match self.window {
             Some(_) => wanted.and(COLUMNS).plus(EventName::Repeat, REPEAT),
@@ -38,7 +38,7 @@ impl Rows {
     /// Passes a row of the file, or the rows that it replaces, to `visit` until `visit` breaks.
     ///
     /// # Errors
-    /// Why a `repeat` row cannot be expanded.
+    /// When a `repeat` row cannot be expanded.
     #[inline]
     pub(super) fn each(
         &mut self,

@@ -12,10 +12,10 @@ use memtrace_trace::files;
 
 use super::snapshot;
 
-/// The buffer of compressed bytes.
+/// The size in bytes of the buffer for compressed data.
 const BUFFER: usize = 256 << 10;
 
-/// The decompressed bytes of a file from its start.
+/// Opens a file for reading its decompressed bytes from the start.
 ///
 /// # Errors
 /// When the file cannot be opened.
@@ -48,10 +48,11 @@ impl Read for Counted {
     }
 }
 
-/// Opens a regular file. Opening a pipe may wait for ever, and a device may have no end.
+/// Opens a regular file. Other files are refused: opening a pipe may wait forever, and a device may have no
+/// end.
 ///
 /// # Errors
-/// If the file cannot be opened, or is not a file.
+/// When the file cannot be opened or is not a regular file.
 pub(crate) fn open_file(path: &Path) -> io::Result<File> {
     if !std::fs::metadata(path)?.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
@@ -59,8 +60,9 @@ pub(crate) fn open_file(path: &Path) -> io::Result<File> {
     File::open(path)
 }
 
-/// Opens a trace, and returns its path with it. The recorder may have replaced the file at `path` by a compressed copy
-/// since it was found; then that is the path. The first bytes decide whether the file is plain, gzip, zstd or a snapshot.
+/// Opens a trace and returns it with its path. If the recorder has replaced the file at `path` by a
+/// compressed copy, this is the path of the copy. The first bytes decide whether the file is plain, gzip,
+/// zstd or a snapshot.
 ///
 /// # Errors
 /// When the file cannot be opened or read.
@@ -97,7 +99,8 @@ fn recognized(file: File, path: &Path) -> io::Result<Source> {
     let count = Arc::new(AtomicU64::new(0));
     let source = io::BufReader::with_capacity(BUFFER, Counted { file, count: Arc::clone(&count) });
     let bytes: Box<dyn Read + Send> = if zstd {
-        // All frames, one after the other. A frame that asks for more than 128 MiB of memory is refused.
+        // This decoder reads all frames in sequence, and refuses a frame that needs more than 128 MiB of
+        // memory.
         Box::new(zstd::stream::read::Decoder::with_buffer(source)?)
     } else {
         Box::new(flate2::bufread::MultiGzDecoder::new(source))

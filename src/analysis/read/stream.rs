@@ -23,7 +23,7 @@ use crate::read::scan::{Fault, MOST_FAULTS, Scanner};
 use crate::read::source::{self, Source};
 use crate::read::symbols::SymbolTable;
 
-/// The advice with the first line that is not a row.
+/// The advice printed with the first line that is not a row.
 const LENIENT: &str = "; --lenient skips and counts such lines";
 
 /// A trace file whose header and meta row were checked, with the later parts of a rotated trace.
@@ -41,7 +41,7 @@ pub struct TraceFile {
     width: usize,
     /// The later parts of a rotated trace, in order.
     later: Vec<TraceFile>,
-    /// The length of the file in bytes that counts; see [`TraceFile::continue_with`].
+    /// The number of bytes of the file that are read; see [`TraceFile::continue_with`].
     limit: u64,
 }
 
@@ -50,21 +50,21 @@ pub struct TraceFile {
 pub struct ReadSummary {
     /// The number of lines that are not rows. Only a lenient reading continues after the first.
     pub skipped: u64,
-    /// The first few of them, each with its file and line number.
+    /// Descriptions of the first few skipped lines, each with its file and line number.
     pub skipped_lines: Vec<String>,
     /// True if the last line is unterminated: the writer was killed inside it.
     pub cut: bool,
     /// Each gap in the sequence of parts: the numbers of the first and the last missing part. A file may be
     /// read alone, so parts missing at the start or at the end are not reported.
     pub removed: Vec<(u32, u32)>,
-    /// The parts whose opening rows are not what their meta rows say, one line each.
+    /// The problems with the opening rows of the later parts, one line each.
     pub wrong_openings: Vec<String>,
     /// True if the visitor ended the reading.
     stopped: bool,
 }
 
 impl ReadSummary {
-    /// Keeps the descriptions of further skipped lines, while there is room.
+    /// Adds descriptions of skipped lines, up to [`MOST_FAULTS`] in total.
     fn keep(&mut self, lines: impl IntoIterator<Item = String>) {
         let room = MOST_FAULTS.saturating_sub(self.skipped_lines.len());
         self.skipped_lines.extend(lines.into_iter().take(room));
@@ -72,7 +72,8 @@ impl ReadSummary {
 }
 
 impl TraceFile {
-    /// The process id, from the file's name `<host>.r<rank>.<pid>.csv`; `-` where it has another form.
+    /// Returns the process id in the file's name `<host>.r<rank>.<pid>.csv`, or `-` if the name has another
+    /// form.
     #[must_use]
     pub fn pid(&self) -> String {
         let name = self.path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
@@ -92,11 +93,11 @@ impl TraceFile {
                 let size = file.metadata().map_err(io)?.len();
                 (Box::new(file), size)
             }
-            // A compressed file that is removed now has no size to show.
+            // If the compressed file was removed meanwhile, its size is shown as 0.
             Source::Packed(bytes, _) => (bytes, std::fs::metadata(&path).map_or(0, |about| about.len())),
         };
         let mut blocks = Lines::new(source);
-        // The header and the meta row, however long the latter is.
+        // Read the header and the meta row, which may be of any length.
         let mut head = Vec::new();
         let mut block = Vec::new();
         while newlines(&head) < 2 && blocks.next(&mut block).map_err(io)? {
@@ -109,7 +110,7 @@ impl TraceFile {
         Ok(TraceFile { path, meta, size, progress, width, later, limit: u64::MAX })
     }
 
-    /// The number of columns in its header.
+    /// Returns the number of columns in its header.
     pub(crate) fn width(&self) -> usize {
         self.width
     }
@@ -126,8 +127,8 @@ impl TraceFile {
         None
     }
 
-    /// Continues the first `whole` bytes of the file `at` of this trace with `part` instead of the later
-    /// parts. False when `part` belongs to another trace.
+    /// Continues the trace with `part` after the first `whole` bytes of its file `at`, in place of the later
+    /// parts. Returns false if `part` belongs to another trace.
     pub fn continue_with(&mut self, at: &Path, whole: u64, part: TraceFile) -> bool {
         let Some(index) = self.files().position(|file| file == at) else { return false };
         self.later.truncate(index);
@@ -136,17 +137,17 @@ impl TraceFile {
         self.join(part).is_none()
     }
 
-    /// All parts, in order; a trace that was not rotated is its only one.
+    /// Returns all parts in order. A trace that was not rotated has one part: itself.
     pub fn parts(&self) -> impl Iterator<Item = &TraceFile> {
         std::iter::once(self).chain(&self.later)
     }
 
-    /// The paths of all parts.
+    /// Returns the paths of all parts.
     pub fn files(&self) -> impl Iterator<Item = &Path> {
         self.parts().map(|part| part.path.as_path())
     }
 
-    /// The text of the `end` row, where the last row is one: a killed process leaves none.
+    /// Returns the text of the `end` row if it is the last row. A killed process leaves no `end` row.
     #[must_use]
     pub fn ending(&self) -> Option<String> {
         let last = self.later.last().unwrap_or(self);
@@ -156,13 +157,14 @@ impl TraceFile {
         memtrace_trace::csv::end_text(&lines[start..])
     }
 
-    /// The bytes that the fullest card needed (`--past-oom`); `None` without it, and for a process that was killed.
+    /// Returns the bytes that the fullest GPU needed, if the run used `--past-oom` and its process was not
+    /// killed.
     #[must_use]
     pub fn needed_bytes(&self) -> Option<i64> {
         end_row::needed_bytes(&self.ending()?)
     }
 
-    /// The last bytes of the file: more than the longest end row.
+    /// Returns the last bytes of the file, which are more than the longest end row.
     fn tail(&self) -> io::Result<Vec<u8>> {
         const ENOUGH: usize = 64 << 10;
         let mut tail = Vec::new();
@@ -189,9 +191,13 @@ impl TraceFile {
     }
 
     /// Visits every row in the order of the file, the meta row first, with the `wanted` columns parsed, until
-    /// `visit` breaks. The opening rows of a later part are skipped: they repeat the part before. Behind removed parts
-    /// its meta row is visited, and a row for each change of what is live ([`removed_parts`]). The recorder may remove a
-    /// later part before its turn comes (`MEMTRACE_KEEP`). The end row of a part is written after the next part has begun, so a killed process leaves it out: then it is visited as it would be.
+    /// `visit` breaks.
+    ///
+    /// The opening rows of a later part are skipped, because they repeat the part before. After removed
+    /// parts, the part's meta row is visited, and then a row for each change of live memory
+    /// ([`removed_parts`]). The recorder may remove a later part before its turn comes (`MEMTRACE_KEEP`). The
+    /// end row of a part is written after the next part has begun, so a killed process can leave it out: the
+    /// reader then makes one.
     ///
     /// # Errors
     /// When the file cannot be read, and at the first line that is not a row, unless `lenient`.
@@ -261,7 +267,7 @@ impl TraceFile {
         Ok(summary)
     }
 
-    /// The number of the part, from 1.
+    /// Returns the number of the part, from 1.
     fn number(&self) -> u32 {
         self.meta.part.max(1)
     }
@@ -315,7 +321,7 @@ impl TraceFile {
             line += chunk.lines;
             Ok(ControlFlow::Continue(()))
         };
-        // The recorder may have begun the next part meanwhile, and be writing the last lines of this one.
+        // The recorder may still be writing the last lines of this part, even if the next part exists.
         let may_grow = !self.meta.keep.is_empty();
         let mut blocks = Blocks::open(&self.path, self.limit, may_grow).map_err(io)?;
         let mut failed = false;
@@ -356,7 +362,7 @@ pub(crate) fn same_process(a: &Meta, b: &Meta) -> bool {
 /// The values that identify a process: the start, the rank, the host and the journal.
 pub(crate) type ProcessKey = (i64, i32, String, String);
 
-/// The key of the process that wrote a meta row.
+/// Returns the key of the process that wrote a meta row.
 pub(crate) fn process_key(meta: &Meta) -> ProcessKey {
     (meta.start_unix_ns, meta.rank, meta.host.clone(), meta.journal.clone())
 }

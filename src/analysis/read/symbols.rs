@@ -1,7 +1,7 @@
 //! Interns the texts of a trace: a record holds small numbers ([`Symbol`]) instead.
 //!
-//! There is one table per trace that is read. Readers on several threads add to it, so the order of the
-//! numbers has no meaning and nothing may sort by them.
+//! Each trace that is read has one table. Several threads add to it, so the order of the numbers has no
+//! meaning, and nothing may sort by them.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,15 +23,15 @@ impl Symbol {
     /// `(without detail)`: the owner is not known, see [`memtrace_trace::detail`].
     pub const WITHOUT_DETAIL: Symbol = Symbol(3);
 
-    /// The index in a table of all symbols.
+    /// Returns the index in a table of all symbols.
     #[must_use]
     pub fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// The most bytes of texts in a table. A trace with more is hostile or broken: further texts become
-/// [`Symbol::REST`], so that memory stays bounded.
+/// The maximum number of bytes of texts in a table. A trace with more is hostile or broken: further texts
+/// become [`Symbol::REST`], so that memory stays bounded.
 pub const MOST_BYTES: usize = 64 << 20;
 
 const REST: &str = "(other names)";
@@ -60,26 +60,27 @@ impl Default for SymbolTable {
 }
 
 impl SymbolTable {
-    /// The symbol of `text`, new or known.
+    /// Returns the symbol of `text`, new or known.
     #[must_use]
     pub fn intern(&self, text: &str) -> Symbol {
         self.lock().intern(text)
     }
 
-    /// The text of `symbol`.
+    /// Returns the text of `symbol`.
     #[must_use]
     pub fn get(&self, symbol: Symbol) -> Arc<str> {
         let inner = self.lock();
         inner.symbols.get(symbol.index()).or(inner.symbols.first()).map_or_else(|| NONE.into(), Arc::clone)
     }
 
-    /// The text of `symbol`, or `missing` for [`Symbol::NONE`]: one of [`NO_MODULE`], [`NO_OP`], [`NO_PHASE`].
+    /// Returns the text of `symbol`, or `missing` for [`Symbol::NONE`]: one of [`NO_MODULE`], [`NO_OP`],
+    /// [`NO_PHASE`].
     #[must_use]
     pub fn or(&self, symbol: Symbol, missing: &str) -> String {
         if symbol == Symbol::NONE { missing.to_owned() } else { self.get(symbol).to_string() }
     }
 
-    /// The text of `symbol` as a table cell: `-` for [`Symbol::NONE`].
+    /// Returns the text of `symbol` as a table cell: `-` for [`Symbol::NONE`].
     #[must_use]
     pub fn or_dash(&self, symbol: Symbol) -> String {
         if symbol == Symbol::NONE { "-".to_owned() } else { self.get(symbol).to_string() }

@@ -1,7 +1,6 @@
 //! Reads a file that is still being written.
 //!
-//! A read takes every whole line that is there and keeps the start of a line whose end is not written yet. It
-//! never waits.
+//! A read takes all complete lines and keeps the start of an incomplete line. It never waits.
 
 use std::io::Read;
 use std::ops::ControlFlow;
@@ -15,7 +14,7 @@ use super::source;
 use super::stream::TraceFile;
 use super::symbols::SymbolTable;
 
-/// The most bytes of one read.
+/// The maximum number of bytes of one read.
 const BLOCK: usize = 1 << 20;
 
 /// A part of a trace that may still grow.
@@ -24,7 +23,7 @@ pub(crate) struct PartTail {
     scanner: Scanner,
     /// The start of a line whose end is not written yet.
     rest: Vec<u8>,
-    /// The header is still to come.
+    /// True if the header has not been read yet.
     header: bool,
     /// The rows still to skip: the opening rows that repeat the part before.
     skip: u64,
@@ -41,7 +40,7 @@ pub(crate) struct BlockRead {
 }
 
 impl PartTail {
-    /// Opens `part` to read the `wanted` columns after its header and `opening_rows` more rows.
+    /// Opens `part` to read the `wanted` columns, starting after its header and `opening_rows` more rows.
     ///
     /// # Errors
     /// When the file cannot be opened.
@@ -62,17 +61,17 @@ impl PartTail {
         })
     }
 
-    /// Passes the rows of the next block to `visit`; `None` when nothing new was written.
+    /// Passes the rows of the next block to `visit`. Returns `None` if nothing new was written.
     pub(crate) fn read_block(&mut self, mut visit: impl FnMut(&Record)) -> Option<BlockRead> {
         let old = self.rest.len();
-        // A file that cannot be read any more has nothing new.
+        // An unreadable file has nothing new.
         let got = self.source.by_ref().take(BLOCK as u64).read_to_end(&mut self.rest).ok()?;
         if got == 0 {
             return None;
         }
         let Some(end) = self.rest[old..].iter().rposition(|byte| *byte == b'\n') else {
             if self.rest.len() > LONGEST_LINE {
-                // No trace has such a line: the rest of the file is not read.
+                // No trace has such a long line, so the rest of the file is not read.
                 (self.rest, self.source) = (Vec::new(), Box::new(std::io::empty()));
             }
             return Some(BlockRead::default());

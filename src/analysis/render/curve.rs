@@ -1,6 +1,7 @@
-//! A memory curve for the terminal: an area in eighths of a cell, axes with units, phases and steps below.
+//! A memory curve for the terminal: an area in eighths of a cell, axes with units, and the phases and steps
+//! below it.
 //!
-//! With colour, bands differ by hue; without it, by letter.
+//! Bands differ by hue if color is on, otherwise by letter.
 
 use memtrace_trace::units::Unit;
 
@@ -9,17 +10,17 @@ use crate::state::series::TimeGrid;
 
 /// A curve to draw.
 pub struct Curve<'a> {
-    /// The buckets of the curve; two buckets make one column.
+    /// The time buckets of the curve. A column of the terminal shows two buckets.
     pub grid: TimeGrid,
     /// The highest total of each bucket, in bytes.
     pub high: &'a [i64],
-    /// A line above the total.
+    /// A second total, drawn as a line above the first.
     pub line: Option<CurveLine<'a>>,
     /// The name of the total, for the legend.
     pub total_name: &'a str,
     /// The parts of the total, from the bottom; may be empty.
     pub bands: Vec<Band>,
-    /// The start of each phase in ns and its name; an empty name is no phase.
+    /// The start of each phase in ns, and its name. An empty name means that no phase is active.
     pub phases: Vec<(i64, String)>,
     /// The start of each step in ns and its number.
     pub steps: Vec<(i64, i64)>,
@@ -40,7 +41,8 @@ pub struct CurveLine<'a> {
 }
 
 impl CurveLine<'_> {
-    /// The colour of reserved memory, or of device memory in use, as on the page.
+    /// Returns the color of the line, which is the same as on the page: one for reserved memory, another for
+    /// device memory in use.
     fn style(&self) -> Style {
         if self.name == "reserved" { VERMILION } else { PURPLE }
     }
@@ -48,7 +50,7 @@ impl CurveLine<'_> {
 
 /// A part of the total.
 pub struct Band {
-    /// The name. Without colour the band is drawn with the first letter of its name that no other band uses.
+    /// The name. Without color, the band is drawn with the first letter of its name that no other band uses.
     pub name: String,
     /// The index in [`crate::render::printer::HUES`].
     pub hue: u8,
@@ -69,7 +71,7 @@ impl Curve<'_> {
         self.grid.buckets.div_ceil(2)
     }
 
-    /// The bucket of a column with the highest value, and that value.
+    /// Returns the bucket with the highest value in a column, and that value.
     fn highest(values: &[i64], column: usize) -> (usize, i64) {
         let first = column * 2;
         let last = (first + 1).min(values.len().saturating_sub(1));
@@ -91,7 +93,7 @@ impl Curve<'_> {
         printer.fence();
         self.marks(printer, columns);
         for row in (0..height).rev() {
-            // Bytes at the lower edge of the line, and bytes per line.
+            // The bytes at the lower edge of the line, and the bytes per line.
             let (low, step) = (most as f64 * row as f64 / height as f64, most as f64 / height as f64);
             let label = match row {
                 _ if row + 1 == height => self.units.show(most).to_string(),
@@ -128,7 +130,7 @@ impl Curve<'_> {
         printer.fence();
     }
 
-    /// The index of the band at height `at` (bytes) of a bucket.
+    /// Returns the index of the band at height `at` (in bytes) in a bucket.
     fn band(&self, bucket: usize, value: i64, at: f64) -> usize {
         let sum: i64 = self.bands.iter().filter_map(|band| band.bytes.get(bucket)).sum();
         // The total also has blocks whose category is not drawn, so it can be a little higher than the bands.
@@ -184,7 +186,7 @@ impl Curve<'_> {
         let (start, end) =
             (self.grid.start_ns, self.grid.start_ns + self.grid.width_ns * self.grid.buckets as i64);
         let step = round_step((end - start) / (columns as i64 / 16).max(1));
-        // No decimals where labels are ten seconds or more apart.
+        // No decimals if the labels are ten seconds or more apart.
         let digits = 9_usize.saturating_sub((step.max(1) as f64).log10().floor() as usize);
         let mut at = start - start.rem_euclid(step);
         while at <= end {
@@ -245,7 +247,7 @@ impl Curve<'_> {
         }
     }
 
-    /// The names of the phases, in the order of their first start.
+    /// Returns the names of the phases, in the order of their first start.
     fn phase_names(&self) -> Vec<String> {
         let mut names: Vec<String> = Vec::new();
         for (_, name) in &self.phases {
@@ -285,7 +287,7 @@ impl Curve<'_> {
     }
 }
 
-/// The colour of a phase. The phases of a training step have fixed colours.
+/// Returns the color of a phase. The phases of a training step have fixed colors.
 fn hue(name: &str, place: usize) -> Style {
     Style::Hue(match name {
         "forward" => 4,
@@ -295,13 +297,14 @@ fn hue(name: &str, place: usize) -> Style {
     })
 }
 
-/// Letters for phases: capitals, because small letters name bands.
+/// Returns a letter for each phase: a capital, because lowercase letters name bands.
 fn capitals(names: &[String]) -> Vec<char> {
     let names: Vec<String> = names.iter().map(|name| name.to_uppercase()).collect();
     letters(names.iter().map(String::as_str))
 }
 
-/// One letter for each name: its first letter or digit that no name before it uses, else a free capital.
+/// Returns one letter for each name: its first letter or digit that no earlier name uses, or else an unused
+/// capital.
 fn letters<'a>(names: impl Iterator<Item = &'a str>) -> Vec<char> {
     let mut taken = Vec::new();
     for name in names {
@@ -312,7 +315,7 @@ fn letters<'a>(names: impl Iterator<Item = &'a str>) -> Vec<char> {
     taken
 }
 
-/// The smallest round number at or above `about`: 1, 2 or 5 times a power of ten.
+/// Returns the smallest round number at or above `about`: 1, 2 or 5 times a power of ten.
 fn round_step(about: i64) -> i64 {
     let mut power: i64 = 1;
     while power <= about / 10 {
@@ -321,7 +324,7 @@ fn round_step(about: i64) -> i64 {
     [1, 2, 5, 10].iter().map(|lead| lead * power).find(|step| *step >= about).unwrap_or(power * 10)
 }
 
-/// Consecutive characters of one style, collected into one cell.
+/// Collects consecutive characters of one style into one cell.
 #[derive(Default)]
 struct StyledRun {
     text: String,

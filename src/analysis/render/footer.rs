@@ -17,24 +17,25 @@ use crate::state::replay_trace::Replayed;
 /// The footer of a report: how complete its data is.
 #[derive(Clone, Debug, Default)]
 pub struct Footer {
-    /// Events that the traced processes dropped.
+    /// The number of events that the traced processes dropped.
     pub lost: u64,
-    /// Bytes with neither op nor module nor category at the peaks, and all bytes at the peaks.
+    /// The bytes at the peaks that have neither op nor module nor category, and all bytes at the peaks.
     pub unattributed: (i64, i64),
-    /// The same two sums over every block allocated in the window.
+    /// The same two sums as in `unattributed`, over every block allocated in the window.
     pub unattributed_ever: (i64, i64),
-    /// The key by which the report groups the peak, and the share without it, from 0 to 1.
+    /// The key by which the report groups the peak, and the share of the peak that lacks this key, from 0 to
+    /// 1.
     pub without_key: Option<(&'static str, f64)>,
     /// The runs on a simulated GPU.
     pub phantom: PhantomRun,
-    /// The damage of the traces, one line each: with it, totals and peaks may be wrong.
+    /// The damage of the traces, one line each. Damage can make totals and peaks wrong.
     pub damage: Vec<String>,
     /// Further notes, one line each.
     pub notes: Vec<String>,
 }
 
 impl Footer {
-    /// The footer of a report on `input`.
+    /// Returns the footer of a report on `input`.
     #[must_use]
     pub fn new(input: &Input) -> Footer {
         let mut footer = Footer { notes: input.notes.clone(), ..Footer::default() };
@@ -50,7 +51,8 @@ impl Footer {
         }
         let name = trace.path.file_name().unwrap_or(trace.path.as_os_str()).display();
         if replayed.replay.problems.unfinished {
-            // The command removes the journal of a killed process before it reads the trace.
+            // The command removes the journal of a killed process before it reads the trace, so an existing
+            // journal belongs to a running process.
             let is_running = Path::new(&trace.meta.journal).is_file()
                 && trace.pid().parse().is_ok_and(|pid| start_of(pid).is_some());
             self.notes.push(if is_running {
@@ -71,7 +73,7 @@ impl Footer {
         self.note_detail(trace, &replayed.replay.detail);
     }
 
-    /// Adds the parts of its process that could not be captured, each once.
+    /// Notes the parts of the traced process that could not be captured, each once.
     pub fn note_degraded(&mut self, trace: &TraceFile) {
         for note in &trace.meta.degraded {
             if !self.notes.contains(note) {
@@ -80,7 +82,7 @@ impl Footer {
         }
     }
 
-    /// Says for which steps ops and modules are known, unless it is for all.
+    /// Notes the steps for which ops and modules are known, unless they are known for all steps.
     pub fn note_detail(&mut self, trace: &TraceFile, detail: &DetailedSteps) {
         let note = detail.note(&trace.meta);
         self.notes.extend(note.filter(|note| !self.notes.contains(note)));
@@ -111,7 +113,7 @@ impl Footer {
         }
     }
 
-    /// Tells which parts of a trace are not there: removed by the recorder itself, or missing.
+    /// Notes the missing parts of a trace, whether the recorder removed them or not.
     fn add_removed(&mut self, trace: &TraceFile, summary: &ReadSummary) {
         let ranges: Vec<String> = summary
             .removed
@@ -138,7 +140,7 @@ impl Footer {
         }
     }
 
-    /// The damage and the notes, as one list for `--json` and the page.
+    /// Returns the damage and the notes, as one list for `--json` and the page.
     pub fn all_notes(&self) -> impl Iterator<Item = String> + use<'_> {
         let damage = self.damage.iter().map(|text| format!("damaged: {text}"));
         damage.chain(self.notes.iter().cloned())
@@ -150,14 +152,15 @@ impl Footer {
         self.add_bytes(peak, ever);
     }
 
-    /// Adds (unattributed, all) bytes: at the peak, and of every block allocated in the window.
+    /// Adds bytes as (unattributed, all): the bytes at the peak, and the bytes of every block allocated in
+    /// the window.
     pub fn add_bytes(&mut self, peak: (i64, i64), ever: (i64, i64)) {
         for (sum, more) in [(&mut self.unattributed, peak), (&mut self.unattributed_ever, ever)] {
             *sum = (sum.0.saturating_add(more.0), sum.1.saturating_add(more.1));
         }
     }
 
-    /// Adds the rule by which categories were inferred, if any were: for reports that show categories.
+    /// For reports that show categories: adds the rule by which categories were inferred, if any were.
     pub fn note_inference(&mut self, replayed: &Replayed) {
         let rule = replayed.replay.rule().to_owned();
         if replayed.replay.infers() && !self.notes.contains(&rule) {
@@ -165,13 +168,13 @@ impl Footer {
         }
     }
 
-    /// The share of the peak without an owner, from 0 to 1.
+    /// Returns the share of the peak without an owner, from 0 to 1.
     #[must_use]
     pub fn unattributed_share(&self) -> f64 {
         share(self.unattributed.0, self.unattributed.1)
     }
 
-    /// The share of all bytes allocated in the window without an owner, from 0 to 1.
+    /// Returns the share of all bytes allocated in the window without an owner, from 0 to 1.
     #[must_use]
     pub fn unattributed_share_ever(&self) -> f64 {
         share(self.unattributed_ever.0, self.unattributed_ever.1)

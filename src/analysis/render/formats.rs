@@ -1,4 +1,4 @@
-//! Markdown, to paste into a pull request, and CSV, in place of the text for a terminal.
+//! The output forms that replace the text for a terminal: Markdown, to paste into a pull request, and CSV.
 
 use memtrace_trace::text::safe_text;
 
@@ -12,16 +12,17 @@ pub enum Form {
     Text,
     /// Lines and tables of GitHub's Markdown.
     Markdown,
-    /// The tables alone, an empty line between two.
+    /// Only the tables, separated by empty lines.
     Csv,
 }
 
-/// A line of a report.
+/// Returns a line of a report.
 pub(super) fn markdown_line(cells: &[Cell]) -> String {
     let (mut line, mut command) = (String::new(), String::new());
     for cell in cells {
         match cell.style() {
-            // A command is all that stands after its first word: it is copied as a whole.
+            // A command extends from its first word to the end of the line, so that it can be copied as a
+            // whole.
             Style::Command => command.push_str(cell.text()),
             Style::Strong if !cell.text().trim().is_empty() => {
                 line.push_str(&format!("**{}**", escaped(cell.text().trim())));
@@ -32,11 +33,11 @@ pub(super) fn markdown_line(cells: &[Cell]) -> String {
     if !command.is_empty() {
         line.push_str(&format!("`{}`", command.replace('`', "'")));
     }
-    // The two spaces keep the end of the line.
+    // In Markdown, two trailing spaces make a line break.
     format!("{}  \n", line.trim_start())
 }
 
-/// A table of GitHub's Markdown.
+/// Returns a table of GitHub's Markdown.
 pub(super) fn markdown_table(table: &Table) -> String {
     let (columns, rows) = table.without_bars();
     let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
@@ -50,20 +51,21 @@ pub(super) fn markdown_table(table: &Table) -> String {
     text
 }
 
-/// A table as CSV: bytes, counts, shares in percent and durations in seconds as bare numbers, all else as in the text.
+/// Returns a table as CSV. Bytes, counts, shares in percent and durations in seconds are bare numbers; all
+/// other cells are as in the text.
 pub(super) fn csv_table(table: &Table) -> String {
     let (columns, rows) = table.without_bars();
     let mut writer = csv::Writer::from_writer(Vec::new());
     let heads = columns.iter().map(|(name, _)| name.clone());
     let rows = rows.iter().map(|row| row.iter().map(|cell| field(cell)).collect::<Vec<String>>());
     for record in std::iter::once(heads.collect::<Vec<String>>()).chain(rows) {
-        // Writing to a Vec cannot fail, and all records have one length.
+        // Writing to a Vec cannot fail, and all records have the same length.
         let _ = writer.write_record(&record);
     }
     String::from_utf8(writer.into_inner().unwrap_or_default()).unwrap_or_default()
 }
 
-/// A cell as a field of CSV.
+/// Returns a cell as a field of CSV.
 fn field(cell: &str) -> String {
     let cell = cell.trim().replace(NO_BREAK, " ");
     let number = cell.strip_suffix(" B").unwrap_or(&cell);
@@ -84,7 +86,7 @@ fn field(cell: &str) -> String {
     if cell.is_empty() { cell } else { safe_text(&cell) }
 }
 
-/// The seconds of a [`duration`](super::numbers::duration).
+/// Returns the seconds of a [`duration`](super::numbers::duration).
 fn seconds(text: &str) -> Option<String> {
     let words: Vec<&str> = text.split(' ').collect();
     let mut sum = 0.0;
@@ -105,13 +107,13 @@ fn seconds(text: &str) -> Option<String> {
     Some(text.trim_end_matches('0').trim_end_matches('.').to_owned())
 }
 
-/// A cell of a table; the indent of a tree stays.
+/// Returns a cell of a table, escaped; the indentation of a tree is kept.
 fn indented(cell: &str) -> String {
     let text = cell.trim_start_matches(' ');
     format!("{}{}", "&nbsp;".repeat(cell.len() - text.len()), escaped(text.trim_end()))
 }
 
-/// A text that Markdown shows as it is.
+/// Escapes a text so that Markdown shows it unchanged.
 fn escaped(text: &str) -> String {
     let mut escaped = String::new();
     for c in text.chars() {
@@ -119,7 +121,7 @@ fn escaped(text: &str) -> String {
             NO_BREAK => escaped.push(' '),
             '<' => escaped.push_str("&lt;"),
             '&' => escaped.push_str("&amp;"),
-            // An at sign would notify somebody.
+            // In a comment on GitHub, an at sign would notify a user.
             '@' => escaped.push_str("&#64;"),
             '\\' | '`' | '*' | '_' | '|' | '[' | ']' | '#' | '~' => {
                 escaped.push('\\');

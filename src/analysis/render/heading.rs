@@ -9,7 +9,7 @@ use crate::render::numbers::counted;
 /// Prints the first line of every report: the traced command, the GPU, the version of torch and the number of
 /// ranks.
 pub fn heading(printer: &mut Printer, input: &Input, meta: &Meta) {
-    // The interpreter and the script are named without their folders: the user knows where they are.
+    // The interpreter and the script are shown without their folders, because the user knows where they are.
     let base = |word: &String| word.rsplit('/').next().unwrap_or(word).to_owned();
     let words: Vec<String> = meta
         .argv
@@ -43,8 +43,8 @@ pub fn heading(printer: &mut Printer, input: &Input, meta: &Meta) {
     printer.line(cells);
 }
 
-/// Begins the process at `index` of `input`: a gap, after the first line of the report at the first process,
-/// and a line with the rank if there are several processes.
+/// Begins the section of the process at `index` of `input`. Prints the report's first line before the first
+/// process, then a gap, and a line with the rank if there are several processes.
 pub fn process_heading(printer: &mut Printer, input: &Input, index: usize) {
     let meta = &input.traces[index].meta;
     if index == 0 {

@@ -8,8 +8,8 @@ use crate::render::numbers::{percent, share};
 const NOT_MODELLED: &str = "not counted on a simulated GPU: fragmentation that builds up in a longer run, the handles \
                             of cuBLAS, cuDNN and their kin, the growth of the context, other processes";
 
-/// The words about the margin of a run that used `used` of `capacity` bytes at its peak; `None` when the capacity is
-/// unknown.
+/// Describes the margin of a run that used `used` of `capacity` bytes at its peak. Returns `None` if the
+/// capacity is unknown.
 #[must_use]
 pub fn margin(used: i64, capacity: i64, is_simulated: bool) -> Option<String> {
     if capacity <= 0 {

@@ -1,5 +1,5 @@
-//! Text for a terminal: styled lines, tables, curves, and the heading and footer of reports; and the same as Markdown
-//! and CSV.
+//! The output of reports as text for a terminal, as Markdown and as CSV: styled lines, tables, curves,
+//! headings and footers.
 
 pub mod curve;
 pub mod footer;

@@ -2,7 +2,7 @@
 
 pub use memtrace_trace::counts::{count, counted};
 
-/// A bar for a share from 0 to 1, at most `width` cells long, in eighths of a cell.
+/// Returns a bar for a share from 0 to 1, at most `width` cells long, in eighths of a cell.
 #[must_use]
 pub fn bar(share: f64, width: usize) -> String {
     const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
@@ -10,13 +10,13 @@ pub fn bar(share: f64, width: usize) -> String {
     format!("{}{}", "█".repeat(eighths / 8), EIGHTHS[eighths % 8])
 }
 
-/// A share from 0 to 1 as `12.3 %`.
+/// Returns a share from 0 to 1 as `12.3 %`.
 #[must_use]
 pub fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
 
-/// A change from `old` to `new` with its sign: `+12.3 %`, `0.0 %`, or `new` where there was nothing before.
+/// Returns the change from `old` to `new` with its sign: `+12.3 %`, `0.0 %`, or `new` if `old` is 0.
 #[must_use]
 pub fn change(old: i64, new: i64) -> String {
     match (old, new) {
@@ -25,25 +25,25 @@ pub fn change(old: i64, new: i64) -> String {
         (_, 0) => "gone".to_owned(),
         _ => {
             let text = format!("{:+.1} %", share(new - old, old) * 100.0);
-            // A change that rounds to nothing has no sign.
+            // A change that rounds to zero has no sign.
             if matches!(text.as_str(), "+0.0 %" | "-0.0 %") { percent(0.0) } else { text }
         }
     }
 }
 
-/// `part` divided by `whole`; 0 where `whole` is 0.
+/// Returns `part` divided by `whole`, or 0 if `whole` is 0.
 #[must_use]
 pub fn share(part: i64, whole: i64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
 }
 
-/// A training step, or `-` before the first.
+/// Returns a training step, or `-` before the first.
 #[must_use]
 pub fn step_or_dash(step: i64) -> String {
     if step < 0 { "-".to_owned() } else { step.to_string() }
 }
 
-/// A duration in ns in a readable unit: `412.0 ms`, `3.21 s`, `1 h 02 min`.
+/// Returns a duration in ns in a readable unit: `412.0 ms`, `3.21 s`, `1 h 02 min`.
 #[must_use]
 pub fn duration(ns: i64) -> String {
     let s = ns as f64 / 1e9;
@@ -59,7 +59,7 @@ pub fn duration(ns: i64) -> String {
     }
 }
 
-/// The text with its first letter as a capital.
+/// Capitalizes the first letter of a text.
 #[must_use]
 pub fn upper_first(text: &str) -> String {
     let mut chars = text.chars();

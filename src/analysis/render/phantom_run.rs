@@ -1,7 +1,8 @@
 //! The notes of reports on a run on a simulated GPU (`memtrace run --phantom`).
 //!
 //! The meta row of such a trace has the card and the assumptions. The end row has the counts of the run:
-//! reads of values that no kernel computed, calls that were answered by a guess, and calls that were refused.
+//! reads of values that no kernel computed, calls that were answered with a guess, and calls that were
+//! refused.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -19,20 +20,21 @@ pub struct PhantomRun {
     pub cards: BTreeSet<String>,
     /// The assumptions about sizes that depend on values, such as `full`.
     pub dynamic: BTreeSet<String>,
-    /// Reads of values that no kernel computed; `None` when no trace has an end row.
+    /// The number of reads of values that no kernel computed; `None` if no trace has an end row.
     pub invented_reads: Option<u64>,
-    /// Calls answered by a guess.
+    /// The calls that were answered with a guess.
     pub guessed: BTreeSet<String>,
-    /// Calls that were refused.
+    /// The calls that were refused.
     pub refused: BTreeSet<String>,
-    /// Requested faults that happened.
+    /// The requested faults that happened.
     pub injected: BTreeSet<String>,
-    /// Requested faults that did not happen.
+    /// The requested faults that did not happen.
     pub not_injected: BTreeSet<String>,
-    /// By the number of all ranks, those that ran, such as `0` and `2-4`, by their first number; empty when no rank had
-    /// stand-ins.
+    /// The ranks that ran in a job with stand-ins, by the job's number of ranks. A piece such as `0` or `2-4`
+    /// has its first number for sorting. Empty if no rank had stand-ins.
     pub ranks: BTreeMap<u64, BTreeSet<(u64, String)>>,
-    /// Operations that were answered for stand-ins; `None` when no trace of a rank among stand-ins has an end row.
+    /// The number of operations answered for stand-ins; `None` if no trace of a job with stand-ins has an end
+    /// row.
     pub stand_in_answers: Option<u64>,
 }
 
@@ -45,7 +47,7 @@ impl PhantomRun {
             self.cards.insert(text(&about["card"]));
             self.dynamic.insert(text(&about["assumptions"]["dynamic"]));
             if let (Some(ranks), Some(world)) = (about["ranks"].as_str(), about["ranks_of"].as_u64()) {
-                // With `one-per-stage` each rank is started by itself, and its trace names no other.
+                // With `one-per-stage`, each rank is started separately, and its trace names only itself.
                 let first = |piece: &str| piece.split('-').next().and_then(|rank| rank.parse().ok());
                 let pieces =
                     ranks.split(',').map(|piece| (first(piece).unwrap_or(u64::MAX), piece.to_owned()));
@@ -72,7 +74,7 @@ impl PhantomRun {
         }
     }
 
-    /// The ranks that ran, such as `0,2-4`, and the number of all.
+    /// Returns the ranks that ran, such as `0,2-4`, and the number of all ranks.
     fn ranks(&self) -> impl Iterator<Item = (String, u64)> {
         self.ranks.iter().map(|(world, pieces)| {
             let pieces: Vec<&str> = pieces.iter().map(|(_, piece)| piece.as_str()).collect();
@@ -86,7 +88,7 @@ impl PhantomRun {
         !self.cards.is_empty()
     }
 
-    /// The note of a report's footer: one line.
+    /// Returns the note of a report's footer: one line.
     #[must_use]
     pub fn note(&self) -> String {
         let list = |names: &BTreeSet<String>, most: usize| {
@@ -143,7 +145,7 @@ impl PhantomRun {
         text
     }
 
-    /// The facts of the note for `--json`; null if no trace is of a simulated GPU.
+    /// Returns the content of the note for `--json`; null if no trace is from a simulated GPU.
     #[must_use]
     pub fn json(&self) -> Value {
         if !self.is_any() {

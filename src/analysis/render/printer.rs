@@ -1,5 +1,5 @@
-//! The text of a report: styled lines, with colour only on a terminal, and wrapped to its width. Tables are
-//! in [`super::table`].
+//! The text of a report: styled lines, colored only on a terminal and wrapped to its width. Tables are in
+//! [`super::table`].
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -28,8 +28,8 @@ pub enum Style {
     Hue(u8),
 }
 
-/// The colours of Okabe and Ito, which colour-blind people can distinguish: blue, orange, green, purple, sky
-/// blue, vermilion, yellow, grey. As escape codes of the palette of 256 colours.
+/// The palette of Okabe and Ito, which color-blind people can distinguish: blue, orange, green, purple, sky
+/// blue, vermilion, yellow, gray. As escape codes of the 256-color palette.
 pub const HUES: [&str; 8] = [
     "\x1b[38;5;32m",
     "\x1b[38;5;214m",
@@ -62,8 +62,8 @@ pub struct Cell {
 }
 
 impl Cell {
-    /// `text` in `style`. All that a report prints passes through here, so this is the place where a text of a
-    /// trace loses its control sequences; see [`printable`].
+    /// Returns a cell with `text` in `style`. Everything that a report prints passes through here, so this is
+    /// where a text of a trace loses its control sequences; see [`printable`].
     pub fn new(text: impl Into<String>, style: Style) -> Cell {
         let text = text.into();
         let text = match printable(&text) {
@@ -75,22 +75,22 @@ impl Cell {
 }
 
 impl Cell {
-    /// The text.
+    /// Returns the text.
     pub(super) fn text(&self) -> &str {
         &self.text
     }
 
-    /// The style.
+    /// Returns the style.
     pub(super) fn style(&self) -> Style {
         self.style
     }
 
-    /// The columns that it takes.
+    /// Returns its width in columns.
     pub(super) fn width(&self) -> usize {
         self.text.chars().count()
     }
 
-    /// Another text in the same style.
+    /// Returns a cell with another text in the same style.
     pub(super) fn with_text(&self, text: &str) -> Cell {
         Cell::new(text, self.style)
     }
@@ -102,7 +102,7 @@ impl<T: Into<String>> From<T> for Cell {
     }
 }
 
-/// A space at which no line is wrapped; it is printed as a space.
+/// A space at which no line is wrapped. It is printed as an ordinary space.
 pub const NO_BREAK: char = '\u{a0}';
 
 /// Collects the text of a report.
@@ -112,24 +112,25 @@ pub struct Printer {
     paint: bool,
     width: Option<usize>,
     form: Form,
-    /// Between two fences of Markdown.
+    /// True between two code fences of Markdown.
     fenced: bool,
 }
 
 impl Printer {
-    /// An empty text. `paint` enables colour; `width` is the number of columns of the terminal.
+    /// Returns a printer with an empty text. `paint` enables color; `width` is the number of columns of the
+    /// terminal.
     #[must_use]
     pub fn new(paint: bool, width: Option<usize>) -> Printer {
         Printer { paint, width, ..Printer::default() }
     }
 
-    /// This printer, but with another form of output.
+    /// Returns this printer with another form of output.
     #[must_use]
     pub fn in_form(self, form: Form) -> Printer {
         Printer { form, ..self }
     }
 
-    /// The form of the text.
+    /// Returns the form of the text.
     pub(crate) fn form(&self) -> Form {
         self.form
     }
@@ -140,19 +141,19 @@ impl Printer {
         self.paint
     }
 
-    /// The text so far.
+    /// Returns the text so far.
     #[must_use]
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// The number of columns of the terminal; `None` without one.
+    /// Returns the number of columns of the terminal; `None` without one.
     pub(super) fn width(&self) -> Option<usize> {
         self.width
     }
 
-    /// Adds a line of cells. A terminal that is too narrow gets it wrapped at spaces. A line with a command is
-    /// not wrapped: it is copied as a whole.
+    /// Adds a line of cells. It is wrapped at spaces if the terminal is too narrow. A line with a command is
+    /// not wrapped, so that it can be copied as a whole.
     pub fn line(&mut self, cells: impl IntoIterator<Item = Cell>) {
         let cells: Vec<Cell> = cells.into_iter().collect();
         match self.form {
@@ -174,12 +175,12 @@ impl Printer {
         }
     }
 
-    /// Adds a line in several, each indented a little more than the first.
+    /// Adds a line as several lines. Each line after the first is indented a little more.
     fn wrapped(&mut self, cells: &[Cell], width: usize) {
         let (start, words) = words(cells);
         let indent = (start + 2).min(width / 2);
         self.space(start);
-        // The column, and the spaces that stand before the next word unless it begins a line.
+        // The current column, and the number of spaces before the next word unless it begins a line.
         let (mut column, mut spaces) = (start, 0);
         for StyledWord { cells, spaces: behind } in words {
             let long: usize = cells.iter().map(Cell::width).sum();
@@ -224,14 +225,14 @@ impl Printer {
         self.line([text.into().into()]);
     }
 
-    /// Adds an empty line, unless there is one.
+    /// Adds an empty line, unless the text already ends with one.
     pub fn gap(&mut self) {
         if self.form != Form::Csv && !self.text.ends_with("\n\n") {
             self.text.push('\n');
         }
     }
 
-    /// Begins or ends a drawing, whose lines Markdown must leave as they are.
+    /// Begins or ends a drawing, whose lines must stay unchanged in Markdown.
     pub fn fence(&mut self) {
         if self.form == Form::Markdown {
             self.text.push_str("```\n");
@@ -239,7 +240,7 @@ impl Printer {
         }
     }
 
-    /// Adds the text of another form, with an empty line before it if there is text already.
+    /// Adds a text in another form, preceded by an empty line if there is already text.
     pub(super) fn block(&mut self, text: &str) {
         if !self.text.is_empty() && !self.text.ends_with("\n\n") {
             self.text.push('\n');
@@ -278,7 +279,7 @@ struct StyledWord {
     spaces: usize,
 }
 
-/// The number of spaces at the start of a line, and its words. [`NO_BREAK`] does not end a word.
+/// Returns the number of spaces at the start of a line, and its words. [`NO_BREAK`] does not end a word.
 fn words(cells: &[Cell]) -> (usize, Vec<StyledWord>) {
     let mut words: Vec<StyledWord> = Vec::new();
     let (mut start, mut word) = (0, StyledWord::default());

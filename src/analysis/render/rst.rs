@@ -3,7 +3,7 @@
 use super::formats::Form;
 use super::printer::{Printer, Side, Table};
 
-/// Prints a table as lines of reStructuredText, or in Markdown or CSV as a table of that form.
+/// Prints a table as lines of reStructuredText; in Markdown or CSV, as a table of that form.
 pub(crate) fn print(printer: &mut Printer, heads: &[&str], rows: &[Vec<String>]) {
     if printer.form() == Form::Text {
         table(heads, rows).into_iter().for_each(|line| printer.plain(line));
@@ -17,7 +17,7 @@ pub(crate) fn print(printer: &mut Printer, heads: &[&str], rows: &[Vec<String>])
     printer.table(&table);
 }
 
-/// The lines of a table. Every cell is aligned to the left, as `tabulate` aligns text.
+/// Returns the lines of a table. Every cell is aligned to the left, as `tabulate` aligns text.
 #[must_use]
 fn table(heads: &[&str], rows: &[Vec<String>]) -> Vec<String> {
     // tabulate pads each head by two columns, unless a cell is wider.

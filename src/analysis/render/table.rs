@@ -1,7 +1,7 @@
 //! Tables: aligned columns, two spaces apart, and their layout on a terminal that is too narrow for them.
 //!
-//! A narrow terminal loses nothing but bars. The last text column is wrapped inside its width; where that is
-//! too little, the last columns move below their row, numbers with their heads.
+//! On a narrow terminal, only bars are left out. The last text column is wrapped inside its width. If that is
+//! not enough, the last columns move below their row, and numbers are printed with their column heads.
 
 use super::formats::{self, Form};
 use super::printer::{Cell, NO_BREAK, Printer, Style};
@@ -25,13 +25,13 @@ pub struct Table {
 
 /// The space between two columns.
 const GAP: usize = 2;
-/// The narrowest column whose text is wrapped; below that it moves below its row.
+/// The minimum width of a wrapped column. If less width is left, the column moves below its row.
 const NARROWEST: usize = 20;
-/// The indent of texts below their row.
+/// The indentation of columns that are printed below their row.
 const INDENT: usize = 6;
 
 impl Table {
-    /// A table with these column heads. When all heads are empty, the line of heads is left out.
+    /// Returns a table with these column heads. When all heads are empty, the line of heads is left out.
     #[must_use]
     pub fn new(columns: &[(&str, Side)]) -> Table {
         let columns = columns.iter().map(|(name, side)| ((*name).to_owned(), *side)).collect();
@@ -43,13 +43,13 @@ impl Table {
         self.rows.push(cells.into_iter().collect());
     }
 
-    /// True if the table has no rows.
+    /// Returns true if the table has no rows.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 
-    /// The heads and sides of the columns that hold more than bars, and their cells.
+    /// Returns the heads and alignments of the columns that are not bars, and their cells.
     pub(super) fn without_bars(&self) -> (Vec<&(String, Side)>, Vec<Vec<&str>>) {
         let kept: Vec<usize> = (0..self.columns.len()).filter(|column| !self.is_bar(*column)).collect();
         let rows = self
@@ -59,13 +59,13 @@ impl Table {
         (kept.iter().map(|column| &self.columns[*column]).collect(), rows.collect())
     }
 
-    /// The widest head or cell of a column.
+    /// Returns the widest head or cell of a column.
     fn widest(&self, column: usize) -> usize {
         let cells = self.rows.iter().filter_map(|row| row.get(column)).map(Cell::width);
         cells.fold(self.columns[column].0.chars().count(), usize::max)
     }
 
-    /// True if a column has bars, which repeat the share beside them.
+    /// Returns true if a column has bars, which repeat the share in the next column.
     fn is_bar(&self, column: usize) -> bool {
         let mut cells = self.rows.iter().filter_map(|row| row.get(column)).map(Cell::text).peekable();
         self.columns[column].0.is_empty()
@@ -73,7 +73,7 @@ impl Table {
             && cells.all(|text| text.chars().all(|c| c == ' ' || ('▁'..='▏').contains(&c)))
     }
 
-    /// The layout for a terminal of `width` columns.
+    /// Returns the layout for a terminal of `width` columns.
     fn layout(&self, width: Option<usize>) -> ColumnLayout {
         let natural: Vec<usize> = (0..self.columns.len()).map(|column| self.widest(column)).collect();
         let whole = ColumnLayout { shown: (0..natural.len()).collect(), widths: natural, below: Vec::new() };
@@ -91,7 +91,7 @@ impl Table {
 #[derive(Clone, Debug)]
 struct ColumnLayout {
     shown: Vec<usize>,
-    /// By column of the table.
+    /// The width of each column of the table.
     widths: Vec<usize>,
     below: Vec<usize>,
 }
@@ -102,12 +102,13 @@ impl ColumnLayout {
         widths + GAP * self.shown.len().saturating_sub(1)
     }
 
-    /// This layout with its last text column wrapped to fit; `None` when that leaves too little width.
+    /// Returns this layout with its last text column wrapped to fit, or `None` if that leaves too little
+    /// width.
     fn wrapped(&self, width: usize, table: &Table) -> Option<ColumnLayout> {
         let is_text = |column: &&usize| table.columns[**column].1 == Side::Left && !table.is_bar(**column);
         let last = *self.shown.iter().rfind(is_text)?;
         let left = (width + self.widths[last]).checked_sub(self.total())?;
-        // Half as many columns suffice in the middle of a table, where text is a short label.
+        // A column in the middle of a table needs only half of the width, because its text is a short label.
         let fewest = if Some(&last) == self.shown.last() { NARROWEST } else { NARROWEST / 2 };
         if left >= self.widths[last] || left < fewest {
             return (left >= self.widths[last]).then(|| self.clone());
@@ -117,7 +118,7 @@ impl ColumnLayout {
         Some(layout)
     }
 
-    /// The layout that fits: the last columns move below their row until the rest fits.
+    /// Returns a layout that fits: the last columns move below their row until the rest fits.
     fn narrowed(mut self, width: usize, table: &Table) -> ColumnLayout {
         loop {
             if let Some(layout) = self.wrapped(width, table) {

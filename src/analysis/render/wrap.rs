@@ -1,10 +1,10 @@
-//! Wrapping for narrow terminals: text at spaces, paths and names at their separators, never inside a word
-//! that fits a line.
+//! Wraps text for narrow terminals: text at spaces, paths and names at their separators. A word that fits on
+//! a line is never broken.
 
 /// Characters after which a path, a module or the name of an op may be broken.
 const SEPARATORS: [char; 7] = ['.', '/', ':', '_', ',', '-', '('];
 
-/// `text` in lines of at most `width` characters.
+/// Returns `text` in lines of at most `width` characters.
 #[must_use]
 pub fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut lines = Lines::new(width);
@@ -14,7 +14,8 @@ pub fn wrap(text: &str, width: usize) -> Vec<String> {
     lines.finish()
 }
 
-/// The pieces of a word that is longer than `width`: cut after separators, or else anywhere.
+/// Returns the pieces of a word that is longer than `width`. It is cut after separators if possible, or else
+/// anywhere.
 pub(super) fn pieces(word: &str, width: usize) -> Vec<String> {
     let mut pieces: Vec<String> = Vec::new();
     let mut rest: Vec<char> = word.chars().collect();

@@ -1,4 +1,4 @@
-//! Rows into operations.
+//! Converts rows into operations.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -8,16 +8,16 @@ use memtrace_trace::meta::Meta;
 use super::{Kind, Operation, Requests};
 use crate::read::record::Record;
 
-/// Blocks up to this size in bytes share segments of 20 MiB; only larger requests give a size for
-/// `max_split_size_mb`, which must exceed it (`kLargeBuffer` in PyTorch's `CUDACachingAllocator`).
+/// Blocks up to this size in bytes share segments of 20 MiB. `max_split_size_mb` must exceed it, so only
+/// larger requests are candidates for its value (`kLargeBuffer` in PyTorch's `CUDACachingAllocator`).
 const LARGE_BUFFER: i64 = 20 << 20;
 
 /// The requests of all devices so far.
 pub(super) struct Collector<'a> {
     meta: &'a Meta,
     devices: BTreeMap<i32, DeviceRequests>,
-    /// True if the run's own settings collect garbage: a segment that goes just before another is taken went by
-    /// itself.
+    /// True if garbage collection was on in the traced run. Then a segment that is freed just before another
+    /// is allocated was freed by the allocator, not by the program.
     collects_garbage: bool,
 }
 
@@ -39,9 +39,10 @@ struct DeviceRequests {
     outside_bytes: i64,
     /// The private pools that lost a segment since the last request.
     released: Vec<i64>,
-    /// A segment went since the last request, and no request had failed by then.
+    /// True if a segment was freed since the last request while no allocation of a segment had failed.
     emptied: bool,
-    /// A segment could not be taken since the last request: the allocator itself returns segments then.
+    /// True if the allocation of a segment failed since the last request: the allocator itself frees segments
+    /// then.
     retries: bool,
 }
 
@@ -67,7 +68,8 @@ impl Collector<'_> {
         device.feed(row, self.collects_garbage, self.meta.total_bytes(row.device));
     }
 
-    /// The requests of the device `only`, or else of that with the highest reserved bytes; `None` without any.
+    /// Returns the requests of the device `only`; by default, of the device with the highest reserved bytes.
+    /// `None` if there are none.
     pub(super) fn finish(self, only: Option<i32>) -> Option<Requests> {
         let all = self
             .devices
@@ -102,7 +104,7 @@ impl DeviceRequests {
     fn feed(&mut self, row: &Record, collects_garbage: bool, capacity: i64) {
         match row.event {
             EventName::Alloc | EventName::Live if row.delta_bytes > 0 => self.alloc(row),
-            // A block that another stream still uses stays active; it comes back with `free_completed`.
+            // A block that another stream still uses stays active until its `free_completed` row.
             EventName::Free if row.active_bytes < self.active => self.free(row.alloc_id),
             EventName::FreeCompleted => self.free(row.alloc_id),
             EventName::Oom => self.oom(row),
@@ -144,7 +146,8 @@ impl DeviceRequests {
         }
     }
 
-    /// The allocator's own work before a request: it returned its empty segments, if it was asked to.
+    /// Adds the work that precedes a request: the allocator freed its empty segments because the program
+    /// asked it to.
     fn before_request(&mut self, row: &Record) {
         for pool in std::mem::take(&mut self.released) {
             self.push(Kind::Release, [pool, 0, 0]);
@@ -184,7 +187,7 @@ impl DeviceRequests {
     }
 
     fn free(&mut self, alloc_id: i64) {
-        // A block from before the trace, or one that is freed already, has no slot.
+        // A block from before the trace, or one that was already freed, has no slot.
         if let Some(slot) = self.slots.remove(&alloc_id) {
             self.push(Kind::Free, [slot, 0, 0]);
             self.free_slots.push(slot);
@@ -198,19 +201,19 @@ impl DeviceRequests {
         self.push(Kind::Failed, [0, requested(row), stream]);
     }
 
-    /// Says what the trace has reserved, where that changed.
+    /// Adds the reserved bytes of the trace, if they changed.
     fn totals(&mut self, row: &Record) {
         if row.reserved_bytes != self.reserved {
             self.reserved = row.reserved_bytes;
             self.requests.peak_reserved = self.requests.peak_reserved.max(row.reserved_bytes);
-            // The segments that went do so in the replay only with the next request.
+            // In the replay, the freed segments are freed only with the next request.
             if !self.emptied {
                 self.push(Kind::Reserved, [row.reserved_bytes, 0, 0]);
             }
         }
     }
 
-    /// The context grows while kernels are loaded, so its largest size counts.
+    /// Takes a sample of the device. The context grows while kernels are loaded, so its largest size is kept.
     fn sample(&mut self, row: &Record, capacity: i64) {
         if row.device_free_bytes >= 0 && capacity > 0 {
             let rest = capacity - row.device_free_bytes - self.reserved - self.outside_bytes;
@@ -224,7 +227,8 @@ impl DeviceRequests {
     }
 }
 
-/// The bytes that the program asked for; without them, the rounded ones, which ask for the same block.
+/// Returns the bytes that the program requested. If they are unknown, returns the rounded bytes, which lead
+/// to the same block.
 fn requested(row: &Record) -> i64 {
     if row.requested_bytes >= 0 { row.requested_bytes } else { row.rounded_bytes }
 }

@@ -1,4 +1,4 @@
-//! The requests of a trace to PyTorch's caching allocator, in order, so that they can be made again with other
+//! The requests of a trace to PyTorch's caching allocator, in order, so that they can be repeated with other
 //! settings of the allocator.
 
 mod collector;
@@ -35,7 +35,7 @@ const COLUMNS: Columns = Columns::of(&[
     "pool",
 ]);
 
-/// The columns of the rows that make none.
+/// The columns of the rows that make no request.
 const NONE: Columns = Columns::of(&["device", "event"]);
 
 /// The kinds of operations, as numbers that the replaying program reads.
@@ -44,23 +44,23 @@ const NONE: Columns = Columns::of(&["device", "event"]);
 pub enum Kind {
     /// A request that succeeded: slot, bytes, stream.
     Alloc = 0,
-    /// The end of the block in a slot.
+    /// A free of the block in a slot: slot.
     Free = 1,
     /// A request that ran out of memory: bytes, stream.
     Failed = 2,
-    /// The allocator returned its empty segments, as `torch.cuda.empty_cache()` makes it.
+    /// The allocator freed its empty segments, as after `torch.cuda.empty_cache()`.
     EmptyCache = 3,
     /// Device memory outside of the allocator: slot, bytes.
     OutsideAlloc = 4,
-    /// The end: slot.
+    /// A free of device memory outside of the allocator: slot.
     OutsideFree = 5,
-    /// The requests after it go to this private pool; 0 is the default pool.
+    /// The following requests go to this private pool; 0 is the default pool.
     Pool = 6,
     /// A step begins: its number.
     Step = 7,
     /// The number of bytes that are reserved at this point, according to the trace.
     Reserved = 8,
-    /// A private pool is released: its number. Its memory goes with the next [`Kind::EmptyCache`].
+    /// A private pool is released: its number. Its memory is freed with the next [`Kind::EmptyCache`].
     Release = 9,
 }
 
@@ -72,31 +72,32 @@ pub type Operation = [i64; 4];
 pub struct Requests {
     /// The CUDA ordinal.
     pub device: i32,
-    /// What happened, in order.
+    /// The operations in order.
     pub operations: Vec<Operation>,
-    /// The number of [`Kind::Alloc`] and [`Kind::Failed`].
+    /// The number of [`Kind::Alloc`] and [`Kind::Failed`] operations.
     pub requests: u64,
-    /// The number of [`Kind::Failed`].
+    /// The number of [`Kind::Failed`] operations.
     pub failed: u64,
     /// The number of slots that the operations use.
     pub slots: usize,
-    /// The number of streams: 0 is the default stream.
+    /// The number of streams, including stream 0, the default.
     pub streams: usize,
-    /// The index after the operation with the highest allocated bytes.
+    /// The index that follows the operation with the highest allocated bytes.
     pub peak_index: usize,
     /// The highest allocated bytes.
     pub peak_allocated: i64,
     /// The highest reserved bytes.
     pub peak_reserved: i64,
-    /// The most memory in bytes, over the samples, that neither the allocator nor a library's own calls took: context and
-    /// other processes. `None` without a sample.
+    /// The maximum over all samples of the memory in bytes that neither the allocator nor a library took: the
+    /// context and other processes. `None` without a sample.
     pub taken: Option<i64>,
-    /// The requested bytes of each size above 20 MiB, with their sum over all requests.
+    /// The requests above 20 MiB: each size in bytes, with the sum of the bytes of its requests.
     pub large: Vec<(i64, i64)>,
 }
 
 impl Requests {
-    /// The requests of `trace` to the device of `options`, or else to that with the highest reserved bytes.
+    /// Returns the requests of `trace` to the device in `options`; by default, to the device with the highest
+    /// reserved bytes.
     ///
     /// # Errors
     /// When the trace cannot be read, or has no request.

@@ -1,4 +1,4 @@
-//! Tests of the operations that rows become.
+//! Tests of the conversion of rows into operations.
 
 use memtrace_trace::EventName;
 use memtrace_trace::meta::Meta;
@@ -7,7 +7,7 @@ use super::collector::Collector;
 use super::{Kind, Operation, Requests};
 use crate::read::record::Record;
 
-/// A row about a block of `bytes`, after which `reserved` bytes are reserved and as many active as `active` says.
+/// Returns a row about a block of `bytes`, with the active and reserved bytes after it.
 fn block(event: EventName, alloc_id: i64, bytes: i64, active: i64, reserved: i64) -> Record {
     Record {
         event,

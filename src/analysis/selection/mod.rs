@@ -1,8 +1,8 @@
 //! The part of a run that the selectors of a command choose: `--device`, `--step`, `--window`, `--at` and `--rank`.
 //!
-//! A selector that matches nothing is an error that lists the possible values, because the answer would be zeros, or
-//! the figures of another part. This is the one place that decides it, for reports, exports and the page. Names in a
-//! file of limits get the same message ([`no_match`]).
+//! A selector that matches nothing is an error that lists the possible values, because otherwise the answer
+//! would be zeros or the figures of another part. Reports, exports and the page all check their selectors
+//! here. Unknown names in a file of limits get the same message ([`no_match`]).
 
 mod nearest;
 mod pattern;
@@ -28,8 +28,8 @@ use nearest::Ranges;
 pub use nearest::{nearest_names, nearest_numbers};
 pub use pattern::matches;
 
-/// Keeps the processes of `input` that have what `options` select; a note counts the others. `takes_host` is true for
-/// answers that include host memory, which `--device -1` selects.
+/// Keeps the processes of `input` that match the selectors in `options`, and adds a note with the number of
+/// others. `takes_host` is true for answers that include host memory, which `--device -1` selects.
 ///
 /// # Errors
 /// When a selector matches nothing in any process, and when a trace cannot be read.
@@ -67,7 +67,7 @@ pub fn select(input: &Input, options: &Options, takes_host: bool) -> Result<Inpu
 /// Keeps the processes of `input` with this rank, as `--rank` asks.
 ///
 /// # Errors
-/// When there is none.
+/// When no process has this rank.
 pub fn only_rank(input: &mut Input, rank: i32) -> Result<()> {
     let ranks: Vec<i64> = input.traces.iter().map(|trace| i64::from(trace.meta.rank)).collect();
     input.only_rank(rank);
@@ -77,14 +77,15 @@ pub fn only_rank(input: &mut Input, rank: i32) -> Result<()> {
     Ok(())
 }
 
-/// The error of a `--rank` that is not one of `ranks`.
+/// Returns the error for a `--rank` that is not one of `ranks`.
 #[must_use]
 pub fn no_rank(path: &Path, rank: i32, ranks: impl IntoIterator<Item = i64>) -> Error {
     let list = nearest_numbers(ranks, i64::from(rank));
     Error::usage(no_match(&format!("--rank {rank}"), path, "ranks", &list))
 }
 
-/// The error of a selector that matches nothing in `path`, where there are `kind` such as `list`.
+/// Returns the error for a selector that matches nothing in `path`. `list` has the possible values, which are
+/// of kind `kind`.
 #[must_use]
 pub fn no_match(selector: &str, path: &Path, kind: &str, list: &str) -> String {
     let list = if list.is_empty() { "none" } else { list };
@@ -105,7 +106,7 @@ impl Selectors {
             "" => None,
             text => Some(text.parse()?),
         };
-        // A trace that was used has peaks and an end.
+        // Every trace with memory has a peak and an end.
         let is_in_any =
             |at: &NamedMoment| matches!(at, NamedMoment::Peak(_) | NamedMoment::End | NamedMoment::Exit);
         let at = at.filter(|at| !is_in_any(at));
@@ -132,7 +133,7 @@ impl Selectors {
         (self.window.from_ns, self.window.to_ns) != (i64::MIN, i64::MAX)
     }
 
-    /// The selectors as they are typed.
+    /// Returns the selectors as the user would type them.
     fn given(&self) -> Vec<String> {
         let mut given = Vec::new();
         given.extend(self.device.map(|device| format!("--device {device}")));
@@ -147,7 +148,7 @@ impl Selectors {
         given
     }
 
-    /// One line for each selector that matches nothing.
+    /// Returns one line for each selector that matches nothing.
     fn faults(&self, content: &Content, path: &Path) -> Vec<String> {
         let mut faults = Vec::new();
         let mut fault = |selector: String, kind: &str, list: String| {
@@ -203,7 +204,7 @@ impl Selectors {
     }
 }
 
-/// A range as it is typed: `3:5`, `3:`, `:5` or `3`.
+/// Returns a range as the user would type it: `3:5`, `3:`, `:5` or `3`.
 fn range_text((from, to): (i64, i64), show: impl Fn(i64) -> String) -> String {
     match (from, to) {
         (from, to) if from == to => show(from),
@@ -213,7 +214,7 @@ fn range_text((from, to): (i64, i64), show: impl Fn(i64) -> String) -> String {
     }
 }
 
-/// A time as it is typed, in the largest unit that is exact.
+/// Returns a time as the user would type it, in the largest unit that is exact.
 fn time(ns: i64) -> String {
     match ns {
         0 => "0s".to_owned(),
@@ -236,31 +237,32 @@ fn at_text(at: &NamedMoment) -> String {
     }
 }
 
-/// The most names of marks that are kept for an error.
+/// The maximum number of mark names that are kept for an error message.
 const MOST_MARKS: usize = 4096;
 
-/// The parts that a trace has, as far as the selectors ask for them.
+/// The content of a trace that the selectors refer to.
 #[derive(Default)]
 struct Content {
     /// The devices with memory.
     devices: BTreeSet<i32>,
     steps: Ranges,
-    /// The steps in the time of the window.
+    /// The steps within the time range of the window.
     steps_in_time: Ranges,
     /// The times of the first and the last row.
     span: Option<(i64, i64)>,
-    /// Returns true if a row is in the time of the window.
+    /// True if a row is within the time range of the window.
     in_time: bool,
-    /// Returns true if a row is in the window: its time and its steps.
+    /// True if a row is within both the time range and the steps of the window.
     in_window: bool,
-    /// The last row before the time of the window, and the first after it.
+    /// The time of the last row before the window.
     before_ns: Option<i64>,
+    /// The time of the first row after the window.
     after_ns: Option<i64>,
-    /// A request ran out of memory in the window, on a selected device.
+    /// True if a request ran out of memory in the window, on a selected device.
     oom: bool,
-    /// The step of `--at` occurs in the window.
+    /// True if the step of `--at` occurs in the window.
     at_step: bool,
-    /// The mark of `--at` occurs in the window.
+    /// True if the mark of `--at` occurs in the window.
     at_mark: bool,
     /// The number of marks by name, if `--at` names one.
     marks: BTreeMap<String, u64>,
@@ -281,7 +283,7 @@ impl Content {
             Some(_) => COLUMNS.and(marks::COLUMNS),
             None => COLUMNS,
         };
-        // A damaged line is the report's to complain about.
+        // Damaged lines are skipped here, because the report complains about them.
         trace.read(Wanted::all_events(wanted), true, &symbols, |row| {
             if has_current_step(row.event) {
                 step = row.step;
@@ -329,7 +331,8 @@ impl Content {
         }
     }
 
-    /// The names of the marks, the nearest to `wanted` first; or the numbers of those with this name.
+    /// Returns the names of the marks, best match for `wanted` first. If `wanted` is itself a name, returns
+    /// the numbers of its marks.
     fn marks_near(&self, wanted: &MarkName) -> String {
         let (name, _) = wanted.split();
         match self.marks.get(name) {

@@ -1,4 +1,4 @@
-//! The lists of possible values in an error, the nearest to the wanted one first.
+//! The lists of possible values in an error, best match first.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -7,16 +7,16 @@ use memtrace_util::names::distance;
 
 use crate::render::numbers::count;
 
-/// The most values that an error lists.
+/// The maximum number of values that an error lists.
 const LISTED: usize = 8;
-/// The most separate ranges of numbers that are kept.
+/// The maximum number of separate ranges of numbers that are kept.
 const MOST_RANGES: usize = 4096;
 
-/// The names nearest to `wanted`, the nearest first, and the number of others.
+/// Returns the names most similar to `wanted`, best match first, and the number of other names.
 #[must_use]
 pub fn nearest_names<'a>(names: impl IntoIterator<Item = &'a str>, wanted: &str) -> String {
     let mut names: Vec<&str> = names.into_iter().collect::<BTreeSet<&str>>().into_iter().collect();
-    // The sort is stable: names equally near stay in the order of the alphabet.
+    // The sort is stable, so equally similar names stay in alphabetical order.
     names.sort_by_cached_key(|name| distance(name, wanted));
     let mut list = names[..names.len().min(LISTED)].join(", ");
     if names.len() > LISTED {
@@ -25,7 +25,7 @@ pub fn nearest_names<'a>(names: impl IntoIterator<Item = &'a str>, wanted: &str)
     list
 }
 
-/// The ranges of `numbers` nearest to `wanted`, in their order, and the number of other ranges.
+/// Returns the ranges of `numbers` nearest to `wanted`, in ascending order, and the number of other ranges.
 #[must_use]
 pub fn nearest_numbers(numbers: impl IntoIterator<Item = i64>, wanted: i64) -> String {
     let mut ranges = Ranges::default();
@@ -39,7 +39,7 @@ pub(super) struct Ranges(Vec<(i64, i64)>);
 
 impl Ranges {
     pub(super) fn add(&mut self, number: i64) {
-        // Steps rise: most numbers belong to the last range.
+        // Step numbers rise, so most numbers belong to the last range.
         let is_full = self.0.len() >= MOST_RANGES;
         let at = self.0.partition_point(|(_, last)| *last < number.saturating_sub(1));
         match self.0.get_mut(at) {

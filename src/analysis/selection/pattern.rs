@@ -1,12 +1,13 @@
 //! Patterns of names, such as `GPT.h.*`.
 
-/// Returns true if `name` has the form of `pattern`. `*` matches any characters except `level_end`, `**` any at all, `?`
-/// for one character. The time is the product of both lengths, whatever the pattern.
+/// Returns true if `name` matches `pattern`. `*` matches any characters except `level_end`, `**` matches any
+/// characters, and `?` matches one character. The time is at most proportional to the product of both
+/// lengths.
 #[must_use]
 pub fn matches(pattern: &str, name: &str, level_end: Option<char>) -> bool {
     let mut pattern = pattern.chars().peekable();
     let name: Vec<char> = name.chars().collect();
-    // For each length: true if the pattern so far matches the beginning of the name of this length.
+    // `reached[n]` is true if the pattern so far matches the first `n` characters of the name.
     let mut reached = vec![false; name.len() + 1];
     reached[0] = true;
     while let Some(part) = pattern.next() {

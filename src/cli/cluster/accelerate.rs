@@ -11,11 +11,11 @@ use crate::cluster::torchrun::{Kind, Torchrun};
 
 const ASK: &str = include_str!("python/accelerate_launch.py");
 
-/// The ranks that `accelerate launch` with these arguments would start on nodes with `cards` cards. `python` begins the
-/// command of its interpreter.
+/// Returns the ranks that `accelerate launch` with these arguments would start on nodes with `cards` cards.
+/// `python` begins the command of its interpreter.
 ///
 /// # Errors
-/// When it refuses the arguments, or would start no ranks; its own messages are on stderr then.
+/// When it refuses the arguments or would start no ranks. Its own messages are then on stderr.
 pub(super) fn ask(python: &[OsString], arguments: &[&OsString], cards: u32) -> Result<Torchrun> {
     let (program, options) = python.split_first().context("accelerate: no interpreter")?;
     let mut command = Command::new(program);

@@ -1,4 +1,4 @@
-//! The options of `deepspeed` (`deepspeed/launcher/runner.py` of 0.19), as far as they shape the ranks.
+//! The options of `deepspeed` (`deepspeed/launcher/runner.py` of 0.19) that affect the ranks.
 
 use std::ffi::OsString;
 use std::fs;
@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::cluster::torchrun::{Kind, PerNode, Torchrun};
 
-/// The options that take a value and shape no rank.
+/// The options that take a value but do not affect the ranks.
 const IGNORED: [&str; 12] = [
     "master_port",
     "master_addr",
@@ -37,7 +37,8 @@ const SWITCHES: [&str; 9] = [
 /// Parses the arguments of `deepspeed`.
 ///
 /// # Errors
-/// When an option is unknown, names single cards or hosts, or has no valid value, or no script is named.
+/// When an option is unknown, has an invalid value, or selects single cards or hosts, or when no script is
+/// given.
 pub(super) fn parse(arguments: &[&OsString]) -> Result<Torchrun> {
     let (mut nodes, mut cards, mut hosts) = (None, None, None);
     let (mut is_module, mut without_python, mut has_local_rank) = (false, false, true);
@@ -121,7 +122,7 @@ fn number(name: &str, text: &str) -> Result<u32> {
     number.with_context(|| format!("deepspeed: --{name} {text}: expected a number from 1 on"))
 }
 
-/// The hosts of a file with lines `NAME slots=N`, and the cards of each.
+/// Returns the number of hosts in a file with lines `NAME slots=N`, and the number of cards of each host.
 fn of_hostfile(path: &str) -> Result<(u32, u32)> {
     let text =
         fs::read_to_string(path).with_context(|| format!("deepspeed: cannot read --hostfile {path}"))?;

@@ -13,9 +13,9 @@ use memtrace_trace::counts::counted;
 use crate::cluster::torchrun::{Kind, Launcher, PerNode, Torchrun, launcher};
 use crate::cluster::{accelerate, deepspeed, ranks};
 
-/// The cards of a node, where nothing else says it: as in the common servers with NVLink.
+/// The default number of cards of a node, as in common servers with NVLink.
 const CARDS_OF_A_NODE: u32 = 8;
-/// The most ranks of a job.
+/// The maximum number of ranks of a job.
 const MOST_RANKS: u32 = 1 << 20;
 
 /// A distributed job that runs only some of its ranks.
@@ -25,7 +25,7 @@ pub(crate) struct Job {
     pub(crate) per_node: u32,
     /// The ranks that run.
     pub(crate) ranks: BTreeSet<u32>,
-    /// The first rank runs, and then one rank of each further stage of its pipeline.
+    /// True if the first rank runs, and then one rank of each further stage of its pipeline.
     pub(crate) by_stage: bool,
     /// The request for the cards of one node, such as `8xh100-80g`.
     pub(crate) card: String,
@@ -38,7 +38,7 @@ impl Job {
     /// Reads the job from `--phantom`, `--ranks`, the command line and the environment (`variable`).
     ///
     /// # Errors
-    /// When the launcher is not understood, the numbers do not fit one another, or `--ranks` is invalid.
+    /// When the launcher is unknown, the numbers contradict each other, or `--ranks` is invalid.
     pub(crate) fn new(
         card: &str,
         ranks: &str,
@@ -112,17 +112,17 @@ impl Job {
         })
     }
 
-    /// The number of ranks.
+    /// Returns the number of ranks of the whole job.
     pub(crate) fn world(&self) -> u32 {
         self.nodes * self.per_node
     }
 
-    /// Returns true if a rank does not run.
+    /// Returns true if some ranks do not run.
     pub(crate) fn has_stand_ins(&self) -> bool {
         (self.ranks.len() as u64) < u64::from(self.world())
     }
 
-    /// The line that says which ranks run.
+    /// Returns the line that names the ranks that run.
     pub(crate) fn summary(&self) -> String {
         let (nodes, cards) = (counted(u64::from(self.nodes), "node"), counted(self.per_node.into(), "rank"));
         let rank = if self.ranks.len() == 1 { "rank" } else { "ranks" };
@@ -143,14 +143,15 @@ impl Job {
         text
     }
 
-    /// The ranks that run and the number of all, such as `0,7/512`: the value of the phantom's variable for a rank.
+    /// Returns the ranks that run and the number of all ranks, such as `0,7/512`: the value of the phantom's
+    /// variable for a rank.
     pub(crate) fn ranks_of_world(&self, rank: u32) -> String {
         // The other stages are not known yet when the first rank starts.
         let ranks = if self.by_stage { rank.to_string() } else { ranks::shown(&self.ranks) };
         format!("{ranks}/{}", self.world())
     }
 
-    /// The command line of a rank. `${local_rank}` in an argument is replaced, as torchrun does.
+    /// Returns the command line of a rank. Like torchrun, it replaces `${local_rank}` in an argument.
     pub(crate) fn command(&self, rank: u32) -> Vec<OsString> {
         let local = (rank % self.per_node).to_string();
         let replaced = |word: &OsString| match word.to_str() {
@@ -160,7 +161,7 @@ impl Job {
         self.command.iter().map(replaced).collect()
     }
 
-    /// The environment that a launcher gives to a rank; `port`: the port of the rendezvous store.
+    /// Returns the environment that a launcher gives to a rank. `port` is the port of the rendezvous store.
     pub(crate) fn environment(&self, rank: u32, port: u16) -> Vec<(&str, String)> {
         let (node, local) = (rank / self.per_node, rank % self.per_node);
         let mut all = vec![
@@ -194,7 +195,7 @@ impl Job {
             // Real ranks meet in a store that rank 0 serves.
             ("TORCHELASTIC_USE_AGENT_STORE", if self.has_stand_ins() { "True" } else { "False" }.to_owned()),
         ]);
-        // A launcher on top of torchrun sets its variables before torchrun does.
+        // A launcher that calls torchrun sets its variables before torchrun does.
         let mine = |name: &str| torchrun.variables.iter().find(|(mine, _)| mine == name);
         let or_default = |name: &'static str, value: &str| {
             let set = mine(name).map(|(_, value)| value.clone()).or_else(|| std::env::var(name).ok());
@@ -215,7 +216,7 @@ impl Job {
 }
 
 impl Torchrun {
-    /// The command line of a rank.
+    /// Returns the command line of a rank.
     fn command(&self, python: &[OsString]) -> Vec<OsString> {
         let mut command = Vec::new();
         if !self.without_python {
@@ -230,7 +231,7 @@ impl Torchrun {
     }
 }
 
-/// Nodes and ranks per node of a job that a launcher starts.
+/// Returns the nodes and ranks per node of a job that a launcher starts.
 fn of_torchrun(torchrun: &Torchrun, count: Option<u32>) -> Result<(u32, u32)> {
     let (nodes, (name, options)) = (torchrun.nodes, torchrun.kind.words());
     match (torchrun.per_node, count) {
@@ -254,7 +255,7 @@ fn of_torchrun(torchrun: &Torchrun, count: Option<u32>) -> Result<(u32, u32)> {
     }
 }
 
-/// Nodes and ranks per node of a job whose ranks take their number from the environment.
+/// Returns the nodes and ranks per node of a job whose ranks take their number from the environment.
 fn of_environment(count: Option<u32>, variable: impl Fn(&str) -> Option<String>) -> Result<(u32, u32)> {
     let number = |name: &str| -> Result<Option<u32>> {
         let Some(text) = variable(name) else { return Ok(None) };
@@ -278,7 +279,7 @@ fn of_environment(count: Option<u32>, variable: impl Fn(&str) -> Option<String>)
     Ok((world / per_node, per_node))
 }
 
-/// The way to start the ranks of a job whose launcher is not understood.
+/// Returns advice on how to start the ranks of a job whose launcher is unknown.
 fn way_of(launcher: &str) -> &'static str {
     if launcher.contains("accelerate") {
         "its ranks are started by: memtrace run --phantom 512xh100-80g --ranks 0 -- accelerate launch --num_machines 64 \
@@ -289,7 +290,7 @@ fn way_of(launcher: &str) -> &'static str {
     }
 }
 
-/// The interpreter of the script `torchrun`, with its options: those that its first line names.
+/// Returns the interpreter of the script `torchrun` and its options, from the script's first line.
 fn interpreter(torchrun: &OsStr) -> Result<Vec<OsString>> {
     let path = if torchrun.as_encoded_bytes().contains(&b'/') {
         Some(PathBuf::from(torchrun))

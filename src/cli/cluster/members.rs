@@ -21,20 +21,20 @@ use crate::cluster::store_values::Answered;
 use crate::signals::Forwarder;
 use crate::terminal;
 
-/// The files that make a rank's Python stand in for the other ranks.
+/// The Python files that answer for the other ranks inside a rank's process.
 const PYTHON: [(&str, &str); 3] = [
     ("sitecustomize.py", include_str!("python/sitecustomize.py")),
     ("memtrace_stand_ins.py", include_str!("python/stand_ins.py")),
     ("memtrace_waits.py", include_str!("python/waits.py")),
 ];
-/// How long ranks that were asked to end may take: as in PyTorch's `PContext.close`.
+/// The time that ranks have to end after they were asked to, as in PyTorch's `PContext.close`.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The interval between two looks at the ranks.
+/// The interval at which the ranks are checked.
 const INTERVAL: Duration = Duration::from_millis(10);
-/// The most keys that the note on the store names.
+/// The maximum number of keys that the note on the store names.
 const SHOWN: usize = 4;
 
-/// What every rank of one launch is started with.
+/// The settings that all ranks of a launch share.
 pub(crate) struct Launch<'a> {
     pub(crate) job: &'a Job,
     pub(crate) phantom: &'a PhantomArgs<'a>,
@@ -51,7 +51,8 @@ pub(crate) enum Ended {
     NotStarted(OsString, io::Error),
     /// A signal asked for the end before a rank was started.
     BySignal(i32),
-    /// All ranks have ended: the status of the first that failed, else of the last; and what their tracers reported.
+    /// All ranks have ended. Has the status of the first rank that failed, or else of the last one, and the
+    /// reports of the tracers.
     With(ExitStatus, TracerFacts),
 }
 
@@ -62,23 +63,24 @@ struct Member {
     scratch: Scratch,
     stores: Arc<RankStores>,
     status: Option<ExitStatus>,
-    /// Was asked to end.
+    /// True if the rank was asked to end.
     asked: bool,
 }
 
 impl Launch<'_> {
-    /// Runs all ranks of the job that run. Real ranks need one another and run at once; a rank among stand-ins needs
-    /// nobody, so no more run at a time than the machine has cores.
+    /// Runs the ranks of the job that are to run. Real ranks need one another and run at the same time. A
+    /// rank among stand-ins needs no other rank, so at most one per core of the machine runs at a time.
     ///
     /// # Errors
-    /// When a rank cannot be prepared. No rank runs any more then.
+    /// When a rank cannot be prepared. No rank is still running then.
     pub(crate) fn run(&self) -> Result<Ended> {
         let forwarder = Forwarder::start()?;
         // Signals go only to the ranks, which `add_child` registers; there is no single main child.
         forwarder.no_child();
         let mut running = Vec::new();
         let ended = self.run_all(&mut running, &forwarder);
-        // Empty, but after an error: a rank uses the folder that its member removes.
+        // Not empty only after an error. The ranks must end first, because each uses the folder that its
+        // member removes.
         end_all(&mut running);
         let ending = Instant::now();
         while !running.is_empty() {
@@ -93,7 +95,7 @@ impl Launch<'_> {
         ended
     }
 
-    /// The loop of [`Launch::run`]; an error leaves ranks in `running`.
+    /// The loop of [`Launch::run`]. After an error, `running` still has the running ranks.
     fn run_all(&self, running: &mut Vec<Member>, forwarder: &Forwarder) -> Result<Ended> {
         let at_once = match self.job.has_stand_ins() {
             true => std::thread::available_parallelism().map_or(2, usize::from).max(2),
@@ -116,7 +118,7 @@ impl Launch<'_> {
                 };
                 forwarder.add_child(member.child.id());
                 running.push(member);
-                // One that came while the rank was started did not reach it.
+                // A signal that arrived while the rank was being started did not reach it.
                 if let Some(signal) = forwarder.asked_to_end().and_then(Signal::from_named_raw) {
                     kill_all(&running[running.len() - 1..], signal);
                 }
@@ -128,7 +130,7 @@ impl Launch<'_> {
             for member in running.extract_if(.., |member| member.status.is_some()) {
                 tracer = tracer.and(member.scratch.tracer());
                 note_answered(&member);
-                // One that failed or was asked to end may not have come to it.
+                // A rank that failed or was asked to end may not have created a store.
                 let is_whole = member.status.is_some_and(|status| status.success())
                     && forwarder.asked_to_end().is_none();
                 if is_whole && self.job.has_stand_ins() && !member.stores.were_joined() {
@@ -147,7 +149,7 @@ impl Launch<'_> {
                 if status.is_none_or(|status| status.success()) {
                     status = Some(ended);
                 }
-                // Those that fail later fail because they were asked to end.
+                // Later failures are a result of the request to end.
                 if !ended.success() && (self.job.ranks.len() > 1 || self.job.by_stage) && ending.is_none() {
                     terminal::say(&format!("rank {} failed ({ended})", member.rank));
                     if !self.job.has_stand_ins() {
@@ -156,8 +158,8 @@ impl Launch<'_> {
                 }
             }
             if let Some(since) = ending {
-                // As torchrun does: the other ranks would wait for this one. Each is asked once, and killed when it
-                // does not end.
+                // End the other ranks, as torchrun does, because they would wait for this one. Each is asked
+                // once, and killed if it does not end in time.
                 if since.elapsed() > PATIENCE {
                     kill_all(running, Signal::KILL);
                 } else {
@@ -184,14 +186,14 @@ impl Launch<'_> {
         let mut child = traced_command(&scratch, &command, self.out, self.run_id, Some(self.phantom))?;
         child.envs(self.settings.iter().cloned());
         spare_foreign_program(&mut child, &command[0]);
-        // The ranks of one node share its cards.
+        // The variable has the node's number, because the ranks of one node share its cards.
         child.env(MACHINE_VARIABLE, format!("{}-n{node}", self.run_id));
         let stores = RankStores::new(job.world(), rank);
         let mut port = real_port;
         if job.has_stand_ins() {
             port = stores.port("").context("cannot serve the rendezvous store")?;
             let folder = python_folder(&scratch)?;
-            // As it stands: an empty entry means the current folder.
+            // Keep the value unchanged, because an empty entry means the current folder.
             let existing = std::env::var_os("PYTHONPATH").filter(|paths| !paths.is_empty());
             let mut paths = std::env::join_paths([folder]).context(
                 "PYTHONPATH cannot name the folder of temporary files; set TMPDIR to one without a colon",
@@ -212,7 +214,7 @@ impl Launch<'_> {
 fn reap(running: &mut [Member]) -> Vec<u32> {
     let mut ended = Vec::new();
     for member in running {
-        // An error means that there is no such child; then nothing is left to wait for.
+        // An error means that there is no such child, so nothing is left to wait for.
         if let Ok(Some(status)) = member.child.try_wait() {
             member.status = Some(status);
             ended.push(member.child.id());
@@ -221,7 +223,7 @@ fn reap(running: &mut [Member]) -> Vec<u32> {
     ended
 }
 
-/// Asks the members to end that were not asked yet.
+/// Asks all members that were not asked yet to end.
 fn end_all(running: &mut [Member]) {
     for member in running {
         if !std::mem::replace(&mut member.asked, true) {
@@ -238,8 +240,8 @@ fn kill_all(running: &[Member], signal: Signal) {
     }
 }
 
-/// The ranks of the first rank's pipeline but itself, one of each stage, and a line that names them. `is_whole`: the
-/// first rank ended as it should.
+/// Returns the other ranks of the first rank's pipeline, one per stage, and prints a line that names them.
+/// `is_whole` is true if the first rank ended without an error.
 fn further_stages(stores: &RankStores, is_whole: bool) -> Vec<u32> {
     let mut stages = stores.pipeline();
     let has_first = stages.remove(&0);
@@ -258,7 +260,7 @@ fn further_stages(stores: &RankStores, is_whole: bool) -> Vec<u32> {
     stages.into_iter().collect()
 }
 
-/// Says which keys a rank waited for and a stand-in set, and where.
+/// Reports the keys for which a rank waited and that a stand-in set, with the waiting lines.
 fn note_answered(member: &Member) {
     let (own, empty): (Vec<_>, Vec<_>) =
         member.stores.answered().into_iter().partition(|(_, answered)| answered.is_own);
@@ -293,7 +295,7 @@ fn python_folder(scratch: &Scratch) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// A port that is free now, for the store that rank 0 will serve.
+/// Returns a currently free port for the store that rank 0 will serve.
 fn free_port() -> Result<u16> {
     let listener = std::net::TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0))
         .context("no port is free for the rendezvous store")?;

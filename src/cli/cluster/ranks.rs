@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 /// The list that names the first rank and one rank of each further stage of its pipeline.
 pub(crate) const ONE_PER_STAGE: &str = "one-per-stage";
 
-/// The ranks that a list names, in a job of `world` ranks.
+/// Returns the ranks that a list names, in a job of `world` ranks.
 ///
 /// # Errors
 /// When the list is empty, or names a rank that the job does not have.
@@ -65,7 +65,7 @@ pub(crate) fn parse(text: &str, world: u32) -> Result<BTreeSet<u32>> {
     Ok(ranks)
 }
 
-/// Ranks as a short list: `0,7,504-511`.
+/// Returns ranks as a short list: `0,7,504-511`.
 pub(crate) fn shown(ranks: &BTreeSet<u32>) -> String {
     let mut spans: Vec<(u32, u32)> = Vec::new();
     for &rank in ranks {

@@ -1,14 +1,17 @@
 //! The rendezvous store of one rank: a server with the wire protocol of PyTorch's `TCPStore`.
 //!
-//! The rank is alone with its store, so nobody but a stand-in can set a key that it waits for. The store sets
-//! such a key itself: at once if it is the id of a NCCL communicator; else after [`GRACE`], with what this rank has set
-//! under its own number, or empty.
+//! The rank is the only client of its store, so only a stand-in can set a key that it waits for. The store
+//! sets such a key itself. It sets the id of an NCCL communicator at once. Any other key is set after
+//! [`GRACE`], to the value that this rank has set under its own number, or else to an empty value.
 //!
 //! The protocol follows `TCPStoreBackend.hpp` and `TCPStoreLibUvBackend.cpp` in PyTorch 2.6 and 2.11. Four
-//! further lines extend it. `store NAME` asks for the port of a further store: a program may create several,
-//! and they must not share keys. `waited PLACE<tab>KEY` reports the line of the script that waited for a key,
-//! and `pipeline RANK,RANK,...` the ranks of this rank's pipeline, one of each stage. `key HEX` asks for the
-//! key of the id of a NCCL communicator.
+//! further lines extend it:
+//!
+//! - `store NAME` asks for the port of a further store. A program may create several, and they must not share
+//!   keys.
+//! - `waited PLACE<tab>KEY` reports the line of the script that waited for a key.
+//! - `pipeline RANK,RANK,...` reports the ranks of this rank's pipeline, one of each stage.
+//! - `key HEX` asks for the key that has the id of an NCCL communicator as its value.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -19,15 +22,18 @@ use std::time::{Duration, Instant};
 
 use crate::cluster::store_values::{Answered, Known, Values};
 
-/// How long another thread or process of the rank has to set a key before a stand-in does.
+/// The time that another thread or process of the rank has to set a key before a stand-in does.
 const GRACE: Duration = Duration::from_millis(200);
-/// PyTorch's bounds for a request, so that a stray client cannot take the memory of this process.
+/// The maximum number of keys in a request. As in PyTorch, the limits of requests keep a stray client from
+/// taking the memory of this process.
 const MOST_KEYS: u64 = 128 * 1024;
+/// The maximum length of a key in bytes.
 const LONGEST_KEY: u64 = 8 * 1024;
+/// The maximum length of a value in bytes.
 const LONGEST_VALUE: u64 = 64 << 20;
-/// The longest answer: of all gathered values of 4,096 ranks.
+/// The maximum size of an answer: all gathered values of 4,096 ranks.
 const LONGEST_ANSWER: usize = 256 << 20;
-/// The most stores that a rank creates.
+/// The maximum number of stores of a rank.
 const MOST_STORES: usize = 4096;
 
 /// The queries, by their number on the wire.
@@ -60,20 +66,23 @@ mod query {
     pub(super) const KEY: u8 = b'k';
 }
 
-/// The answers of CHECK and WAIT.
+/// An answer to CHECK: all keys have a value.
 const READY: u8 = 0;
+/// An answer to CHECK: a key has no value.
 const NOT_READY: u8 = 1;
+/// The answer to WAIT: all keys have a value.
 const STOP_WAITING: u8 = 0;
+/// The answer to `CANCEL_WAIT`.
 const WAIT_CANCELED: u8 = 1;
 
-/// One store: its values, and the signal that one has changed.
+/// One store: its values, and a signal for changes.
 #[derive(Debug)]
 struct Store {
     values: Mutex<Values>,
     changed: Condvar,
-    /// The rank has ended.
+    /// True if the rank has ended.
     closed: AtomicBool,
-    /// The rank's stand-ins have asked for it.
+    /// True if the Python code for stand-ins in the rank has asked for this store.
     joined: AtomicBool,
 }
 
@@ -86,7 +95,7 @@ impl Store {
         self.values.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the values and wakes those who wait for one.
+    /// Changes the values and wakes the threads that wait for one.
     ///
     /// # Errors
     /// When the store is full.
@@ -101,7 +110,7 @@ impl Store {
         Ok(result)
     }
 
-    /// Waits until all keys have a value; a stand-in sets those that nobody else sets.
+    /// Waits until all keys have a value. After a while, a stand-in sets the keys that nobody else sets.
     ///
     /// # Errors
     /// When the store is full.
@@ -139,13 +148,14 @@ impl RankStores {
         Arc::new(Self { world, rank, pipeline: Mutex::default(), stores: Mutex::default() })
     }
 
-    /// The key of the id of a NCCL communicator, in any store.
+    /// Returns the key of an NCCL communicator's id, from any store.
     fn key_of_id(&self, id: &[u8]) -> Option<String> {
         let stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
         stores.values().find_map(|(_, store)| store.lock().key_of_id(id))
     }
 
-    /// The port of the store with this name, which is started if it does not run. A store's port is a name of it, too.
+    /// Returns the port of the store with this name, and starts the store if necessary. A store's port is
+    /// also a name of it.
     ///
     /// # Errors
     /// When no port of this machine is free.
@@ -175,29 +185,29 @@ impl RankStores {
                     break;
                 }
                 let Ok(stream) = stream else {
-                    // No descriptor is free; a client that ends gives one back.
+                    // No descriptor is free until a client closes its connection.
                     std::thread::sleep(GRACE);
                     continue;
                 };
                 let (all, store) = (Arc::clone(&all), Arc::clone(&store));
-                // A client that breaks off, or sends no query of the protocol, loses its connection.
+                // A client that disconnects, or sends an invalid query, loses its connection.
                 std::thread::spawn(move || serve(&all, &store, stream).ok());
             }
         });
         Ok(port)
     }
 
-    /// Ends the stores: their rank has ended.
+    /// Ends the stores after their rank has ended.
     pub(crate) fn close(&self) {
         let mut stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
         for (_, (port, store)) in stores.drain() {
             store.closed.store(true, Ordering::Release);
-            // Wakes the thread that waits for clients; an error means that it has no descriptor for one.
+            // Wakes the thread that waits for clients. An error means that no descriptor is free.
             TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok();
         }
     }
 
-    /// The keys that stand-ins set because the rank waited for them, in order.
+    /// Returns the keys that stand-ins set because the rank waited for them, in order.
     pub(crate) fn answered(&self) -> Vec<(String, Answered)> {
         let stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
         let mut keys = Vec::new();
@@ -208,19 +218,21 @@ impl RankStores {
         keys
     }
 
-    /// The ranks of the rank's pipeline, one of each stage; empty if it reported no pipeline.
+    /// Returns the ranks of the rank's pipeline, one of each stage; empty if it reported no pipeline.
     pub(crate) fn pipeline(&self) -> BTreeSet<u32> {
         let ranks = self.pipeline.lock().unwrap_or_else(PoisonError::into_inner);
         ranks.iter().copied().filter(|rank| *rank < self.world).collect()
     }
 
-    /// Returns true if the rank has made a store, as each start of `torch.distributed` among stand-ins does.
+    /// Returns true if the rank has created a store, as each initialization of `torch.distributed` among
+    /// stand-ins does.
     pub(crate) fn were_joined(&self) -> bool {
         // The first store is this module's own.
         self.stores.lock().unwrap_or_else(PoisonError::into_inner).values().any(|(_, store)| store.joined())
     }
 
-    /// Remembers the line of the script that waited for a key of any store, and returns a stand-in's answer to it.
+    /// Records the line of the script that waited for a key of any store, and returns a stand-in's answer to
+    /// the key.
     fn note_place(&self, key: &str, place: &str) -> Option<Answered> {
         let stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
         stores.values().find_map(|(_, store)| store.lock().note_place(key, place))
@@ -263,14 +275,14 @@ impl Requests {
         (0..self.count()?).map(|_| self.key()).collect()
     }
 
-    /// The rest of a line.
+    /// Reads the rest of a line.
     fn line(&mut self) -> io::Result<String> {
         let mut line = String::new();
         (&mut self.0).take(2 * LONGEST_KEY).read_line(&mut line)?;
         Ok(line)
     }
 
-    /// A number of keys.
+    /// Reads a number of keys.
     fn count(&mut self) -> io::Result<u64> {
         let count = self.number()?;
         if count > MOST_KEYS { Err(too_long("a list of keys")) } else { Ok(count) }
@@ -285,7 +297,7 @@ fn full() -> io::Error {
     too_long("the content of the store")
 }
 
-/// Appends bytes with their length before them.
+/// Appends bytes, preceded by their length.
 fn put_bytes(answer: &mut Vec<u8>, bytes: &[u8]) {
     answer.extend_from_slice(&(bytes.len() as u64).to_le_bytes());
     answer.extend_from_slice(bytes);
@@ -414,7 +426,7 @@ fn serve(all: &Arc<RankStores>, store: &Store, mut stream: TcpStream) -> io::Res
     }
 }
 
-/// The bytes of a text of hexadecimal digits, as far as they are.
+/// Returns the bytes of a hexadecimal text, up to the first invalid pair of digits.
 fn bytes_of_hex(text: &str) -> Vec<u8> {
     let pairs = text.as_bytes().chunks_exact(2);
     pairs.map_while(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()).collect()
@@ -549,7 +561,7 @@ mod tests {
         assert!(rest.is_empty());
         stores.close();
         assert!(stores.answered().is_empty());
-        // The thread may take a moment to see it.
+        // The thread may need a moment to detect the end.
         let is_closed = (0..500).any(|_| {
             std::thread::sleep(Duration::from_millis(10));
             TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err()

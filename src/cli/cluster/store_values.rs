@@ -1,18 +1,19 @@
-//! The content of a rendezvous store, and what the stand-ins put into it.
+//! The content of a rendezvous store, and the values that the stand-ins put into it.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 /// The bytes of an `ncclUniqueId`.
 const UNIQUE_ID: usize = 128;
-/// The most bytes of the keys and values of one store.
+/// The maximum number of bytes of the keys and values of one store.
 pub(crate) const MOST_BYTES: usize = 1 << 30;
 
-/// What stand-ins may set for a rank that waits.
+/// The keys that stand-ins may set for a rank that waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Known {
-    /// NCCL's ids, and values of other ranks in a series if the rank has already waited for one of them.
+    /// NCCL's ids, and the values of other ranks in a series if the rank has already waited for one value of
+    /// the series.
     AtOnce,
-    /// The keys that nobody else has set for some time.
+    /// All keys that nobody else has set for some time.
     Late,
 }
 
@@ -23,14 +24,14 @@ pub(crate) struct Values {
     queues: HashMap<Vec<u8>, VecDeque<Vec<u8>>>,
     /// The bytes of all keys and values.
     bytes: usize,
-    /// The number of ranks. Each stand-in adds to a counter what this rank adds.
+    /// The number of ranks. Each stand-in adds the same amount to a counter as this rank.
     world: i64,
     /// The number of this rank.
     rank: u32,
-    /// Keys that this rank waited for and no process set, except NCCL's ids.
+    /// The keys for which this rank waited and that no process set, except NCCL's ids.
     answered: BTreeMap<String, Answered>,
-    /// The rank's own keys whose values stand-ins gave after a wait in vain: the series that they belong to are not
-    /// waited for again, so that a loop over all ranks takes one wait.
+    /// The rank's own keys whose values stand-ins copied after a wait. Other keys of these series are
+    /// answered without a wait, so a loop over all ranks takes only one wait.
     series: HashSet<String>,
 }
 
@@ -49,7 +50,7 @@ impl Values {
         Self { world: i64::from(world), rank, ..Self::default() }
     }
 
-    /// Returns true if no more values are taken.
+    /// Returns true if the store accepts no more values.
     pub(crate) fn is_full(&self) -> bool {
         self.bytes > MOST_BYTES
     }
@@ -60,7 +61,8 @@ impl Values {
     }
 
     pub(crate) fn set(&mut self, key: Vec<u8>, value: Vec<u8>) {
-        // The rank was only late to set what a stand-in gave: the number in the key may be no rank's.
+        // The rank set this key itself, only later than the stand-in. So the number in the key may not be the
+        // number of a rank.
         if std::str::from_utf8(&key).is_ok_and(|key| self.answered.get(key).is_some_and(|old| old.is_own)) {
             self.series.clear();
         }
@@ -71,12 +73,12 @@ impl Values {
         }
     }
 
-    /// The value of a key; empty for a missing one.
+    /// Returns the value of a key; empty for a missing key.
     pub(crate) fn get(&self, key: &[u8]) -> Vec<u8> {
         self.values.get(key).cloned().unwrap_or_default()
     }
 
-    /// Replaces the expected value of a key, and returns its value afterwards.
+    /// Replaces the value of a key if it is the expected one. Returns the value of the key afterwards.
     pub(crate) fn compare_set(&mut self, key: Vec<u8>, expected: Vec<u8>, wanted: Vec<u8>) -> Vec<u8> {
         match self.values.get(&key) {
             None if !expected.is_empty() => expected,
@@ -88,7 +90,8 @@ impl Values {
         }
     }
 
-    /// Adds to a counter and returns it. A poll (`add(key, 0)`) counts the same addition by every stand-in.
+    /// Adds to a counter and returns it. A poll (`add(key, 0)`) returns the counter as if every stand-in had
+    /// made the same additions.
     pub(crate) fn add(&mut self, key: Vec<u8>, more: i64) -> i64 {
         let old =
             self.values.get(&key).and_then(|value| std::str::from_utf8(value).ok()?.parse::<i64>().ok());
@@ -109,7 +112,7 @@ impl Values {
         removed.is_some()
     }
 
-    /// The key of the id of a NCCL communicator.
+    /// Returns the key of an NCCL communicator's id.
     pub(crate) fn key_of_id(&self, id: &[u8]) -> Option<String> {
         let ids = self.values.iter().filter(|(key, value)| value.as_slice() == id && is_unique_id(key));
         ids.map(|(key, _)| String::from_utf8_lossy(key).into_owned()).next()
@@ -124,7 +127,7 @@ impl Values {
     }
 
     pub(crate) fn push(&mut self, key: Vec<u8>, value: Vec<u8>) {
-        // The queue stays when it is empty, so its key is counted with each value.
+        // An empty queue is kept, so its key is counted with each value.
         self.bytes += key.len() + value.len();
         self.queues.entry(key).or_default().push_back(value);
     }
@@ -171,15 +174,15 @@ impl Values {
         true
     }
 
-    /// The key of the same form with this rank's number in place of another rank's, if this rank has set it: a stand-in
-    /// holds what this rank holds.
+    /// Returns the key of the same form with this rank's number in place of another rank's, if this rank has
+    /// set it. A stand-in has the same values as this rank.
     fn own_key(&self, key: &[u8]) -> Option<String> {
         let key = std::str::from_utf8(key).ok()?;
         let mut end = key.len();
         // Tries the last number first, because the names of groups come before it.
         while let Some(last) = key[..end].rfind(|c: char| c.is_ascii_digit()) {
             let start = key[..last].rfind(|c: char| !c.is_ascii_digit()).map_or(0, |before| before + 1);
-            // A character before it may be longer than a byte.
+            // The character before the number may be longer than a byte.
             let start = (start..=last).find(|at| key.is_char_boundary(*at))?;
             let number: Option<i64> = key[start..=last].parse().ok();
             if number.is_some_and(|number| number < self.world && number != i64::from(self.rank)) {
@@ -193,7 +196,7 @@ impl Values {
         None
     }
 
-    /// The keys that the stand-ins set, but NCCL's ids.
+    /// Returns the keys that the stand-ins set, except NCCL's ids.
     pub(crate) fn answered(&self) -> impl Iterator<Item = (&str, &Answered)> {
         self.answered.iter().map(|(key, answered)| (key.as_str(), answered))
     }
@@ -211,7 +214,7 @@ impl Values {
     }
 }
 
-/// The id of a communicator that a stand-in creates: no other key has it.
+/// Returns an id for a communicator that a stand-in creates. No other key gets the same id.
 fn unique_id_of(key: &[u8]) -> Vec<u8> {
     let mut id = b"stand-in".to_vec();
     id.extend_from_slice(&key[key.len().saturating_sub(UNIQUE_ID - id.len())..]);
@@ -219,14 +222,14 @@ fn unique_id_of(key: &[u8]) -> Vec<u8> {
     id
 }
 
-/// Returns true for a key by which `ProcessGroupNCCL` shares the id of a communicator: after the prefix of a
-/// group's device a number, or two ranks that exchange messages (`storeKey` and `getKeySendRecv` in PyTorch's
-/// ProcessGroupNCCL.cpp).
+/// Returns true for a key by which `ProcessGroupNCCL` shares the id of a communicator. Its prefix names a
+/// group on a device. The prefix is followed by a number, or by two ranks that exchange messages (`storeKey`
+/// and `getKeySendRecv` in PyTorch's ProcessGroupNCCL.cpp).
 fn is_unique_id(key: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(key) else { return false };
     let number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let Some((prefix, last)) = text.rsplit_once('/') else { return false };
-    // Roots of a communicator of more than 128 ranks share an id each.
+    // A communicator of more than 128 ranks has several roots, and each root shares an id.
     let last = last.strip_prefix("UniqueNCCLID:").unwrap_or(last);
     let of_device = prefix.split('/').any(|part| part == "cuda");
     of_device && (number(last) || last.split_once(':').is_some_and(|(low, high)| number(low) && number(high)))

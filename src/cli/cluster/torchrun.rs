@@ -1,10 +1,10 @@
-//! The options of torchrun (`torch/distributed/run.py` of PyTorch 2.6 to 2.11), as far as they shape the ranks.
+//! The options of torchrun (`torch/distributed/run.py` of PyTorch 2.6 to 2.11) that affect the ranks.
 
 use std::ffi::{OsStr, OsString};
 
 use anyhow::{Result, bail};
 
-/// The options that take a value. An option may be cut where its beginning is unique, as argparse allows.
+/// The options that take a value. Like argparse, this module accepts an abbreviated option if it is unique.
 const VALUED: [&str; 26] = [
     "nnodes",
     "nproc-per-node",
@@ -36,7 +36,7 @@ const VALUED: [&str; 26] = [
 /// The options without a value.
 const SWITCHES: [&str; 5] = ["standalone", "module", "no-python", "run-path", "virtual-local-rank"];
 
-/// The number of ranks of a node, as torchrun takes it.
+/// The number of ranks per node, as given to torchrun.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PerNode {
     Number(u32),
@@ -48,14 +48,14 @@ pub(crate) enum PerNode {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Torchrun,
-    /// `accelerate launch`, which starts them by torchrun.
+    /// `accelerate launch`, which starts them with torchrun.
     Accelerate,
     /// `deepspeed`.
     DeepSpeed,
 }
 
 impl Kind {
-    /// The name, and its options for the number of nodes and of ranks.
+    /// Returns its name, and its options for the number of nodes and of ranks.
     pub(crate) fn words(self) -> (&'static str, &'static str) {
         match self {
             Kind::Torchrun => ("torchrun", "--nnodes and --nproc-per-node"),
@@ -65,7 +65,7 @@ impl Kind {
     }
 }
 
-/// A command line of torchrun, or of a launcher that does the same.
+/// A command line of torchrun or of a similar launcher.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Torchrun {
     pub(crate) kind: Kind,
@@ -84,11 +84,11 @@ pub(crate) struct Torchrun {
 }
 
 impl Torchrun {
-    /// Parses the arguments of torchrun. `variable` gives the environment: `PET_NNODES` and the like are
-    /// torchrun's defaults.
+    /// Parses the arguments of torchrun. `variable` looks up the environment, because variables such as
+    /// `PET_NNODES` are torchrun's defaults.
     ///
     /// # Errors
-    /// When an option is unknown or has no valid value, or no script is named.
+    /// When an option is unknown or has an invalid value, or no script is given.
     pub(crate) fn parse(
         arguments: &[&OsString],
         variable: impl Fn(&str) -> Option<String>,
@@ -222,9 +222,9 @@ pub(crate) enum Launcher<'a> {
     Known { kind: Kind, arguments: &'a [&'a OsString], python: Option<&'a [&'a OsString]> },
     /// A launcher whose options this command does not know.
     Unknown(String),
-    /// torchrun after another program, which would start ranks of its own inside a rank.
+    /// torchrun started by another program: it would start ranks of its own inside a rank.
     Behind(String),
-    /// None: the program takes its rank from the environment.
+    /// No launcher: the program takes its rank from the environment.
     None,
 }
 
@@ -258,11 +258,11 @@ pub(crate) fn launcher<'a>(command: &'a [&'a OsString]) -> Launcher<'a> {
         return Launcher::Unknown(program);
     }
     if !program.starts_with("python") && !program.starts_with("pypy") {
-        // Such as `env` or `uv run`.
+        // The program may start torchrun, as `env` or `uv run` would.
         let is_behind = command[1..].iter().any(|word| name(word) == "torchrun");
         return if is_behind { Launcher::Behind(program) } else { Launcher::None };
     }
-    // `python -m MODULE`: options of the interpreter may come before, and two of them have a value.
+    // `python -m MODULE`. Options of the interpreter may precede it, and two of these take a value.
     let mut at = 1;
     while let Some(word) = command.get(at) {
         let word = word.to_string_lossy();
@@ -296,7 +296,7 @@ pub(crate) fn launcher<'a>(command: &'a [&'a OsString]) -> Launcher<'a> {
     Launcher::None
 }
 
-/// The launcher that a script of this name is, and its arguments.
+/// Returns the launcher with this script name, and its arguments.
 fn kind_of_script<'a>(name: &str, arguments: &'a [&'a OsString]) -> Option<(Kind, &'a [&'a OsString])> {
     match name {
         "torchrun" => Some((Kind::Torchrun, arguments)),
@@ -309,7 +309,7 @@ fn kind_of_script<'a>(name: &str, arguments: &'a [&'a OsString]) -> Option<(Kind
     }
 }
 
-/// The launcher that a module of Python is, and its arguments.
+/// Returns the launcher in this Python module, and its arguments.
 fn kind_of_module<'a>(module: &str, arguments: &'a [&'a OsString]) -> Option<(Kind, &'a [&'a OsString])> {
     match module {
         "torch.distributed.run" | "torch.distributed.torchrun" => Some((Kind::Torchrun, arguments)),

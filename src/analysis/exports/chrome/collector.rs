@@ -8,14 +8,15 @@ use crate::read::record::Record;
 use crate::read::symbols::Symbol;
 use crate::state::replay::{HOST, Replay};
 
-/// The stretches of a counter's curve: several times the columns of a screen.
+/// The number of stretches of a counter's curve: several times the number of pixel columns of a screen.
 const STRETCHES: usize = 16_384;
 
-/// The most open ranges of a thread that are kept, for programs that never close their ranges.
+/// The maximum number of open ranges that are kept per thread, for programs that never close their ranges.
 const MOST_OPEN: usize = 4096;
 
-/// Tracks beside the threads: no thread has so low an id.
+/// The id of the track of steps. No thread has such a low id.
 pub(super) const STEPS: i32 = 1;
+/// The id of the track of phases. No thread has such a low id.
 pub(super) const PHASES: i32 = 2;
 
 /// A range that is open.
@@ -46,7 +47,7 @@ pub(super) enum SliceName {
 pub(super) enum SliceKind {
     /// A range of the program or of a module call, with the API that opened it.
     Range(Symbol),
-    /// A range that did not close in the order of its thread.
+    /// A range that was not closed in the order of the thread's stack.
     OutOfOrder(Symbol),
     Op,
     Band,
@@ -64,8 +65,9 @@ pub(super) struct SliceCollector {
     pub(super) slices: Largest<Slice>,
     pub(super) instants: Largest<Instant>,
     open: FxHashMap<i32, Vec<OpenSlice>>,
-    /// The current step and phase, with the time of their start.
+    /// The current step, with the time of its start.
     step: (i64, i64),
+    /// The current phase, with the time of its start.
     phase: (Symbol, i64),
 }
 
@@ -134,7 +136,7 @@ impl SliceCollector {
         }
     }
 
-    /// Takes a sample of the process's resident memory: all of it, and the part without a file.
+    /// Takes a sample of the process's resident memory: the total, and the part that no file backs.
     fn host(&mut self, row: &Record, replay: &Replay) {
         if *replay.symbols.get(row.api) != *Api::ProcStatus.as_str() {
             return;

@@ -90,7 +90,7 @@ impl ProcessWriter<'_> {
         list.add(&json!({ "ph": "M", "pid": self.pid, "tid": tid, "name": field, "args": { "name": name } }));
     }
 
-    /// The time in µs since the start of the first process.
+    /// Returns the time in µs since the start of the first process.
     fn us(&self, ts_ns: i64) -> f64 {
         self.offset_ns.saturating_add(ts_ns) as f64 / 1e3
     }

@@ -1,8 +1,8 @@
 //! `chrome`: trace-event JSON, for Perfetto and chrome://tracing.
 //!
-//! Each process has the counters of its GPUs, tracks of steps and phases, and its threads with ranges and ops
-//! as slices and the instants `[memory]` that `torch.profiler` writes for allocations. Times are in µs since
-//! the start of the first process.
+//! Each process has the counters of its GPUs, the tracks of steps and phases, and its threads. A thread has
+//! its ranges and ops as slices, and its allocations as the `[memory]` instants that `torch.profiler` writes.
+//! Times are in µs since the start of the first process.
 
 mod collector;
 mod events;

@@ -11,7 +11,7 @@ pub enum ColumnType {
     Text,
 }
 
-/// What a row of the digest is about.
+/// The subject of a row of the digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowKind {
     /// The process: one row.
@@ -27,7 +27,7 @@ pub enum RowKind {
 }
 
 impl RowKind {
-    /// The text in the column `kind`.
+    /// Returns the text in the column `kind`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

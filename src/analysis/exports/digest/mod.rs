@@ -1,8 +1,10 @@
-//! `memtrace export --to digest`: a small Parquet file for each process, from which a whole job is answered.
+//! `memtrace export --to digest`: a small Parquet file per process, with the data that the queries about a
+//! whole job need.
 //!
-//! A trace lies where it was written, and is large. Its digest has the answers of `summary`, `peak`, `frag` and `leaks`,
-//! the four parts of the memory in use after each step, and a row for each step on each device; it comes from the same functions as those reports. DuckDB, Ray or Spark
-//! reads the digests of ten thousand ranks in one query.
+//! A trace is large and stays on the machine where it was written. Its digest has the results of `summary`,
+//! `peak`, `frag` and `leaks`, from the same functions as those reports. It also has the four parts of the
+//! memory in use after each step, and a row for each step on each device. DuckDB, Ray or Spark can read the
+//! digests of ten thousand ranks in one query.
 
 mod columns;
 mod steps;
@@ -165,7 +167,7 @@ fn device_row(
     row
 }
 
-/// The blocks at the peak of a device, by category and module, the largest first.
+/// Returns a row for each group of blocks at the peak of a device, by category and module, the largest first.
 fn owners(replayed: &Replayed, device: &Device) -> Vec<DigestRow> {
     let mut groups: FxHashMap<(&'static str, Symbol), (u64, i64)> = FxHashMap::default();
     let blocks: Vec<Block> = replayed.replay.at_peak(device.ordinal, false);
@@ -215,7 +217,7 @@ fn step_row(
         .int(C::Detailed, i64::from(replayed.replay.detail.has(step, &trace.meta)))
 }
 
-/// Sets the four parts of the memory in use.
+/// Sets the columns of the four parts of the memory in use.
 fn with_parts(row: DigestRow, parts: [i64; 4]) -> DigestRow {
     let columns = [C::Kept, C::LargerSteps, C::Cached, C::Outside];
     columns.into_iter().zip(parts).fold(row, |row, (column, bytes)| row.int(column, bytes))
@@ -240,7 +242,7 @@ fn leak(leak: &Leak) -> DigestRow {
     }
 }
 
-/// Sets the phase, the op and the module; what is unknown stays null.
+/// Sets the phase, the op and the module. Unknown ones stay null.
 fn with_owner(mut row: DigestRow, replayed: &Replayed, owner: &Owner) -> DigestRow {
     for (column, symbol) in [(C::Phase, owner.phase), (C::Op, owner.op), (C::Module, owner.module)] {
         if symbol != Symbol::NONE {

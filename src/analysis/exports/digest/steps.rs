@@ -13,27 +13,32 @@ use crate::state::replay::{HOST, Metric, Replay, Totals};
 /// The memory of one device during one step.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StepMemory {
-    /// The times of its first and last row, in ns since the start of the trace.
+    /// The time of its first row, in ns since the start of the trace.
     pub(super) from_ns: i64,
+    /// The time of its last row, in ns since the start of the trace.
     pub(super) to_ns: i64,
     /// The highest values, in bytes, in the order of [`Metric::ALL`].
     pub(super) peaks: [i64; 4],
-    /// The time and the owner of the highest allocated bytes.
+    /// The time of the highest allocated bytes.
     pub(super) peak_ns: i64,
+    /// The owner of the row with the highest allocated bytes.
     pub(super) owner: Owner,
-    /// The values at the end of the step, in bytes.
+    /// The allocated bytes at the end of the step.
     pub(super) end_allocated: i64,
+    /// The reserved bytes at the end of the step.
     pub(super) end_reserved: i64,
-    /// The blocks allocated, and their bytes.
+    /// The number of blocks allocated in the step.
     pub(super) allocations: u64,
+    /// The sum of the bytes of these blocks.
     pub(super) allocated_sum: i64,
+    /// The number of requests that ran out of memory.
     pub(super) ooms: u64,
-    /// Failed calls, OOMs included.
+    /// The number of failed calls, including OOMs.
     pub(super) failed: u64,
 }
 
 impl StepMemory {
-    /// A step that begins at `row` with what was live before it.
+    /// Starts a step at `row`, with the totals of the memory that was live before it.
     fn new(row: &Record, ts_ns: i64, before: &Totals) -> StepMemory {
         StepMemory {
             from_ns: ts_ns,
@@ -54,7 +59,7 @@ impl StepMemory {
 /// The memory of every step on each device that has a row in it.
 #[derive(Default)]
 pub(super) struct Steps {
-    /// By device and step.
+    /// The memory of each step, by device and step.
     pub(super) list: BTreeMap<(i32, i64), StepMemory>,
     /// The totals of each device after its last row.
     totals: FxHashMap<i32, Totals>,
@@ -65,7 +70,7 @@ impl Steps {
     pub(super) fn feed(&mut self, row: &Record, replay: &Replay, options: &Options) {
         let wanted = row.device != HOST && options.device.is_none_or(|only| only == row.device);
         let Some(device) = replay.find(row.device).filter(|_| wanted) else { return };
-        // What is live when a step begins counts for its peak.
+        // The memory that is live when a step begins counts toward its peak.
         let before = self.totals.insert(device.ordinal, device.totals).unwrap_or_default();
         // The end row belongs to no step.
         if !replay.in_window() || row.event == EventName::End {

@@ -27,7 +27,7 @@ enum Value {
 pub(super) struct DigestRow(Vec<(DigestColumn, Value)>);
 
 impl DigestRow {
-    /// A row of this kind.
+    /// Returns a row of this kind.
     pub(super) fn new(kind: RowKind) -> DigestRow {
         DigestRow::default().text(DigestColumn::Kind, kind.name())
     }
@@ -60,10 +60,11 @@ impl DigestRow {
     }
 }
 
-/// The rows in memory at a time: one row group.
+/// The number of rows in a row group, which is the number of rows in memory at a time.
 const ROW_GROUP: usize = 1 << 15;
 
-/// Writes `rows` to `out`, and returns their number; `meta` is the JSON of the trace's meta row.
+/// Writes `rows` to `out`, with `meta`, the JSON of the trace's meta row. Returns the output and the number
+/// of rows.
 pub(super) fn write(rows: impl Iterator<Item = DigestRow>, meta: String, out: Out) -> Result<(Out, u64)> {
     let fields: Result<Vec<_>> = DigestColumn::ALL
         .iter()

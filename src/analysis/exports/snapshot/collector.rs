@@ -11,7 +11,7 @@ use crate::read::symbols::Symbol;
 use crate::state::layout::{Layout, SegmentRange};
 use crate::state::replay::{Block, HOST, MemoryKind, Replay, Totals};
 
-/// The most segments that wait for their first block, which follows directly.
+/// The maximum number of segments that wait for their first block, whose row follows directly.
 const MOST_NEW_SEGMENTS: usize = 256;
 
 /// The owner of an entry or block: op, module, phase, step, and lines of Python where the trace has them.
@@ -52,7 +52,7 @@ pub(super) struct ActiveBlock {
     pub(super) requested: i64,
     pub(super) stream: i64,
     pub(super) pool: i64,
-    /// Freed, but still in use by another stream.
+    /// True if the block was freed but another stream still uses it.
     pub(super) pending: bool,
     pub(super) owner: FrameOwner,
 }
@@ -97,7 +97,7 @@ pub(super) struct SnapshotSegment {
 /// The collected content of a snapshot.
 pub(super) struct Collector {
     pub(super) layout: Layout,
-    /// The most entries to keep.
+    /// The maximum number of entries to keep.
     pub(super) most: usize,
     pub(super) only: Option<i32>,
     pub(super) meta: Meta,
@@ -109,8 +109,8 @@ pub(super) struct Collector {
     pub(super) before: FxHashMap<i32, Totals>,
     /// The owner and stream of each segment, or piece of an expandable one, by device and address.
     pub(super) segment_owners: FxHashMap<(i32, i64), SegmentOwner>,
-    /// Segments without a block so far, with their ends. Their rows have no stream, because the call precedes
-    /// the report of the block that needs the segment.
+    /// Segments that have no block yet: device, start and end. Their rows have no stream, because the
+    /// allocator reports the block that needs a segment only after the segment's call.
     pub(super) new_segments: Vec<(i32, i64, i64)>,
     /// Address ranges of blocks outside all known segments, by device.
     pub(super) stray_ranges: BTreeMap<i32, BTreeMap<i64, i64>>,
@@ -147,7 +147,7 @@ impl Collector {
         let inside = replay.in_window();
         let size = if row.requested_bytes < 0 { row.delta_bytes.abs() } else { row.requested_bytes };
         let key = (row.device, row.addr);
-        // The row of a free has no stream; its segment has one.
+        // The row of a free has no stream: take the stream of its segment.
         let stream = match row.event {
             EventName::SegmentFree | EventName::SegmentUnmap => {
                 self.segment_owners.get(&key).map_or(row.stream, |segment_owner| segment_owner.stream)
@@ -173,7 +173,7 @@ impl Collector {
             }
             EventName::Free => {
                 self.push(inside, new("free_requested", row.addr, size, block));
-                // A block that no stream uses leaves `active` with its free.
+                // If the free does not change the active bytes, a stream still uses the block.
                 if row.delta_bytes != 0 && before.active == row.active_bytes {
                     let active = ActiveBlock {
                         addr: row.addr,
@@ -196,7 +196,7 @@ impl Collector {
                 }
             }
             EventName::Oom => {
-                // The viewer needs a number. Without a sample it is the memory that no row accounts for.
+                // The viewer needs a number. Without a sample, it is the memory for which no row accounts.
                 let most = (self.meta.total_bytes(row.device) - now.reserved - now.outside).max(0);
                 let free = if row.device_free_bytes >= 0 { row.device_free_bytes } else { most };
                 self.push(inside, new("oom", free, row.rounded_bytes, None));
@@ -233,7 +233,8 @@ impl Collector {
         self.entries.push_back(entry);
     }
 
-    /// Completes the pending frees that a new block overlaps: no stream can use that memory any more.
+    /// Completes the pending frees of the blocks that a new block overlaps, because no stream can use that
+    /// memory anymore.
     fn complete_pending(&mut self, row: &Record, inside: bool) {
         let end = row.addr.saturating_add(row.delta_bytes.max(1));
         let over = self.pending.range((row.device, i64::MIN)..(row.device, end)).rev();
@@ -243,7 +244,7 @@ impl Collector {
             let Some(block) = self.pending.remove(&key) else { continue };
             let ActiveBlock { addr, stream, owner, .. } = block;
             let (action, device, size) = ("free_completed", row.device, block.requested_or_size());
-            // The rows of the block have the category.
+            // No category here, because the other rows of the block have it.
             let block = None;
             self.push(
                 inside,
@@ -252,7 +253,7 @@ impl Collector {
         }
     }
 
-    /// Assigns the stream of a block to the segments that it is the first in.
+    /// Assigns the stream of a block to those segments for which it is the first block.
     fn assign_stream(&mut self, row: &Record) {
         let end = row.addr.saturating_add(row.delta_bytes);
         let (segment_owners, entries) = (&mut self.segment_owners, &mut self.entries);
@@ -292,7 +293,8 @@ impl Collector {
         stray_ranges.insert(from, to);
     }
 
-    /// The segments with their blocks. Every block lies in one, even if the rows contradict each other.
+    /// Returns the segments with their blocks. Every block is in a segment, even if the rows contradict each
+    /// other.
     pub(super) fn segments(&mut self, replay: &Replay) -> Vec<SnapshotSegment> {
         let mut active: BTreeMap<i32, Vec<ActiveBlock>> = BTreeMap::new();
         for block in
@@ -342,7 +344,7 @@ impl Collector {
 }
 
 impl ActiveBlock {
-    /// The requested size, or the block's size if it is unknown.
+    /// Returns the requested size, or the block's size if it is unknown.
     pub(super) fn requested_or_size(&self) -> i64 {
         if self.requested < 0 { self.bytes } else { self.requested.min(self.bytes) }
     }

@@ -1,8 +1,8 @@
 //! `snapshot`: the file of `torch.cuda.memory._dump_snapshot()`, for PyTorch's memory_viz.
 //!
-//! Segments and blocks are those at the end of the window; the trace entries precede it. Op, module, phase
-//! and step take the place of the frames of a call stack. Entries have PyTorch's names and sizes: the
-//! requested size for blocks, the rounded size for an OOM.
+//! The segments and blocks show the state at the end of the window; the trace entries show the events before
+//! it. Op, module, phase and step replace the frames of a call stack. Entries have PyTorch's names and sizes:
+//! the requested size for blocks, the rounded size for an OOM.
 
 mod collector;
 mod writer;
@@ -29,7 +29,7 @@ use writer::Writer;
 /// `--to snapshot`.
 pub(super) struct Snapshot;
 
-/// The columns in addition to the replay's.
+/// The columns that the snapshot needs in addition to the columns of the replay.
 const COLUMNS: Columns = Columns::of(&[
     "ts_ns",
     "addr",
@@ -109,7 +109,7 @@ impl Export for Snapshot {
             format!("{}, {}", counted(entries as u64, "entry"), counted(segments.len() as u64, "segment"));
         let mut out = Out::create(job.place)?;
         let mut categories: FxHashMap<i64, Category> = FxHashMap::default();
-        // The last known category of a block counts.
+        // The last known category of a block overrides earlier ones.
         categories.extend(collected.entries.iter().filter_map(|entry| entry.block));
         categories.extend(replayed.replay.live().values().map(|block| (block.id, block.owner.category)));
         let mut writer = Writer {
@@ -126,7 +126,7 @@ impl Export for Snapshot {
     }
 }
 
-/// The error of a [`Pickle`] on an [`Out`], which reports its failures only when closed.
+/// Returns the error of a [`Pickle`] on an [`Out`], which reports its failures only when closed.
 fn io_error(source: io::Error) -> crate::Error {
     memtrace_trace::Error::Io { path: "snapshot".into(), source }.into()
 }

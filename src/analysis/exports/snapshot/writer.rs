@@ -18,7 +18,8 @@ pub(super) struct Writer<'a> {
     pub(super) pickle: Pickle<&'a mut Out>,
     pub(super) symbols: &'a SymbolTable,
     pub(super) stacks: &'a Stacks,
-    /// The last known category of each block, because a parameter is recognized only after its allocation.
+    /// The last known category of each block. A later category is better, because a parameter is recognized
+    /// only after its allocation.
     pub(super) categories: FxHashMap<i64, Category>,
     /// The memoized frames of each owner.
     pub(super) frames: FxHashMap<FrameOwner, Memo>,
@@ -195,8 +196,8 @@ impl Writer<'_> {
         self.pickle.close(dict)
     }
 
-    /// Writes the final entry `snapshot`, as PyTorch does. It has a category when others do, because the
-    /// viewer fails without it.
+    /// Writes the final entry `snapshot`, as PyTorch does. If other entries have a category, this one has one
+    /// too, because the viewer fails without it.
     fn last_entry(&mut self, time_us: i64) -> io::Result<()> {
         let mut dict = self.pickle.dict()?;
         self.pickle.key(&mut dict, "action")?;
@@ -274,7 +275,7 @@ impl Writer<'_> {
     }
 }
 
-/// The most levels of a module path that become frames.
+/// The maximum number of levels of a module path that become frames.
 const MOST_FRAMES: usize = 100;
 
 /// The category of memory_viz for blocks without one.

@@ -2,7 +2,7 @@
 
 use wide::{CmpEq, i8x16};
 
-/// The delimiters of 64 bytes, a bit for each byte.
+/// The delimiters in 64 bytes, as masks with a bit for each byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Masks {
     /// Commas and line ends.
@@ -15,14 +15,14 @@ pub(super) struct Masks {
 
 /// An implementation of the operations; all implementations give the same results.
 pub(super) trait Cpu: Copy {
-    /// The masks of sixty-four bytes.
+    /// Returns the masks of sixty-four bytes.
     fn masks(self, bytes: &[u8; 64]) -> Masks;
 
     /// Writes the positions of the bits of a mask, counted from `base`. Elements after them are unspecified.
     fn places(self, mask: u64, base: u32, places: &mut [u32; 64]);
 
-    /// The decimal number in the last `count` (1 to 16) of sixteen bytes; `None` when one of them is no
-    /// digit.
+    /// Returns the decimal number in the last `count` (1 to 16) of sixteen bytes, or `None` if one of them is
+    /// not a digit.
     fn digits(self, bytes: &[u8; 16], count: usize) -> Option<i64>;
 }
 
@@ -93,7 +93,7 @@ fn one_by_one(mut mask: u64, places: &mut [u32; 64], first: impl Fn(u64) -> u32)
     }
 }
 
-/// The last `count` (1 or more) of eight bytes, the others replaced by `0`.
+/// Returns the last `count` (1 or more) of eight bytes, the others replaced by `0`.
 fn last_of(bytes: [u8; 8], count: usize) -> u64 {
     let kept = u64::MAX << (64 - 8 * count);
     u64::from_le_bytes(bytes) & kept | ZEROS & !kept
@@ -129,7 +129,7 @@ pub(super) mod x86 {
     pub(in crate::read::scan) struct Avx2(());
 
     impl Avx2 {
-        /// The proof, if this processor has these features.
+        /// Returns the proof if this processor has these features.
         pub(in crate::read::scan) fn here() -> Option<Avx2> {
             let has = is_x86_feature_detected!("avx2")
                 && is_x86_feature_detected!("bmi1")
@@ -154,7 +154,7 @@ pub(super) mod x86 {
     pub(in crate::read::scan) struct Avx512(Avx2);
 
     impl Avx512 {
-        /// The proof, if this processor has these features.
+        /// Returns the proof if this processor has these features.
         pub(in crate::read::scan) fn here() -> Option<Avx512> {
             let has = is_x86_feature_detected!("avx512f")
                 && is_x86_feature_detected!("avx512bw")
@@ -174,7 +174,7 @@ pub(super) mod x86 {
         }
     }
 
-    /// 0 to 63.
+    /// The numbers 0 to 63.
     static COUNT: [u8; 64] = {
         let mut count = [0; 64];
         let mut at = 0;
@@ -225,7 +225,7 @@ pub(super) mod x86 {
         }
     }
 
-    /// Sixteen zeros, then sixteen `0xFF`: a window of it masks the last `count` bytes.
+    /// Sixteen zeros, then sixteen `0xFF`: a 16-byte window into it masks the last `count` bytes.
     static KEPT: [u8; 32] = {
         let mut kept = [0; 32];
         let mut at = 16;
@@ -261,8 +261,8 @@ pub(super) mod x86 {
         fn places(self, mask: u64, base: u32, places: &mut [u32; 64]) {
             one_by_one(mask, places, |bits| {
                 let mut first = base + bits.trailing_zeros();
-                // SAFETY: there is no instruction. It keeps the compiler from gathering several positions in
-                // a vector, which takes longer than finding them.
+                // SAFETY: the text contains no instruction. It keeps the compiler from gathering several
+                // positions in a vector, which takes longer than finding them.
                 unsafe {
                     asm!("/* {0:e} */", inout(reg) first, options(pure, nomem, nostack, preserves_flags));
                 }

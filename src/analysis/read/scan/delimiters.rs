@@ -22,7 +22,7 @@ impl Delimiters {
         (self.count, self.ended, self.quotes) = (0, 0, false);
     }
 
-    /// The offset of every comma and line end.
+    /// Returns the offset of every comma and line end.
     #[inline(always)]
     pub(super) fn places(&self) -> &[u32] {
         &self.places[..self.count]
@@ -45,7 +45,8 @@ impl Delimiters {
     /// Adds the delimiters in `block[from..to]`, the next strip.
     #[inline(always)]
     pub(super) fn next(&mut self, cpu: impl Cpu, block: &[u8], from: usize, to: usize) {
-        // Every byte may be a delimiter, and the stores of 64 elements reach after the last one.
+        // Every byte may be a delimiter, and a store writes 64 elements, so it may write past the last
+        // delimiter.
         let most = self.count + (to - from) + 2 * 64;
         if self.places.len() < most {
             self.places.resize(most, 0);
@@ -57,7 +58,7 @@ impl Delimiters {
         let ends = self.ends.as_mut_slice();
         let places = self.places.as_mut_slice();
         let (words, rest) = block[from..to].as_chunks::<64>();
-        // A space is no delimiter.
+        // Padded with spaces, which are not delimiters.
         let mut last = [b' '; 64];
         last[..rest.len()].copy_from_slice(rest);
         let last = (!rest.is_empty()).then_some(&last);

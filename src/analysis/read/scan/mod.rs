@@ -1,7 +1,7 @@
-//! Parses bytes into records, by byte masks, and only the columns that are wanted.
+//! Parses bytes into records. Only the wanted columns are parsed.
 //!
-//! 64 bytes at a time become one bit mask of commas and line ends, so a column that is not wanted costs one
-//! bit. Rows with quotes take a slow path through the `csv` crate.
+//! Each 64 bytes become one bit mask of commas and line ends, so an unwanted column costs one bit. Rows with
+//! quotes take a slow path through the `csv` crate.
 
 use memtrace_trace::columns::{COLUMNS, MAX_BYTES, MAX_DEVICE, MAX_NUMBER, Reading, Shape, index_of};
 use memtrace_trace::text::original_text;
@@ -21,8 +21,8 @@ mod delimiters;
 mod number;
 mod owners;
 
-/// The bytes that are searched for delimiters before their rows are parsed: bytes and delimiters fit in a
-/// core's L1 cache.
+/// The number of bytes that are searched for delimiters before their rows are parsed: the bytes and the
+/// delimiters fit in a core's L1 cache.
 const STRIP: usize = 16 << 10;
 
 /// The rarely wanted columns: one test skips all of them.
@@ -36,10 +36,10 @@ const OWNER: Columns = {
     owner
 };
 
-/// The most faults that are described; more are only counted.
+/// The maximum number of faults that are described. Further faults are only counted.
 pub(crate) const MOST_FAULTS: usize = 8;
 
-/// The fault of a line.
+/// A line that is not a row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
     /// The line in the block, counted from 0.
@@ -75,8 +75,8 @@ pub(crate) struct Scanner {
 }
 
 impl Scanner {
-    /// A scanner for rows of `width` fields that parses the `wanted` ones. Columns after the last of a file are newer
-    /// than the file: they keep their defaults.
+    /// Returns a scanner for rows of `width` fields that parses the `wanted` ones. A file may lack the last
+    /// columns if it is older than they are: these keep their defaults.
     pub(crate) fn new(wanted: Wanted, width: usize, lenient: bool, symbols: SymbolTable) -> Self {
         Scanner {
             wanted: wanted.within(width),
@@ -96,7 +96,7 @@ impl Scanner {
         cpu::run(Block { scanner: self, block, chunk });
     }
 
-    /// Parses one line; false when the scan must stop at it.
+    /// Parses one line. Returns false if the scan must stop at it.
     #[inline(always)]
     fn line(&mut self, cpu: impl Cpu, block: &[u8], line: &ScanLine<'_>, chunk: &mut Chunk) -> bool {
         let number = chunk.lines;
@@ -105,7 +105,7 @@ impl Scanner {
         if start == end {
             return true;
         }
-        // Parsed in place: a record is three cache lines.
+        // Parsed in place, because copying a record would copy three cache lines.
         chunk.records.push(Record::default());
         let Some(record) = chunk.records.last_mut() else { return false };
         let parsed = if line.quotes && block[start..end].contains(&b'"') {
@@ -265,7 +265,8 @@ impl Work for Block<'_> {
     }
 }
 
-/// The largest distance from 0 of the number in the column at `index`, which is not one of bytes.
+/// Returns the largest absolute value that the column at `index` may have. Columns of bytes have another
+/// limit.
 const fn most_of(index: usize) -> u64 {
     if index == index_of("device") { MAX_DEVICE } else { MAX_NUMBER }
 }
@@ -288,18 +289,19 @@ impl ScanLine<'_> {
 
 /// The fields of one row.
 trait Fields {
-    /// The bytes of the field at `index`.
+    /// Returns the bytes of the field at `index`.
     fn text(&self, index: usize) -> &[u8];
 
-    /// The bytes of the fields from `first` to `last` with the commas between them; `None` when they are not
-    /// adjacent.
+    /// Returns the bytes of the fields from `first` to `last` with the commas between them, or `None` if they
+    /// are not adjacent in memory.
     #[inline(always)]
     fn texts(&self, (first, last): (usize, usize)) -> Option<&[u8]> {
         let _ = (first, last);
         None
     }
 
-    /// The integer of the field at `index`; `None` if it is not a number or further than `most` from 0.
+    /// Returns the integer of the field at `index`, or `None` if it is not a number or its absolute value
+    /// exceeds `most`.
     #[inline(always)]
     fn int(&self, index: usize, most: u64) -> Option<i64> {
         int(self.text(index), most)
@@ -329,7 +331,7 @@ fn widened(block: &[u8], start: usize, ends: &[u32]) -> [u32; COLUMNS.len()] {
 }
 
 impl<C> Plain<'_, C> {
-    /// The begin and the end of the field at `index`.
+    /// Returns the start and the end of the field at `index`.
     #[inline(always)]
     fn span(&self, index: usize) -> (usize, usize) {
         let from = if index == 0 { self.start } else { self.ends[index - 1] as usize + 1 };
@@ -377,7 +379,7 @@ fn wrong_width(expected: usize, found: usize) -> String {
     format!("expected {expected} columns, found {found}: the line is cut off or damaged")
 }
 
-/// The integer of the field at `index`, at most `most` from 0.
+/// Returns the integer of the field at `index`, if its absolute value is at most `most`.
 #[inline(always)]
 fn integer<T: TryFrom<i64>>(index: usize, most: u64, row: &impl Fields) -> Result<T, String> {
     row.int(index, most).and_then(|number| number.try_into().ok()).ok_or_else(|| no_integer(index, row))

@@ -2,8 +2,8 @@
 
 use super::cpu::Cpu;
 
-/// The integer `block[from..to]`; `None` if it is not a number or further than `most` from 0. `most` has more than
-/// sixteen digits.
+/// Returns the integer `block[from..to]`, or `None` if it is not a number or its absolute value exceeds
+/// `most`. `most` has more than sixteen digits.
 #[inline(always)]
 pub(super) fn int_within(cpu: impl Cpu, block: &[u8], from: usize, to: usize, most: u64) -> Option<i64> {
     let negative = block.get(from) == Some(&b'-');
@@ -22,8 +22,8 @@ pub(super) fn natural_within(cpu: impl Cpu, block: &[u8], from: usize, to: usize
     }
 }
 
-/// The number `block[from..to]` when it has 1 to 16 digits. It loads the sixteen bytes that end at `to`, with
-/// bytes before the number, so no step depends on the number of digits.
+/// Returns the number `block[from..to]` if it has 1 to 16 digits. It loads the sixteen bytes that end at
+/// `to`, which may include bytes before the number, so no step depends on the number of digits.
 #[inline(always)]
 fn digits_within(cpu: impl Cpu, block: &[u8], from: usize, to: usize) -> Option<i64> {
     let digits = to - from;
@@ -45,7 +45,7 @@ pub(super) fn digit_within(block: &[u8], from: usize, to: usize, most: u64) -> O
     int(&block[from..to], most)
 }
 
-/// The integer of any field; `None` if it is not a number or further than `most` from 0.
+/// Returns the integer of any field, or `None` if it is not a number or its absolute value exceeds `most`.
 #[cold]
 #[inline(never)]
 pub(super) fn int(bytes: &[u8], most: u64) -> Option<i64> {
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
     use crate::read::scan::cpu::{self, Work};
 
-    /// Parses one number in every way.
+    /// Parses one number with every parser.
     struct Numbers<'a>(&'a [u8], usize, usize, &'a mut Vec<Option<i64>>);
 
     impl Work for Numbers<'_> {
@@ -73,7 +73,7 @@ mod tests {
 
     const MOST: u64 = u64::MAX;
 
-    /// The integer `block[from..to]`, from every parser on every processor type.
+    /// Returns the integer `block[from..to]`, from every parser on every processor type.
     fn all(block: &[u8], from: usize, to: usize) -> Option<i64> {
         let mut found = vec![int(&block[from..to], MOST), digit_within(block, from, to, MOST)];
         Numbers(block, from, to, &mut found).on(cpu::Plain);

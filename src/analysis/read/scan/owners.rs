@@ -10,7 +10,7 @@ use rustc_hash::FxHashMap;
 use crate::read::record::Record;
 use crate::read::symbols::Symbol;
 
-/// The most bytes of owners that are kept: memory stays bounded for every input.
+/// The maximum number of bytes for the owners that are kept, so that memory stays bounded for every input.
 const MOST_BYTES: usize = 4 << 20;
 
 /// The columns that make an owner.
@@ -19,7 +19,7 @@ pub(super) const COLUMNS: [&str; 4] = ["op", "module", "phase", "category"];
 /// The owners that were seen.
 #[derive(Default)]
 pub(super) struct Owners {
-    /// The index in `all` of each.
+    /// The index of each owner in `all`, by its bytes.
     known: FxHashMap<Arc<[u8]>, usize>,
     all: Vec<KnownOwner>,
     bytes: usize,
@@ -75,7 +75,7 @@ impl Owners {
         if self.bytes > MOST_BYTES {
             *self = Owners::default();
         }
-        // The size of an entry in the tables beside its bytes.
+        // The size of an entry in the tables, in addition to its bytes.
         const ENTRY: usize = 128;
         self.bytes += bytes.len() + ENTRY;
         let Record { op, module, phase, category, .. } = *record;
@@ -103,7 +103,7 @@ fn same(a: &[u8], b: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    /// The category found for these bytes, and whether they were known.
+    /// Returns the category found for these bytes, and whether they were known.
     fn look(owners: &mut Owners, bytes: &str, category: Category) -> (Category, bool) {
         let mut record = Record::default();
         let seen = owners.find(Some(bytes.as_bytes()), &mut record);

@@ -1,4 +1,4 @@
-//! A scan gives the values of the rows on every processor and for all bytes.
+//! A scan returns the values of the rows, with every processor's implementation and for any bytes.
 
 use super::*;
 use memtrace_trace::Row;
@@ -13,7 +13,7 @@ fn scan(block: &[u8], columns: Columns, lenient: bool) -> (Chunk, SymbolTable) {
     (chunk, symbols)
 }
 
-/// The lines of `rows`, without the header.
+/// Returns the lines of `rows`, without the header.
 fn lines(rows: &[Row<'_>]) -> Vec<u8> {
     let mut writer = RowWriter::new(Vec::new());
     for row in rows {
@@ -25,7 +25,7 @@ fn lines(rows: &[Row<'_>]) -> Vec<u8> {
     all[header + 1..].to_vec()
 }
 
-/// A value for a column that no other column has.
+/// A value for a column that differs from the value of every other column.
 macro_rules! distinct {
     ($name:ident text) => {
         stringify!($name)
@@ -72,7 +72,7 @@ macro_rules! any {
     };
 }
 
-/// The value of a record's column, as a row has it.
+/// The value of a record's column, in the type that a row has.
 macro_rules! value_of {
     ($record:ident $symbols:ident $name:ident text) => {
         $symbols.get($record.$name).to_string()
@@ -92,7 +92,7 @@ macro_rules! rows {
             $($($name: distinct!($name $type),)+)+
         };
 
-        /// A row with any values.
+        /// Returns a row with random values.
         fn any_row(random: &mut Random) -> Row<'static> {
             let row = Row { owner: 0, $($($name: any!(random $type),)+)+ };
             Row { device: row.device % (MAX_DEVICE as i32 + 1), ..row }
@@ -197,7 +197,7 @@ const IMPLEMENTATIONS: &[fn(Block<'_>)] = &[
     |block| cpu::run(block),
 ];
 
-/// The lines of a block, parsed by the csv crate and by Rust's own number parser.
+/// Returns the lines of a block, parsed by the csv crate and by Rust's own number parser.
 fn judge(scanner: &mut Scanner, block: &[u8]) -> Chunk {
     let mut chunk = Chunk::default();
     let lines = block.strip_suffix(b"\n").unwrap_or(block);
@@ -224,7 +224,7 @@ fn judge(scanner: &mut Scanner, block: &[u8]) -> Chunk {
     chunk
 }
 
-/// The same numbers in every run.
+/// A pseudorandom generator that yields the same numbers in every run.
 struct Random(u64);
 
 impl Random {
@@ -239,7 +239,7 @@ impl Random {
         some[self.next(some.len())]
     }
 
-    /// A number of any length, mostly one that is valid in a trace.
+    /// Returns a number of any length, mostly one that is valid in a trace.
     fn number(&mut self) -> i64 {
         let number = (self.0 >> (1 + self.next(63))).cast_signed();
         match self.next(20) {
@@ -254,7 +254,7 @@ impl Random {
     }
 }
 
-/// Rows with any values, some of them damaged.
+/// Returns rows with random values, some of them damaged.
 fn hostile(random: &mut Random) -> Vec<u8> {
     let mut block = Vec::new();
     for _ in 0..random.next(40) {
@@ -299,7 +299,7 @@ fn every_processor_reads_what_the_csv_crate_reads() {
         rows += expected.records.len();
         faults += usize::from(!expected.faults.is_empty());
     }
-    // The inputs had both.
+    // The inputs had both rows and faults.
     assert!(rows > 5000 && faults > 250, "{rows} rows, {faults} faults");
 }
 
@@ -307,7 +307,7 @@ fn every_processor_reads_what_the_csv_crate_reads() {
 fn strips_and_lines_of_a_scan_may_end_anywhere() {
     let row = lines(&[FULL]);
     for before in [0, 1, STRIP - 300, STRIP - 64, STRIP - 1, STRIP, 3 * STRIP + 17] {
-        // A line that is no row and longer than a strip, then rows.
+        // A line that is not a row, of `before` bytes (up to several strips), then rows.
         let mut block = vec![b'x'; before];
         block.push(b'\n');
         for _ in 0..200 {

@@ -26,7 +26,7 @@ pub(super) struct Held {
     pub(super) requested: i64,
     pub(super) stream: i64,
     pub(super) stack: StackId,
-    /// The program freed it, and a stream still uses it.
+    /// True if the program freed the block and a stream still uses it.
     pub(super) pending: bool,
 }
 
@@ -41,16 +41,16 @@ pub(super) struct Memory {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Beginning {
     pub(super) memory: Memory,
-    /// The sizes of blocks that are there at the end, by the number of the event that allocated them.
+    /// The sizes of the blocks that exist at the end, by the index of the event that allocated them.
     pub(super) sizes: FxHashMap<u32, i64>,
-    /// The pools of segments that are there at the end, by the number of the event that made them.
+    /// The pools of the segments that exist at the end, by the index of the event that made them.
     pub(super) pools: FxHashMap<u32, i64>,
     /// The number of blocks that may be up to 1 MiB larger than their requests.
     pub(super) uncertain: u64,
 }
 
 impl Memory {
-    /// The memory at the end, as the file lists it.
+    /// Returns the memory at the end, as the file lists it.
     pub(super) fn at_end(model: &Model, device: i32) -> Memory {
         let mut memory = Memory::default();
         for segment in model.segments(device) {
@@ -76,7 +76,7 @@ impl Memory {
         memory
     }
 
-    /// The segment or mapped range around an address.
+    /// Returns the segment or mapped range around an address.
     pub(super) fn around(&self, addr: i64) -> Option<&Reserved> {
         self.reserved
             .range(..=addr)
@@ -85,14 +85,14 @@ impl Memory {
             .filter(|found| found.end > addr)
     }
 
-    /// The bytes from an address up to the next block, or to the end of its segment.
+    /// Returns the bytes from an address up to the next block, or to the end of its segment.
     fn room(&self, addr: i64, segment: &Reserved) -> i64 {
         let next = self.blocks.range(addr..).next().map_or(segment.end, |(next, _)| *next);
         next.min(segment.end) - addr
     }
 
-    /// The size that a new block has, which takes all of a free one if the rest is too small to be of use. `rounded` is
-    /// the rounded request.
+    /// Returns the size of a new block, which takes a whole free block if the rest is too small to be useful.
+    /// `rounded` is the rounded request.
     pub(super) fn block_size(&self, addr: i64, rounded: i64, max_split: i64) -> i64 {
         let Some(segment) = self.around(addr).filter(|_| keeps_rest(rounded)) else { return rounded };
         let room = self.room(addr, segment);
@@ -102,7 +102,8 @@ impl Memory {
     }
 }
 
-/// Returns true if a block of this size may keep the rest of a free one. In the small pool every rest is of use.
+/// Returns true if a block of this size may keep the rest of a free block. In the small pool, every rest is
+/// useful.
 fn keeps_rest(rounded: i64) -> bool {
     rounded > SMALL_SIZE as i64
 }
@@ -111,7 +112,7 @@ fn keeps_rest(rounded: i64) -> bool {
 pub(super) fn beginning(model: &Model, device: i32, rounding: Rounding) -> Beginning {
     let mut memory = Memory::at_end(model, device);
     let mut result = Beginning::default();
-    // Blocks that the end does not have.
+    // Blocks that do not exist at the end, whose sizes are guessed.
     let mut guessed: Vec<i64> = Vec::new();
     let at_end: FxHashMap<i64, i64> = memory.blocks.iter().map(|(addr, held)| (*addr, held.bytes)).collect();
     let mut from_end: FxHashMap<i64, i64> = at_end;
@@ -160,7 +161,8 @@ pub(super) fn beginning(model: &Model, device: i32, rounding: Rounding) -> Begin
         let Some(segment) = memory.around(addr).filter(|found| !found.expandable && keeps_rest(bytes)) else {
             continue;
         };
-        // Every block of the large pool is larger than 1 MiB: a smaller rest belongs to the block before it.
+        // Every block of the large pool is larger than 1 MiB, so a smaller rest belongs to the block before
+        // it.
         let rest = memory.room(addr + bytes, segment);
         if rest > SMALL_SIZE as i64 {
             result.uncertain += 1;

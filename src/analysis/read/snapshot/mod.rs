@@ -1,8 +1,8 @@
 //! Reads the file of `torch.cuda.memory._dump_snapshot()` as a trace.
 //!
-//! The file is parsed once and kept in compact form; its rows are made from that form each time they are read, by a
-//! thread that is a few chunks ahead of the reader. So every command takes a snapshot through the one scanner and the
-//! one replay that it has for traces.
+//! The file is parsed once and kept in compact form. A thread makes the rows from this form each time they
+//! are read, and stays a few chunks ahead of the reader. So every command reads a snapshot with the same
+//! scanner and replay as a trace.
 
 mod history;
 mod model;
@@ -30,7 +30,7 @@ use model::Model;
 
 /// The number of chunks of rows that may wait for the reader.
 const AHEAD: usize = 4;
-/// The snapshots that are kept, as long as they have no more events than this in all. The newest one is always kept.
+/// The maximum number of events of all cached snapshots together. The newest snapshot is always kept.
 const MOST_EVENTS: usize = 4 << 20;
 
 /// A snapshot.
@@ -43,7 +43,7 @@ struct Snapshot {
     beginnings: Vec<(i32, Beginning)>,
 }
 
-/// A file by device, inode, size and time of the last change in seconds and nanoseconds.
+/// Identifies a file: device, inode, size, and the time of the last change in seconds and nanoseconds.
 type Key = (u64, u64, u64, i64, i64);
 
 static KEPT: Mutex<Vec<(Key, Arc<Snapshot>)>> = Mutex::new(Vec::new());
@@ -53,7 +53,7 @@ pub(super) fn is_pickle(start: &[u8]) -> bool {
     matches!(start, [0x80, 2..=5, ..])
 }
 
-/// The rows of a snapshot, in CSV.
+/// Returns the rows of a snapshot, in CSV.
 ///
 /// # Errors
 /// When the file cannot be read or is not a snapshot.
@@ -61,13 +61,13 @@ pub(super) fn rows(file: File, path: &Path) -> io::Result<impl Read + Send + use
     let snapshot = snapshot(file, path)?;
     let (sender, receiver) = sync_channel(AHEAD);
     std::thread::Builder::new().name("snapshot".to_owned()).spawn(move || {
-        // It fails only when the reader has stopped.
+        // Writing fails only if the reader has stopped.
         let _ = rows::write(&snapshot, Chunks(sender));
     })?;
     Ok(RowReader { receiver, chunk: Cursor::default() })
 }
 
-/// The stacks of a snapshot, in the form of a `.stacks` file; `None` if the file is not a snapshot.
+/// Returns the stacks of a snapshot, in the form of a `.stacks` file; `None` if the file is not a snapshot.
 pub(crate) fn stacks(path: &Path) -> Option<impl Read + use<>> {
     let file = super::source::open_file(path).ok()?;
     let mut start = [0; 2];
@@ -76,7 +76,7 @@ pub(crate) fn stacks(path: &Path) -> Option<impl Read + use<>> {
     snapshot.model.owners.stacks_file().ok().map(Cursor::new)
 }
 
-/// Returns true if a file in a folder is taken for a snapshot: `*.pickle` and `*.pkl`.
+/// Returns true if a file in a folder counts as a snapshot by its name: `*.pickle` or `*.pkl`.
 pub(super) fn is_snapshot_name(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "pickle" || extension == "pkl")
 }
@@ -133,7 +133,8 @@ impl Snapshot {
     }
 }
 
-/// The rank in a name such as `rank3.pickle` or `snapshot_rank_3.pickle`: the number after the last `rank`, else 0.
+/// Returns the rank in a name such as `rank3.pickle` or `snapshot_rank_3.pickle`: the number after the last
+/// `rank`, else 0.
 fn rank_of(path: &Path) -> i32 {
     let name = path.file_name().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
     let Some((_, after)) = name.rsplit_once("rank") else { return 0 };
@@ -142,7 +143,7 @@ fn rank_of(path: &Path) -> i32 {
     after[..digits].parse().unwrap_or(0)
 }
 
-/// Notes on what the file lacks, and how to record it.
+/// Returns notes on the information that the file lacks, and how to record it.
 fn notes(model: &Model, beginnings: &[(i32, Beginning)]) -> Vec<String> {
     let events = model.event_count();
     let mut notes = Vec::new();
@@ -205,7 +206,7 @@ impl Write for Chunks {
     }
 }
 
-/// Reads the rows that a thread makes.
+/// A reader of the rows that another thread makes.
 struct RowReader {
     receiver: Receiver<Vec<u8>>,
     chunk: Cursor<Vec<u8>>,

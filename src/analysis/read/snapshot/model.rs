@@ -1,4 +1,4 @@
-//! What a memory snapshot holds: segments with blocks, events, and the owners that its frames name.
+//! The content of a memory snapshot: segments with blocks, events, and the owners that its frames name.
 
 use std::io::{BufReader, Read};
 use std::ops::Range;
@@ -30,7 +30,7 @@ pub(super) struct Model {
 pub(super) struct Settings {
     /// The text of `PYTORCH_CUDA_ALLOC_CONF`.
     pub(super) conf: String,
-    /// The bytes from which on a block is not split; 0 for no limit.
+    /// Blocks of at least this many bytes are not split; 0 for no limit.
     pub(super) max_split: i64,
 }
 
@@ -74,7 +74,7 @@ pub(super) enum State {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Event {
     pub(super) action: Action,
-    /// The address; of an OOM the free memory of the device.
+    /// The address; for an OOM, the free memory of the device.
     pub(super) addr: i64,
     pub(super) bytes: i64,
     pub(super) stream: i64,
@@ -97,7 +97,7 @@ pub(super) enum Action {
 }
 
 impl Segment {
-    /// The address of its end.
+    /// Returns the address of its end.
     pub(super) fn end(&self) -> i64 {
         self.addr.saturating_add(self.bytes)
     }
@@ -150,7 +150,7 @@ impl Model {
         Ok(Model { segments, events, by_device, owners, settings, step_ends })
     }
 
-    /// The ordinals of the devices that the file has segments or events of.
+    /// Returns the ordinals of the devices for which the file has segments or events.
     pub(super) fn devices(&self) -> Vec<i32> {
         let with_events = self.by_device.iter().enumerate().filter(|(_, events)| !events.is_empty());
         let mut devices: Vec<i32> = with_events.map(|(device, _)| device as i32).collect();
@@ -160,24 +160,24 @@ impl Model {
         devices
     }
 
-    /// The events of a device, oldest first.
+    /// Returns the events of a device, oldest first.
     pub(super) fn events(&self, device: i32) -> &[Event] {
         let range = self.by_device.get(device as usize).cloned().unwrap_or_default();
         &self.events[range.start as usize..range.end as usize]
     }
 
-    /// The number of events of all devices.
+    /// Returns the number of events of all devices.
     pub(super) fn event_count(&self) -> usize {
         self.events.len()
     }
 
-    /// The segments of a device by address.
+    /// Returns the segments of a device by address.
     pub(super) fn segments(&self, device: i32) -> impl Iterator<Item = &Segment> {
         self.segments.iter().filter(move |segment| segment.device == device)
     }
 }
 
-/// The times at which a step ended, in order. Of several optimizers the first one counts.
+/// Returns the times at which a step ended, in order. If there are several optimizers, only the first counts.
 fn step_ends(annotations: &[Value], values: &Values) -> Vec<i64> {
     let text = |annotation, key| values.get(annotation, key).and_then(|value| values.text(value));
     let is_end = |annotation: &&Value| {
@@ -199,7 +199,7 @@ fn step_ends(annotations: &[Value], values: &Values) -> Vec<i64> {
 
 macro_rules! keys {
     ($($key:ident = $text:literal),+ $(,)?) => {
-        /// The keys of the dicts of a snapshot that count.
+        /// The dict keys of a snapshot that are read.
         #[derive(Clone, Copy)]
         enum Key { $($key),+ }
 
@@ -238,7 +238,7 @@ impl Fields {
         self.0[key as usize]
     }
 
-    /// The number of a key, within 0 and `most`.
+    /// Returns the number of a key, which must be between 0 and `most`.
     fn number(&self, key: Key, most: u64) -> Result<i64, String> {
         self.number_or(key, most, None)
     }
@@ -257,7 +257,8 @@ impl Fields {
 
 #[derive(Default)]
 struct Folder {
-    /// The key of each text of the pickle, as far as it was looked up: its index in [`KEYS`], or more.
+    /// The key of each text of the pickle that was looked up so far: its index in [`KEYS`], or a larger
+    /// number if it is not a key.
     keys: Vec<u8>,
     segments: Vec<Option<Segment>>,
     blocks: Vec<Block>,
@@ -397,14 +398,14 @@ impl Folder {
             == fields.number_or(Key::AllocatedSize, MAX_BYTES, Some(allocated))?
             && active == fields.number_or(Key::ActiveSize, MAX_BYTES, Some(active))?;
         self.segments.push(Some(segment));
-        // The blocks of a segment come right before it.
+        // The blocks of a segment directly precede it.
         self.blocks.clear();
         Ok(self.segments.len() as u32 - 1)
     }
 }
 
 impl Folder {
-    /// The number of a private pool, by first use; 0 for the default pool, whose id is (0, 0).
+    /// Returns the number of a private pool, by first use; 0 for the default pool, whose id is (0, 0).
     fn pool(&mut self, fields: &Fields, values: &Values) -> i64 {
         let list = fields.get(Key::PoolId).and_then(|id| values.list(id)).unwrap_or_default();
         let [Value::Int(first), Value::Int(second)] = *list else { return 0 };

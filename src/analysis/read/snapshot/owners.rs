@@ -1,18 +1,18 @@
-//! Who a stack names: the line of Python, the op, and the phase.
+//! The owner that a call stack names: the line of Python, the op, and the phase.
 
 use std::io;
 
 use memtrace_trace::stacks::{FrameKind, Stack, StackWriter};
 use rustc_hash::FxHashMap;
 
-/// The index of a stack; 0 for none.
+/// The index of a stack; 0 for no stack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct StackId(pub(super) u32);
 
 /// The owner that a stack names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Owner {
-    /// The frame with the op; 0 for none.
+    /// The frame with the op; 0 for no op.
     pub(super) op: u32,
     pub(super) phase: Option<Phase>,
     /// The `stack_id` of its rows.
@@ -37,11 +37,11 @@ impl Phase {
     }
 }
 
-/// A frame, as far as an owner needs it.
+/// The data of a frame that an owner needs.
 #[derive(Clone, Debug, Default)]
 struct KnownFrame {
     text: Box<str>,
-    /// `None` for a frame that only names a phase, or nothing.
+    /// `None` for a frame that names a phase at most.
     kind: Option<FrameKind>,
     phase: Option<Phase>,
 }
@@ -52,12 +52,12 @@ pub(super) struct Owners {
     frames: Vec<KnownFrame>,
     by_text: FxHashMap<(FrameKind, Box<str>), u32>,
     stacks: Vec<Owner>,
-    /// The stacks of rows: the stack around each, and its innermost frame.
+    /// The stacks of the rows, each as its parent stack and its innermost frame.
     nodes: Vec<(u32, u32)>,
     by_node: FxHashMap<(u32, u32), u32>,
 }
 
-/// The frames that name a phase and nothing else, by phase. Number 0 names nothing.
+/// The first frames, which name only a phase. Frame 0 names nothing.
 const PLAIN: [Option<Phase>; 4] = [None, Some(Phase::Forward), Some(Phase::Backward), Some(Phase::Optimizer)];
 
 impl Default for Owners {
@@ -111,12 +111,12 @@ impl Owners {
         StackId(self.stacks.len() as u32 - 1)
     }
 
-    /// The owner that a stack names.
+    /// Returns the owner that a stack names.
     pub(super) fn owner(&self, stack: StackId) -> Owner {
         self.stacks.get(stack.0 as usize).copied().unwrap_or_default()
     }
 
-    /// The op of an owner.
+    /// Returns the op of an owner.
     pub(super) fn op(&self, owner: Owner) -> Option<&str> {
         (owner.op != 0).then(|| &*self.frames[owner.op as usize].text)
     }
@@ -136,7 +136,7 @@ impl Owners {
         stack == StackId::default()
     }
 
-    /// The `.stacks` file of the rows.
+    /// Returns the content of the `.stacks` file for the rows.
     pub(super) fn stacks_file(&self) -> io::Result<Vec<u8>> {
         let mut file = Vec::new();
         let mut writer = StackWriter::new(&mut file)?;
@@ -151,7 +151,7 @@ impl Owners {
     }
 }
 
-/// The ends of names such as `empty_memory_format`: the overload, which the name of an op does not have.
+/// The suffixes of names such as `empty_memory_format`: the overload, which is not part of an op's name.
 const OVERLOADS: [&str; 12] = [
     "_memory_format",
     "_dim_IntList",
@@ -167,7 +167,7 @@ const OVERLOADS: [&str; 12] = [
     "_out",
 ];
 
-/// The op of a C++ frame such as `at::_ops::mm::call(...)`.
+/// Returns the op of a C++ frame such as `at::_ops::mm::call(...)`.
 fn op_of(name: &str) -> Option<&str> {
     let (op, rest) = name.strip_prefix("at::_ops::")?.split_once("::")?;
     let runs = rest.starts_with("call(") || rest.starts_with("redispatch(");

@@ -1,8 +1,9 @@
-//! A reader of the few pickle opcodes that a memory snapshot has.
+//! A reader for the few pickle opcodes that a memory snapshot uses.
 //!
-//! The pickle is parsed, never executed: an opcode that could import or call something ends the reading. Each dict goes
-//! to a [`Fold`] when it is complete, which takes what it knows and drops the rest. No crate reads a pickle as a
-//! stream: the ones that exist build the whole tree, which takes many times the memory of its events.
+//! The pickle is parsed, never executed: an opcode that could import or call something ends the reading. Each
+//! complete dict is passed to a [`Fold`], which keeps the fields that it knows and drops the rest. No
+//! existing crate reads a pickle as a stream: they build the whole tree, which takes many times the memory of
+//! its events.
 
 use std::io::{self, BufRead, Read};
 use std::ops::Range;
@@ -10,9 +11,9 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-/// The maximum number of open containers, one inside another. A snapshot has six.
+/// The maximum nesting depth of open containers. A snapshot needs six.
 const DEEPEST: usize = 64;
-/// The maximum number of values that wait for their container. Python hands over at most 1,000 at a time.
+/// The maximum number of values that wait for their container. Python adds at most 1,000 at a time.
 const MOST_WAITING: usize = 1 << 16;
 /// The maximum number of keys of a dict that a fold takes. An event has ten.
 const MOST_KEYS: usize = 64;
@@ -21,7 +22,7 @@ const LONGEST_TEXT: u64 = 1 << 20;
 /// The maximum memory of all different texts.
 const MOST_TEXT: usize = 96 << 20;
 
-/// The maximum number of dicts and lists that no fold has taken. A snapshot has one for each segment, and few more.
+/// The maximum number of dicts and lists that no fold takes. A snapshot has one per segment, and a few more.
 const MOST_NODES: usize = 1 << 21;
 
 /// A value of the pickle.
@@ -61,7 +62,7 @@ struct Slot {
     memo: Option<u32>,
 }
 
-/// The dicts and lists of a snapshot that are known.
+/// The known kinds of dicts and lists in a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Folded {
     Frame,
@@ -73,7 +74,7 @@ pub(super) enum Folded {
 
 /// Takes complete dicts.
 pub(super) trait Fold {
-    /// Takes a dict; `None` if it is of no known kind, so it is kept.
+    /// Takes a dict. Returns `None` if its kind is unknown: then the dict is kept.
     fn fold(&mut self, dict: &[(u32, Value)], values: &mut Values) -> Result<Option<(Folded, u32)>, String>;
 }
 
@@ -93,7 +94,7 @@ impl Values {
         if let Some(index) = self.by_text.get(text) {
             return Ok(*index);
         }
-        // The size of an entry beside its text.
+        // The size of an entry, in addition to its text.
         const ENTRY: usize = 64;
         self.text_bytes += text.len() + ENTRY;
         if self.text_bytes > MOST_TEXT {
@@ -106,7 +107,7 @@ impl Values {
         Ok(index)
     }
 
-    /// The text of a value, if it is one.
+    /// Returns the text of a value, if it is one.
     pub(super) fn text(&self, value: Value) -> Option<&str> {
         match value {
             Value::Ref(Ref::Text(index)) => self.texts.get(index as usize).map(|text| &**text),
@@ -114,7 +115,7 @@ impl Values {
         }
     }
 
-    /// The list or tuple of a value, if it is one.
+    /// Returns the list or tuple of a value, if it is one.
     pub(super) fn list(&self, value: Value) -> Option<&[Value]> {
         match self.node(value)? {
             Node::List(list) => Some(list),
@@ -122,7 +123,7 @@ impl Values {
         }
     }
 
-    /// The numbers of the events in a list of consecutive events.
+    /// Returns the numbers of the events in a list of consecutive events.
     pub(super) fn events(&self, value: Value) -> Option<Range<u32>> {
         match self.node(value)? {
             Node::Events(events) => Some(events.clone()),
@@ -131,7 +132,7 @@ impl Values {
         }
     }
 
-    /// The number that a fold gave to a value, if it is of this kind.
+    /// Returns the number that a fold gave to a value, if it is of this kind.
     pub(super) fn folded(value: Value, kind: Folded) -> Option<u32> {
         match value {
             Value::Ref(Ref::Folded(found, number)) if found == kind => Some(number),
@@ -139,7 +140,7 @@ impl Values {
         }
     }
 
-    /// The value of a key of a dict that no fold took.
+    /// Returns the value of a key of a dict that no fold took.
     pub(super) fn get(&self, dict: Value, key: &str) -> Option<Value> {
         let Node::Dict(items) = self.node(dict)? else { return None };
         items.iter().find(|(name, _)| &*self.texts[*name as usize] == key).map(|(_, value)| *value)
@@ -208,7 +209,7 @@ impl Values {
         let next = self.memo.len();
         match self.memo.get_mut(index) {
             Some(place) => *place = entry,
-            // Each value that is memoized takes an opcode of its own.
+            // A memoized value takes at least two opcodes: one to make it and one to memoize it.
             None if index == next && index as u64 <= read / 2 => self.memo.push(entry),
             None => return Err(format!("its memo jumps to entry {index}")),
         }
@@ -216,7 +217,7 @@ impl Values {
     }
 }
 
-/// Reads a pickle to its end. Returns its value, and what it refers to.
+/// Reads a pickle to its end. Returns its value and the containers and texts that the value refers to.
 pub(super) fn read(source: impl BufRead, fold: &mut impl Fold) -> Result<(Value, Values), String> {
     let mut reader = Reader {
         source,
@@ -301,7 +302,7 @@ impl<R: BufRead> Reader<R> {
         self.push(node)
     }
 
-    /// The value below the place `from` of the stack.
+    /// Returns the value directly below index `from` of the stack.
     fn below(&self, from: usize) -> Option<Value> {
         self.stack.get(from.checked_sub(1)?).copied()
     }
@@ -345,12 +346,12 @@ impl<R: BufRead> Reader<R> {
         Ok(())
     }
 
-    /// Takes one opcode. Returns the value of the pickle at its end.
+    /// Executes one opcode. Returns the value of the pickle at the end of the pickle.
     fn step(&mut self, fold: &mut impl Fold) -> Result<Option<Value>, String> {
         let [opcode] = self.bytes()?;
         self.read += 1;
         match opcode {
-            // PROTO, FRAME
+            // The opcodes PROTO and FRAME.
             0x80 => drop(self.bytes::<1>()?),
             0x95 => drop(self.bytes::<8>()?),
             b'.' => {
@@ -480,7 +481,7 @@ fn ended(error: &io::Error) -> String {
     if error.kind() == io::ErrorKind::UnexpectedEof { CUT_OFF.to_owned() } else { error.to_string() }
 }
 
-/// The message for an opcode that a snapshot does not have.
+/// Returns the message for an opcode that a snapshot does not have.
 fn refused(opcode: u8) -> String {
     let name = match opcode {
         b'c' => "GLOBAL",

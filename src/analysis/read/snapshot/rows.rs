@@ -1,4 +1,4 @@
-//! A snapshot as the rows of a trace.
+//! Converts a snapshot into the rows of a trace.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -21,16 +21,16 @@ const SOURCE: &str = "libc10_cuda.so";
 /// `cudaErrorMemoryAllocation`.
 const OUT_OF_MEMORY: i32 = 2;
 const ALLOCATOR: &str = "caching_allocator";
-/// The `name` of the rows that list what was there when the history begins.
+/// The `name` of the rows that list the memory that exists when the history begins.
 const LIVE: &str = "live";
 
-/// The reason of the row `lost`.
+/// The reason in the `lost` row.
 const MISSING: &str = "the history of the snapshot has gaps: it contradicts itself or the blocks at its end";
 
 /// Writes the rows.
 ///
 /// # Errors
-/// The sink's.
+/// When the sink fails.
 pub(super) fn write(snapshot: &Snapshot, sink: impl Write) -> io::Result<()> {
     let mut rows = Rows {
         writer: RowWriter::new(sink),
@@ -91,15 +91,15 @@ pub(super) fn write(snapshot: &Snapshot, sink: impl Write) -> io::Result<()> {
     rows.writer.flush()
 }
 
-/// The numbers of the rows that allocated what is there, by address.
+/// The `seq` of the rows that allocated the current memory, by address.
 #[derive(Default)]
 struct Ids {
     reserved: BTreeMap<i64, i64>,
-    /// With the step of the row.
+    /// With the step of the row that allocated the block.
     blocks: FxHashMap<i64, (i64, i64)>,
 }
 
-/// A device, as far as its history was written.
+/// The state of a device after the events written so far.
 struct Device<'a> {
     ordinal: i32,
     events: &'a [Event],
@@ -112,7 +112,7 @@ struct Device<'a> {
 }
 
 impl Device<'_> {
-    /// The time of the next event.
+    /// Returns the time of the next event.
     fn time(&self) -> Option<i64> {
         self.events.get(self.next).map(|event| event.time_us)
     }
@@ -137,7 +137,7 @@ impl<W: Write> Rows<'_, W> {
         self.writer.write(&Row { seq: self.seq, ts_ns: self.ts_ns, rank, alloc_id, ..row })
     }
 
-    /// A row about memory of a device, with its totals and the owner that a stack names.
+    /// Returns a row about memory of a device, with its totals and the owner that a stack names.
     fn row(&self, at: &Device<'_>, event: EventName, stack: StackId) -> Row<'static> {
         Row {
             device: at.ordinal,
@@ -229,7 +229,7 @@ impl<W: Write> Rows<'_, W> {
         if held.pending { self.free(at, addr, true) } else { Ok(()) }
     }
 
-    /// Frees a block, or completes its free. `pending`: a stream still uses it.
+    /// Frees a block, or completes its free. With `pending`, a stream still uses the block.
     fn free(&mut self, at: &mut Device<'_>, addr: i64, pending: bool) -> io::Result<()> {
         let Some(held) = at.memory.blocks.get(&addr).copied() else {
             self.anomalies.unmatched_frees += 1;
@@ -346,7 +346,7 @@ impl<W: Write> Rows<'_, W> {
         for addr in extra {
             self.free(at, addr, false)?;
         }
-        // Mapped ranges may be divided in another way.
+        // The file may divide the mapped ranges in another way.
         let covers = |from: &Memory, addr: i64, end: i64| {
             let mut at = addr;
             while at < end {
@@ -388,8 +388,8 @@ fn extent(at: &Device<'_>, kind: MemoryKind, bytes: i64) -> Extent {
 }
 
 impl Snapshot {
-    /// The phase that a stack names. Where stacks were recorded, memory without one is of a thread without Python, which
-    /// is autograd's.
+    /// Returns the phase that a stack names. If stacks were recorded, memory without one was allocated by a
+    /// thread without Python: one of autograd's threads.
     fn phase(&self, stack: StackId) -> Option<Phase> {
         if Owners::is_empty(stack) && self.model.owners.has_lines() {
             return Some(Phase::Backward);

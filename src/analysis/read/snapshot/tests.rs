@@ -1,4 +1,4 @@
-//! Snapshots that are small, wrong and hostile.
+//! Tests with small, wrong and hostile snapshots.
 
 use std::path::Path;
 
@@ -27,7 +27,7 @@ fn dict(fields: &Fields) -> Pickled {
     [b"}(".to_vec(), items.collect::<Vec<_>>().concat(), b"u".to_vec()].concat()
 }
 
-/// The same fields, with another value of one.
+/// Returns `fields` with the value of `key` replaced.
 fn with(mut fields: Fields, key: &'static str, value: Pickled) -> Fields {
     fields.retain(|(name, _)| *name != key);
     fields.push((key, value));
@@ -83,7 +83,7 @@ fn whole(body: &[u8]) -> Vec<u8> {
     [&[0x80, 4], body, b"."].concat()
 }
 
-/// The rows of a snapshot, without their header, as columns.
+/// Returns the rows of a snapshot, without their header, as columns.
 fn rows_of(file: &[u8]) -> Result<Vec<Vec<String>>, String> {
     let model = Model::read(file)?;
     let snapshot = Snapshot::new(model, Path::new("x.pickle"));
@@ -93,7 +93,8 @@ fn rows_of(file: &[u8]) -> Result<Vec<Vec<String>>, String> {
     Ok(reader.records().map(|row| row.unwrap().iter().map(str::to_owned).collect()).collect())
 }
 
-/// Event, address, delta, allocated, active and reserved bytes of the rows about memory.
+/// Returns the event, the address, and the delta, allocated, active and reserved bytes of each row about
+/// memory.
 fn memory(file: &[u8]) -> Vec<String> {
     let row = |row: &Vec<String>| [6, 11, 14, 15, 16, 17].map(|column| row[column].clone()).join(" ");
     let rows = rows_of(file).unwrap();
@@ -157,7 +158,7 @@ fn a_history_that_begins_in_the_middle_opens_with_what_was_there() {
     assert_eq!(memory(&file(&[segment(4096, 2 * MIB, &blocks)], &events)), expected);
 }
 
-/// A block of the large pool keeps a rest of at most 1 MiB.
+/// In the large pool, a block keeps a rest of at most 1 MiB.
 #[test]
 fn a_block_that_is_not_split_has_the_size_of_the_free_block() {
     let events = [
@@ -301,7 +302,7 @@ fn a_segment_whose_sums_are_not_those_of_its_blocks_is_noted() {
 
 #[test]
 fn values_that_are_listed_twice_are_refused() {
-    // Each is kept in entry 0 of the memo, and listed again.
+    // Each value is kept in entry 0 of the memo, and listed again.
     let again = |one: &Fields| {
         [b"](".to_vec(), b"}\x94(".to_vec(), dict(one)[2..].to_vec(), b"h\0e".to_vec()].concat()
     };

@@ -1,34 +1,37 @@
-//! What growth comes to if it goes on.
+//! A forecast of growth: its result if it continues.
 
 use super::{FEWEST_SLICES, FLAT, Part};
 use crate::state::fitted_line::fit;
 use crate::state::levels::Level;
 
-/// One rise with at least this share of the growth is a jump.
+/// A single rise with at least this share of the growth is a jump.
 const JUMP: f64 = 0.8;
-/// Memory has settled when the last quarter of the steps has less than this share of the growth, and slows down below the
-/// other: at an even rate it has 0.25.
+/// Memory has settled if the last quarter of the steps has less than this share of the growth. At an even
+/// rate, it has 0.25.
 const SETTLED: f64 = 0.04;
+/// Growth slows down if the last quarter of the steps has less than this share of it.
 const SLOWING: f64 = 0.15;
 
-/// What the growth comes to if it goes on.
+/// The result of the growth if it continues.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Forecast {
     /// Nearly all of the growth came in one jump, at the level with this index.
     Jumped { at: usize },
     /// The last quarter of the steps hardly grew.
     Settled,
-    /// The last quarter grew less than the others. The level at which it settles if it goes on slowing down as in the last
-    /// half, in bytes; `None` if that half does not slow down evenly.
+    /// The last quarter grew less than the others. `level` is the level in bytes at which memory settles if
+    /// it continues to slow down as in the last half; `None` if that half does not slow down evenly.
     Slowing { level: Option<i64> },
-    /// What is kept grows by so many bytes a step inside memory that is cached so far; nvidia-smi shows it from that step on.
+    /// Kept memory grows by `rate` bytes per step, but still fits into the cached memory. From step `until`
+    /// on, nvidia-smi shows the growth.
     WithinCache { rate: f64, until: i64 },
     /// Memory grows by `rate` bytes per step (or second), and the card is full at step `full_at`.
     Grows { rate: f64, full_at: Option<i64> },
 }
 
 impl Forecast {
-    /// The growth of what is kept that the memory in use does not show, because it fills what is cached.
+    /// Returns the growth of kept memory that the memory in use does not show, because it fills cached
+    /// memory.
     pub(super) fn within_cache(
         levels: &[Level],
         all: &[[i64; 4]],
@@ -41,7 +44,8 @@ impl Forecast {
         if by_time || kept < FLAT.0.max(last.used() / FLAT.1) {
             return None;
         }
-        // Larger steps took memory in use at once, and what is kept fills it since; or it fills what was cached.
+        // Either larger steps took the memory at once and kept memory has filled it since, or kept memory
+        // fills the cache.
         let quarter = all.len() - 1 - (all.len() - 1 - from) / 4;
         let latest = end[Part::Kept as usize] - all[quarter][Part::Kept as usize];
         let shown = last.used() - first.used();
@@ -61,7 +65,7 @@ impl Forecast {
         })
     }
 
-    /// What the levels come to if they go on.
+    /// Returns the forecast for the levels if they continue.
     pub(super) fn of(levels: &[Level], from: usize, capacity: i64, by_time: bool) -> Forecast {
         let end = levels.len() - 1;
         let used = |at: usize| levels[at].used() as f64;
@@ -79,7 +83,7 @@ impl Forecast {
         }
         let before = used(quarter) - used(end - (end - from) / 2);
         let slowing = Forecast::Slowing {
-            // Each quarter adds the same share of the one before.
+            // If each quarter adds the same fraction of the quarter before, the sum converges to this level.
             level: (latest < before).then(|| (used(end) + latest * latest / (before - latest)) as i64),
         };
         if latest < SLOWING * more {
@@ -103,7 +107,7 @@ mod tests {
 
     const MIB: i64 = 1 << 20;
 
-    /// Levels in MiB: allocated at the end of a step, the most within it, reserved, outside.
+    /// Converts levels in MiB: allocated at the end of a step, peak within it, reserved, outside.
     fn levels(all: &[[i64; 4]]) -> Vec<Level> {
         let level = |(step, [allocated, peak, reserved, outside]): (usize, &[i64; 4])| Level {
             step: step as i64,
@@ -160,7 +164,7 @@ mod tests {
         let settled: Vec<i64> = (0..20).map(|step| 100 + 20 * step.min(8)).collect();
         assert_eq!(of(&settled), Forecast::Settled);
         let slower: Vec<i64> = (0..20).map(|step| 100 + 20 * step.min(10) + 5 * (step - 10).max(0)).collect();
-        // 45 in the last quarter, as much in the one before: no level.
+        // The last quarter adds 45, as much as the quarter before, so there is no level.
         assert!(matches!(of(&slower), Forecast::Slowing { .. }), "{:?}", of(&slower));
         let halves: Vec<i64> = (0..=16).map(|step: i64| 900 - (800 >> (step / 2))).collect();
         let Forecast::Slowing { level } = of(&halves) else { panic!("{:?}", of(&halves)) };

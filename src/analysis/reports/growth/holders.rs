@@ -1,4 +1,4 @@
-//! Who holds cached memory and memory outside PyTorch when the last step begins.
+//! The holders of cached memory and of memory outside PyTorch when the last step begins.
 
 use std::collections::BTreeMap;
 
@@ -16,22 +16,23 @@ use crate::state::replay_trace::Replayed;
 /// The place of free memory in the allocator's segments, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct FreePlaces {
-    /// All of it.
+    /// All free memory.
     pub(super) all: i64,
-    /// In the private pools of CUDA graphs, and the number of these pools.
+    /// The free memory in the private pools of CUDA graphs, and the number of these pools.
     pub(super) graphs: (i64, usize),
-    /// In other private pools, and their number.
+    /// The free memory in other private pools, and the number of these pools.
     pub(super) pools: (i64, usize),
-    /// In segments of streams other than the one with most, and the number of these streams.
+    /// The free memory in segments of all streams except the one with the most, and the number of these
+    /// streams.
     pub(super) streams: (i64, usize),
 }
 
-/// Follows the segments and the calls outside PyTorch, up to the last step.
+/// Tracks the segments and the calls outside PyTorch, up to the last step.
 #[derive(Default)]
 pub(crate) struct Holders {
     layout: Layout,
     graph_pools: FxHashSet<i64>,
-    /// By `alloc_id` of memory outside PyTorch: the library that took it, and what for.
+    /// The library that took memory outside PyTorch, and its purpose, by `alloc_id`.
     callers: FxHashMap<i64, (Symbol, Symbol)>,
 }
 
@@ -39,7 +40,7 @@ impl Holders {
     /// The columns of [`Holders::feed`].
     pub(crate) const COLUMNS: Columns = layout::COLUMNS.and(Columns::of(&["source", "name"]));
 
-    /// Takes a row, after the replay took it.
+    /// Takes a row that the replay has already taken.
     pub(crate) fn feed(&mut self, row: &Record, replay: &Replay) {
         self.layout.feed(row);
         match row.event {
@@ -56,7 +57,7 @@ impl Holders {
         }
     }
 
-    /// Where the free memory of a device is.
+    /// Returns the places of the free memory of a device.
     pub(super) fn free_places(&self, replayed: &Replayed, ordinal: i32) -> FreePlaces {
         let mut places = FreePlaces::default();
         let mut by_stream: BTreeMap<i64, (i64, i64)> = BTreeMap::new();
@@ -83,10 +84,10 @@ impl Holders {
         places
     }
 
-    /// The memory outside PyTorch that was taken after `since`, by library.
+    /// Returns the memory outside PyTorch that was taken after `since`, by library.
     pub(super) fn new_libraries(&self, replayed: &Replayed, ordinal: i32, since: i64) -> Vec<Change> {
         let symbols = &replayed.symbols;
-        // By library: bytes, steps, and what it works for.
+        // For each library: bytes, steps, and the purposes.
         let mut found: BTreeMap<String, (i64, Vec<i64>, FxHashSet<Symbol>)> = BTreeMap::new();
         let here = replayed.replay.live().values().filter(|block| {
             block.kind == MemoryKind::External && block.device == ordinal && block.owner.step > since

@@ -1,9 +1,10 @@
-//! Why memory in use grows: the growth of what nvidia-smi shows, split into four parts that sum to it.
+//! The growth of the memory in use, as nvidia-smi shows it, split into four parts that sum to it.
 //!
-//! Memory in use is what torch's allocator reserves and what is outside of it. Of the reserved memory, *kept* is what is
-//! live at the end of a step, *larger steps* is what the largest step so far needed beyond that, and *cached* is the rest,
-//! which no step has needed at once. Where `empty_cache` gave memory back, a step so far cannot have needed more than what
-//! is left. Each part is the difference between two levels; see [`crate::state::levels`].
+//! Memory in use is the memory that torch's allocator reserves, and the memory outside of it. The reserved
+//! memory has three parts. *Kept* is live at the end of a step. *Larger steps* is the memory that the largest
+//! step so far needed in addition. *Cached* is the rest, which no single step has needed. If `empty_cache`
+//! freed memory, no step so far can have needed more than the remaining memory. The growth of a part is the
+//! difference between two levels; see [`crate::state::levels`].
 
 mod forecast;
 mod holders;
@@ -37,17 +38,17 @@ use crate::state::module_layers::Layers;
 use crate::state::replay::{MemoryKind, Metric};
 use crate::state::replay_trace::{Replayed, replay_trace};
 
-/// Growth needs this many finished steps, or slices of time.
+/// Growth is computed from at least this many finished steps, or from [`FEWEST_SLICES`] slices of time.
 pub(super) const FEWEST_STEPS: usize = 3;
 const FEWEST_SLICES: usize = 8;
 /// Growth of less than this many bytes, or of less than one part in this many of the memory in use, counts as
 /// flat.
 const FLAT: (i64, i64) = (2 << 20, 100);
-/// `summary` names a part that grew by more than this part of the memory in use, one in 20.
+/// `summary` names a part that grew by more than this fraction of the memory in use, one in 20.
 const WORTH_A_LINE: i64 = 20;
-/// The most levels in the JSON of a device.
+/// The maximum number of levels in the JSON of a device.
 const MOST_POINTS: usize = 200;
-/// The groups that are listed for a part.
+/// The number of groups that are listed for a part.
 const SHOWN: usize = 3;
 
 /// A part of the growth.
@@ -55,7 +56,7 @@ const SHOWN: usize = 3;
 pub(super) enum Part {
     /// Live at the ends of steps.
     Kept,
-    /// Needed within a step only, by the largest step so far.
+    /// Needed only within a step, by the largest step so far.
     LargerSteps,
     /// Reserved, and needed by no step.
     Cached,
@@ -94,7 +95,7 @@ impl Part {
     }
 }
 
-/// The parts of the memory in use at each level, in the order of [`Part::ALL`].
+/// Returns the parts of the memory in use at each level, in the order of [`Part::ALL`].
 fn parts_of(levels: &[Level]) -> Vec<[i64; 4]> {
     let mut highest = 0;
     levels
@@ -106,7 +107,7 @@ fn parts_of(levels: &[Level]) -> Vec<[i64; 4]> {
         .collect()
 }
 
-/// How the peaks of steps change.
+/// The way in which the peaks of steps change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Shape {
     Rising,
@@ -120,7 +121,7 @@ struct Change {
     what: String,
     before: i64,
     after: i64,
-    /// The steps that what is new comes from; 0 where that is not asked.
+    /// The number of steps in which the new memory was allocated; 0 if they were not counted.
     steps: usize,
 }
 
@@ -143,31 +144,32 @@ impl Change {
 /// The growth of the memory in use of one device.
 pub(super) struct Growth {
     ordinal: i32,
-    /// Slices of time in place of steps.
+    /// True if the levels are slices of time instead of steps.
     by_time: bool,
     levels: Vec<Level>,
     all: Vec<[i64; 4]>,
-    /// The index of the first level that counts: what comes before it fills caches.
+    /// The index of the first level that counts. Memory before it fills caches.
     from: usize,
-    /// The trace ends inside a step, at the last level.
+    /// True if the trace ends inside a step, at the last level.
     is_cut: bool,
     capacity: i64,
     forecast: Forecast,
     is_expandable: bool,
-    /// The number of different large sizes, and the number of those that occur in a single step.
+    /// The number of different large sizes, and the number of large sizes that occur in only one step.
     sizes: (usize, usize),
-    /// The ops with most of the latter, and how many of each.
+    /// The ops with most of the sizes that occur in only one step, and the number of these sizes per op.
     size_symbols: Vec<(Symbol, usize)>,
     size_ops: Vec<(String, usize)>,
-    /// Where the free memory of the allocator is.
+    /// The places of the allocator's free memory.
     free: FreePlaces,
-    /// What explains each part, where it was looked for; in the order of [`Part::ALL`].
+    /// The changes that explain each part, if they were searched for, in the order of [`Part::ALL`].
     changes: [Vec<Change>; 4],
 }
 
 impl Growth {
-    /// The growth of a device; `None` for a trace that is too short. It begins after the second step, or the first quarter of the
-    /// slices, for what comes before fills caches; with `is_chosen` after the first.
+    /// Returns the growth of a device, or `None` if the trace is too short. Growth is measured after the
+    /// second step (or the first quarter of the slices), because memory before that fills caches; with
+    /// `is_chosen`, after the first step.
     pub(super) fn new(device: &DeviceLevels, meta: &Meta, is_chosen: bool) -> Option<Growth> {
         let by_time = device.steps.is_empty() && device.unfinished.step < 0;
         let (found, fewest) =
@@ -177,8 +179,9 @@ impl Growth {
         }
         let mut levels = if by_time { device.slices().to_vec() } else { device.steps.clone() };
         let last = levels.last()?;
-        // A step that had more in use than the last finished one counts, up to that moment: it ran out of memory, or is a
-        // validation or a save after the last step. What it has live is its own need.
+        // An unfinished step counts up to its highest moment if it had more in use than the last finished
+        // step: it ran out of memory, or it is a validation or a save after the last step. Its live memory is
+        // the need of this step.
         let is_cut = !by_time && device.unfinished.used() > last.used();
         if is_cut {
             let allocated = last.allocated.min(device.unfinished.allocated);
@@ -218,7 +221,8 @@ impl Growth {
         })
     }
 
-    /// Names the ops of the sizes, with the symbols of the reading that the levels are from.
+    /// Sets the names of the ops with sizes of a single step. `symbols` must be from the reading that
+    /// produced the levels.
     pub(super) fn name_ops(&mut self, symbols: &SymbolTable) {
         let named = std::mem::take(&mut self.size_symbols).into_iter();
         let named = named.map(|(op, sizes)| (symbols.or_dash(op), sizes));
@@ -233,7 +237,7 @@ impl Growth {
         &self.levels[self.levels.len() - 1]
     }
 
-    /// The growth of a part, in bytes.
+    /// Returns the growth of a part, in bytes.
     pub(super) fn of(&self, part: Part) -> i64 {
         let at = part as usize;
         self.all[self.all.len() - 1][at] - self.all[self.from][at]
@@ -243,8 +247,8 @@ impl Growth {
         FLAT.0.max(self.last().used() / FLAT.1)
     }
 
-    /// The parts that grew, the most first. Where the memory in use is flat, what larger steps and the cache took was in use
-    /// before.
+    /// Returns the parts that grew, the largest growth first. If the memory in use is flat, the memory of
+    /// larger steps and of the cache was already in use, so these parts do not count.
     pub(super) fn growing(&self) -> Vec<Part> {
         let grew = self.last().used() - self.first().used() >= self.flat();
         let counts = |part: &Part| {
@@ -255,7 +259,7 @@ impl Growth {
         all
     }
 
-    /// The part that explains the growth of the memory in use; `None` when that is flat.
+    /// Returns the part that explains the growth of the memory in use, or `None` if no part grew.
     pub(super) fn cause(&self) -> Option<Part> {
         self.growing().first().copied()
     }
@@ -264,7 +268,7 @@ impl Growth {
         if self.by_time { duration(level.ts_ns) } else { format!("step {}", level.step) }
     }
 
-    /// One line for `summary`; `None` if no part grew by more than 5 % of the memory in use.
+    /// Returns one line for `summary`, or `None` if no part grew by more than 5% of the memory in use.
     fn short(&self, units: Unit) -> Option<String> {
         let part = self.cause()?;
         if self.of(part).saturating_mul(WORTH_A_LINE) < self.last().used() {
@@ -287,7 +291,7 @@ impl Growth {
         ))
     }
 
-    /// Looks for what explains the parts that grew. Reads the trace again for larger steps.
+    /// Finds the owners that explain the parts that grew. Reads the trace again for larger steps.
     ///
     /// # Errors
     /// When the trace cannot be read.
@@ -316,8 +320,8 @@ impl Growth {
         Ok(())
     }
 
-    /// What is live at the largest peak, by owner, compared with the largest peak up to the first level that
-    /// counts.
+    /// Returns the memory that is live at the highest peak, by owner, compared with the highest peak up to
+    /// the first level that counts.
     fn between_peaks(
         &self,
         trace: &TraceFile,
@@ -344,7 +348,8 @@ impl Growth {
         Ok(after.into_iter().map(change).collect())
     }
 
-    /// Two windows: of the highest peak up to the first level that counts, and of the highest peak after it.
+    /// Returns two windows: of the highest peak up to the first level that counts, and of the highest peak
+    /// after it.
     fn two_peaks(&self) -> (Window, Window) {
         let highest =
             |levels: &[Level]| levels.iter().copied().max_by_key(|level| level.peak).unwrap_or_default();
@@ -361,7 +366,7 @@ impl Growth {
         (window(before), window(after))
     }
 
-    /// What is live and was allocated after the first level that counts, by owner.
+    /// Returns the live memory that was allocated after the first level that counts, by owner.
     fn new_owners(&self, before_last: &Replayed) -> Vec<Change> {
         let layers = before_last.replay.classes.layers([], &before_last.symbols);
         let mut owners: BTreeMap<String, (i64, Vec<i64>)> = BTreeMap::new();
@@ -383,7 +388,7 @@ impl Growth {
         owners.into_iter().map(change).collect()
     }
 
-    /// How the peaks of the steps change.
+    /// Returns the way in which the peaks of the steps change.
     fn shape(&self) -> Shape {
         let counted = &self.levels[self.from..];
         let needs: Vec<f64> = counted.iter().map(|level| (level.peak - level.allocated) as f64).collect();
@@ -403,7 +408,8 @@ impl Growth {
         }
     }
 
-    /// Returns true if what is kept was allocated in at most two steps, as far as it was looked for.
+    /// Returns true if the kept memory was allocated in at most two steps, according to the changes that were
+    /// found.
     fn is_once(&self) -> bool {
         let kept = &self.changes[Part::Kept as usize];
         !kept.is_empty() && kept.iter().all(|change| (1..FEWEST_STEPS).contains(&change.steps))
@@ -461,7 +467,7 @@ impl Growth {
     }
 }
 
-/// A sentence for each GPU on which a part grew by more than 5 % of the memory in use.
+/// Returns a sentence for each GPU on which a part grew by more than 5% of the memory in use.
 #[must_use]
 pub fn growth_lines(levels: &Levels, meta: &Meta, units: Unit) -> Vec<String> {
     let all = levels.devices.iter().filter_map(|device| Growth::new(device, meta, false));
@@ -473,7 +479,7 @@ pub(super) fn is_chosen(options: &Options) -> bool {
     options.window.from_step > i64::MIN || options.window.from_ns > i64::MIN
 }
 
-/// The op and module of a block, or its category where it has neither; repeated layers are one.
+/// Returns the op and module of a block, or its category if it has neither. Repeated layers are joined.
 pub(super) fn owner_name(symbols: &SymbolTable, layers: &Layers, block: &Block) -> String {
     let owner = &block.owner;
     let op = symbols.or_dash(owner.op);

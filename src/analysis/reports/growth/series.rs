@@ -7,19 +7,19 @@ use super::{FEWEST_STEPS, Growth, Part, is_chosen, parts_of};
 use crate::options::Options;
 use crate::state::levels::{DeviceLevels, Levels};
 
-/// The most steps in the page's chart.
+/// The maximum number of steps in the page's chart.
 const MOST_DRAWN: usize = 1000;
 
 /// The bytes of each of the four parts of a device's memory in use after each finished step, for a chart.
 pub struct GrowthCurve {
-    /// The numbers of the steps, at most [`MOST_DRAWN`] at even distances.
+    /// The numbers of the steps: at most [`MOST_DRAWN`], evenly spaced.
     pub steps: Vec<i64>,
     /// The name of each part, and its bytes after these steps.
     pub parts: [(&'static str, Vec<i64>); 4],
 }
 
 impl GrowthCurve {
-    /// The curve of the first device; `None` with fewer than three finished steps.
+    /// Returns the curve of the first device, or `None` if it has fewer than three finished steps.
     #[must_use]
     pub fn new(levels: &Levels) -> Option<GrowthCurve> {
         let steps = &levels.devices.first().filter(|device| device.steps.len() >= FEWEST_STEPS)?.steps;
@@ -40,12 +40,12 @@ impl GrowthCurve {
 pub(crate) struct DeviceParts {
     /// The growth of each part between the second step and the last; `None` for a trace that is too short.
     pub(crate) growth: Option<[i64; 4]>,
-    /// By step: the parts after each finished step.
+    /// The parts after each finished step, by step.
     pub(crate) by_step: FxHashMap<i64, [i64; 4]>,
 }
 
 impl DeviceParts {
-    /// The parts of each device, by CUDA ordinal.
+    /// Returns the parts of each device, by CUDA ordinal.
     pub(crate) fn all(levels: &Levels, meta: &Meta, options: &Options) -> FxHashMap<i32, DeviceParts> {
         let of = |device: &DeviceLevels| {
             let growth = Growth::new(device, meta, is_chosen(options));

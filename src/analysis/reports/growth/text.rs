@@ -1,4 +1,4 @@
-//! The growth of memory in words.
+//! Describes the growth of memory in words.
 
 use memtrace_trace::units::Unit;
 
@@ -19,7 +19,7 @@ enum Apart {
 }
 
 impl Growth {
-    /// The reason for the growth of a part, one sentence.
+    /// Returns the reason for the growth of a part, one sentence.
     pub(super) fn why(&self, part: Part, units: Unit) -> String {
         let show = |bytes: i64| units.show(bytes).to_string();
         match part {
@@ -94,8 +94,8 @@ impl Growth {
         }
     }
 
-    /// The reason for cached memory that lies apart from the rest of the allocator's: in pools of CUDA graphs, in other
-    /// private pools, or with other streams.
+    /// Returns the reason for cached memory that is separate from the rest of the allocator's: in pools of
+    /// CUDA graphs, in other private pools, or with other streams.
     fn why_apart(&self, units: Unit) -> Option<String> {
         let text = match self.apart()? {
             Apart::Graphs(bytes, pools) => format!(
@@ -137,7 +137,7 @@ impl Growth {
         if ops.is_empty() { String::new() } else { format!(" ({})", ops.join(", ")) }
     }
 
-    /// What to do about a part.
+    /// Returns the remedy for a part.
     pub(super) fn remedy(&self, part: Part) -> &'static str {
         match part {
             Part::Kept if self.is_once() => "nothing, unless it is not needed",
@@ -247,7 +247,7 @@ impl Growth {
         printer.plain(self.outlook(units));
     }
 
-    /// A sentence about where the growth leads.
+    /// Returns a sentence with the forecast.
     fn outlook(&self, units: Unit) -> String {
         let unit = if self.by_time { "second" } else { "step" };
         let used = units.show(self.last().used());

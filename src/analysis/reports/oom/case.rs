@@ -32,14 +32,14 @@ use crate::state::replay_trace::Replayed;
 use crate::state::retained::{Holder, RetainedSearch};
 use crate::state::stacks::Stacks;
 
-/// The lines of Python of the request that are shown.
+/// The number of the request's lines of Python that are shown.
 const LINES: usize = 5;
 
-/// An upper bound, in bytes, of what a CUDA context and the code and workspaces of libraries take without a
-/// traced call. Unaccounted memory beyond it belongs to another process.
+/// An upper bound, in bytes, of the memory that a CUDA context and the code and workspaces of libraries take
+/// without a traced call. Unaccounted memory beyond it belongs to another process.
 const CONTEXT: i64 = GIB;
 
-/// Two sizes, in bytes, that differ by less than this may be of tensors with as many elements.
+/// Two tensors may have the same number of elements if their sizes differ by less than this many bytes.
 const ROUNDING: i64 = 1024;
 
 /// Facts from the rows before the OOM.
@@ -47,14 +47,15 @@ const ROUNDING: i64 = 1024;
 pub(super) struct RowsBefore {
     pub(super) oom: Option<Record>,
     ooms: u64,
-    /// Failed calls since the last successful one: those of this request.
+    /// The number of failed calls since the last successful one, which are the failed calls of this request.
     failed: u64,
     failed_of_oom: u64,
-    /// By device, what a sample found in use and no row accounts for, and how much of it is known to be others'.
+    /// For each device: the bytes that a sample found in use but no row accounts for, and the known parts of
+    /// these in other processes and on the host.
     foreign: Vec<(i32, i64, Option<i64>, Option<i64>)>,
-    /// By device, the step that runs, its totals so far, and the finished steps.
+    /// For each device: the current step, its totals so far, and the finished steps.
     steps: Vec<(i32, i64, StepTotals, Vec<StepTotals>)>,
-    /// By device, what each op and module held in the steps.
+    /// For each device: the memory of each op and module in the steps.
     groups: Vec<(i32, StepGroups)>,
     forwards: Forwards,
     /// True if an op of fused attention has run.
@@ -119,12 +120,12 @@ impl RowsBefore {
     }
 }
 
-/// Returns true if a row is in no module.
+/// Returns true if a row is outside of all modules.
 fn is_script(row: &Record, replayed: &Replayed) -> bool {
     replayed.symbols.or_dash(row.module).starts_with(['-', '('])
 }
 
-/// The bytes that the context of a simulated GPU takes, and those that a real card's may take.
+/// The bytes that the context takes on a simulated GPU, and the range that it may take on a real card.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ContextRange {
     here: i64,
@@ -133,7 +134,8 @@ pub(super) struct ContextRange {
 }
 
 impl ContextRange {
-    /// The range that the simulated GPU recorded in a trace; `None` if it recorded no range or an empty one.
+    /// Returns the range that the simulated GPU recorded in a trace, or `None` if it recorded no range or an
+    /// empty one.
     fn of(trace: &TraceFile) -> Option<ContextRange> {
         let bytes = |name: &str| trace.meta.phantom[name].as_i64();
         let range = ContextRange {
@@ -148,15 +150,16 @@ impl ContextRange {
 /// The repeated layers that a forward had not reached when it ran out of memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct LayersLeft {
-    /// The layer of the request, and the number of all: `Net.blocks.10`, 12.
+    /// The layer of the request, and the number of all layers, such as `Net.blocks.10` and 12.
     at: String,
     of: i64,
-    /// The bytes that they would keep, if each takes what those before took on average.
+    /// The bytes that they would keep, if each keeps the average of the layers before.
     bytes: i64,
 }
 
 impl LayersLeft {
-    /// The layers after the layer of `module`, estimated from the live blocks of the layers before it.
+    /// Returns the layers after the layer of `module`. Their memory is estimated from the live blocks of the
+    /// layers before it.
     fn find(module: &str, layers: &Layers, live: &[(String, Category, i64)]) -> Option<LayersLeft> {
         let joined = layers.joined(module);
         let mut end = 0;
@@ -175,7 +178,7 @@ impl LayersLeft {
             });
             let bytes: i64 = kept.map(|(.., bytes)| bytes).sum();
             if at > 0 && of > at {
-                // The layer of the request has taken a part of its share.
+                // The layer of the request has already taken a part of its share.
                 let taken: i64 = live
                     .iter()
                     .filter(|(path, category, _)| {
@@ -191,12 +194,14 @@ impl LayersLeft {
     }
 }
 
-/// The memory of an optimizer's step at a request in it; sizes are in bytes.
+/// The memory of an optimizer's step at a request within this step; sizes are in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct OptimizerStep {
-    /// State that its first step has yet to allocate: each parameter gets as many blocks of its size as those before it.
+    /// State that the optimizer's first step has yet to allocate. Each remaining parameter gets as many
+    /// blocks of its size as the earlier ones.
     to_come: i64,
-    /// The temporary results of a step for all parameters at once: one for each, as large as its gradient.
+    /// The temporary results of a step for all parameters at once: one per parameter, as large as its
+    /// gradient.
     temporaries: i64,
 }
 
@@ -205,8 +210,8 @@ impl OptimizerStep {
         if *symbols.get(row.phase) != *"optimizer" {
             return OptimizerStep::default();
         }
-        // By size: the number of parameters that are trained, by their gradients, and of blocks of state. State is called
-        // temporary until the step has ended.
+        // For each size: the number of trained parameters, counted by their gradients, and the number of
+        // blocks of state. State has the category temporary until the step has ended.
         let mut sizes: FxHashMap<i64, (i64, i64)> = FxHashMap::default();
         for block in live {
             match block.owner.category {
@@ -233,8 +238,8 @@ impl OptimizerStep {
     }
 }
 
-/// The request of a loss's log-softmax, with the live blocks of this step that are as large, or half as large: logits, and
-/// those of 16 bits that were cast. 0 for a request of another op.
+/// Returns the bytes of a log-softmax request with the live blocks of this step that have the same size or
+/// half of it: the logits and their 16-bit originals. Returns 0 for a request of another op.
 fn logits(live: &[Block], row: &Record, op: &str) -> i64 {
     if op != "aten::_log_softmax" {
         return 0;
@@ -248,34 +253,37 @@ fn logits(live: &[Block], row: &Record, op: &str) -> i64 {
 pub(super) struct OomCase<'a> {
     pub(super) row: Record,
     pub(super) trace: &'a TraceFile,
-    /// What a server allowed itself.
+    /// The share of the card that a server allowed itself.
     pub(super) server: Option<ServerPart>,
     pub(super) cause: Cause,
     pub(super) kept: Option<(Holder, Kept)>,
     pub(super) facts: Facts,
     ooms: u64,
-    /// The context of a simulated GPU; `None` on a real one, and when the request for it set the context.
+    /// The context of a simulated GPU; `None` on a real GPU, and if the request for a simulated GPU set the
+    /// size of the context.
     context: Option<ContextRange>,
-    /// Free memory on the device; `None` when the trace has no sample of it.
+    /// The free memory of the device; `None` if the trace has no sample of it.
     device_free: Option<i64>,
     /// The bytes of the free pieces in torch's cache that the request could use, largest first.
     pub(super) holes: Vec<i64>,
     /// The repeated layers that the forward had not reached.
     layers: Option<LayersLeft>,
-    /// Memory that only this step holds, if the step is larger than the earlier ones.
+    /// Memory that only this step holds, if the step is larger than earlier ones.
     differences: Vec<Difference>,
-    /// True if the request is in a forward, and no backward came before it in the run.
+    /// True if the request is in a forward and no backward has run so far.
     pub(super) is_untrained: bool,
-    /// The bytes of the logits and their copies, with the request, if the request is for a loss of them.
+    /// The bytes of the logits and their copies, including the request; 0 if the request is not for a loss.
     pub(super) logits: i64,
     /// True if an op of fused attention has run.
     pub(super) has_fused_attention: bool,
-    /// True if the request is in no module, after the first step has begun.
+    /// True if the request is outside of all modules, after the first step has begun.
     pub(super) in_script: bool,
     owner: String,
-    /// The phase, the op and the module of the request.
+    /// The phase of the request.
     pub(super) phase: String,
+    /// The op of the request.
     pub(super) op: String,
+    /// The module of the request.
     pub(super) module: String,
     /// The program's own lines of Python that made the request, innermost first.
     pub(super) lines: Vec<String>,
@@ -301,13 +309,14 @@ impl<'a> OomCase<'a> {
         let mut holes: Vec<i64> = pieces.flat_map(|s| s.holes.clone()).collect();
         holes.sort_unstable_by_key(|hole| -hole);
         let left = (capacity - totals.reserved - totals.outside).max(0);
-        // The sample is older than the request, so its free bytes are out of date; those of others are not.
+        // The sample is older than the request, so its free bytes are out of date, but its bytes of other
+        // processes still hold.
         let foreign = seen.foreign.iter().find(|(device, ..)| *device == row.device);
         let untraced = foreign.map_or(0, |(_, bytes, ..)| *bytes.min(&left));
         let device_free = foreign.map(|_| left - untraced);
         let context = ContextRange::of(trace);
-        // If the driver reports nothing about other processes, whatever exceeds the largest possible context
-        // is theirs.
+        // If the driver reports nothing about other processes, memory beyond the largest possible context
+        // belongs to them.
         let context_bytes = trace.meta.phantom["context_bytes"].as_i64().unwrap_or(0);
         let most_of_context = if context_bytes > 0 { context_bytes } else { CONTEXT };
         let host = foreign.and_then(|(.., host)| *host).map(|host| host.min(untraced));
@@ -327,7 +336,7 @@ impl<'a> OomCase<'a> {
         };
         let layers = in_forward
             .then(|| {
-                // The class of a layer that was not called is unknown.
+                // Without classes, because the class of a layer that was not called is unknown.
                 let layers = replayed.replay.classes.layers([], &replayed.symbols);
                 LayersLeft::find(&module, &layers, &live.iter().map(by_module).collect::<Vec<_>>())
             })
@@ -344,7 +353,7 @@ impl<'a> OomCase<'a> {
             outside: totals.outside,
             others,
             host,
-            // A simulated context is known without a sample.
+            // The size of a simulated context is known even without a sample.
             unknown: (untraced - others - host.unwrap_or(0)).max(context_bytes.min(left)),
             room: device_free.unwrap_or(left - context_bytes.min(left)),
             largest_hole: holes.first().copied().unwrap_or(0),
@@ -374,7 +383,7 @@ impl<'a> OomCase<'a> {
             is_join: *replayed.symbols.get(row.op) == *"aten::cat" && is_script(row, replayed),
             private: segments.iter().filter(|s| !usable(s.pool)).map(Segment::free).sum(),
             copies: Copies::of(&live),
-            // A search that was cut short may have missed the graphs.
+            // An incomplete search may have missed the graphs.
             has_autograd: search.is_none_or(|search| {
                 !search.is_whole || search.holders.iter().any(|holder| holder.graphs > 0)
             }),
@@ -384,7 +393,7 @@ impl<'a> OomCase<'a> {
             needed: trace.needed_bytes(),
         };
         let mut facts = facts;
-        // Temporary results of the optimizer's step are what does not fit only if all of its state does.
+        // The temporary results of the optimizer's step are the problem only if all of its state fits.
         if 20 * facts.to_come >= facts.step_temporaries && facts.needs_at_least() + facts.to_come > capacity {
             facts.step_temporaries = 0;
         }
@@ -427,7 +436,7 @@ impl<'a> OomCase<'a> {
         }
     }
 
-    /// Returns true if a smaller peak would help.
+    /// Returns true if a lower peak would help.
     pub(super) fn is_need(&self) -> bool {
         self.cause.is_need()
     }
@@ -443,8 +452,8 @@ impl<'a> OomCase<'a> {
         format!("{most}{}", units.show(self.facts.room))
     }
 
-    /// The bytes that lacked, when a real card may have them, because its context may be smaller, and nothing says that
-    /// the rest of the step would not fit there.
+    /// Returns the missing bytes if a real card may have them, because its context may be smaller, and no
+    /// fact shows that the rest of the step would not fit there.
     fn lacking_inside_range(&self) -> Option<i64> {
         let (context, facts) = (self.context?, &self.facts);
         let lacking = facts.segment - facts.room;
@@ -454,7 +463,8 @@ impl<'a> OomCase<'a> {
         (self.cause != Cause::Limit && is_inside).then_some(lacking)
     }
 
-    /// The bytes that were missing, for the line of the verdict; empty where the card had them or is unknown.
+    /// Returns the missing bytes for the line of the verdict; empty if the card had them or its size is
+    /// unknown.
     fn missing(&self, units: Unit) -> String {
         let facts = &self.facts;
         let (bytes, of) = match self.cause {
@@ -471,7 +481,7 @@ impl<'a> OomCase<'a> {
         format!(": {least}{} missing{of}", units.show(bytes))
     }
 
-    /// Why, with the figures that prove it: a sentence without a full stop.
+    /// Returns the reason, with the figures that prove it, as a sentence without a full stop.
     pub(super) fn because(&self, units: Unit) -> String {
         let facts = &self.facts;
         let show = |bytes: i64| units.show(bytes).to_string();
@@ -523,7 +533,8 @@ impl<'a> OomCase<'a> {
                     )
                 });
                 let held = kept.as_ref().map(|(holder, _)| match growth {
-                    // Two rates of one growth need a word for each.
+                    // The holder grows more slowly than the memory in all, so the line says which rate is
+                    // which.
                     Some(growth) if holder.bytes_per_step() < Some(growth.per_step) => {
                         holder.line_with(units, "of it a step")
                     }
@@ -593,7 +604,7 @@ impl<'a> OomCase<'a> {
         }
     }
 
-    /// What the figures say beside the verdict.
+    /// Returns further findings from the figures, in addition to the verdict.
     fn remarks(&self, units: Unit) -> Vec<String> {
         let mut remarks = self.facts.remarks(self.cause, units);
         if self.cause != Cause::TooBig
@@ -604,12 +615,12 @@ impl<'a> OomCase<'a> {
         remarks
     }
 
-    /// What follows the name of the cause: the missing bytes, and why.
+    /// Returns the text after the name of the cause: the missing bytes, and the reason.
     pub(super) fn after_verdict(&self, units: Unit) -> String {
         format!("{}. {}.", self.missing(units), upper_first(&self.because(units)))
     }
 
-    /// What to change, the surest first.
+    /// Returns the remedies, the surest first.
     pub(super) fn all_tries(&self, advised: &[FirstAdvice], units: Unit) -> Vec<String> {
         let mut all = self.tries(units);
         all.extend(advised.iter().map(|change| self.advised_line(change, units)));
@@ -617,7 +628,7 @@ impl<'a> OomCase<'a> {
         all
     }
 
-    /// Prints the verdict, what to change (`advised` has the changes of `memtrace advise`), and the figures.
+    /// Prints the verdict, the remedies (`advised` has the changes of `memtrace advise`), and the figures.
     pub(super) fn print(&self, printer: &mut Printer, advised: &[FirstAdvice], options: &Options) {
         let units = options.units;
         let mut first = format!(" at {}", duration(self.row.ts_ns));

@@ -1,7 +1,7 @@
 //! The rules that name the cause of an OOM.
 //!
-//! A cause is named only if removing it would have let the program go on: its bytes cover what the request lacked, and they are
-//! a real share of the card. What is smaller is a remark.
+//! A cause is named only if removing it would have let the program go on: its bytes cover the missing bytes
+//! of the request, and they are a significant share of the card. A smaller cause is only a remark.
 
 use std::collections::BTreeSet;
 
@@ -12,19 +12,23 @@ use crate::render::numbers::counted;
 use crate::state::block::Block;
 use crate::state::retained::Holder;
 
-/// A part of the card's memory below this share explains nothing.
+/// Memory below this share of the card explains nothing.
 const MATERIAL: f64 = 0.1;
-/// Holes of this share of the card's memory are a cause whatever else holds memory.
+/// Holes of at least this share of the card are a cause, whatever else holds memory.
 const LARGE: f64 = 0.15;
-/// The most, in bytes, that a CUDA context with the code and workspaces of libraries commonly takes: 300 to 600 MiB on one GPU.
+/// The usual upper bound, in bytes, of a CUDA context with the code and workspaces of libraries: they take
+/// 300 to 600 MiB on one GPU.
 const USUAL_CONTEXT: i64 = 600 << 20;
-/// The least number of finished steps that show growth, without the first, which allocates optimizer state.
+/// The minimum number of finished steps that show growth. The first step does not count, because it allocates
+/// optimizer state.
 const FEWEST_STEPS: usize = 3;
-/// This many steps of growth are not a coincidence.
+/// From this number of steps on, growth is not a coincidence.
 const MANY_STEPS: usize = 6;
-/// Forwards of the root module without a backward: two are common (an adversarial or contrastive loss), three are a loop.
+/// The maximum number of ordinary forwards of the root module without a backward: two are common (an
+/// adversarial or contrastive loss), three are a loop.
 const MOST_FORWARDS: u64 = 2;
-/// A container with fewer tensors is a group of ordinary variables.
+/// The minimum number of tensors that count as gathered. A container with fewer tensors is a group of
+/// ordinary variables.
 const FEWEST_GATHERED: i64 = 3;
 
 /// The cause of an OOM.
@@ -32,28 +36,28 @@ const FEWEST_GATHERED: i64 = 3;
 pub(super) enum Cause {
     /// `--phantom-fault` made the request fail.
     Injected,
-    /// The request alone is larger than what the card can give this process.
+    /// The request alone is larger than the memory that the card can give this process.
     RequestTooLarge,
     /// The device had room, but a limit of torch forbade the allocation.
     Limit,
-    /// Each step leaves memory behind.
+    /// Each step leaves memory allocated.
     Grows,
-    /// It would fit without the memory of other processes.
+    /// The request would fit without the memory of other processes.
     OtherProcess,
-    /// Something holds memory that the program does not need at this moment.
+    /// A holder keeps memory that the program does not need at this moment.
     Kept,
     /// Enough memory is free, but in pieces that are too small.
     Fragmentation,
-    /// It would fit without this process's memory on the host, which the device shares.
+    /// The request would fit without this process's memory on the host, which the device shares.
     HostMemory,
-    /// It would fit without this process's memory outside torch's allocator.
+    /// The request would fit without this process's memory outside torch's allocator.
     OutsideTorch,
     /// The program needs more than the card has.
     TooBig,
 }
 
 impl Cause {
-    /// The verdict.
+    /// Returns the verdict.
     pub(super) fn name(self) -> &'static str {
         match self {
             Cause::Injected => "injected",
@@ -69,83 +73,86 @@ impl Cause {
         }
     }
 
-    /// Returns true if a smaller peak would help, so that the changes of `memtrace advise` do.
+    /// Returns true if a lower peak would help, so that the changes of `memtrace advise` apply.
     pub(super) fn is_need(self) -> bool {
         matches!(self, Cause::TooBig | Cause::RequestTooLarge | Cause::OtherProcess | Cause::OutsideTorch)
     }
 }
 
-/// What is known of an OOM; sizes are in bytes.
+/// The known facts about an OOM; sizes are in bytes.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Facts {
     /// True if `--phantom-fault` made the request fail.
     pub(super) is_injected: bool,
-    /// The memory of the device; 0 when unknown.
+    /// The memory of the device; 0 if unknown.
     pub(super) capacity: i64,
-    /// The rounded request, and the segment that torch would allocate for it.
+    /// The rounded size of the request.
     pub(super) request: i64,
+    /// The size of the segment that torch would allocate for the request.
     pub(super) segment: i64,
-    /// The totals of torch's allocator.
+    /// The allocated bytes of torch's allocator.
     pub(super) allocated: i64,
+    /// The reserved bytes of torch's allocator.
     pub(super) reserved: i64,
-    /// Traced memory of this process outside torch's allocator.
+    /// The traced memory of this process outside torch's allocator.
     pub(super) outside: i64,
-    /// Memory of other processes, as far as it is known.
+    /// The known memory of other processes.
     pub(super) others: i64,
-    /// Memory of this process on the host; `None` on a device with memory of its own.
+    /// The host memory of this process; `None` if the device has its own memory.
     pub(super) host: Option<i64>,
-    /// Memory that no row accounts for, without `others` and `host`.
+    /// The memory for which no row accounts, without `others` and `host`.
     pub(super) unknown: i64,
-    /// Free memory on the device, an upper bound unless sampled.
+    /// The free memory of the device; without a sample, an upper bound.
     pub(super) room: i64,
     /// The largest free piece in torch's cache that the request could use.
     pub(super) largest_hole: i64,
-    /// The calls of CUDA that failed for this request.
+    /// The number of CUDA calls that failed for this request.
     pub(super) failed_calls: u64,
     /// The step of the request; -1 before the first.
     pub(super) step: i64,
     /// The finished steps.
     pub(super) steps: Vec<StepTotals>,
-    /// What was allocated when the step of the request began.
+    /// The bytes that were allocated when the step of the request began.
     pub(super) step_began: i64,
-    /// The forwards of a root module since the last backward began.
+    /// The number of forwards of a root module since the last backward began.
     pub(super) forwards: u64,
-    /// What these forwards but the last have left allocated.
+    /// The bytes that these forwards, except the last, have left allocated.
     pub(super) left_by_forwards: i64,
-    /// The most such forwards that a backward has followed in the steps before; 0 if none ran.
+    /// The maximum number of such forwards before a backward in earlier steps; 0 if no backward ran.
     pub(super) usual_forwards: u64,
     /// Live memory of autograd's graphs: activations and temporaries.
     pub(super) activations: i64,
-    /// The live parameters.
+    /// The bytes of the live parameters.
     pub(super) parameters: i64,
-    /// The live inputs: batches on the device.
+    /// The bytes of the live inputs: batches on the device.
     pub(super) inputs: i64,
-    /// The live key-value cache.
+    /// The bytes of the live key-value cache.
     pub(super) kv_cache: i64,
-    /// What is sure to come in this step: the layers that the forward had not reached, if they take what those before took,
-    /// or the rest of the optimizer's state.
+    /// The bytes that this step is certain to need still: for the layers that the forward had not reached, if
+    /// they take as much as the layers before, or for the rest of the optimizer's state.
     pub(super) to_come: i64,
-    /// The live tensors that this step has copied to the GPU outside of modules.
+    /// The number of live tensors that this step has copied to the GPU outside of modules.
     pub(super) copied: usize,
-    /// What one checkpoint around several layers has computed again for its backward.
+    /// The bytes that one checkpoint around several layers has recomputed for its backward.
     pub(super) recomputed: i64,
-    /// What the search at the OOM found, largest first.
+    /// The holders that the search at the OOM found, largest first.
     pub(super) holders: Vec<Holder>,
     /// True if the request is for tensors that the script joins, outside of modules.
     pub(super) is_join: bool,
-    /// Free memory in private pools, which this request may not use.
+    /// The free memory in private pools, which this request may not use.
     pub(super) private: i64,
-    /// Parameters that were allocated in steps.
+    /// The parameters that were allocated in steps.
     pub(super) copies: Copies,
-    /// True unless the search at the OOM found no graph of autograd: it is disabled.
+    /// True if autograd may be enabled; false if the search at the OOM found no graph of autograd.
     pub(super) has_autograd: bool,
     /// True if a backward has run.
     pub(super) has_backward: bool,
-    /// The root modules that were called since the last backward.
+    /// The number of root modules that were called since the last backward.
     pub(super) roots: usize,
-    /// The temporary results of the optimizer's step, for a request in it with all of its state there.
+    /// The bytes of the temporary results of the optimizer's step, for a request in this step after all of
+    /// its state was allocated.
     pub(super) step_temporaries: i64,
-    /// The device memory that the run needed, where it was measured.
+    /// The device memory that the run needed, if it was measured.
     pub(super) needed: Option<i64>,
 }
 
@@ -168,44 +175,45 @@ impl Copies {
 /// The allocated bytes of a finished step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct StepTotals {
-    /// When the step began, and when it ended.
+    /// The allocated bytes when the step began.
     pub(super) began: i64,
+    /// The allocated bytes when the step ended.
     pub(super) ended: i64,
-    /// The most within the step.
+    /// The maximum within the step.
     pub(super) peak: i64,
-    /// The most outside of the optimizer's step, the first of which allocates its state.
+    /// The maximum outside of the optimizer's step, whose first run allocates its state.
     pub(super) peak_before_update: i64,
 }
 
-/// What each step leaves behind.
+/// The memory that each step leaves allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Growth {
-    /// Bytes a step, the median.
+    /// The median of the bytes per step.
     pub(super) per_step: i64,
     /// The bytes since the end of the first step.
     pub(super) total: i64,
-    /// The steps that `total` comes from.
+    /// The number of steps that `total` comes from.
     pub(super) steps: usize,
 }
 
-/// Why a holder keeps memory that is not needed.
+/// The reason why a holder keeps memory that is not needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kept {
-    /// It adds something in each step.
+    /// It grows in each step.
     Grows,
     /// An exception's traceback holds the variables of an attempt that failed.
     Traceback,
-    /// The graph of an earlier step, beside that of this one.
+    /// The graph of an earlier step, in addition to the graph of this step.
     EarlierGraph,
-    /// The graphs of several forwards, for which no backward has run.
+    /// The graphs of several forwards without a backward.
     Graphs,
     /// Results that were gathered in this step or before the first.
     Gathered,
-    /// The results so far, to which each further one is joined.
+    /// The results so far, to which each new result is joined.
     Joined,
     /// The full state of a sharded model, gathered to be saved.
     FullState,
-    /// A checkpoint that `torch.load` is about to put beside the model.
+    /// A checkpoint that `torch.load` is loading while the model is already in memory.
     Loading,
     /// Tensors from before training, about the size of the parameters.
     Loaded,
@@ -214,7 +222,7 @@ pub(super) enum Kept {
 }
 
 impl Facts {
-    /// Free memory in the allocator's cache.
+    /// Returns the free memory in the allocator's cache.
     pub(super) fn cached(&self) -> i64 {
         (self.reserved - self.allocated).max(0)
     }
@@ -224,17 +232,19 @@ impl Facts {
         2 * self.private > self.cached()
     }
 
-    /// What was missing for this request.
+    /// Returns the bytes that were missing for this request.
     pub(super) fn lacking(&self) -> i64 {
         (self.segment.max(self.request) - self.room).max(0)
     }
 
-    /// The least that the program needs of a card like this one: what it held and asked for.
+    /// Returns a lower bound of the memory that the program needs on such a card: the memory that it held,
+    /// and the request.
     pub(super) fn needs_at_least(&self) -> i64 {
         self.allocated + self.request + self.outside + self.unknown + self.host.unwrap_or(0)
     }
 
-    /// The least that this step needs if it takes what the smallest step before took; 0 before the second step.
+    /// Returns a lower bound of the memory that this step needs, if it takes as much as the smallest earlier
+    /// step; 0 before the second step.
     pub(super) fn needs_by_earlier_steps(&self) -> i64 {
         let heights = self.steps.iter().map(|step| step.peak_before_update - step.began);
         heights
@@ -242,12 +252,13 @@ impl Facts {
             .map_or(0, |least| self.step_began + least + self.outside + self.unknown + self.host.unwrap_or(0))
     }
 
-    /// The least that this step needs, with what is sure to come.
+    /// Returns a lower bound of the memory that this step needs, including the memory that is certain to
+    /// follow.
     fn needs_in_all(&self) -> i64 {
         (self.needs_at_least() + self.to_come).max(self.needs_by_earlier_steps())
     }
 
-    /// The least by which the program is short of memory.
+    /// Returns a lower bound of the bytes by which the program is short of memory.
     pub(super) fn short(&self) -> i64 {
         self.needed
             .unwrap_or(0)
@@ -257,7 +268,7 @@ impl Facts {
             .max(1)
     }
 
-    /// Bytes that the CUDA context and untraced libraries take beyond their usual size.
+    /// Returns the bytes that the CUDA context and untraced libraries take beyond their usual size.
     pub(super) fn large_context(&self) -> i64 {
         (self.unknown - USUAL_CONTEXT).max(0)
     }
@@ -266,7 +277,7 @@ impl Facts {
         bytes as f64 >= MATERIAL * self.capacity.max(self.reserved) as f64
     }
 
-    /// The cause that comes first in the chain of reasons, and the holder that it is about.
+    /// Returns the first cause in the chain of reasons, and the holder that is responsible for it.
     pub(super) fn judge(&self) -> (Cause, Option<(&Holder, Kept)>) {
         if self.is_injected {
             return (Cause::Injected, None);
@@ -289,7 +300,8 @@ impl Facts {
         if self.others >= self.lacking() && self.is_material(self.others) {
             return (Cause::OtherProcess, None);
         }
-        // A list may gather what the program exists to produce, but large holes certainly have no use.
+        // A list may gather the results that the program exists to produce, but large holes are certainly
+        // useless.
         let is_doubtful = matches!(kept, Some((_, Kept::Gathered | Kept::EarlierResult)));
         if kept.is_some()
             && !(is_doubtful && is_fragmented && self.cached() as f64 >= LARGE * self.capacity as f64)
@@ -300,7 +312,7 @@ impl Facts {
             return (Cause::Fragmentation, None);
         }
         if let Some(host) = self.host.filter(|host| *host >= self.lacking() && self.is_material(*host)) {
-            // What the device holds is the rest of the same memory: the larger part is named.
+            // The device uses the rest of the same memory. The larger of the two is named.
             if 2 * host >= self.allocated {
                 return (Cause::HostMemory, None);
             }
@@ -312,8 +324,9 @@ impl Facts {
         (Cause::TooBig, None)
     }
 
-    /// Returns true if the request fits into the free memory once its holes are closed, and the program then gets on: the holes
-    /// are a real part of the card, or an earlier step held as much as is asked for now.
+    /// Returns true if the request would fit into the free memory without holes, and the program would then
+    /// go on: the holes are a significant part of the card, or an earlier step held as much as is requested
+    /// now.
     fn is_fragmented(&self) -> bool {
         if self.needed.is_some_and(|needed| self.capacity > 0 && needed > self.capacity) {
             return false;
@@ -324,21 +337,22 @@ impl Facts {
         fits && goes_on && (self.is_material(self.cached()) || before >= self.allocated + self.request)
     }
 
-    /// The growth from step to step, if it is the cause: without it the request would fit, and this step is no larger
-    /// than those before.
+    /// Returns the growth from step to step if it is the cause: without it, the request would fit, and this
+    /// step is no larger than earlier ones.
     pub(super) fn growth(&self) -> Option<Growth> {
         let growth = growth(&self.steps)?;
         let height = |began: i64, peak: i64| peak - began;
         let usual = self.steps.iter().skip(1).map(|step| height(step.began, step.peak)).max()?;
         let now = height(self.step_began, self.allocated + self.request);
         let is_usual = now as f64 <= 1.25 * usual as f64 || growth.total > now;
-        // Many steps that fitted and are no larger now run out for what has grown since, however small that is.
+        // If many steps fitted and this one is no larger, the growth since then is the cause, however small
+        // it is.
         let is_enough = self.is_material(growth.total) || growth.steps >= MANY_STEPS;
         (is_usual && growth.total >= self.lacking() && is_enough).then_some(growth)
     }
 
-    /// The holder of what grows: one that is seen to, or else one that has as much as half the growth, such as what results are
-    /// joined to.
+    /// Returns the holder of the growing memory: a holder that is seen to grow, or else one with at least
+    /// half of the growth, such as a tensor to which results are joined.
     fn growing(&self) -> Option<(&Holder, Kept)> {
         let seen =
             self.holders.iter().filter(|holder| holder.verdict == "grows").max_by_key(|holder| holder.bytes);
@@ -351,12 +365,12 @@ impl Facts {
         seen.map(|holder| (holder, Kept::Grows)).or_else(|| joined().map(|holder| (holder, Kept::Gathered)))
     }
 
-    /// The holder of the most memory that the program does not need now.
+    /// Returns the holder of the most memory that the program does not need now.
     pub(super) fn kept(&self) -> Option<(&Holder, Kept)> {
         let live = self.allocated.max(1);
         let material = self.holders.iter().filter(|holder| holder.bytes as f64 >= MATERIAL * live as f64);
         let found = material.filter_map(|holder| Some((holder, self.why_kept(holder)?)));
-        // A traceback holds what a failed attempt left: the retry can only work once it is gone.
+        // A traceback holds the memory of a failed attempt: the retry can only succeed once it is freed.
         found.max_by_key(|(holder, why)| (*why == Kept::Traceback, holder.bytes))
     }
 
@@ -371,7 +385,7 @@ impl Facts {
         {
             return (self.step < 0).then_some(Kept::Loading);
         }
-        // Tensors that torch gathers for the state of a sharded model; parameters themselves are no holder's.
+        // Tensors that torch gathers for the state of a sharded model. Parameters themselves have no holder.
         let is_state = text("file").contains("state_dict") && holder.graphs == 0;
         if is_state && holder.tensors >= FEWEST_GATHERED {
             return Some(Kept::FullState);
@@ -387,15 +401,15 @@ impl Facts {
             if self.step > last && last >= 0 {
                 return Some(Kept::EarlierGraph);
             }
-            // The graph of the last forward alone is what its backward needs.
+            // The backward of the last forward needs its graph, so that graph alone is not kept in vain.
             let is_of_several =
                 self.forwards > self.most_forwards() && 3 * self.left_by_forwards >= holder.bytes;
             let most = 2 * holder.bytes > self.activations;
             return (holder.graphs >= FEWEST_GATHERED || is_of_several && most).then_some(Kept::Graphs);
         }
         if last < 0 && self.step >= 0 {
-            // A data set on the GPU has one or two tensors; a second copy of the weights has as many as there are.
-            // Averaged weights are an object's, and are used in each step.
+            // A data set on the GPU has one or two tensors; a second copy of the weights has as many tensors
+            // as the model. Averaged weights belong to an object, and are used in each step.
             let is_copy =
                 holder.tensors >= 8 && self.parameters > 0 && 4 * holder.bytes >= 3 * self.parameters;
             return (is_copy && !text("name").contains('.')).then_some(Kept::Loaded);
@@ -410,7 +424,8 @@ impl Facts {
             if self.holders.iter().any(|holder| holder.text("file").contains("state_dict")) {
                 return Some(Kept::FullState);
             }
-            // A running call of a library may hold what no name reaches, such as a checkpoint's backward.
+            // A running call of a library may hold memory that no name reaches, such as the backward of a
+            // checkpoint.
             let is_of_call = text("kind") == "unnamed" && last >= self.step;
             return (!is_of_call).then_some(Kept::Gathered);
         }
@@ -418,13 +433,14 @@ impl Facts {
         (first >= 0 && last < self.step && is_enough).then_some(Kept::EarlierResult)
     }
 
-    /// The most forwards of a root module without a backward that are no loop over a set.
+    /// Returns the maximum number of forwards of a root module without a backward that are not a loop over a
+    /// data set.
     fn most_forwards(&self) -> u64 {
-        // A program that has trained with one forward for each backward needs no second graph.
+        // A program that trained with one forward per backward needs no second graph.
         if self.usual_forwards == 1 { 1 } else { MOST_FORWARDS }
     }
 
-    /// What else takes memory that could be freed: sentences without a full stop.
+    /// Returns other uses of memory that could be freed, as sentences without a full stop.
     pub(super) fn remarks(&self, cause: Cause, units: Unit) -> Vec<String> {
         let mut found = Vec::new();
         let shown = |bytes: i64| units.show(bytes).to_string();
@@ -478,14 +494,14 @@ impl Facts {
         found
     }
 
-    /// If this step has taken much more than any of several before: what was allocated when it began, and the most that one
-    /// took.
+    /// If this step took much more than all of several earlier ones, returns the bytes that were allocated
+    /// when it began, and the maximum that an earlier step took.
     pub(super) fn larger_step(&self) -> Option<(i64, i64)> {
         let usual = self.steps.iter().map(|step| step.peak - step.began).max()?;
         (self.steps.len() >= FEWEST_STEPS && self.is_larger_than_before()).then_some((self.step_began, usual))
     }
 
-    /// Returns true if this step has taken much more than any before it.
+    /// Returns true if this step took much more than each earlier step.
     pub(super) fn is_larger_than_before(&self) -> bool {
         let now = self.allocated + self.request - self.step_began;
         let usual = self.steps.iter().map(|step| step.peak - step.began).max();
@@ -493,14 +509,16 @@ impl Facts {
     }
 }
 
-/// Returns true if it is about a running forward: its variables, and what torch itself packs for the backward.
+/// Returns true if a holder belongs to a running forward: its variables, or the tensors that torch itself
+/// packs for the backward.
 pub(super) fn is_of_forward(holder: &Holder) -> bool {
     let is_variable =
         holder.text("kind") == "local" && holder.text("owner").to_lowercase().contains("forward");
     is_variable || holder.text("file").contains("/torch/")
 }
 
-/// The holders, with what torch's checkpoints keep for their backward counted to the graph that waits for it.
+/// Returns the holders, with the memory that torch's checkpoints keep for their backward added to the graph
+/// that waits for it.
 pub(super) fn with_inputs_of_checkpoints(holders: &[Holder]) -> Vec<Holder> {
     let is_of_checkpoint =
         |holder: &Holder| holder.graphs > 0 && holder.text("file").ends_with("torch/utils/checkpoint.py");
@@ -520,8 +538,8 @@ pub(super) fn with_inputs_of_checkpoints(holders: &[Holder]) -> Vec<Holder> {
     holders.iter().filter(|holder| !is_joined(holder)).map(with_inputs).collect()
 }
 
-/// The growth of the memory left at the ends of steps, without the first step. Returns `None` if too few
-/// steps add to it, or if later steps free much of it again.
+/// Returns the growth of the memory left at the ends of steps, without the first step. Returns `None` if too
+/// few steps add to it, or if later steps free much of it again.
 fn growth(steps: &[StepTotals]) -> Option<Growth> {
     let steps = steps.get(1..)?;
     if steps.len() < FEWEST_STEPS {
@@ -532,7 +550,7 @@ fn growth(steps: &[StepTotals]) -> Option<Growth> {
     let total = steps.last()?.ended - steps.first()?.ended;
     more.sort_unstable();
     let per_step = total / i64::try_from(more.len()).ok()?;
-    // A leak may come in every second or third step; a longer input comes and goes.
+    // A leak may occur only in every second or third step. Memory for a longer input is freed again.
     let falls: i64 = more.iter().filter(|bytes| **bytes < 0).sum();
     (total > 0 && 3 * grown >= more.len() && -2 * falls < total).then_some(Growth {
         per_step,
@@ -551,7 +569,7 @@ mod tests {
     const GIB: i64 = 1 << 30;
     const MIB: i64 = 1 << 20;
 
-    /// A full card: 23 of 24 GiB are reserved, and 1 GiB is asked for.
+    /// Returns the facts of a full card: 23 of 24 GiB are reserved, and 1 GiB is requested.
     fn full() -> Facts {
         Facts {
             capacity: 24 * GIB,
@@ -593,12 +611,12 @@ mod tests {
     #[test]
     fn oom_small_holes_of_a_full_card_are_no_fragmentation() {
         assert_eq!(full().judge().0, Cause::TooBig);
-        // The same with holes of a fifth of the card.
+        // The same card with holes of a fifth of its memory.
         let holes = Facts { allocated: 18 * GIB, ..full() };
         assert_eq!(holes.judge().0, Cause::Fragmentation);
         assert_eq!(Facts { needed: Some(34 * GIB), ..holes.clone() }.judge().0, Cause::TooBig);
         assert_eq!(Facts { largest_hole: 2 * GIB, ..holes.clone() }.judge().0, Cause::TooBig);
-        // What the steps before took does not fit beside what this one began with.
+        // The memory that earlier steps took does not fit on top of the memory at the start of this step.
         let began = Facts { steps: steps(&[GIB]), step_began: 14 * GIB, ..holes.clone() };
         assert_eq!(began.judge().0, Cause::TooBig);
         assert_eq!(Facts { step_began: 13 * GIB, ..began }.judge().0, Cause::Fragmentation);
@@ -612,7 +630,7 @@ mod tests {
         let grows = Facts { steps: steps(&ends), step: 8, step_began: 13 * GIB, ..full() };
         assert_eq!(grows.judge().0, Cause::Grows);
         assert_eq!(grows.growth().map(|growth| (growth.per_step, growth.total)), Some((GIB, 6 * GIB)));
-        // Too little growth to matter; a step that is larger; ends that go up and down.
+        // Not growth: too little to matter; a larger step; ends that go up and down.
         let little: Vec<i64> = (0..8).map(|step| GIB + step * MIB).collect();
         assert_eq!(Facts { steps: steps(&little), ..grows.clone() }.growth(), None);
         assert_eq!(Facts { step_began: GIB, ..grows.clone() }.growth(), None);
@@ -625,7 +643,8 @@ mod tests {
     fn oom_blames_no_variable_that_the_program_needs() {
         let why = |facts: &Facts, fields: serde_json::Value| facts.why_kept(&holder(fields));
         let facts = Facts { step: 3, ..full() };
-        // Activations of the running forward; a batch; a data set; averaged weights; the cache of a decoder.
+        // Not kept in vain: the activations of the running forward; a batch; a data set; averaged weights;
+        // the cache of a decoder.
         let forward = json!({ "owner": "Net.forward", "graphs": 1, "first_step": 3, "last_step": 3 });
         assert_eq!(why(&facts, forward), None);
         let now = |tensors: i64| json!({ "tensors": tensors, "first_step": 3, "last_step": 3 });
@@ -636,7 +655,7 @@ mod tests {
         assert_eq!(why(&facts, before("ema.shadow", 100)), None);
         assert_eq!(why(&facts, before("checkpoint['model']", 100)), Some(Kept::Loaded));
         assert_eq!(why(&facts, now(4)), Some(Kept::Gathered));
-        // Tensors that torch.load makes before training; the full state of a sharded model.
+        // Kept: tensors that torch.load makes before training; the full state of a sharded model.
         let loads = |file: &str| json!({ "tensors": 24, "first_step": -1, "last_step": -1, "file": file, "owner": "Unpickler.load" });
         let before = Facts { step: -1, ..full() };
         assert_eq!(why(&before, loads("torch/_weights_only_unpickler.py")), Some(Kept::Loading));
@@ -650,9 +669,9 @@ mod tests {
         assert_eq!(why(&Facts { forwards: 2, ..facts.clone() }, graph()), None);
         let eight = Facts { forwards: 8, left_by_forwards: 11 * GIB, ..facts.clone() };
         assert_eq!(why(&eight, graph()), Some(Kept::Graphs));
-        // Evaluations without graphs came before this forward.
+        // The earlier forwards were evaluations without graphs.
         assert_eq!(why(&Facts { left_by_forwards: 0, ..eight }, graph()), None);
-        // A second one is not, after steps with one forward for each backward.
+        // After steps with one forward per backward, a second graph is kept in vain.
         let second = Facts { forwards: 2, usual_forwards: 1, left_by_forwards: 12 * GIB, ..facts.clone() };
         assert_eq!(why(&second, graph()), Some(Kept::Graphs));
         assert_eq!(why(&Facts { usual_forwards: 2, ..second }, graph()), None);
@@ -672,7 +691,7 @@ mod tests {
         let joined = with_inputs_of_checkpoints(&[of_checkpoint(0), graph.clone()]);
         assert_eq!(joined.len(), 1);
         assert_eq!((joined[0].text("name"), joined[0].bytes), ("total", 16 * GIB));
-        // Nothing waits for them, or something of another step.
+        // No graph waits for them, or only a graph of another step.
         assert_eq!(with_inputs_of_checkpoints(&[of_checkpoint(0)]).len(), 1);
         assert_eq!(with_inputs_of_checkpoints(&[of_checkpoint(1), graph]).len(), 2);
     }
@@ -683,7 +702,7 @@ mod tests {
         let joins = Facts { step: 3, is_join: true, request: 16 * GIB, ..full() };
         assert_eq!(joins.why_kept(&holder(results.clone())), Some(Kept::Joined));
         assert_eq!(Facts { is_join: false, ..joins.clone() }.why_kept(&holder(results.clone())), None);
-        // Two parts of one size are an ordinary pair; a graph is needed for a backward.
+        // Two parts of the same size are an ordinary pair, and a graph is needed for a backward.
         assert_eq!(Facts { request: 24 * GIB, ..joins.clone() }.why_kept(&holder(results.clone())), None);
         let mut graph = results;
         graph["graphs"] = 1.into();
@@ -697,12 +716,12 @@ mod tests {
         assert_eq!(Facts { others: GIB, ..others }.judge().0, Cause::TooBig);
         let outside = Facts { outside: 4 * GIB, reserved: 19 * GIB, allocated: 19 * GIB, ..full() };
         assert_eq!(outside.judge().0, Cause::OutsideTorch);
-        // One memory for both: what the host holds is the larger part, and then the smaller.
+        // Device and host share one memory: the host's part is the larger one, then the smaller one.
         let host = Facts { host: Some(10 * GIB), reserved: 13 * GIB, allocated: 13 * GIB, ..full() };
         assert_eq!(host.judge().0, Cause::HostMemory);
         let host = Facts { host: Some(4 * GIB), reserved: 19 * GIB, allocated: 19 * GIB, ..full() };
         assert_eq!(host.judge().0, Cause::TooBig);
-        // A context is no cause, unless it is far larger than others.
+        // A context is not a cause unless it is far larger than usual.
         let context = Facts { unknown: 4 * GIB, reserved: 19 * GIB, allocated: 19 * GIB, ..full() };
         assert_eq!(context.judge().0, Cause::OutsideTorch);
         let usual = Facts { capacity: 4 * GIB, unknown: GIB / 2, request: GIB, room: 0, ..Facts::default() };
@@ -713,7 +732,7 @@ mod tests {
         assert_eq!(Facts { failed_calls: 0, room: 2 * GIB, ..full() }.judge().0, Cause::Limit);
         assert_eq!(Facts { request: 25 * GIB, ..full() }.judge().0, Cause::RequestTooLarge);
         assert_eq!(Facts { is_injected: true, request: 25 * GIB, ..full() }.judge().0, Cause::Injected);
-        // Nothing is known of the card.
+        // The capacity of the card is unknown.
         assert_eq!(Facts { capacity: 0, ..full() }.judge().0, Cause::TooBig);
     }
 }

@@ -10,17 +10,17 @@ use crate::state::replay::Replay;
 /// The API and the name of a range.
 type Range = (Symbol, Symbol);
 
-/// How often each range has begun since the last backward, and before earlier ones.
+/// The number of times that each range began, since the last backward and before earlier ones.
 #[derive(Default)]
 pub(super) struct Forwards {
     begun: FxHashMap<Range, Begun>,
-    /// The most of each that a backward has followed.
+    /// The maximum number of times that each range began before a backward.
     before_backward: FxHashMap<Range, u64>,
     /// True if a backward has run.
     pub(super) has_backward: bool,
 }
 
-/// How often a range has begun, and the bytes that were allocated when it first did and when it last did.
+/// The number of times that a range began, and the allocated bytes at its first and last beginning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Begun {
     pub(super) count: u64,
@@ -29,14 +29,14 @@ pub(super) struct Begun {
 }
 
 impl Begun {
-    /// What all of them but the last have left allocated.
+    /// Returns the bytes that all of them except the last have left allocated.
     pub(super) fn left(&self) -> i64 {
         self.last - self.first
     }
 }
 
 impl Forwards {
-    /// Takes a row, after the replay took it.
+    /// Takes a row that the replay has already taken.
     pub(super) fn feed(&mut self, row: &Record, replay: &Replay) {
         if replay.phase == replay.phases.backward {
             for (range, begun) in self.begun.drain() {
@@ -52,18 +52,18 @@ impl Forwards {
         }
     }
 
-    /// The number of root modules that were called since the last backward.
+    /// Returns the number of root modules that were called since the last backward.
     pub(super) fn roots(&self, symbols: &SymbolTable) -> usize {
         self.begun.keys().filter(|range| is_root(range, symbols)).count()
     }
 
-    /// The forwards since the last backward of the root module that ran most often.
+    /// Returns the forwards since the last backward of the root module that ran most often.
     pub(super) fn since_backward(&self, symbols: &SymbolTable) -> Begun {
         let roots = self.begun.iter().filter(|(range, _)| is_root(range, symbols));
         roots.map(|(_, begun)| *begun).max_by_key(|begun| begun.count).unwrap_or_default()
     }
 
-    /// The most forwards of a root module that a backward has followed; 0 if none ran.
+    /// Returns the maximum number of forwards of a root module before a backward; 0 if no backward ran.
     pub(super) fn usual(&self, symbols: &SymbolTable) -> u64 {
         let roots = self.before_backward.iter().filter(|(range, _)| is_root(range, symbols));
         roots.map(|(_, count)| *count).max().unwrap_or(0)

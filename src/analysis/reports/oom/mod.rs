@@ -1,4 +1,4 @@
-//! `memtrace oom`: why a request ran out of memory, the evidence, and what to try.
+//! `memtrace oom`: the reason why a request ran out of memory, the evidence, and the remedies.
 
 mod case;
 mod cause;
@@ -41,11 +41,12 @@ use cause::{Cause, Kept};
 use remedies::remedy;
 use server_limit::{Refused, ServerPart};
 
-/// The changes of `memtrace advise` that are shown.
+/// The number of changes of `memtrace advise` that are shown.
 const MOST_ADVISED: usize = 5;
-/// The remedies on the page.
+/// The number of remedies on the page.
 const MOST_ON_PAGE: usize = 3;
-/// What is kept is named before the changes of `memtrace advise` from this part of the peak on, one in 10.
+/// Memory kept without need is named before the changes of `memtrace advise` if it is at least this part of
+/// the peak: one in 10.
 const LEAST_KEPT: i64 = 10;
 
 /// `memtrace oom`.
@@ -107,7 +108,7 @@ impl Report for Oom {
             value["not_advised_because"] = why_not.into();
             cases.push(value);
         }
-        // Memory of the host has no request that fails: the kernel kills.
+        // When the host's memory runs out, no request fails: the kernel kills a process.
         let mut killed = Vec::new();
         for trace in &input.traces {
             let memory = HostMemory::read(trace, options)?;
@@ -115,7 +116,7 @@ impl Report for Oom {
             if cases.is_empty() && killed.is_empty() {
                 heading(&mut printer, input, &trace.meta);
             }
-            // A kill of a child has a count and no name: beside an OOM it is no second verdict.
+            // A killed child has only a count, not a name, so after an OOM it is not a second verdict.
             if cases.is_empty() || verdict.is_of_process() {
                 printer.gap();
                 if input.traces.len() > 1 {
@@ -167,7 +168,7 @@ struct FoundCase<'a> {
     searches: RetainedSearches,
 }
 
-/// Judges the last OOM of a trace; `None` if it has none.
+/// Judges the last OOM of a trace. Returns `None` if it has no OOM.
 fn find_case<'a>(trace: &'a TraceFile, options: &Options) -> Result<Option<FoundCase<'a>>> {
     let mut layout = Layout::default();
     let mut seen = RowsBefore::default();
@@ -197,17 +198,18 @@ fn find_case<'a>(trace: &'a TraceFile, options: &Options) -> Result<Option<Found
     Ok(Some(FoundCase { case, replayed, levels, searches }))
 }
 
-/// Memory that a program keeps without need: to free it comes before any other change.
+/// Memory that a program keeps without need. Freeing it comes before any other change.
 pub(super) struct KeptMemory {
     /// The verdict of `memtrace oom`.
     verdict: &'static str,
-    /// Who keeps it, a sentence without a full stop.
+    /// The holder that keeps it, as a sentence without a full stop.
     because: String,
     tries: Vec<String>,
 }
 
 impl KeptMemory {
-    /// Looks for it by the judgement of the OOM, or, in a run without one, by the last search for what is kept.
+    /// Finds such memory from the verdict on the OOM, or, in a run without an OOM, from the last search for
+    /// kept memory.
     ///
     /// # Errors
     /// When the trace cannot be read.
@@ -256,7 +258,8 @@ impl KeptMemory {
     }
 }
 
-/// The verdict and the first remedies for the page: `device`, `verdict`, `because` and `try`. Null without an OOM.
+/// Returns the verdict and the first remedies for the page: `device`, `verdict`, `because` and `try`. Null
+/// without an OOM.
 ///
 /// # Errors
 /// When the trace cannot be read.
@@ -273,7 +276,7 @@ pub fn oom_for_page(trace: &TraceFile, options: &Options) -> Result<Value> {
     }))
 }
 
-/// The first lines of `memtrace advise`, or why it has none.
+/// Returns the first lines of `memtrace advise`, or the reason why it has none.
 fn helps(trace: &TraceFile, options: &Options) -> (Vec<FirstAdvice>, Option<String>) {
     match Advised::new(trace, options, false) {
         Ok(advised) => (advised.first(MOST_ADVISED), None),

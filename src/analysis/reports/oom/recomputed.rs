@@ -1,4 +1,4 @@
-//! Activations that a checkpoint computes again for its backward.
+//! Activations that a checkpoint recomputes for its backward.
 
 use std::collections::BTreeSet;
 
@@ -9,9 +9,11 @@ use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::block::Owner;
 use crate::state::module_layers::Layers;
 
-/// Returns the live bytes that one checkpoint around several repeated layers has computed again; 0 if each layer has its own.
+/// Returns the live bytes that one checkpoint around several repeated layers has recomputed; 0 if each layer
+/// has its own checkpoint.
 ///
-/// `live` has the owner and the size of each block. A checkpoint runs its forward in the backward, so that its activations belong to that phase.
+/// `live` has the owner and the size of each block. A checkpoint runs its forward inside the backward, so its
+/// activations belong to the backward phase.
 pub(super) fn recomputed(
     live: impl Iterator<Item = (Owner, i64)>,
     backward: Symbol,

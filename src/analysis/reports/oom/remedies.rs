@@ -1,4 +1,4 @@
-//! Remedies after an OOM, one line each: for the cause, and for other findings of the same figures.
+//! Remedies after an OOM, one line each: for the cause, and for other findings in the figures.
 
 use memtrace_trace::units::Unit;
 
@@ -7,17 +7,17 @@ use super::case::OomCase;
 use super::cause::{Cause, Kept, is_of_forward};
 use crate::state::retained::Holder;
 
-/// Parts of the names of ops that attention runs on its scores when it writes them out.
+/// Parts of the names of the ops that attention runs on its scores if it writes them to memory.
 const SCORES: [&str; 6] = ["softmax", "bmm", "matmul", "masked_fill", "::where", "dropout"];
-/// The pages, in bytes, in which expandable segments of large blocks take and return memory.
+/// The size in bytes of the pages by which expandable segments of large blocks grow and shrink.
 const PAGE: i64 = 20 << 20;
-/// As many tensors that are moved to the GPU in one step are a model.
+/// If a step moves at least this many tensors to the GPU, they are a model.
 const FEWEST_OF_MODEL: usize = 8;
-/// What follows a saving that may be smaller than what the program lacks.
+/// The text after a saving that may be smaller than the missing memory.
 const UNSURE: &str = ", may not be enough alone";
 
 impl OomCase<'_> {
-    /// The remedies; the changes of `memtrace advise` follow them.
+    /// Returns the remedies, without the changes of `memtrace advise`.
     pub(super) fn tries(&self, units: Unit) -> Vec<String> {
         let facts = &self.facts;
         let mut all: Vec<String> = Vec::new();
@@ -136,7 +136,7 @@ impl OomCase<'_> {
             ));
         }
         if facts.is_material(facts.step_temporaries) {
-            // While state is still allocated, no temporary result is live yet.
+            // While the optimizer still allocates state, no temporary result is live yet.
             let whole = facts.needs_at_least() + facts.to_come + facts.step_temporaries;
             let is_short = facts.to_come > 0 && facts.step_temporaries < (whole - facts.capacity) / 4 * 5;
             all.push(format!(
@@ -161,11 +161,12 @@ impl OomCase<'_> {
         all
     }
 
-    /// What the trace cannot decide: a remedy for a program that only evaluates, and how to measure the whole need.
+    /// Returns the remedies whose use the trace cannot decide: one for a program that only evaluates, and a
+    /// way to measure the whole need.
     pub(super) fn tries_if(&self) -> Vec<String> {
         let mut all = Vec::new();
         let is_need = matches!(self.cause, Cause::TooBig | Cause::RequestTooLarge);
-        // A step that is larger than those before may be another kind of work.
+        // A step that is larger than earlier ones may do another kind of work.
         let may_evaluate = self.is_untrained || self.phase == "forward" && self.facts.is_larger_than_before();
         if is_need && may_evaluate && self.facts.has_autograd && self.graph_of_other().is_none() {
             all.push("if this is an evaluation: torch.no_grad() or torch.inference_mode()".to_owned());
@@ -187,7 +188,8 @@ impl OomCase<'_> {
         all
     }
 
-    /// Returns true if a program that has run steps moves as many tensors to the GPU as a model has, outside of modules.
+    /// Returns true if a program that has already run steps moves as many tensors to the GPU as a model has,
+    /// outside of modules.
     fn is_loading(&self) -> bool {
         let is_copy = ["aten::empty_strided", "aten::_to_copy"].contains(&&*self.op);
         self.cause == Cause::TooBig
@@ -205,10 +207,10 @@ impl OomCase<'_> {
             && (names(&self.module) || self.lines.iter().any(|line| names(line)))
     }
 
-    /// FSDP's gathered parameters, if they are about all.
+    /// Returns the holder of FSDP's gathered parameters, if these are nearly all parameters.
     fn whole_gather(&self) -> Option<&Holder> {
         let facts = &self.facts;
-        // `FullyShardedDataParallel` puts views of one gathered tensor in the places of a module's parameters.
+        // `FullyShardedDataParallel` replaces a module's parameters by views of one gathered tensor.
         let is_gathered = |holder: &&Holder| {
             let is_view = self.trace.meta.world_size > 1
                 && holder.text("kind") == "attribute"
@@ -220,7 +222,7 @@ impl OomCase<'_> {
         found.filter(|holder| holder.bytes >= facts.parameters / 4 && facts.is_material(holder.bytes))
     }
 
-    /// A variable of the script with a graph, while another model runs its forward.
+    /// Returns a variable of the script with a graph, while another model runs its forward.
     fn graph_of_other(&self) -> Option<&Holder> {
         let is_it = |holder: &&Holder| {
             holder.graphs > 0
@@ -231,7 +233,8 @@ impl OomCase<'_> {
         self.facts.holders.iter().find(is_it).filter(|_| self.is_untrained && self.facts.roots > 1)
     }
 
-    /// A variable with one or a few large tensors from before training, which are no copy of the parameters.
+    /// Returns a variable with one or a few large tensors from before training that are not a copy of the
+    /// parameters.
     fn data(&self) -> Option<&Holder> {
         let is_it = |holder: &&Holder| {
             holder.graphs == 0
@@ -248,14 +251,14 @@ impl OomCase<'_> {
     /// are left.
     fn is_rest_unknown(&self) -> bool {
         let facts = &self.facts;
-        // Without a graph a layer keeps nothing, and says nothing of the next one.
+        // Without a graph, a layer keeps nothing, so it cannot predict the next layer.
         let is_estimated = facts.to_come > 0 && facts.has_autograd;
         facts.steps.is_empty() && !is_estimated && !["backward", "optimizer"].contains(&&*self.phase)
     }
 
-    /// The bytes that a change has to save so that the rest of the step surely fits: half of what is held in a step larger
-    /// than those before, a quarter in the optimizer's step, which comes last, and two fifths in any other step. The parts
-    /// were chosen on the programs of `tests/oom`.
+    /// Returns the bytes that a change must save so that the rest of the step certainly fits. In a step
+    /// larger than earlier ones this is half of the held memory, in the optimizer's step (which comes last) a
+    /// quarter, and in any other step two fifths. These shares were chosen with the programs of `tests/oom`.
     fn least_saving(&self) -> i64 {
         let facts = &self.facts;
         if facts.is_larger_than_before() {
@@ -267,11 +270,11 @@ impl OomCase<'_> {
         }
     }
 
-    /// A change of `memtrace advise`, with what it saves here.
+    /// Returns the line for a change of `memtrace advise`, with the bytes that it saves here.
     pub(super) fn advised_line(&self, advice: &FirstAdvice, units: Unit) -> String {
         let facts = &self.facts;
         let least = if advice.is_least { "at least " } else { "" };
-        // Memory that was still to come shrinks in the same proportion as the memory that was there.
+        // Memory that was not yet allocated shrinks in the same proportion as the memory that was.
         let now = (facts.activations).max(1);
         let of_rest =
             (i128::from(facts.to_come) * i128::from(advice.saved.min(now)) / i128::from(now)) as i64;
@@ -300,7 +303,7 @@ impl OomCase<'_> {
     }
 }
 
-/// The remedy for a holder, and the reason.
+/// Returns the remedy for a holder, and the reason.
 pub(super) fn remedy(why: Kept) -> (&'static str, &'static [&'static str]) {
     match why {
         Kept::Grows => (

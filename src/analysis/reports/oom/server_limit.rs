@@ -1,8 +1,10 @@
-//! A server that gave itself a part of the card in which it has no room: vLLM's `gpu_memory_utilization`.
+//! A server that limits itself to a share of the card in which it has no room: vLLM's
+//! `gpu_memory_utilization`.
 //!
-//! vLLM takes this part of the whole card. It subtracts what its weights and a trial forward need, and the rest becomes
-//! the KV cache. Where nothing is left, or less is free at the start, it raises an error: no request fails, so that the
-//! trace has no OOM. The traced process records the part when it ends (`mark_share` in the tracer).
+//! vLLM takes this share of the whole card. It subtracts the memory that its weights and a trial forward
+//! need, and the rest becomes the KV cache. If nothing is left, or if less than the share is free at the
+//! start, vLLM raises an error. No request fails then, so the trace has no OOM. The traced process records
+//! the share when it ends (`mark_share` in the tracer).
 
 use std::ops::ControlFlow;
 
@@ -19,24 +21,24 @@ use crate::render::printer::{Cell, Printer, Style};
 use crate::state::replay::Metric;
 use crate::state::replay_trace::replay_trace;
 
-/// What vLLM allowed itself.
+/// The share of the card that vLLM allowed itself.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct ServerPart {
     /// `gpu_memory_utilization`.
     part: f64,
-    /// The blocks of its KV cache; 0 before it has one.
+    /// The number of blocks of its KV cache; 0 before it has a cache.
     blocks: i64,
-    /// True if the process recorded it at its end.
+    /// True if the process recorded the share at its end.
     has_ended: bool,
 }
 
 impl ServerPart {
-    /// The part that a process recorded.
+    /// Returns the share that a process recorded.
     ///
     /// # Errors
     /// When the trace cannot be read.
     pub(super) fn read(trace: &TraceFile, options: &Options) -> Result<Option<ServerPart>> {
-        // A copy of the settings may never learn of the cache.
+        // The copy of the settings that is recorded may not have the size of the cache.
         let (mut found, mut has_cache) = (None, false);
         let symbols = SymbolTable::default();
         let wanted = Wanted::all_events(Columns::of(&["seq"])).plus(EventName::Mark, Columns::of(&["name"]));
@@ -44,7 +46,7 @@ impl ServerPart {
             if row.event == EventName::Mark {
                 let name = symbols.get(row.name);
                 has_cache |= name.starts_with("kv_cache: blocks=");
-                // Before its end a server may get a cache that no later mark has.
+                // A server may get a cache before its end that no later mark mentions.
                 if let Some(server) = ServerPart::parse(&name).filter(|server| server.has_ended) {
                     has_cache |= server.blocks > 0;
                     found = Some(server);
@@ -65,7 +67,7 @@ impl ServerPart {
         (0.0..=1.0).contains(&part).then_some(ServerPart { part, blocks, has_ended })
     }
 
-    /// What to change after an OOM in the trial forward, which comes before the KV cache.
+    /// Returns the remedy after an OOM in the trial forward, which runs before the KV cache exists.
     pub(super) fn smaller_trial(&self) -> Option<String> {
         (self.blocks == 0).then(|| {
             "vLLM: a smaller max_num_batched_tokens (and max_num_seqs), so that the trial forward needs less; \
@@ -74,7 +76,8 @@ impl ServerPart {
         })
     }
 
-    /// What to change after an OOM, where the KV cache has most of the memory: it takes all that the part allows.
+    /// Returns the remedy after an OOM if the KV cache has most of the memory: it takes all memory that the
+    /// share allows.
     pub(super) fn less_cache(&self, lacking: i64, capacity: i64) -> Option<String> {
         let lower = hundredths(self.part - lacking as f64 / capacity.max(1) as f64, f64::floor) - 0.01;
         (self.blocks > 0 && lower > 0.0).then(|| {
@@ -87,7 +90,7 @@ impl ServerPart {
     }
 }
 
-/// A number with two digits after the point.
+/// Rounds a number to two decimals.
 fn hundredths(value: f64, round: fn(f64) -> f64) -> f64 {
     round(value * 100.0) / 100.0
 }
@@ -96,19 +99,20 @@ fn hundredths(value: f64, round: fn(f64) -> f64) -> f64 {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Refused {
     part: f64,
-    /// The memory of the card, and what was free when the process began to use it.
+    /// The memory of the card.
     capacity: i64,
+    /// The free memory of the card when the process began to use it.
     free: i64,
-    /// What other processes hold.
+    /// The memory of other processes.
     others: i64,
-    /// The most that torch's blocks had: weights, and the trial forward.
+    /// The peak of torch's blocks: the weights and the trial forward.
     needed: i64,
-    /// True if the process had no KV cache at its end, and not only when it was last looked at.
+    /// True if the process had no KV cache at its end, and not only when it was last inspected.
     has_ended: bool,
 }
 
 impl Refused {
-    /// The server that ended without a KV cache; `None` if it got one, or the card is unknown.
+    /// Returns the server that ended without a KV cache; `None` if it got a cache or the card is unknown.
     ///
     /// # Errors
     /// When the trace cannot be read.
@@ -136,7 +140,7 @@ impl Refused {
             others: device.and_then(|device| device.others()).unwrap_or(0),
             needed: device.map_or(0, |device| device.peak(Metric::Allocated).bytes),
         };
-        // A server that was ended while it started had not come to its cache yet.
+        // A server that was stopped during its start had not yet allocated its cache.
         let is_known = found.has_ended || found.missing() > 0;
         Ok((capacity > 0 && is_known).then_some(found))
     }
@@ -145,7 +149,7 @@ impl Refused {
         (self.part * self.capacity as f64).ceil() as i64
     }
 
-    /// Returns true if less was free at the start than the part.
+    /// Returns true if less memory was free at the start than the share.
     fn is_too_large(&self) -> bool {
         self.allowed() > self.free
     }
@@ -218,7 +222,7 @@ impl Refused {
         all
     }
 
-    /// Prints the verdict, why, and what to change.
+    /// Prints the verdict, the reason and the remedies.
     pub(super) fn print(&self, printer: &mut Printer, options: &Options) {
         let missing = match self.missing() {
             0 => String::new(),
@@ -294,9 +298,9 @@ mod tests {
             first(&small),
             "gpu_memory_utilization above 0.19, at most 0.96 here: each 0.01 more is 81.92 MiB of KV cache"
         );
-        // Something is left, but no sequence fits.
+        // Some memory is left, but no sequence fits.
         assert!(Refused { part: 0.2, ..small }.because(Unit::default()).contains("102.40 MiB that is left"));
-        // More than is free: others hold it, or nobody does.
+        // The share exceeds the free memory: other processes hold the rest, or no process does.
         let large = Refused { part: 0.99, needed: 0, ..small };
         assert_eq!(
             (large.verdict(), first(&large).as_str()),
@@ -305,7 +309,7 @@ mod tests {
         let taken = Refused { part: 0.9, free: 5 * GIB, others: 3 * GIB, needed: 0, ..small };
         assert_eq!(taken.verdict(), "another process");
         assert_eq!(taken.tries(Unit::default()).len(), 2);
-        // No larger part helps.
+        // No larger share helps.
         let full = Refused { part: 0.9, needed: 8 * GIB - GIB / 3, ..small };
         assert!(first(&full).starts_with("a smaller max_num_batched_tokens"));
     }

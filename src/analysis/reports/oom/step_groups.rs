@@ -1,4 +1,4 @@
-//! Memory of a step by op and module, compared with the steps before it.
+//! The memory of a step by op and module, compared with earlier steps.
 
 use std::collections::VecDeque;
 
@@ -11,13 +11,13 @@ use crate::read::record::{Columns, Record};
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::module_layers::Layers;
 
-/// The steps that are kept for the comparison, the latest ones.
+/// The number of steps that are kept for the comparison: the latest ones.
 const MOST_STEPS: usize = 16;
-/// The most groups of a step that are followed.
+/// The maximum number of groups that are tracked per step.
 const MOST_GROUPS: usize = 20_000;
-/// The differences that are shown.
+/// The number of differences that are shown.
 const SHOWN: usize = 3;
-/// A difference of less than this part of the card, one in 20, is left out.
+/// Differences below this part of the card, one in 20, are left out.
 const LEAST_PART: i64 = 20;
 
 /// The columns that [`StepGroups::feed`] reads of every row.
@@ -25,7 +25,7 @@ pub(super) const COLUMNS: Columns = Columns::of(&["op", "module", "category", "d
 
 type Group = (Symbol, Symbol);
 
-/// The live bytes by op and module, and the most of each in the latest steps.
+/// The live bytes by op and module, and the maximum of each group in the latest steps.
 #[derive(Default)]
 struct Peaks {
     now: FxHashMap<Group, i64>,
@@ -79,12 +79,13 @@ pub(super) struct Difference {
     op: String,
     module: String,
     bytes: i64,
-    /// The median of what the earlier steps held at most.
+    /// The median of the group's maximum in the earlier steps.
     usual: i64,
 }
 
 impl Difference {
-    /// ``1.17 GiB of aten::abs in Net.loss, 89.65 MiB in the median step``.
+    /// Returns the difference as text, such as ``1.17 GiB of aten::abs in Net.loss, 89.65 MiB in the median
+    /// step``.
     pub(super) fn line(&self, units: Unit) -> String {
         let Difference { op, module, bytes, usual } = self;
         format!("{} of {op} in {module}, {} in the median step", units.show(*bytes), units.show(*usual))
@@ -96,7 +97,7 @@ impl Difference {
 }
 
 impl StepGroups {
-    /// Takes a row of the device, after the replay took it; `step` is the step that runs.
+    /// Takes a row of the device that the replay has already taken; `step` is the current step.
     pub(super) fn feed(&mut self, row: &Record, step: i64) {
         if step > self.step {
             self.all.next_step(self.step < 0);
@@ -114,7 +115,8 @@ impl StepGroups {
         }
     }
 
-    /// The groups that hold most beyond what they held in earlier steps, with a request that failed; repeated layers are one.
+    /// Returns the groups that exceed their memory in earlier steps most, including a request that failed.
+    /// Repeated layers count as one group.
     pub(super) fn differences(
         &self,
         failed: &Record,
@@ -139,7 +141,7 @@ impl StepGroups {
             .collect();
         all.sort_by(|a, b| (b.bytes - b.usual, &a.op, &a.module).cmp(&(a.bytes - a.usual, &b.op, &b.module)));
         all.truncate(SHOWN);
-        // An input is small, and may be what all else follows from.
+        // An input is small, but may be the reason for all other differences.
         let inputs = self.inputs.now.iter().map(|(group, bytes)| Difference {
             op: symbols.or_dash(group.0).to_string(),
             module: symbols.or_dash(group.1).to_string(),

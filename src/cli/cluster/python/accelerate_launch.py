@@ -1,6 +1,6 @@
-"""Asks `accelerate launch` which ranks it would start: its options, its configuration file and its
-defaults are its own affair. Prints the arguments that it gives to torchrun and the variables that it
-sets, as JSON, on stdout.
+"""Asks `accelerate launch` for the ranks that it would start. Accelerate itself resolves its options, its
+configuration file and its defaults. Prints the arguments for torchrun and the variables that accelerate sets,
+as JSON, on stdout.
 
 argv: the number of cards of this machine, and the arguments of `accelerate launch`."""
 
@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 def main() -> None:
     answer = os.fdopen(os.dup(1), "w")
-    # Whatever it prints is a message.
+    # Stdout is only for the answer: everything that accelerate prints goes to stderr.
     os.dup2(2, 1)
     cards, *arguments = sys.argv[1:]
 
@@ -26,7 +26,7 @@ def main() -> None:
     import accelerate.utils.launch
     from accelerate.commands import launch
 
-    # The ranks of a simulated machine meet at a port of their own.
+    # The ranks of a simulated machine use a port of their own, so a port in use does not matter.
     if hasattr(accelerate.utils.launch, "is_port_in_use"):
         accelerate.utils.launch.is_port_in_use = lambda *_args: False
     before = dict(os.environ)
@@ -45,14 +45,14 @@ def main() -> None:
     torchrun.run = run
     parser = launch.launch_command_parser()
     args = parser.parse_args(arguments)
-    # Nothing depends on the machine that asks.
+    # The answer is the same for every machine.
     if args.machine_rank is None:
         args.machine_rank = 0
 
     def refused(*_args, **_options):
         raise SystemExit("accelerate would start other processes than the ranks of torchrun")
 
-    # One process, or a machine of another kind.
+    # Refuse the launchers for a single process and for other kinds of machines.
     launch.simple_launcher = refused
     launch.tpu_launcher = launch.tpu_pod_launcher = launch.sagemaker_launcher = refused
     launch.subprocess = SimpleNamespace(Popen=refused)

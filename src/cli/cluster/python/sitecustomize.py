@@ -1,7 +1,7 @@
-"""Runs at the start of each Python of a rank among stand-ins: `memtrace run --ranks` puts this folder into
-PYTHONPATH.
+"""Runs at the start of each Python process of a rank among stand-ins, because `memtrace run --ranks` puts
+this folder into PYTHONPATH.
 
-It gives way to the program's own `sitecustomize`, and waits for `torch.distributed` to be imported.
+It runs the program's own `sitecustomize`, and waits for `torch.distributed` to be imported.
 """
 
 import os
@@ -18,12 +18,12 @@ def give_way(folder):
         if error.name != "sitecustomize":
             raise
     finally:
-        # The import of this file looks for the entry once more.
+        # The import system looks up the entry once more after this file has run.
         sys.modules.setdefault("sitecustomize", own)
 
 
 def wait_for_torch(folder):
-    """Puts a finder before the others, which sees the import of `torch.distributed.distributed_c10d`."""
+    """Inserts a finder before the others. It detects the import of `torch.distributed.distributed_c10d`."""
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec, spec_from_file_location
 

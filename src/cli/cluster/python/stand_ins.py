@@ -1,12 +1,13 @@
 """Lets `torch.distributed` work in a rank whose peers are stand-ins.
 
 - Stores: each `TCPStore` and `FileStore` is a client of the store that `memtrace run` serves for this rank.
-- NCCL: the simulated GPU answers for the stand-ins; it is told the size of a group that is split off.
-- gloo: a group has PyTorch's own fake backend, and the collectives of host tensors get the results of ranks
-  that hold what this rank holds.
-- Objects: a gather gives copies of this rank's object; an object from a stand-in is the one that this rank
-  passed.
-- Waits for what no stand-in does: see `waits.py`.
+- NCCL: the simulated GPU answers for the stand-ins. This module passes it the size of a group that is split
+  off.
+- gloo: a group has PyTorch's own fake backend. The collectives of host tensors get their results as if all
+  ranks had the same data as this rank.
+- Objects: a gather returns copies of this rank's object. An object from a stand-in is the object that this
+  rank passed.
+- Waits for values that no stand-in provides: see `waits.py`.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ import threading
 
 
 def sibling(name):
-    """The module in a file beside this one: their folder is not in `sys.path`."""
+    """Returns the module in a file of this folder, which is not in `sys.path`."""
     file = os.path.join(os.path.dirname(os.path.abspath(__file__)), f"memtrace_{name}.py")
     spec = importlib.util.spec_from_file_location(f"memtrace_{name}", file)
     module = importlib.util.module_from_spec(spec)
@@ -30,7 +31,7 @@ def sibling(name):
 
 
 def phantom_function(name, *arguments, result=None):
-    """A function of the simulated GPU, which is preloaded; one that does nothing where it is not."""
+    """Returns a function of the preloaded simulated GPU, or a no-op if there is none with this name."""
     try:
         function = getattr(ctypes.CDLL(None), name)
     except (AttributeError, OSError):
@@ -45,14 +46,14 @@ count_answer = phantom_function("memtrace_phantom_stand_in_answer")
 launches = phantom_function("memtrace_phantom_launches", result=ctypes.c_uint64)
 waiting = sibling("waits")
 HOST = "127.0.0.1"
-# The groups that are being made, innermost last: the number of ranks, and the number of ranks on this machine
-# (0: unknown).
+# The groups that are being created, innermost last: the number of ranks, and the number of ranks on this
+# machine (0: unknown).
 sizes = []
 
 
 @contextlib.contextmanager
 def announced(size, near=0):
-    """The group that is made now has this many ranks. Inside, another one may be made."""
+    """Announces the number of ranks of the group that is being created. Calls may be nested."""
     sizes.append((size, near))
     announce(size, near)
     try:
@@ -63,15 +64,15 @@ def announced(size, near=0):
 
 
 def ask(line):
-    """The answer of this rank's store to a line of our own."""
+    """Returns the answer of this rank's store to one of our additional lines."""
     with socket.create_connection((HOST, int(os.environ["MEMTRACE_PHANTOM_STORE"]))) as connection:
-        # Names of files may hold what is no text.
+        # File names may contain bytes that are not valid text.
         connection.sendall(f"{line}\n".encode(errors="backslashreplace"))
         return connection.makefile().readline().strip()
 
 
 def tell(line):
-    """Sends a line of information to this rank's store. Returns its answer, empty if no store answers."""
+    """Sends a line to this rank's store. Returns the answer, or an empty text if no store answers."""
     try:
         return ask(line)
     except (OSError, KeyError, ValueError):
@@ -79,7 +80,7 @@ def tell(line):
 
 
 def store_port(name):
-    """The port of this rank's store with a name. A port that a store has already names that store."""
+    """Returns the port of this rank's store with this name. A store's port is also a name of it."""
     return int(ask(f"store {name}"))
 
 
@@ -90,7 +91,7 @@ def tell_place(place, key):
 
 
 def warn_of_other_ranks():
-    """Says once for all processes of this rank that one of them was started as a rank that does not run."""
+    """Warns, once per rank, if a process was started as a rank that does not run."""
     ranks, world = os.environ["MEMTRACE_PHANTOM_RANKS"].rsplit("/")
     rank, size = os.environ.get("RANK") or "", os.environ.get("WORLD_SIZE") or ""
     spans = [span.split("-") for span in ranks.split(",")]
@@ -98,7 +99,7 @@ def warn_of_other_ranks():
     if runs and size in ("", world):
         return
     try:
-        # The folder is this rank's own.
+        # The folder belongs to this rank alone.
         os.close(os.open(os.path.join(waiting.OWN_FOLDER, "warned"), os.O_CREAT | os.O_EXCL | os.O_WRONLY))
     except FileExistsError:
         return
@@ -129,17 +130,17 @@ def install(c10d):
 
 
 def install_stores(native):
-    """Makes each store a client of this rank's own."""
+    """Makes each store a client of this rank's own store."""
     connect = native.TCPStore.__init__
     unnamed = iter(range(1 << 62))
 
     def init(self, host_name, port, world_size=None, is_master=False, *rest, **options):
-        # A server at port 0 is a new one, and its port is asked for afterwards.
+        # A server at port 0 is a new store, whose port is queried afterwards.
         name = f"new {os.getpid()} {next(unnamed)}" if not port else str(int(port))
         known = {key: options[key] for key in ("timeout", "use_libuv") if key in options}
         if rest:
             known["timeout"] = rest[0]
-        # With one worker the client does not pause to spare a server.
+        # With one worker, the client does not pause to spare a server.
         connect(self, HOST, store_port(name), 1, False, **known)
 
     native.TCPStore.__init__ = init
@@ -154,7 +155,7 @@ def install_stores(native):
 
 
 def install_waits(native, waits):
-    """Names the lines that wait for a key which no rank sets, and ends a poll for one."""
+    """Reports the lines that wait for a key that no rank sets, and ends polls for such a key."""
     import time
 
     store = native.Store
@@ -163,10 +164,10 @@ def install_waits(native, waits):
     )
 
     def source(call, keys, is_empty=lambda result: False):
-        """The result of a call that waits, and the keys to which a stand-in gave no value in it."""
+        """Returns the result of a call that waits, and the keys that a stand-in left empty meanwhile."""
         started = time.monotonic()
         result = call()
-        # Spares most calls the question. The store answers it, not the clock: an own value is only named.
+        # Most calls need no query. The store decides, not the clock; a copied value is only reported.
         if time.monotonic() - started < waiting.ANSWERED_LATE and not is_empty(result):
             return result, []
         return result, [key for key in keys if waits.answered(key) == "empty"]
@@ -204,12 +205,12 @@ def install_waits(native, waits):
     waits.watch()
 
 
-# What device meshes and Megatron-core call the group of a pipeline: its ranks are one of each stage.
+# The names of a pipeline's group in device meshes and Megatron-core. It has one rank of each stage.
 PIPELINES = ("mesh_pp", "mesh_pipe", "mesh_pipeline", "PIPELINE_MODEL_PARALLEL_GROUP")
 
 
 def note_pipeline(c10d, arguments, options):
-    """Reports the ranks of this rank's pipeline, if a group that is made with these arguments is one."""
+    """Reports the ranks of this rank's pipeline if these arguments create the group of a pipeline."""
     values = (*arguments, *options.values())
     if not any(isinstance(value, str) and value in PIPELINES for value in values):
         return
@@ -219,7 +220,7 @@ def note_pipeline(c10d, arguments, options):
 
 
 def near_of(ranks):
-    """How many of these ranks are on this machine; 0 where that is not known."""
+    """Returns the number of these ranks that are on this machine; 0 if unknown."""
     own, size = os.environ.get("RANK", ""), os.environ.get("LOCAL_WORLD_SIZE", "")
     if not (own.isdecimal() and size.isdecimal() and int(size)):
         return 0
@@ -227,8 +228,8 @@ def near_of(ranks):
 
 
 def install_groups(c10d, native):
-    """Tells the simulated GPU how the ranks of groups are spread over machines, and the sizes of the groups
-    that NCCL splits off."""
+    """Passes two facts about groups to the simulated GPU: how their ranks are spread over machines, and the
+    sizes of the groups that NCCL splits off."""
     make = c10d._new_process_group_helper
     signature = inspect.signature(make)
 
@@ -264,7 +265,7 @@ def install_groups(c10d, native):
 
 
 def install_gloo(torch, c10d, native, waits):
-    """Puts PyTorch's fake backend into the place of gloo, and gives results to what it leaves undone."""
+    """Replaces gloo by PyTorch's fake backend, and writes the results that the fake backend leaves undone."""
     real_gloo = getattr(c10d, "ProcessGroupGloo", None)
     if real_gloo is None:
         return
@@ -281,7 +282,7 @@ def install_gloo(torch, c10d, native, waits):
         def __getattr__(cls, name):
             return getattr(real_gloo, name)
 
-    # gloo numbers its collectives; the fake backend refuses to, and nobody compares the numbers.
+    # gloo numbers its collectives. The fake backend raises an error instead, but nobody compares the numbers.
     fake._set_sequence_number_for_group = lambda self: None
     fake._get_sequence_number_for_group = lambda self: 0
     c10d.ProcessGroupGloo = Gloo("ProcessGroupGloo", (), {})
@@ -306,7 +307,7 @@ def install_gloo(torch, c10d, native, waits):
         return value if isinstance(value, torch.Tensor) else None
 
     def on_host(name, finish):
-        """After the collective `name` of host tensors among stand-ins, `finish` writes its result."""
+        """Wraps the collective `name`: for host tensors among stand-ins, `finish` writes its result."""
         real = getattr(native.ProcessGroup, name, None)
         if real is None:
             return
@@ -332,7 +333,7 @@ def install_gloo(torch, c10d, native, waits):
         return c10d.ReduceOp.SUM
 
     def reduce_copies(tensor, size, reduction):
-        """Makes of a tensor the reduction of as many copies of it. Truth values stay as they are."""
+        """Replaces a tensor by the reduction of `size` copies. Booleans change only with XOR."""
         if tensor.dtype == torch.bool and reduction != c10d.ReduceOp.BXOR:
             return
         if reduction == c10d.ReduceOp.SUM:
@@ -386,7 +387,7 @@ def install_gloo(torch, c10d, native, waits):
         all_to_all(group, outputs, inputs)
 
     def nothing(group, *arguments, **options):
-        """The fake backend gives the result already."""
+        """Does nothing, because the fake backend already writes the result."""
 
     for name, finish in (
         ("allgather", nothing),
@@ -408,7 +409,7 @@ def install_gloo(torch, c10d, native, waits):
 
 
 def install_objects(torch, c10d):
-    """Gives objects from stand-ins: those that this rank passed."""
+    """Makes an object from a stand-in a copy of the object that this rank passed."""
     current = threading.local()
     read_object = c10d._tensor_to_object
 
@@ -448,7 +449,7 @@ def install_objects(torch, c10d):
         return torch.device(device).type == "cpu"
 
     def replaced(name):
-        """Replaces a function of `torch.distributed` by one that gets the function as its first argument."""
+        """Replaces a function of `torch.distributed` by one that takes the original as its first argument."""
 
         def decorate(function):
             real = getattr(c10d, name)
@@ -476,7 +477,7 @@ def install_objects(torch, c10d):
         if is_root(group, src, options.get("group_src")):
             return real(object_list, src, group, device, **options)
         if on_host(group, device):
-            # gloo's tensors would be on the host: no memory of the GPU is missed.
+            # gloo's tensors would be on the host, so no GPU memory is missing from the trace.
             count_answer()
             return None
         with passing(list(object_list)):

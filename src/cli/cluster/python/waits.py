@@ -1,8 +1,9 @@
-"""Names the lines of a script that wait for a rank which does not run, and ends a wait without an end.
+"""Reports the lines of a script that wait for a rank that does not run, and ends endless waits.
 
-- A key of a store that a stand-in set: the line that waited for it. A `get` that would return nothing raises.
-- A poll for such a key, or a message received again and again, without work for the GPU in between: raises.
-- A call of `torch.distributed` that does not return, while the process rests: ends the process.
+- A key of a store that a stand-in set: reports the line that waited for it. A `get` that would return an
+  empty value raises.
+- A poll for such a key, or a message received again and again, without GPU work in between: raises.
+- A call of `torch.distributed` that does not return while the process is idle: ends the process.
 """
 
 import atexit
@@ -12,19 +13,20 @@ import sys
 import threading
 import time
 
-# Seconds; 0: for ever. As long as the simulated NCCL waits for a real rank.
+# In seconds; 0 means forever. The simulated NCCL waits for a real rank equally long.
 PATIENCE = 60.0
 PATIENCE_VARIABLE = "MEMTRACE_PHANTOM_PATIENCE"
-# A wait that takes as long is one that a stand-in ended: it lets other threads of the rank set the key first.
+# In seconds. A longer wait was ended by a stand-in, because the store first lets other threads of the rank
+# set the key.
 ANSWERED_LATE = 0.15
-# The fewest repetitions of one line that count as a loop which waits.
+# The minimum number of repetitions of one line that count as a waiting loop.
 POLLS, MESSAGES = 10, 1000
-# The part of one core below which a process rests.
+# A process that uses less than this share of one core is idle.
 RESTING = 0.1
-# The fewest looks in sequence at the same call before the process ends, and the most intervals between two of
-# them: a process that was stopped, or a machine without time for it, is no deadlock.
+# The minimum number of consecutive checks that find the same call before the process ends, and the maximum
+# number of intervals between two checks: a process that was stopped or got no CPU time is not deadlocked.
 LOOKS, GAP = 4, 3
-# Seconds that the interpreter waits at exit for the thread, which needs none.
+# The time in seconds that the interpreter waits for the thread at exit. The thread normally needs no time.
 LAST_LOOK = 1.0
 OWN_FOLDER = os.path.dirname(os.path.abspath(__file__))
 
@@ -43,7 +45,7 @@ def current_folder():
         return os.sep
 
 
-# Later the folder may be another one, or be removed: then `os.path.abspath` raises.
+# Read at the start, because the folder may change or be removed later: then `os.path.abspath` raises.
 START_FOLDER = current_folder()
 
 
@@ -52,7 +54,7 @@ def is_of(frame, folders):
 
 
 def place_of(frame, folders):
-    """The innermost line outside of these folders, as `function (file:line)`."""
+    """Returns the innermost line outside of these folders, as `function (file:line)`."""
     while frame is not None and frame.f_back is not None and is_of(frame, folders):
         frame = frame.f_back
     if frame is None:
@@ -79,11 +81,12 @@ class Waits:
         # Lines of the script are outside of PyTorch and of this folder.
         self.inner = (OWN_FOLDER + os.sep, torch_folder + os.sep)
         files = ("distributed_c10d.py", "rendezvous.py", "device_mesh.py", "rpc")
-        # Not all of torch.distributed: a launcher waits for its ranks, and a checkpoint for a disk.
+        # Not all of torch.distributed, because a launcher waits for its ranks, and a checkpoint for a disk.
         self.waiting = (OWN_FOLDER, *(os.path.join(torch_folder, "distributed", file) for file in files))
         self.tell_place, self.launches, self.error = tell_place, launches, error
         self.patience = patience()
-        # Of each line that polls: the launches so far, the last time, the seconds, the number of times.
+        # For each line that polls: the launches so far, the time of its last call, its total seconds, and its
+        # count.
         self.lines = {}
         # Set when the interpreter exits.
         self.ended = threading.Event()
@@ -92,14 +95,14 @@ class Waits:
         return place_of(sys._getframe(1), self.inner)
 
     def answered(self, key):
-        """Reports the line that waited for a key. Returns where its value is from.
+        """Reports the line that waited for a key. Returns the source of the key's value.
 
-        `own` or `empty`: a stand-in set it in this call, and no line was reported before; else `set`.
+        `own` or `empty` if a stand-in set it in this call and no line was reported before; otherwise `set`.
         """
         return self.tell_place(self.place(), key)
 
     def repeated(self, what, least, why):
-        """The main thread has done once more what brings nothing new. Raises when it does nothing else."""
+        """Records that the main thread repeated a call without progress. Raises if it does nothing else."""
         if not self.patience or threading.current_thread() is not threading.main_thread():
             return
         place, now, launches = self.place(), time.monotonic(), self.launches()
@@ -114,11 +117,11 @@ class Waits:
             raise self.error(explained(what, place, why))
 
     def watch(self):
-        """Starts to look for a call that does not return, in a thread."""
+        """Starts a thread that checks for a call that does not return."""
         if self.patience:
             thread = threading.Thread(target=self.look, name="memtrace-waits", daemon=True)
             thread.start()
-            # A thread that wakes while the interpreter is taken down may end the process.
+            # A thread that wakes while the interpreter shuts down may end the process.
             atexit.register(self.end, thread)
 
     def end(self, thread):
@@ -126,11 +129,11 @@ class Waits:
         thread.join(LAST_LOOK)
 
     def call(self, thread):
-        """The call of `torch.distributed` in which a thread is; None if it is in none.
+        """Returns the call of `torch.distributed` in which a thread is, or None if it is in no such call.
 
-        Values that tell it from another one; the last two: its function and the line of the script.
-
-        The frame dies with this function: a frame keeps the locals of the program, and so its memory.
+        The result is a tuple that distinguishes the call from others. It ends with the call's function and
+        the line of the script. The frame is not kept: a frame keeps the program's locals alive, and so their
+        memory.
         """
         frame = sys._current_frames().get(thread)
         if frame is None or not is_of(frame, self.waiting):
@@ -139,12 +142,12 @@ class Waits:
         # The outermost function of `torch.distributed` that the script called.
         while frame.f_back is not None and is_of(frame.f_back, self.inner):
             frame = frame.f_back
-        # A process that swaps does not rest.
+        # A process that swaps is not idle.
         faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
         return *innermost, self.launches(), faults, frame.f_code.co_name, place_of(frame, self.inner)
 
     def look(self):
-        """Ends the process when its main thread rests in one call of `torch.distributed` for too long."""
+        """Ends the process if its main thread is idle in one call of `torch.distributed` for too long."""
         main, interval = threading.main_thread().ident, min(self.patience / 5, 2.0)
         seen, looks = None, 0
         last = since = time.monotonic()
