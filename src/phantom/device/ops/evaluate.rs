@@ -241,9 +241,12 @@ pub(super) unsafe fn start(schema: usize, inputs: &[Value]) -> Started {
         }
     }
     let last = Related::take_last();
-    for value in inputs {
-        // SAFETY: by the contract.
-        unsafe { value.each_on_device(torch, |memory| started.inputs.push(memory.data)) };
+    // Other ops may take tensors whose memory torch forbids to look at, such as those of a CUDA graph's earlier run.
+    if op.question.is_some() || op.sample.is_some() || Related::is_made_by(op.base) {
+        for value in inputs {
+            // SAFETY: by the contract.
+            unsafe { value.each_on_device(torch, |memory| started.inputs.push(memory.data)) };
+        }
     }
     // SAFETY: by the contract.
     started.sample = op.sample.map(|sample| (sample, unsafe { Arguments::of(torch, inputs) }));
@@ -310,7 +313,7 @@ pub(super) unsafe fn end(started: Started, outputs: &[Value]) {
     }
     // The bytes around the written memory have not changed.
     keep(&kept, &written);
-    if let Some(output) = outputs.first() {
+    if let Some(output) = outputs.first().filter(|_| Related::is_made_by(op.base)) {
         // SAFETY: by the contract.
         unsafe { output.each_on_device(torch, |memory| Related::note(op.base, &inputs, memory.data)) };
     }

@@ -202,6 +202,11 @@ impl Related {
         LAST.try_with(Cell::take).ok().flatten()
     }
 
+    /// Whether the result of an op of this name is related to its inputs.
+    pub(super) fn is_made_by(base: &str) -> bool {
+        matches!(base, "add" | "sub" | "tril" | "triu" | "floor" | "ceil" | "round" | "trunc")
+    }
+
     /// Records that the op `base` has created `result` from these inputs.
     pub(super) fn note(base: &str, inputs: &[usize], result: usize) {
         let first = inputs.first().copied().unwrap_or_default();
