@@ -1018,7 +1018,7 @@ fn summary_and_oom_say_who_killed_a_process() {
     for (name, part) in [
         (
             "limit=3000000000 size=2900000000 peak=2990000000 what=MemoryError",
-            "limited to 2.79 GiB (ulimit -v, RLIMIT_AS), and it had 2.78 GiB",
+            "limited to 2.79 GiB (ulimit -v, RLIMIT_AS), and its size was 2.78 GiB",
         ),
         ("size=2900000000 what=RuntimeError", "no limit of its address space is set"),
         ("what=MemoryError", "has a limit is unknown"),
