@@ -81,7 +81,7 @@ impl Forecast {
         if more <= 0.0 || latest <= SETTLED * more {
             return Forecast::Settled;
         }
-        let before = used(quarter) - used(end - (end - from) / 2);
+        let before = used(quarter) - used(2 * quarter - end);
         let slowing = Forecast::Slowing {
             // If each quarter adds the same fraction of the quarter before, the sum converges to this level.
             level: (latest < before).then(|| (used(end) + latest * latest / (before - latest)) as i64),
@@ -164,10 +164,11 @@ mod tests {
         let settled: Vec<i64> = (0..20).map(|step| 100 + 20 * step.min(8)).collect();
         assert_eq!(of(&settled), Forecast::Settled);
         let slower: Vec<i64> = (0..20).map(|step| 100 + 20 * step.min(10) + 5 * (step - 10).max(0)).collect();
-        // The last quarter adds 45, as much as the quarter before, so there is no level.
+        // The last quarter adds as much as the quarter before, so there is no level.
         assert!(matches!(of(&slower), Forecast::Slowing { .. }), "{:?}", of(&slower));
-        let halves: Vec<i64> = (0..=16).map(|step: i64| 900 - (800 >> (step / 2))).collect();
-        let Forecast::Slowing { level } = of(&halves) else { panic!("{:?}", of(&halves)) };
+        // Each step adds 85 % of the step before.
+        let converges: Vec<i64> = (0..=16).map(|step| 900 - (800.0 * 0.85_f64.powi(step)) as i64).collect();
+        let Forecast::Slowing { level } = of(&converges) else { panic!("{:?}", of(&converges)) };
         assert!((890..=910).contains(&(level.unwrap() / MIB)), "{level:?}");
         assert_eq!(of(&[100; 20]), Forecast::Settled);
         let shrinks: Vec<i64> = line.iter().rev().copied().collect();
