@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
@@ -10,17 +10,10 @@ use tempfile::TempDir;
 
 #[expect(dead_code, reason = "each test crate uses its own part")]
 mod common;
-use common::{compiled, library, untraced};
-
-const RUNTIME: &str = "libcudart.so.12";
-
-fn program() -> PathBuf {
-    compiled("fakes/cudart.c", RUNTIME, &[]);
-    compiled("fakes/c10.c", "libc10.so", &[]);
-    compiled("fakes/c10_cuda.c", "libc10_cuda.so", &["libc10.so", RUNTIME]);
-    let include = format!("-I{}", Path::new(env!("CARGO_MANIFEST_DIR")).join("include").display());
-    compiled("processes/parts.c", "host_memory", &[&include, "libc10_cuda.so", "libc10.so", RUNTIME])
-}
+use common::{library, untraced};
+#[path = "common/parts.rs"]
+mod parts;
+use parts::parts_program;
 
 fn memtrace(arguments: &[&str], path: &Path) -> String {
     let output = Command::new(env!("CARGO_BIN_EXE_memtrace")).args(arguments).arg(path).output().unwrap();
@@ -37,13 +30,13 @@ fn json(arguments: &[&str], path: &Path) -> Value {
 fn hidden(prepare: &str, out: &Path) {
     let script = format!("{prepare} && exec \"$0\" \"$@\"");
     let mut command = untraced(Path::new("unshare"), &["--map-root-user", "--mount", "bash", "-c"]);
-    command.arg(script).arg(program()).args(["wait", "200"]);
+    command.arg(script).arg(parts_program("host_memory")).args(["wait", "200"]);
     command
         .env("MEMTRACE_OUT", out)
         .env("MEMTRACE_SAMPLE_MS", "10")
         .env("PRELOAD", library("libmemtrace.so"));
     // `$ORIGIN` needs `/proc`.
-    command.env("LD_LIBRARY_PATH", program().parent().unwrap());
+    command.env("LD_LIBRARY_PATH", parts_program("host_memory").parent().unwrap());
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();

@@ -11,20 +11,15 @@ use serde_json::Value;
 #[expect(dead_code, reason = "each test crate uses its own part")]
 mod common;
 use common::{Trace, Traced, compiled, untraced};
+#[path = "common/parts.rs"]
+mod parts;
+use parts::parts_program;
 
 const RUNTIME: &str = "libcudart.so.12";
 
-fn program() -> PathBuf {
-    compiled("fakes/cudart.c", RUNTIME, &[]);
-    compiled("fakes/c10.c", "libc10.so", &[]);
-    compiled("fakes/c10_cuda.c", "libc10_cuda.so", &["libc10.so", RUNTIME]);
-    let include = format!("-I{}", Path::new(env!("CARGO_MANIFEST_DIR")).join("include").display());
-    compiled("processes/parts.c", "recovered", &[&include, "libc10_cuda.so", "libc10.so", RUNTIME])
-}
-
 /// A process that kills itself after `rounds` rounds, in the folder `out`; most of its events are in its journal.
 fn killed(out: &Path, run: &str, rounds: &str) -> i64 {
-    let traced = Traced::new(&program(), &["kill", rounds]).env("MEMTRACE_OUT", out);
+    let traced = Traced::new(&parts_program("recovered"), &["kill", rounds]).env("MEMTRACE_OUT", out);
     let ran = traced.env("MEMTRACE_RUN_ID", run).env("MEMTRACE_FLUSH_MS", "60000").run();
     assert_eq!(ran.status(), 128 + 9, "{}", ran.stderr());
     ran.numbers()[0]
@@ -86,7 +81,11 @@ fn repair_finishes_every_killed_run_of_a_folder_and_names_each() {
 fn run_tells_the_signal_that_killed_a_program_and_its_samples_of_the_host_survive() {
     let folder = tempfile::TempDir::new().unwrap();
     let mut run = Command::new(env!("CARGO_BIN_EXE_memtrace"));
-    run.args(["run", "-o"]).arg(folder.path()).arg("--").arg(program()).args(["kill", "300000"]);
+    run.args(["run", "-o"])
+        .arg(folder.path())
+        .arg("--")
+        .arg(parts_program("recovered"))
+        .args(["kill", "300000"]);
     let output = run.env("MEMTRACE_FLUSH_MS", "60000").output().unwrap();
     assert!(stderr(&output).contains("by SIGKILL, and not because memory ran out"), "{}", stderr(&output));
     let traces = traces(folder.path());
@@ -104,7 +103,8 @@ fn run_tells_the_signal_that_killed_a_program_and_its_samples_of_the_host_surviv
 #[test]
 fn repair_ends_the_part_before_when_the_process_was_killed_between_two_parts() {
     let folder = tempfile::TempDir::new().unwrap();
-    let traced = Traced::new(&program(), &["kill", "3017"]).env("MEMTRACE_OUT", folder.path());
+    let traced =
+        Traced::new(&parts_program("recovered"), &["kill", "3017"]).env("MEMTRACE_OUT", folder.path());
     assert_eq!(traced.env("MEMTRACE_ROTATE", "64k").run().status(), 128 + 9);
     // The parts in their order: NAME.csv, NAME.part2.csv, ...
     let mut parts = traces(folder.path());
@@ -164,7 +164,7 @@ fn repair_of_a_trace_that_cannot_be_written_reads_the_journal_and_says_so() {
     for rotate in ["0", "64k"] {
         let folder = tempfile::TempDir::new().unwrap();
         let out = folder.path().join("out");
-        let traced = Traced::new(&program(), &["kill", "3017"]).env("MEMTRACE_OUT", &out);
+        let traced = Traced::new(&parts_program("recovered"), &["kill", "3017"]).env("MEMTRACE_OUT", &out);
         let ran = traced.env("MEMTRACE_ROTATE", rotate).env("MEMTRACE_STACKS", "ops").run();
         assert_eq!(ran.status(), 128 + 9, "{}", ran.stderr());
         let before: Vec<_> = traces(&out).iter().map(|file| fs::read(file).unwrap()).collect();
@@ -290,7 +290,7 @@ fn a_process_that_may_start_no_thread_leaves_neither_a_trace_nor_a_journal() {
     let hello = tempfile::NamedTempFile::new().unwrap();
     let place = tempfile::tempdir().unwrap();
     let out = place.path().join("out");
-    let traced = Traced::new(&program(), &["exit", "500"]).env("LD_PRELOAD", preload);
+    let traced = Traced::new(&parts_program("recovered"), &["exit", "500"]).env("LD_PRELOAD", preload);
     let ran = traced.env("MEMTRACE_HELLO", hello.path()).env("MEMTRACE_OUT", &out).run();
     assert_eq!(ran.status(), 0, "{}", ran.stderr());
     assert_eq!(ran.stderr().lines().count(), 1, "{}", ran.stderr());

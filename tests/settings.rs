@@ -18,24 +18,17 @@ use memtrace_trace::{EventName, Row};
 
 #[expect(dead_code, reason = "each test crate uses its own part")]
 mod common;
-use common::{Ran, Traced, compiled};
+use common::{Ran, Traced};
+#[path = "common/parts.rs"]
+mod parts;
+use parts::parts_program;
 #[path = "common/running.rs"]
 #[expect(dead_code, reason = "each test crate uses its own part")]
 mod running;
 use running::Running;
 
-const RUNTIME: &str = "libcudart.so.12";
-
-fn program() -> PathBuf {
-    compiled("fakes/cudart.c", RUNTIME, &[]);
-    compiled("fakes/c10.c", "libc10.so", &[]);
-    compiled("fakes/c10_cuda.c", "libc10_cuda.so", &["libc10.so", RUNTIME]);
-    let include = format!("-I{}", Path::new(env!("CARGO_MANIFEST_DIR")).join("include").display());
-    compiled("processes/parts.c", "parts", &[&include, "libc10_cuda.so", "libc10.so", RUNTIME])
-}
-
 fn traced(how: &str, rounds: &str) -> Traced {
-    Traced::new(&program(), &[how, rounds])
+    Traced::new(&parts_program("parts"), &[how, rounds])
 }
 
 fn memtrace(arguments: &[&str], path: &Path) -> String {
@@ -349,7 +342,8 @@ fn keep_bounds_what_is_left_when_the_program_ends() {
 fn reports_go_on_while_keep_removes_the_parts_that_they_read() {
     for compress in ["off", "zst"] {
         let variables = [("MEMTRACE_KEEP", "1m"), ("MEMTRACE_COMPRESS", compress)];
-        let mut running = Running::start(&program(), &["exit", "100000000", Running::END], &variables);
+        let mut running =
+            Running::start(&parts_program("parts"), &["exit", "100000000", Running::END], &variables);
         let out = running.out();
         let first = || kept(&out)[1..].to_vec();
         let begun = std::time::Instant::now();
@@ -388,7 +382,7 @@ fn recovery_leaves_a_live_process_of_another_container_alone() {
     let mut container =
         common::untraced(Path::new("unshare"), &["--map-root-user", "--pid", "--fork", "env"]);
     container.arg(format!("LD_PRELOAD={}", common::library("libmemtrace.so").display()));
-    container.arg(program()).args(["wait", "10"]).env("MEMTRACE_OUT", folder.path());
+    container.arg(parts_program("parts")).args(["wait", "10"]).env("MEMTRACE_OUT", folder.path());
     // Nothing is flushed while the test moves the trace.
     container.env("MEMTRACE_FLUSH_MS", "60000");
     let mut child = container.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
@@ -447,7 +441,7 @@ fn summary_on_prints_the_summary_at_exit() {
 fn flush_ms_brings_the_trace_up_to_date_while_the_program_runs() {
     use std::process::Stdio;
     let folder = tempfile::TempDir::new().unwrap();
-    let mut command = common::untraced(&program(), &["wait", "10"]);
+    let mut command = common::untraced(&parts_program("parts"), &["wait", "10"]);
     command.env("LD_PRELOAD", common::library("libmemtrace.so")).env("MEMTRACE_OUT", folder.path());
     command.env("MEMTRACE_FLUSH_MS", "10").env("MEMTRACE_SAMPLE_MS", "0");
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();

@@ -1,0 +1,15 @@
+//! The program of `tests/programs/processes/parts.c`.
+
+use std::path::{Path, PathBuf};
+
+use crate::common::compiled;
+
+/// Compiles `tests/programs/processes/parts.c` into `target`, with imitations of torch's and CUDA's libraries.
+pub(crate) fn parts_program(target: &str) -> PathBuf {
+    const RUNTIME: &str = "libcudart.so.12";
+    compiled("fakes/cudart.c", RUNTIME, &[]);
+    compiled("fakes/c10.c", "libc10.so", &[]);
+    compiled("fakes/c10_cuda.c", "libc10_cuda.so", &["libc10.so", RUNTIME]);
+    let include = format!("-I{}", Path::new(env!("CARGO_MANIFEST_DIR")).join("include").display());
+    compiled("processes/parts.c", target, &[&include, "libc10_cuda.so", "libc10.so", RUNTIME])
+}
