@@ -47,22 +47,7 @@ function paintHost(t, colours) {
   most *= 1.06;
   const y = (value) => bottom - (value / most) * high;
 
-  const scale = byteTicks(most, 4);
-  c.lineWidth = 1;
-  c.textAlign = "right";
-  c.textBaseline = "middle";
-  for (const mark of scale.marks) {
-    const at = Math.round(y(mark.at)) + 0.5;
-    c.strokeStyle = colours.faint;
-    c.beginPath();
-    c.moveTo(PLOT.left, at);
-    c.lineTo(width - PLOT.right, at);
-    c.stroke();
-    c.fillStyle = colours.quiet;
-    c.fillText(mark.text, PLOT.left - 8, at);
-  }
-  c.textAlign = "left";
-  c.fillText(scale.unit, 6, PLOT.top - 10);
+  paintBytes(c, byteTicks(most, 4), y, width, colours);
 
   c.save();
   c.beginPath();

@@ -60,23 +60,7 @@ painters.curve = () => {
   most = Math.max(most, capacityShown ? t.capacity : 0) * 1.06;
   const y = (value) => bottom - (value / most) * high;
 
-  // The axis of bytes.
-  const scale = byteTicks(most, 5);
-  c.lineWidth = 1;
-  c.textAlign = "right";
-  c.textBaseline = "middle";
-  for (const mark of scale.marks) {
-    const at = Math.round(y(mark.at)) + 0.5;
-    c.strokeStyle = colours.faint;
-    c.beginPath();
-    c.moveTo(PLOT.left, at);
-    c.lineTo(width - PLOT.right, at);
-    c.stroke();
-    c.fillStyle = colours.quiet;
-    c.fillText(mark.text, PLOT.left - 8, at);
-  }
-  c.textAlign = "left";
-  c.fillText(scale.unit, 6, PLOT.top - 10);
+  paintBytes(c, byteTicks(most, 5), y, width, colours);
 
   c.save();
   c.beginPath();
@@ -379,6 +363,25 @@ function paintBands(c, t, bottom, width, colours) {
       labelled = left + c.measureText(text).width;
     }
   }
+}
+
+/** Draws the axis of bytes, with a line across the plot at each mark. */
+function paintBytes(c, scale, y, width, colours) {
+  c.lineWidth = 1;
+  c.textAlign = "right";
+  c.textBaseline = "middle";
+  for (const mark of scale.marks) {
+    const at = Math.round(y(mark.at)) + 0.5;
+    c.strokeStyle = colours.faint;
+    c.beginPath();
+    c.moveTo(PLOT.left, at);
+    c.lineTo(width - PLOT.right, at);
+    c.stroke();
+    c.fillStyle = colours.quiet;
+    c.fillText(mark.text, PLOT.left - 8, at);
+  }
+  c.textAlign = "left";
+  c.fillText(scale.unit, 6, PLOT.top - 10);
 }
 
 function paintTime(c, bottom, width, colours) {
