@@ -181,8 +181,8 @@ def show(
     if grid.lines:
         place_of = {(rank, device): n for n, (rank, device, _) in enumerate(grid.devices)}
         first = [place_of[row["rank"], row["device"]] for row in parted["list"][:FURTHEST]]
-        steps = f"group of up to {at_once} steps" if at_once > 1 else "step"
-        title = f"largest distance from the median of all, in each {steps}"
+        steps = f"up to {at_once} steps" if at_once > 1 else "step"
+        title = f"largest distance from the median, by {steps}"
         lines += ["", title, *_heat_map.text(grid, first, width or 100, BANDS, plain)]
     if parted["devices"]:
         rows = parted["list"][: FURTHEST if top is None else top]
