@@ -147,7 +147,7 @@ pub struct ChildrenSample {
 }
 
 impl ChildrenSample {
-    /// The bytes that count as those of the children: their shares; without those what is resident in each.
+    /// The children's bytes: the sum of their shares, or of their resident memory if the shares are unknown.
     #[must_use]
     pub fn bytes(&self) -> i64 {
         if self.pss >= 0 { self.pss } else { self.rss.max(0) }

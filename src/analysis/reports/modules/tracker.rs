@@ -356,7 +356,7 @@ impl Tracker {
         }
     }
 
-    /// The backward of another call of the module at `path` begins: that of the last one, and those inside it, end.
+    /// The backward of another call of the module at `path` begins. The backwards of the last call, and of calls inside it, end.
     fn end_backward_of(&mut self, path: &str, seq: i64) {
         let Some(at) = self.backward.iter().position(|call| call.path == path) else { return };
         for call in self.backward.split_off(at).into_iter().rev() {

@@ -89,7 +89,7 @@ pub(crate) struct Share {
     card: usize,
     /// The bytes of a context.
     context: u64,
-    /// Whether the card's memory is that of the machine.
+    /// Whether the card shares the machine's memory.
     is_unified: bool,
     clock: Arc<DeviceClock>,
     entered: AtomicBool,

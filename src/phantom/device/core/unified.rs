@@ -1,7 +1,7 @@
 //! The host's part in a memory that the device shares with the machine ([`memtrace_cards::Unified`]).
 //!
 //! The simulated machine has the programs that use its device, and the processes that they started. Their memory on the
-//! host is what the kernel counts. The page cache is that of the machine on which the simulation runs: it takes free
+//! host is what the kernel counts. The page cache comes from the machine on which the simulation runs: it takes free
 //! memory, but no allocation fails because of it.
 
 use std::path::Path;

@@ -241,7 +241,7 @@ pub(super) unsafe fn start(schema: usize, inputs: &[Value]) -> Started {
         }
     }
     let last = Related::take_last();
-    // Other ops may take tensors whose memory torch forbids to look at, such as those of a CUDA graph's earlier run.
+    // Other ops may take tensors whose memory torch forbids to look at, such as the outputs of a CUDA graph's earlier run.
     if op.question.is_some() || op.sample.is_some() || Related::is_made_by(op.base) {
         for value in inputs {
             // SAFETY: by the contract.

@@ -83,7 +83,7 @@ impl BackwardCalls {
         Some(path)
     }
 
-    /// Adds a call and those around it. Returns the outermost module of which another call was here.
+    /// Adds a call and those around it. Returns the outermost module whose other call was here.
     fn add(&mut self, call: u32) -> Option<TextId> {
         let (mut next, mut chain) = (call, FxHashMap::default());
         let mut again = None;
