@@ -116,7 +116,7 @@ fn host_memory_of_a_control_group_is_that_of_the_lowest_limit_in_both_versions()
     }
 }
 
-/// 500 children, a hundred of which end while they are read: each counts once or not at all, and what only their pages tell is
+/// 500 children, a hundred of which end while they are read: each counts once or not at all, and what only their pages show is
 /// unknown. Of few children the shares are known.
 #[test]
 fn host_memory_of_500_children_is_read_though_some_end_meanwhile() {

@@ -17,10 +17,11 @@ use crate::core::lock::lock;
 const PROC: &str = "/proc";
 /// More processes than such a machine runs.
 const MOST_PROCESSES: usize = 256;
-/// A reading holds for so many times the time that it took, so that readings take at most this share of a program's time.
+/// A reading is reused for this many times its duration, so that readings take at most one part in 20 of a
+/// program's time.
 const HOLDS: u32 = 20;
 /// The kernel keeps some memory free: 3 of 121 GiB on a GB10 full of page cache
-/// (<https://github.com/unslothai/unsloth/pull/10705>), so one part in so many.
+/// (<https://github.com/unslothai/unsloth/pull/10705>), so one part in 40.
 const KEPT_FREE: u64 = 40;
 
 struct Reading {
