@@ -17,7 +17,7 @@ pub const NO_PHASE: &str = "(no phase)";
 pub const NO_LINE: &str = "(no line)";
 /// The name of blocks without a stack in reports.
 pub const NO_STACK: &str = "(no stack)";
-/// The name of blocks without an op, module or category in reports.
+/// The owner in reports of memory that has no op, no module and no phase.
 pub const NO_OWNER: &str = "(no owner)";
 
 /// The module of an op that runs outside every module.

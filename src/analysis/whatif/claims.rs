@@ -78,7 +78,8 @@ mod tests {
         claims.push(60);
         assert_eq!(claims.claim(50, 3), 4);
         assert_eq!(claims.all(), [Claim { from: 2, to: 4, call: 2 }, Claim { from: 4, to: 6, call: 3 }]);
-        // A row that is out of order ends the rows of an op that began after it.
+        // An op claims only the rows after the last row that is earlier than its start: the op that starts at
+        // 10 gets no row before row 7, because row 6 has time 5.
         claims.push(5);
         claims.push(70);
         assert_eq!(claims.claim(10, 4), 7);

@@ -143,7 +143,7 @@ struct Judge<'a> {
     phases: Phases,
 }
 
-/// The modules that the changes of a list take.
+/// The modules that the changes of a list apply to.
 #[derive(Clone, Debug, Default)]
 struct ChosenModules {
     checkpointed: FxHashSet<Symbol>,

@@ -298,7 +298,7 @@ mod tests {
             let text = |shift: usize| texts[(index * 7 + shift) % texts.len()];
             let number = |shift: usize| numbers[(index * 5 + shift) % numbers.len()];
             let row = Row {
-                // Each owner has two numbers, and each number shares its cache slot with another one.
+                // Each owner has four numbers in two cache slots: numbers that differ by 1024 share a slot.
                 owner: (index % texts.len() + 1 + (index & 1) * texts.len() + (index & 2) * 512) as u64,
                 seq,
                 ts_ns: number(0),

@@ -211,8 +211,8 @@ struct Shift {
 }
 
 impl Shift {
-    /// Returns the numbers of the row `seq` that repeats `of`, still with the time of `of`. `born` is the
-    /// result of [`Born::find`].
+    /// Returns the [`Numbers`] of row `seq`, which repeats the row `of`. The time is still that of `of`.
+    /// `born` is the result of [`Born::find`].
     fn apply(&self, of: &Numbers, seq: i64, born: Option<(i64, i64)>) -> Numbers {
         let (alloc_id, step) = born.unwrap_or((
             if of.alloc_id == of.seq { seq } else { of.alloc_id },

@@ -98,7 +98,8 @@ fn ancestors() -> Vec<u32> {
         .collect()
 }
 
-/// Returns the words that this library adds to the end row. Empty for a run on a real device without errors.
+/// Returns the entries that this library adds to the end row, separated by spaces: the simulated GPU, errors
+/// in Python, a tracer that never started, and the number of steps. Empty if none applies.
 pub(crate) fn conclude() -> String {
     let steps = steps::end_words(updates::is_pending());
     let parts = [about_phantom(), errors::end_words(), injection::end_words(), steps];

@@ -279,7 +279,8 @@ mod tests {
         for number in 1..=stacks as u32 {
             assert!(tables.stack(Frame::op(0, number)).1);
         }
-        // Interned ones keep their number, and others get a number with less detail: the phase stays.
+        // At the limit, a context that is already interned keeps its id. A new one gets the id of a less
+        // detailed context with the same phase.
         assert_eq!(tables.context(Context { phase: 1, module: 7, ..Context::default() }), (7, false));
         for phase in 1..=3 {
             let (id, _) = tables.context(Context { phase, module: u32::MAX, ..Context::default() });

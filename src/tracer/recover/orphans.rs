@@ -31,7 +31,7 @@ const OUT_OF_SIGHT: Duration = Duration::from_secs(24 * 60 * 60);
 /// How long a journal without a trace is kept, if its process was killed before it wrote a row.
 const UNWRITTEN: Duration = Duration::from_secs(10 * 60);
 
-/// A journal that a trace still needs, because their process was killed.
+/// A journal that is kept: its process was killed, and the trace cannot be completed without it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leftover {
     /// The journal.

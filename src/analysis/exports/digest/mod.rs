@@ -36,7 +36,7 @@ use crate::state::moment::NamedMoment;
 use crate::state::replay::{Block, Device, Metric, Owner};
 use crate::state::replay_trace::Replayed;
 
-/// The export; see the module.
+/// `memtrace export --to digest`.
 pub(super) struct Digest;
 
 impl Export for Digest {

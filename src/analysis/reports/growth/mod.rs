@@ -179,9 +179,9 @@ impl Growth {
         }
         let mut levels = if by_time { device.slices().to_vec() } else { device.steps.clone() };
         let last = levels.last()?;
-        // An unfinished step counts up to its highest moment if it had more in use than the last finished
-        // step: it ran out of memory, or it is a validation or a save after the last step. Its live memory is
-        // the need of this step.
+        // If the unfinished step used more memory than the last finished step, it counts as one more level,
+        // at its moment of highest use. This happens if the run ran out of memory, or if a validation or a
+        // save followed the last step. The blocks that are live at that moment do not count as growth.
         let is_cut = !by_time && device.unfinished.used() > last.used();
         if is_cut {
             let allocated = last.allocated.min(device.unfinished.allocated);

@@ -153,7 +153,8 @@ struct LayersLeft {
     /// The layer of the request, and the number of all layers, such as `Net.blocks.10` and 12.
     at: String,
     of: i64,
-    /// The bytes that they would keep, if each keeps the average of the layers before.
+    /// An estimate of the bytes that the remaining layers would still allocate: the average of the earlier
+    /// layers for each of them, minus the memory that the current layer already holds.
     bytes: i64,
 }
 

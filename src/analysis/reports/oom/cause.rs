@@ -324,9 +324,10 @@ impl Facts {
         (Cause::TooBig, None)
     }
 
-    /// Returns true if the request would fit into the free memory without holes, and the program would then
-    /// go on: the holes are a significant part of the card, or an earlier step held as much as is requested
-    /// now.
+    /// Returns true if fragmentation explains the failure. Three conditions must hold. The request fits into
+    /// the sum of the free memory but not into its largest piece. The memory that the program is known to
+    /// need fits the card. And the holes are a significant part of the card, or the peak of an earlier step
+    /// reached the allocated memory plus this request.
     fn is_fragmented(&self) -> bool {
         if self.needed.is_some_and(|needed| self.capacity > 0 && needed > self.capacity) {
             return false;

@@ -114,7 +114,8 @@ impl Replay {
                 id: row.alloc_id,
                 born_ns: row.ts_ns,
                 bytes: row.delta_bytes,
-                // A request may exceed what memory has; a block does not, so that sums stay within 64 bits.
+                // The requested size of a row may exceed any real memory. The limit keeps sums within 64
+                // bits.
                 requested: row.requested_bytes.min(MAX_BYTES.cast_signed()),
                 rounded: row.rounded_bytes.min(MAX_BYTES.cast_signed()),
                 addr: row.addr,

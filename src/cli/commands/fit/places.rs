@@ -59,7 +59,7 @@ impl Filling {
     }
 }
 
-/// Returns true if one of `words` has the place.
+/// Returns true if one of `words` contains the placeholder `place`.
 pub(super) fn has(words: &[impl AsRef<OsStr>], place: &str) -> bool {
     let place = place.as_bytes();
     words.iter().any(|word| word.as_ref().as_bytes().windows(place.len()).any(|part| part == place))

@@ -189,7 +189,8 @@ fn lines_of(recipe: &Recipe) -> String {
     let mut is_kept = true;
     let mut text = String::new();
     for line in recipe.script.lines() {
-        // The formatter of Python wants an empty line before a comment after imports.
+        // The template has an empty line before the marker, because Python's formatter requires one after
+        // imports. The script has no marker, so the empty line is removed, too.
         if line == "# []" && is_kept && text.ends_with("\n\n") {
             text.pop();
         }

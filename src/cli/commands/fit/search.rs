@@ -292,7 +292,8 @@ mod tests {
     fn fit_needs_few_runs_where_torch_reserves_more_than_it_allocates() {
         const MIB: i64 = 1 << 20;
         let capacity = 22_563 * MIB;
-        // The last: large values need more than the line by the smaller ones says.
+        // In the cases with a bend, memory grows faster than linearly: a line through small values predicts
+        // too little for large ones.
         for (share, context, bend) in [
             (1.0, 210, 0.0),
             (1.3, 210, 0.0),

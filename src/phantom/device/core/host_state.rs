@@ -1,8 +1,8 @@
 //! The simulated host: its devices, and the state that CUDA keeps for each thread.
 //!
-//! Created at the first CUDA call and never changed or dropped afterwards. The constructor of the library
-//! only checks the request and prepares the environment, because a preloaded library is also loaded into
-//! shells and compilers.
+//! [`HostState`] is created at the first CUDA call and then never replaced or dropped. The current device and
+//! the last error belong to a thread. The constructor of the library only checks the request and prepares the
+//! environment, because a preloaded library is also loaded into shells and compilers.
 
 use std::cell::Cell;
 use std::ffi::c_int;

@@ -152,7 +152,8 @@ answers! {
         let (to, from) = (Rows { address: to, pitch: to_pitch }, Rows { address: from, pitch });
         by_contract!(queue_rows(to, from, width, height, stream))
     }
-    /// Writes nothing, because only kernels know the address of a symbol. Remembers the addresses among the bytes.
+    /// Does not copy the data, because the kernels that read a symbol do not run. Remembers the device
+    /// addresses in the copied bytes, because a later kernel may write to them.
     Success fn cudaMemcpyToSymbol(_symbol: Word, from: Word, size: usize, _offset: usize, _kind: Word) {
         by_contract!(hold_addresses(from, size))
     }

@@ -66,7 +66,7 @@ impl IndexKernel {
     }
 }
 
-/// The part of a launch that the kernel's struct describes.
+/// The operands of one launch, read from the struct in the kernel's arguments.
 struct Choice {
     /// For each dimension, the size and the stride of each operand in bytes.
     dimensions: Vec<(usize, [usize; OPERANDS])>,

@@ -263,7 +263,8 @@ pub(super) enum Tag {
 }
 
 impl Tag {
-    /// Learns the tags from the tag of a list.
+    /// Derives the tags of this torch from the tag of a list: 13 in older versions, 14 in versions that have
+    /// a tag for unsigned integers. Ignores any other tag.
     pub(super) fn learn(list: u32) {
         if let 13 | 14 = list {
             SHIFT.store(list - 13, Ordering::Relaxed);

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// The number of entries in a set: an address can be in any entry of its set.
 const WAYS: usize = 4;
 const SETS: usize = 1 << 15;
-/// Torch's allocator aligns every address to 2 to the power of this many bytes.
+/// Torch's allocator aligns every address to 512 bytes: the low bits of an address, by count, are 0.
 const ALIGNED_BITS: u32 = 9;
 /// Bits of an entry that hold the step, plus two: 0 is an empty entry, and step -1 comes before training.
 const STEP_BITS: u32 = 24;

@@ -211,7 +211,7 @@ pub(crate) struct RealFn<F> {
     kind: PhantomData<F>,
 }
 
-// SAFETY: only the pointers change, and they are atomic.
+// SAFETY: every field that changes after `new` is atomic.
 unsafe impl<F> Sync for RealFn<F> {}
 
 impl<F: Copy> RealFn<F> {

@@ -35,7 +35,8 @@ use crate::queue::journal_header::MetaText;
 use crate::queue::merge::Merge;
 use crate::session::Session;
 
-/// The time limit for the wait for events that threads are recording, at the end of the trace.
+/// The time limit for the wait for events that threads are recording: at the end of the trace, before an
+/// `exec`, and after a nudge.
 const LAST_EVENTS: Duration = Duration::from_millis(100);
 /// The end of the trace drains the queue again while a pass takes longer than this.
 const SHORT_PASS: Duration = Duration::from_millis(5);

@@ -120,8 +120,8 @@ MAX_CODES = 200
 
 
 class Lines:
-    """The lines that set names. Each function is read once, until the deadline in seconds of
-    `time.monotonic`: lines after it are unknown."""
+    """Finds the source lines that assign to a name or add to its object. Each function is disassembled once.
+    Reading stops at `deadline`, a `time.monotonic` value: lines that were not read by then are unknown."""
 
     def __init__(self, deadline: float) -> None:
         self._deadline = deadline

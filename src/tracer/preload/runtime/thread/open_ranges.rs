@@ -105,7 +105,6 @@ pub(crate) struct OpenRanges {
     /// The context that the open ranges and the phase give, without the running op.
     pub(crate) base: Cell<Context>,
     /// The id of `base`.
-    /// The id of `base`.
     pub(crate) context: Cell<ContextId>,
     /// The number of changes of `base` so far.
     pub(crate) epoch: Cell<u64>,
