@@ -581,8 +581,13 @@ def test_grandchild():
 
 @limited
 def test_two_at_once():
-    for child in [program(70, "time.sleep(2)"), program(70, "time.sleep(2)")]:
-        child.wait()
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    children = [program(70, "print(1, flush=True); sys.stdin.read()", **pipes) for _ in range(2)]
+    # Both have their memory before one of them ends.
+    for child in children:
+        child.stdout.read(1)
+    for child in children:
+        child.communicate()
 
 @limited
 def test_one_after_the_other_passes():

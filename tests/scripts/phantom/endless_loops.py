@@ -4,7 +4,6 @@ import time
 
 import torch
 
-started = time.monotonic()
 loss = torch.randn(100, device="cuda")
 reads = 0
 try:
@@ -29,5 +28,6 @@ polls = 0
 while not (torch.rand(10, device="cuda") > 0.5).any():
     polls += 1
 assert 1000 < polls < 100_000, polls
-assert time.monotonic() - started < 120
+# Time of the processor: on a busy machine the clock says nothing about the program.
+assert time.process_time() < 120
 print("ok")

@@ -94,7 +94,7 @@ def transformers_trainer():
 def generated(model, rows=2, prompt=10, new=20, **options):
     """Generates. The device computes no values: only shapes and the end of the loop are checked."""
     tokens = torch.randint(0, 1000, (rows, prompt), device=D)
-    started = time.monotonic()
+    started = time.process_time()
     out = model.generate(
         tokens,
         attention_mask=torch.ones_like(tokens),
@@ -103,7 +103,8 @@ def generated(model, rows=2, prompt=10, new=20, **options):
         eos_token_id=2,
         **options,
     )
-    assert time.monotonic() - started < 60
+    # Time of the processor: on a busy machine the clock says nothing about the program.
+    assert time.process_time() - started < 60
     return tuple(out.shape)
 
 
