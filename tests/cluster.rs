@@ -289,7 +289,7 @@ fn launchers_accelerate_and_deepspeed_start_ranks_as_torchrun_does(torch: &Torch
 on_every_torch![
     launchers_accelerate_and_deepspeed_start_ranks_as_torchrun_does,
     ranks_alone_have_the_events_of_data_parallel_ranks,
-    ranks_alone_join_groups_splits_stores_and_object_collectives,
+    ranks_alone_join_groups_splits_stores_and_object_collectives: "the protocol of its store",
 ];
 
 /// On one torch only: four real ranks of each kind take a minute.

@@ -14,7 +14,7 @@ const WITHOUT: &str = "(without detail)";
 const STEPS: i64 = 8;
 
 on_every_torch![
-    detail_by_schedule_replays_as_torch_and_is_off_between_its_steps,
+    detail_by_schedule_replays_as_torch_and_is_off_between_its_steps: "the lists of torch's callbacks",
     repeats_leave_every_row_of_a_loop_as_it_is,
     repeats_and_a_sigkill_leave_a_trace_that_replays_as_torch,
 ];

@@ -15,11 +15,11 @@ mod harness;
 use harness::{CARD, Run, Torch, on_every_torch, text};
 
 on_every_torch![
-    ops_actions_and_categories_are_those_of_the_profiler,
+    ops_actions_and_categories_are_those_of_the_profiler: "the layout of torch's callbacks and tensors",
     ops_actions_without_tags_follow_from_the_data_flow_alone,
     modules_memory_is_that_of_mem_tracker,
     ops_names_are_those_of_memory_tracker,
-    ops_io_reads_past_odd_tensors_and_leaves_the_output_unchanged,
+    ops_io_reads_past_odd_tensors_and_leaves_the_output_unchanged: "the layout of torch's tensors",
     ops_io_on_an_unknown_tensor_layout_prints_one_line_and_traces_ops_all,
 ];
 

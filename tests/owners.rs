@@ -30,13 +30,13 @@ mod harness;
 use harness::{CARD, Rec, Run, Torch, memtrace, on_every_torch, read, text};
 
 on_every_torch![
-    owners_of_eight_models_cover_every_byte_and_agree_with_torch_per_module,
+    owners_of_eight_models_cover_every_byte_and_agree_with_torch_per_module: "the hooks of autograd and optimizers",
     owners_and_stacks_hold_in_hard_cases_and_leave_the_output_unchanged,
-    wrappers_are_stripped_or_kept_and_compiled_models_keep_their_graphs,
+    wrappers_are_stripped_or_kept_and_compiled_models_keep_their_graphs: "the classes of wrappers and of compiled models",
     owners_of_parameters_are_shown_when_loading_the_model_runs_out_of_memory,
     modules_are_recorded_in_isolated_spawned_and_bare_interpreters,
     python_errors_of_the_tracer_are_logged_at_debug_and_counted_in_the_end_row,
-    owners_hold_under_fsdp_peft_and_lightning_and_leave_the_output_unchanged,
+    owners_hold_under_fsdp_peft_and_lightning_and_leave_the_output_unchanged: "the scopes and classes of FSDP",
     modules_are_recorded_under_launchers_notebooks_and_fork_servers,
     track_external_tensors_have_categories_and_errors_are_those_of_mem_tracker,
     modules_0_records_no_modules_and_no_tags,

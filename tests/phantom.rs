@@ -9,31 +9,29 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 #[path = "common/torch.rs"]
-#[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
+#[expect(dead_code, reason = "each test crate uses its own part")]
 mod harness;
-use harness::{Torch, built, on_phantom, succeeded, text};
+use harness::{Torch, built, on_every_torch, on_phantom, succeeded, text};
 
-/// One test per script and torch: its name, the script, the simulated GPU, and further variables.
+/// One test per script and torch: its name, the script, the simulated GPU, further variables, and the reason to run it
+/// on the older torch too (see [`on_every_torch`]).
 macro_rules! scripts {
-    ($($name:ident: $script:literal on $card:literal $(with $($key:literal = $value:literal)+)?;)*) => {
-        mod torch_2_11_0 {
-            $(#[test] fn $name() { super::table_entry("2.11.0", $script, $card, &[$($(($key, $value)),+)?]); })*
-        }
-        mod torch_2_6_0 {
-            $(#[test] fn $name() { super::table_entry("2.6.0", $script, $card, &[$($(($key, $value)),+)?]); })*
-        }
+    ($($name:ident: $script:literal on $card:literal $(with $($key:literal = $value:literal)+)?
+        $(older $reason:literal)?;)*) => {
+        $(fn $name(torch: &Torch) { stdout_of(torch, $script, $card, &[$($(($key, $value)),+)?]); })*
+        on_every_torch![$($name $(: $reason)?),*];
     };
 }
 
 scripts! {
-    phantom_gpt_takes_the_memory_that_arithmetic_predicts: "gpt.py" on "h100-80g";
-    phantom_conv_net_runs_in_every_mode: "conv.py" on "a100-80g";
+    phantom_gpt_takes_the_memory_that_arithmetic_predicts: "gpt.py" on "h100-80g" older "the sizes of its workspaces";
+    phantom_conv_net_runs_in_every_mode: "conv.py" on "a100-80g" older "cuDNN 9.1";
     phantom_cudnn_autotuning_compiles_no_program: "autotuning.py" on "a100-80g";
     phantom_oom_comes_from_torch_at_the_given_capacity: "oom.py" on "mem=8g,cc=8.0,context=512m";
-    phantom_dynamic_full_gives_data_dependent_sizes_their_maximum: "dynamic_sizes.py" on "h100-80g";
+    phantom_dynamic_full_gives_data_dependent_sizes_their_maximum: "dynamic_sizes.py" on "h100-80g" older "the arguments of its kernels";
     phantom_dynamic_half_halves_data_dependent_sizes: "dynamic_sizes.py" on "h100-80g" with "MEMTRACE_PHANTOM_DYNAMIC" = "half";
     phantom_dynamic_empty_makes_data_dependent_sizes_zero: "dynamic_sizes.py" on "h100-80g" with "MEMTRACE_PHANTOM_DYNAMIC" = "empty";
-    phantom_runs_every_feature_of_pytorch: "features.py" on "h100-80g";
+    phantom_runs_every_feature_of_pytorch: "features.py" on "h100-80g" older "every function that it imports";
     phantom_activations_and_states_follow_published_formulas: "formulas.py" on "h100-80g";
     phantom_workspaces_follow_the_compute_capability: "formulas.py" on "rtx4090";
     phantom_h200_trains_a_llama_of_seven_billion_parameters: "llama.py" on "h200";
@@ -53,24 +51,17 @@ scripts! {
     phantom_devices_are_independent: "devices.py" on "4xt4";
     phantom_devices_follow_cuda_visible_devices: "devices.py" on "4xt4" with "CUDA_VISIBLE_DEVICES" = "3,1";
     phantom_without_visible_devices_has_no_device: "devices.py" on "4xt4" with "CUDA_VISIBLE_DEVICES" = "";
-    phantom_copies_streams_events_threads_and_pinned_memory_work: "basics.py" on "h100-80g";
+    phantom_copies_streams_events_threads_and_pinned_memory_work: "basics.py" on "h100-80g" older "CUDA 12's runtime";
     phantom_destroyed_events_and_descriptors_take_no_more_memory: "destroyed.py" on "h100-80g";
-    phantom_captures_refuse_what_a_card_refuses: "captures.py" on "h100-80g";
-    phantom_launches_reach_their_arguments_and_nothing_else: "launch_reach.py" on "h100-80g";
-    phantom_launches_reach_the_tensors_of_their_lists: "tensor_lists.py" on "h100-80g";
+    phantom_captures_refuse_what_a_card_refuses: "captures.py" on "h100-80g" older "CUDA 12's graphs";
+    phantom_launches_reach_their_arguments_and_nothing_else: "launch_reach.py" on "h100-80g" older "the arguments of its kernels";
+    phantom_launches_reach_the_tensors_of_their_lists: "tensor_lists.py" on "h100-80g" older "the arguments of its kernels";
     phantom_answers_about_unknown_values_fit_one_another: "answers.py" on "h100-80g";
     phantom_answers_follow_the_assumption_about_sizes: "answers.py" on "h100-80g" with "MEMTRACE_PHANTOM_DYNAMIC" = "half";
     phantom_solvers_codes_are_known_in_long_loops: "solver_loops.py" on "h100-80g";
-    phantom_ops_compute_known_values_of_known_values: "computed_values.py" on "h100-80g";
+    phantom_ops_compute_known_values_of_known_values: "computed_values.py" on "h100-80g" older "the layout of its dispatcher";
     phantom_values_that_no_kernel_computed_are_ordinary: "ordinary_values.py" on "h100-80g";
     phantom_known_values_outlive_kernels_without_pointers_and_compare: "known_values.py" on "h100-80g";
-}
-
-/// The test of one line of the table.
-fn table_entry(version: &str, script: &str, card: &str, variables: &[(&str, &str)]) {
-    Torch::run(version, |torch| {
-        stdout_of(torch, script, card, variables);
-    });
 }
 
 /// Runs a script of `tests/scripts/phantom`, which must succeed; returns its stdout.
@@ -85,7 +76,7 @@ fn library() -> PathBuf {
 
 #[test]
 fn phantom_runs_compiled_models_and_triton_kernels() {
-    Torch::on_each(|torch| {
+    Torch::on_newest(|torch| {
         let folder = tempfile::TempDir::new().unwrap();
         let caches = folder.path().join("caches");
         let variables = [
@@ -102,7 +93,7 @@ fn phantom_runs_compiled_models_and_triton_kernels() {
 #[test]
 fn phantom_ranks_under_torchrun_communicate_and_never_hang() {
     let torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"];
-    Torch::on_each(|torch| {
+    Torch::on_newest(|torch| {
         let variables = [("OMP_NUM_THREADS", "1")];
         let run = torch.untraced_on("4xh100-80g", &torchrun, "phantom/ranks.py", &[], &variables);
         let stdout = run.expect_success().stdout();
@@ -112,7 +103,7 @@ fn phantom_ranks_under_torchrun_communicate_and_never_hang() {
 
 #[test]
 fn phantom_gives_the_same_addresses_in_two_runs() {
-    Torch::on_each(|torch| {
+    Torch::on_newest(|torch| {
         for name in ["gpt.py", "basics.py"] {
             let runs: BTreeSet<String> = (0..2).map(|_| stdout_of(torch, name, "h100-80g", &[])).collect();
             assert_eq!(runs.len(), 1, "torch {}: {runs:#?}", torch.version);

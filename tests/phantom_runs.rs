@@ -54,7 +54,7 @@ fn sizes(folder: &Path) -> String {
 
 #[test]
 fn phantom_runs_repeat_byte_for_byte_and_match_the_statistics_of_an_untraced_run() {
-    Torch::on_each(|torch| {
+    Torch::on_newest(|torch| {
         let (version, stats) = (&torch.version, stats());
         let (python, stats) = (torch.python.to_str().unwrap(), stats.to_str().unwrap());
         let folder = TempDir::new().unwrap();
@@ -89,7 +89,7 @@ fn phantom_runs_repeat_byte_for_byte_and_match_the_statistics_of_an_untraced_run
 
 #[test]
 fn phantom_oom_is_torchs_own_error_and_is_explained() {
-    Torch::on_each(|torch| {
+    Torch::on_newest(|torch| {
         let (version, python) = (&torch.version, torch.python.to_str().unwrap());
         let folder = TempDir::new().unwrap();
         let code = "import torch\nkept = [torch.nn.Linear(16384, 16384, device='cuda') for _ in range(20)]";
@@ -116,7 +116,7 @@ fn oom_marks_advice_that_may_not_be_enough_where_the_rest_of_the_step_is_unknown
         parts = [part for i in range(5) for part in (nn.Conv2d(3 if i == 0 else 64, 64, 3), nn.ReLU(), nn.BatchNorm2d(64))]\n\
         net = nn.Sequential(*parts).cuda()\n\
         net(torch.randn(64, 3, 256, 256, device='cuda')).sum().backward()";
-    Torch::on_each(|torch| {
+    Torch::on_newest(|torch| {
         let (version, python) = (&torch.version, torch.python.to_str().unwrap());
         let folder = TempDir::new().unwrap();
         let card = "t4,mem=6g";
@@ -145,7 +145,7 @@ fn oom_marks_advice_that_may_not_be_enough_where_the_rest_of_the_step_is_unknown
 
 #[test]
 fn phantom_counts_of_a_killed_process_are_in_its_trace() {
-    Torch::on_each(|torch| {
+    Torch::on_newest(|torch| {
         let folder = TempDir::new().unwrap();
         let (python, script) = (torch.python.to_str().unwrap(), scripts().join("phantom/killed.py"));
         let about = |out: &str, arguments: &[&str], ends: bool| {

@@ -11,7 +11,7 @@ use harness::{CARD, Run, Torch, memtrace, on_every_torch};
 use serde_json::Value;
 
 on_every_torch![
-    retained_names_the_holder_of_each_of_six_mistakes_and_none_of_a_clean_script,
+    retained_names_the_holder_of_each_of_six_mistakes_and_none_of_a_clean_script: "the layout of autograd's graph",
     retained_keeps_nothing_alive_and_changes_no_peak,
     retained_runs_no_code_of_the_program,
     retained_is_found_at_an_oom,

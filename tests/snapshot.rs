@@ -151,10 +151,10 @@ fn a_snapshot_has_the_lines_ops_phases_and_steps_of_its_stacks(torch: &Torch) {
 on_every_torch![
     a_snapshot_of_a_cnn_has_the_memory_of_its_trace,
     a_snapshot_of_a_transformer_has_the_memory_of_its_trace,
-    a_snapshot_of_expandable_segments_has_the_memory_of_its_trace,
+    a_snapshot_of_expandable_segments_has_the_memory_of_its_trace: "the format of snapshots",
     a_snapshot_of_an_oom_observer_has_the_memory_of_its_trace_and_a_verdict,
     a_snapshot_whose_history_begins_in_the_middle_ends_with_the_memory_of_its_trace,
-    a_snapshot_has_the_lines_ops_phases_and_steps_of_its_stacks,
+    a_snapshot_has_the_lines_ops_phases_and_steps_of_its_stacks: "the format of snapshots and their stacks",
 ];
 
 /// Exports a fixture as a snapshot.

@@ -21,19 +21,29 @@ pub(crate) const VERSIONS: [&str; 2] = ["2.11.0", "2.6.0"];
 /// Variables that change how memtrace or torch behaves; a test sets its own.
 const OUTSIDE_SETTINGS: [&str; 4] = ["MEMTRACE_", "PYTORCH_", "CUDA_", "NCCL_"];
 
-/// Defines one test per function and version of torch; each function takes the [`Torch`] to run on. With
-/// `and_of_the_matrix`, also an ignored test on the version that `scripts/test-matrix` names.
+/// Defines one test per function and version of torch; each function takes the [`Torch`] to run on. On the older
+/// version, `scripts/test` runs the functions with a reason only: what they test depends on the version. The others
+/// run there with `--include-ignored`, as `scripts/check --deep` does. With `and_of_the_matrix`, each is also an
+/// ignored test on the version that `scripts/test-matrix` names.
 macro_rules! on_every_torch {
-    ($($name:ident),* $(,)?) => {
+    ($($name:ident $(: $reason:literal)?),* $(,)?) => {
         mod torch_2_11_0 {
             $(#[test] fn $name() { super::Torch::run("2.11.0", super::$name); })*
         }
         mod torch_2_6_0 {
-            $(#[test] fn $name() { super::Torch::run("2.6.0", super::$name); })*
+            $(super::on_every_torch! { @older $name $($reason)? })*
         }
     };
-    (and_of_the_matrix: $($name:ident),* $(,)?) => {
-        on_every_torch![$($name),*];
+    (@older $name:ident) => {
+        #[test]
+        #[ignore = "scripts/check --deep runs it"]
+        fn $name() { super::Torch::run("2.6.0", super::$name); }
+    };
+    (@older $name:ident $reason:literal) => {
+        #[test] fn $name() { super::Torch::run("2.6.0", super::$name); }
+    };
+    (and_of_the_matrix: $($name:ident $(: $reason:literal)?),* $(,)?) => {
+        on_every_torch![$($name $(: $reason)?),*];
         /// The version that `scripts/test-matrix` names.
         mod torch_of_the_matrix {
             $(
@@ -69,7 +79,16 @@ impl Torch {
         }
     }
 
-    /// Runs a test on each version in turn. Prefer [`on_every_torch`], which makes them separate tests.
+    /// Runs a test on the newest version, and with `--include-ignored`, as `scripts/check --deep` does, then on the
+    /// older one. Prefer [`on_every_torch`], which makes them separate tests.
+    pub(crate) fn on_newest(mut test: impl FnMut(&Torch)) {
+        let is_deep = std::env::args().any(|argument| argument == "--include-ignored");
+        for version in VERSIONS.into_iter().filter(|version| is_deep || *version == VERSIONS[0]) {
+            Torch::run(version, &mut test);
+        }
+    }
+
+    /// Runs a test that depends on the version on each in turn.
     pub(crate) fn on_each(mut test: impl FnMut(&Torch)) {
         for version in VERSIONS {
             Torch::run(version, &mut test);
