@@ -25,8 +25,6 @@ pub(crate) struct LaneShared {
     pub(crate) announced: AtomicU64,
     /// The chunk that the thread fills.
     pub(crate) chunk: AtomicU32,
-    /// The number of events that the thread counted, dropped ones included.
-    pub(crate) counted: AtomicU64,
     /// True if the thread has ended, so that the lane gets no more events.
     pub(crate) closed: AtomicBool,
 }
@@ -112,7 +110,6 @@ impl EventQueue {
             pending: AtomicU64::new(IDLE),
             announced: AtomicU64::new(IDLE),
             chunk: AtomicU32::new(NO_CHUNK),
-            counted: AtomicU64::new(0),
             closed: AtomicBool::new(false),
         });
         lock(&self.new_lanes).push(Arc::clone(&lane));

@@ -185,7 +185,6 @@ impl Lane {
         self.shared.pending.store(self.last, Ordering::Relaxed);
         let now = clock::now_ns();
         self.last = now;
-        self.count();
         match &mut self.chunk {
             // The event is made in its slot: a copy on the stack would take as long as the clock.
             Some(chunk) if chunk.room() > 0 && self.unreported == 0 => chunk.push(make(now)),
@@ -217,18 +216,16 @@ impl Lane {
 
     /// Counts an event as dropped.
     fn drop_event(&mut self) {
-        self.count();
         self.pool().losses(self.shared.id).dropped.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Counts a skipped op; the next chunk reports it.
     fn drop_op(&mut self) {
-        self.shared.counted.store(self.shared.counted.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         self.left_out += 1;
         self.pool().losses(self.shared.id).dropped.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Adds a definition and the slots that follow it; they are not counted.
+    /// Adds a definition and the slots that follow it.
     fn define(&mut self, events: &[Event]) {
         if self.chunk.as_ref().is_none_or(|chunk| chunk.room() < events.len()) && !self.next_chunk() {
             // If the definition were dropped, the number would have no text until the end of the trace.
@@ -240,13 +237,7 @@ impl Lane {
         }
     }
 
-    #[inline]
-    fn count(&self) {
-        self.shared.counted.store(self.shared.counted.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-    }
-
     fn push(&mut self, event: Event) {
-        self.count();
         match &mut self.chunk {
             Some(chunk) if chunk.room() > 0 && self.unreported == 0 => chunk.push(event),
             _ => self.push_slowly(event),
