@@ -212,13 +212,34 @@ fn held(torch: &Torch, case: &str) -> Run {
     run
 }
 
+/// As `held` for several cases: each runs in a child of one process, which imports torch once.
+fn held_each(torch: &Torch, cases: &[&str]) {
+    let run = torch.trace("owners/held.py", cases).expect_success();
+    let printed = run.stdout();
+    // JSON begins with a brace, the line of a case with its name.
+    let blocks: Vec<&str> = printed.split_inclusive('\n').collect();
+    let blocks: Vec<&[&str]> = blocks.chunk_by(|_, next| next.starts_with('{')).collect();
+    assert_eq!(blocks.len(), cases.len(), "{printed}");
+    for (block, case) in blocks.into_iter().zip(cases) {
+        let (name, pid) = block[0].trim().split_once(' ').unwrap();
+        assert_eq!(name, *case, "{printed}");
+        eprint!("{case}: ");
+        torch.checker("held", &[&trace_of(&run, pid), &PathBuf::from(block[1..].concat().trim())]);
+    }
+}
+
 fn owners_of_caches_attributes_workspaces_and_graphs_have_their_categories(torch: &Torch) {
-    for case in ["dynamic", "static", "offloaded", "failed_call", "two_threads", "graph"] {
-        held(torch, case);
-    }
-    for case in ["offloaded_static", "quantized"] {
-        held(torch, case);
-    }
+    let cases = [
+        "dynamic",
+        "static",
+        "offloaded",
+        "failed_call",
+        "two_threads",
+        "graph",
+        "offloaded_static",
+        "quantized",
+    ];
+    held_each(torch, &cases);
     let run = held(torch, "own_pool");
     let serving = memtrace().args(["serving", "--json", "--at", "end"]).arg(run.file()).output().unwrap();
     let serving: serde_json::Value = serde_json::from_slice(&serving.stdout).unwrap();
@@ -272,9 +293,7 @@ fn owners_of_an_optimizers_step_are_temporary_unless_they_outlive_it(torch: &Tor
 }
 
 fn owners_of_what_an_optimizer_holds_are_known_from_its_first_step(torch: &Torch) {
-    for case in ["no_module", "no_module_no_memory", "other_optimizer", "sparse_ids"] {
-        held(torch, case);
-    }
+    held_each(torch, &["no_module", "no_module_no_memory", "other_optimizer", "sparse_ids"]);
     let names = |case: &str| -> Vec<String> {
         let is_wanted = |row: &Rec| row.event == "tag" && row.delta_bytes > 0 && row.category != "input";
         let tags = held(torch, case).rows().into_iter().filter(is_wanted);

@@ -1,6 +1,7 @@
 """Memory that is no parameter, buffer, gradient or state: caches, attributes of modules, workspaces, graphs.
 
 held.py CASE     prints JSON, a line for each mark `checkpoint:N`: the bytes by category that the case expects
+held.py CASE...  runs each in a forked child, which first prints its case and its process id
 """
 
 import itertools
@@ -498,4 +499,19 @@ def clean():
     requests(False)
 
 
-globals()[sys.argv[1]]()
+if len(sys.argv) == 2:
+    globals()[sys.argv[1]]()
+    sys.exit()
+# Once, not in every child: the first step of an optimizer imports it, and `generate`.
+import torch._dynamo  # noqa: E402, F401
+
+if "dynamic" in sys.argv:
+    from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM  # noqa: F401
+for name in sys.argv[1:]:
+    child = os.fork()
+    if child == 0:
+        print(name, os.getpid())
+        globals()[name]()
+        sys.stdout.flush()
+        os._exit(0)  # as in owner_tracker.py
+    assert os.waitpid(child, 0)[1] == 0, name
