@@ -146,6 +146,17 @@ def peak(path, *answers):
                     found,
                 )
             assert len(found) == len(answer["groups"])
+            if answer["by"] == "module":
+                largest = answer["groups"][0]
+                facts = it.page.evaluate(
+                    "[...document.querySelectorAll('#facts .fact')].map((box) => box.innerText)"
+                )
+                [fact] = [fact for fact in facts if fact.startswith("largest module")]
+                # The page of an OOM opens at the OOM.
+                is_same = (
+                    "at the peak" not in fact or largest["key"] in fact and shown(largest["bytes"]) in fact
+                )
+                assert is_same, (largest, fact)
             # The icicle and the blocks add up to the total.
             live = it.page.evaluate(f"memtrace.liveAt({moment['ts_ns']})")
             assert live["sum"] + live["rest"] == moment["bytes"], (live["sum"], live["rest"], moment)
