@@ -61,14 +61,15 @@ def softgroup_106() -> Steps:
 
 
 def llama_cookbook_792() -> Steps:
-    """Each batch is padded to its longest text. Remedy of the answer: expandable segments."""
+    """Each batch is padded to its longest text. Remedy: texts are cropped."""
     layer = nn.TransformerEncoderLayer(512, 8, 2048, batch_first=True)
     model = nn.TransformerEncoder(layer, 4).to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters())
     for _ in range(2 * STEPS):
         longest = max(int(random.lognormvariate(5.5, 0.7)) for _ in range(4))
         optimizer.zero_grad()
-        model(torch.randn(4, min(longest, 4096), 512, device=DEVICE)).square().mean().backward()
+        longest = min(longest, 384 if args.remedy else 4096)
+        model(torch.randn(4, longest, 512, device=DEVICE)).square().mean().backward()
         optimizer.step()
         yield
 
