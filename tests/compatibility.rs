@@ -1,5 +1,5 @@
-//! `scripts/programs`: programs of popular libraries, untraced and traced. A fixed third of them runs here; the
-//! script alone runs all.
+//! `scripts/programs`: programs of popular libraries, untraced and traced. Five of them run here, a fixed third in
+//! `scripts/check --deep`; the script alone runs all.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -18,13 +18,30 @@ fn programs(arguments: &[&str]) -> Output {
     Command::new("python3").arg(root().join("scripts/programs")).args(arguments).output().unwrap()
 }
 
-#[test]
-fn programs_of_the_fixed_third_print_the_same_traced_and_have_torchs_peaks() {
+/// Runs programs, which print the same traced and untraced.
+fn print_the_same(chosen: &[&str]) {
     if !cache().join("programs-base/.list").exists() {
         return missing("the libraries are not installed: run scripts/env programs");
     }
-    let output = programs(&["--ci", "--jobs", "2"]);
+    let output = programs(&[chosen, &["--jobs", "2"]].concat());
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn programs_of_five_kinds_print_the_same_traced_and_have_torchs_peaks() {
+    print_the_same(&[
+        "Transformers, Trainer",
+        "trl, DPO",
+        "bitsandbytes, LLM.int8",
+        "timm, EfficientNet",
+        "accelerate launch, own loop, 2 ranks",
+    ]);
+}
+
+#[test]
+#[ignore = "scripts/check --deep runs it"]
+fn programs_of_the_fixed_third_print_the_same_traced_and_have_torchs_peaks() {
+    print_the_same(&["--ci"]);
 }
 
 #[test]
