@@ -1,11 +1,12 @@
 /* argv[1] threads allocate and free until the process is killed. Each counts its calls in the file argv[2], which
  * outlives it: the number before the call and the number after it, 64 bytes per thread. argv[3] is the pause after
- * each call in ns. */
+ * each call in ns. argv[4] is the MiB that the main thread takes and returns in turn; 0 for none. */
 #include "cuda.h"
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
@@ -50,7 +51,7 @@ static void *work(void *argument) {
 }
 
 int main(int argc, char **argv) {
-    if (argc != 4) return 2;
+    if (argc != 5) return 2;
     long threads = atol(argv[1]);
     int file = open(argv[2], O_RDWR | O_CREAT, 0600);
     size_t bytes = threads * sizeof(struct tally);
@@ -65,5 +66,15 @@ int main(int argc, char **argv) {
         pthread_t thread;
         if (pthread_create(&thread, &small, work, &tallies[i])) return 5;
     }
-    for (;;) pause();
+    size_t taken = (size_t)atol(argv[4]) << 20;
+    if (!taken) pause();
+    for (;;) {
+        /* The kernel maps and unmaps so large a block. */
+        char *block = malloc(taken);
+        if (!block) return 6;
+        memset(block, 1, taken);
+        usleep(20000);
+        free(block);
+        usleep(20000);
+    }
 }

@@ -92,6 +92,8 @@ impl Budget {
 pub(crate) struct HostSampler {
     files: HostFiles,
     every: Duration,
+    /// The time of the next quick sample by the interval; `None` before the first one.
+    next: Option<Instant>,
     is_simulated: bool,
     quick: Budget,
     full: Budget,
@@ -109,6 +111,12 @@ pub(crate) struct HostSampler {
 fn has_changed(now: i64, then: i64, (bytes, part): (i64, i64)) -> bool {
     let change = (now - then).abs();
     change >= bytes && change >= then / part
+}
+
+/// Returns the time after `due` at which the next sample is due. The delay of one sample does not delay the
+/// later ones, so a run has as many samples as it has intervals. Samples that were missed are not made up.
+fn after(due: Option<Instant>, now: Instant, every: Duration) -> Instant {
+    due.map(|due| due + every).filter(|next| *next > now).unwrap_or(now + every)
 }
 
 /// Returns true if the container or the machine has little memory left.
@@ -133,6 +141,7 @@ impl HostSampler {
         HostSampler {
             files: HostFiles::default(),
             every,
+            next: None,
             is_simulated,
             quick: Budget::new(Duration::ZERO),
             full: Budget::new(CREDIT),
@@ -148,16 +157,21 @@ impl HostSampler {
 
     /// Takes the samples that are due.
     pub(crate) fn sample_when_due(&mut self, queue: &'static EventQueue, encoder: &Encoder) {
-        let is_early = self.polled.is_some_and(|polled| polled.elapsed() < POLL.min(self.every));
+        let now = Instant::now();
+        let is_time = self.next.is_none_or(|next| now >= next);
+        let is_early = !is_time && self.polled.is_some_and(|polled| now - polled < POLL.min(self.every));
         if self.every.is_zero() || is_early || queue.is_short() {
             return;
         }
-        self.polled = Some(Instant::now());
+        self.polled = Some(now);
         // Without `/proc` the other figures are tried as often as the settings say.
         let rss = self.files.resident("self").unwrap_or(0);
         let step = STEP.load(Ordering::Relaxed);
         let is_new = step != self.step || has_changed(rss, self.rss, LEAST_CHANGE);
-        let due = self.quick.elapsed() >= self.every || is_new && self.quick.is_affordable(SHARE);
+        let due = is_time || is_new && self.quick.is_affordable(SHARE);
+        if is_time {
+            self.next = Some(after(self.next, now, self.every));
+        }
         if due {
             self.step = step;
             self.quick(queue, rss);
@@ -341,6 +355,17 @@ mod tests {
         assert!(!budget.is_affordable(SHARE));
         budget.last = Instant::now().checked_sub(Duration::from_millis(2100));
         assert!(budget.is_affordable(SHARE));
+    }
+
+    #[test]
+    fn a_late_sample_of_the_host_does_not_delay_the_next_one() {
+        let (start, every) = (Instant::now(), Duration::from_millis(100));
+        let ms = |number| start + Duration::from_millis(number);
+        assert_eq!(after(None, ms(7), every), ms(107));
+        assert_eq!(after(Some(ms(107)), ms(127), every), ms(207));
+        // Too late for the next one: it starts anew.
+        assert_eq!(after(Some(ms(107)), ms(207), every), ms(307));
+        assert_eq!(after(Some(ms(107)), ms(999), every), ms(1099));
     }
 
     #[test]
