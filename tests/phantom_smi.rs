@@ -149,6 +149,11 @@ fn a_card_without_memory_of_its_own_shares_that_of_the_machine() {
         let error = told["error"].as_str().unwrap();
         assert_eq!(error.contains("INTERNAL ASSERT FAILED"), !lists_processes, "{error}");
         assert_eq!(error.contains("CUDA out of memory"), lists_processes, "{error}");
+        // The OOM is recorded, whether PyTorch could report it or not.
+        let oom = run.json("oom", &[]);
+        let oom = oom["ooms"].as_array().unwrap();
+        assert_eq!((oom.len(), &oom[0]["device"]), (1, &Value::from(0)), "{card}: {oom:?}");
+        assert_eq!(oom[0]["requested_bytes"], told["total"], "{card}: {oom:?}");
         // One ledger: its rows and what is free are the machine's memory, with the host's part as the kernel counts it.
         let ledger = run.json("ledger", &["--at", "end"]);
         let device = &ledger["devices"][0];

@@ -3,18 +3,19 @@
 //! A report comes on the allocating thread, under the allocator's mutex: always for CUDA, for the CPU only
 //! while a profiler asks for it. `c10::Device` is two bytes in one register, with garbage in the upper bits.
 
-use std::ffi::c_void;
+use std::ffi::{CStr, c_char, c_void};
 use std::sync::OnceLock;
 
 use memtrace_record::Recorder;
 use memtrace_record::intern::TextId;
 use memtrace_record::recorder::text_id;
-use memtrace_trace::event::{AllocCall, Block, Call};
+use memtrace_trace::event::{self, AllocCall, Block, Call};
 use memtrace_trace::{Api, Event, Header, Payload};
 
 use crate::attribution::{
     block_ages, context, deferred_frees, detail, growth, private_pools, requested_sizes,
 };
+use crate::ffi::cuda::current_device;
 use crate::ffi::phantom;
 use crate::ffi::symbols::RealFn;
 use crate::ffi::torch::{self, current_stream};
@@ -34,11 +35,20 @@ static REPORT: RealFn<Report> =
 static OUT_OF_MEMORY: RealFn<OutOfMemory> =
     unsafe { RealFn::new(c"_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE", "libc10.so") };
 
+type CheckFail = unsafe extern "C-unwind" fn(*const c_char, *const c_char, u32, *const c_char);
+
+// SAFETY: the signature is c10::detail::torchCheckFail's in c10/util/Exception.h, 2.1 to 2.15. It does not return.
+static CHECK_FAIL: RealFn<CheckFail> =
+    unsafe { RealFn::new(c"_ZN3c106detail14torchCheckFailEPKcS2_jS2_", "libc10.so") };
+
+/// The start of the text of a failed call of NVML in torch's allocator.
+const NVML_FAILED: &[u8] = b"NVML_SUCCESS == r ";
+
 /// Finds the functions that reports need; called at torch's first call to CUDA.
 pub(super) fn install() {
     requested_sizes::install();
     // Not in the first report, see `prepare_reports`.
-    let _ = (REPORT.get(), OUT_OF_MEMORY.get());
+    let _ = (REPORT.get(), OUT_OF_MEMORY.get(), CHECK_FAIL.get());
     torch::prepare_reports();
 }
 
@@ -189,25 +199,60 @@ pub(in crate::hooks) fn record_out_of_memory(recorder: &'static Recorder, oom: P
     recorder.nudge();
 }
 
+fn note_out_of_memory(ordinal: i8, size: i64, allocated: usize, reserved: usize) {
+    let Some(recorder) = session::recorder() else { return };
+    let stream = current_stream(ordinal);
+    let (context, step) = context::current_on(stream);
+    let api = if phantom::take_fault() { Api::InjectedFault } else { Api::CachingAllocator };
+    let of_request = |state: &ThreadState| {
+        (requested_sizes::of_block(state, size), private_pools::take(state, ordinal, stream))
+    };
+    let (requested, pool) = thread::with(of_request).unwrap_or((-1, 0));
+    let oom = Payload::OutOfMemory { bytes: size, requested, allocated, reserved, pool };
+    record_out_of_memory(
+        recorder,
+        oom,
+        Header { clock_ns: 0, api: Some(api), device: ordinal, context, step },
+    );
+}
+
 #[unsafe(export_name = "_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE")]
 unsafe extern "C-unwind" fn report_out_of_memory(size: i64, allocated: usize, reserved: usize, device: u64) {
     if let Some(ordinal) = cuda_ordinal(device) {
-        shielded(|| {
-            let Some(recorder) = session::recorder() else { return };
-            let stream = current_stream(ordinal);
-            let (context, step) = context::current_on(stream);
-            let api = if phantom::take_fault() { Api::InjectedFault } else { Api::CachingAllocator };
-            let of_request = |state: &ThreadState| {
-                (requested_sizes::of_block(state, size), private_pools::take(state, ordinal, stream))
-            };
-            let (requested, pool) = thread::with(of_request).unwrap_or((-1, 0));
-            let oom = Payload::OutOfMemory { bytes: size, requested, allocated, reserved, pool };
-            let header = Header { clock_ns: 0, api: Some(api), device: ordinal, context, step };
-            record_out_of_memory(recorder, oom, header);
-        });
+        shielded(|| note_out_of_memory(ordinal, size, allocated, reserved));
     }
     if let Some(real) = OUT_OF_MEMORY.get() {
         // SAFETY: the caller's own arguments, passed on unchanged.
         unsafe { real(size, allocated, reserved, device) }
+    }
+}
+
+/// Called when a check of torch fails. Before it reports an OOM, its allocator asks NVML for the processes of the
+/// device. Where NVML cannot answer, as on a Jetson Orin, a check fails there, and the OOM has no report
+/// (pytorch#185240).
+#[unsafe(export_name = "_ZN3c106detail14torchCheckFailEPKcS2_jS2_")]
+unsafe extern "C-unwind" fn torch_check_fail(
+    function: *const c_char,
+    file: *const c_char,
+    line: u32,
+    message: *const c_char,
+) {
+    // SAFETY: by the function's contract, the message is null or a C string.
+    let is_nvmls =
+        !message.is_null() && unsafe { CStr::from_ptr(message) }.to_bytes().starts_with(NVML_FAILED);
+    let requested = if is_nvmls { requested_sizes::in_progress() } else { -1 };
+    if requested >= 0 {
+        shielded(|| {
+            let Some(session) = session::session() else { return };
+            let size = session.rounding.round(requested.cast_unsigned()).cast_signed();
+            let (allocated, reserved) = (event::UNREPORTED_TOTAL, event::UNREPORTED_TOTAL);
+            note_out_of_memory(current_device(), size, allocated, reserved);
+        });
+    }
+    match CHECK_FAIL.get() {
+        // SAFETY: the caller's own arguments, passed on unchanged.
+        Some(real) => unsafe { real(function, file, line, message) },
+        // The caller expects no return.
+        None => std::process::abort(),
     }
 }
