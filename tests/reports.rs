@@ -794,13 +794,18 @@ fn ledger_and_summary_mean_the_same_by_device_used_and_name_it_apart_without_sam
 
 /// A trace with samples of the host: it grows from 100 MiB to 300 MiB in a container of 320 MiB.
 fn host_trace(parts: bool) -> TraceBuilder {
+    host_trace_of(Meta::default(), parts, 240)
+}
+
+/// The same of a process of which `meta` tells, with `anon` MiB at the end.
+fn host_trace_of(meta: Meta, parts: bool, anon: i64) -> TraceBuilder {
     const MIB: i64 = 1 << 20;
-    let mut trace = TraceBuilder::default();
+    let mut trace = TraceBuilder::new(meta);
     let mut sample = |api: &'static str, seconds: i64, name: String| {
         let (event, ts_ns) = (EventName::Sample, seconds * 1_000_000_000);
         trace.raw(Row { event, api, device: -1, step: -1, ts_ns, name: &name, ..Row::default() });
     };
-    for (seconds, anon) in [(1, 60), (9, 240)] {
+    for (seconds, anon) in [(1, 60), (9, anon)] {
         let (rss, anon) = ((anon + 40) * MIB, anon * MIB);
         sample("proc_status", seconds, format!("rss={rss} anon={anon} file={} shmem=0 swap=0", 40 * MIB));
         let current = rss + 90 * MIB;
@@ -978,6 +983,42 @@ fn leaks_tell_growth_of_the_host_by_part() {
     assert_eq!(host["growth"][0]["held_by"], "heap");
     assert_eq!(host["growth"][0]["bytes_per_second"].as_f64().unwrap() as i64, 10 * MIB);
     assert!(answer.text().contains("page cache grew by"), "{}", answer.text());
+}
+
+#[test]
+fn summary_and_oom_name_the_rank_that_the_kernel_killed_and_no_other() {
+    let killed = |ranks: &[(i64, &str, &str)], report: &str| -> Vec<String> {
+        let trace = |at: usize| {
+            let (anon, boot, end) = ranks[at];
+            let meta = Meta { rank: at as i32, boot: boot.to_owned(), cgroup_id: 5, ..Meta::default() };
+            let mut trace = host_trace_of(meta, true, anon);
+            trace.raw(Row { event: EventName::End, ts_ns: 10_000_000_000, name: end, ..Row::default() });
+            trace.unfinished()
+        };
+        let traces: Vec<_> = (0..ranks.len()).map(trace).collect();
+        let json = answer_on_ranks(&traces, report, &[]).json;
+        let verdicts = match report {
+            "oom" => json["killed"].as_array().unwrap().iter().collect::<Vec<_>>(),
+            _ => json["processes"].as_array().unwrap().iter().map(|process| &process["killed"]).collect(),
+        };
+        verdicts.iter().map(|one| one["by"].as_str().unwrap_or("-").to_owned()).collect()
+    };
+    // The kernel killed one process: the largest of those that were killed.
+    let (once, twice) = ("killed kills=2 machine_kills=5 lost=0", "killed kills=3 machine_kills=6 lost=0");
+    for report in ["summary", "oom"] {
+        let of = |ranks: &[(i64, &str, &str)]| killed(ranks, report);
+        assert_eq!(of(&[(200, "a", once), (260, "a", once)]), ["after_rank", "container_oom"]);
+        assert_eq!(of(&[(200, "a", twice), (260, "a", twice)]), ["container_oom", "container_oom"]);
+        // Another machine has kills of its own.
+        assert_eq!(of(&[(200, "a", once), (260, "b", once)]), ["container_oom", "container_oom"]);
+        assert_eq!(
+            of(&[(200, "a", once), (260, "a", "killed signal=15 kills=2 lost=0")]),
+            ["container_oom", "signal"]
+        );
+        let machine = "killed machine_kills=5 lost=0";
+        assert_eq!(of(&[(260, "a", machine), (200, "a", machine)]), ["machine_oom", "after_rank"]);
+    }
+    assert_eq!(killed(&[(200, "a", once), (260, "a", "exit lost=0")], "summary"), ["container_oom", "-"]);
 }
 
 #[test]

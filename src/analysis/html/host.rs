@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::pack::Pack;
+use crate::error::Result;
 use crate::options::Options;
 use crate::read::stream::TraceFile;
 use crate::reports::killed_sentences;
@@ -67,7 +68,15 @@ fn container(sample: &QuickSample) -> i64 {
 }
 
 /// Returns sentences that name the killer of the process or of one of its children; null if neither was
-/// killed.
-pub(super) fn killed(trace: &TraceFile, memory: &HostMemory, options: &Options) -> Value {
-    killed_sentences(trace, memory, options).map_or(Value::Null, Value::from)
+/// killed. `among` are the traces of its run.
+///
+/// # Errors
+/// When a trace cannot be read.
+pub(super) fn killed(
+    trace: &TraceFile,
+    memory: &HostMemory,
+    among: &[TraceFile],
+    options: &Options,
+) -> Result<Value> {
+    Ok(killed_sentences(trace, memory, among, options)?.map_or(Value::Null, Value::from))
 }

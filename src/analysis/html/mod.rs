@@ -110,7 +110,8 @@ impl Page {
                         fullest.as_ref().is_some_and(|(path, o)| *path == trace.path && *o == ordinal);
                     if whole { (BUCKETS, blocks::MOST) } else { (others, kept) }
                 };
-                json.extend(first.second_reading(trace, options, size, &mut pack, &mut strings)?);
+                let own = first.second_reading(trace, &run.traces, options, size, &mut pack, &mut strings)?;
+                json.extend(own);
             }
             all.push(json!({
                 "path": run.path.display().to_string(),

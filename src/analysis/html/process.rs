@@ -203,11 +203,12 @@ impl FirstReading {
         )
     }
 
-    /// The second reading: fills a track for each device that was used. `size` returns the number of time
+    /// The second reading of one of the traces `among` a run: fills a track for each device that was used. `size` returns the number of time
     /// buckets and of allocations for a device.
     pub(super) fn second_reading(
         self,
         trace: &TraceFile,
+        among: &[TraceFile],
         options: &Options,
         size: impl Fn(i32) -> (usize, usize),
         pack: &mut Pack,
@@ -218,7 +219,7 @@ impl FirstReading {
         let retained = self.retained(options);
         let verdict = if self.ooms.is_empty() { Value::Null } else { oom_for_page(trace, options)? };
         let host_memory = host::timeline(&self.host, self.time_ns, pack);
-        let killed = host::killed(trace, &self.host, options);
+        let killed = host::killed(trace, &self.host, among, options)?;
         for (ordinal, metric) in self.devices(options) {
             // A device with only samples of the kernel is unknown to the replay.
             let mut without_blocks = replay::Device::default();

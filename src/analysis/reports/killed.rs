@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use super::ledger::LedgerLine;
 use super::ledger::host::{HostState, part_about};
+use crate::error::Result;
 use crate::options::Options;
 use crate::read::stream::TraceFile;
 use crate::render::numbers::{counted, duration, step_or_dash};
@@ -16,8 +17,8 @@ use crate::state::moment::NamedMoment;
 const LAST_NS: i64 = 5_000_000_000;
 /// Memory is nearly full when less than one part in `NEARLY_FULL` is left.
 const NEARLY_FULL: i64 = 20;
-/// Advice about children that grow.
-const WORKERS: &str = "fewer DataLoader workers; give them arrays instead of Python objects, which each copies when it reads them";
+/// Advice about children that grow, and about the workers of a DataLoader.
+pub(in crate::reports) const WORKERS: &str = "fewer DataLoader workers; give them arrays instead of Python objects, which each copies when it reads them";
 /// Smaller growth is not reported.
 const LEAST_GROWTH: i64 = 16 << 20;
 
@@ -33,6 +34,8 @@ pub(super) enum Killer {
     MachineOom,
     /// Probably the kernel: memory was nearly full at the last sample, and no counter can be read.
     ProbablyOom,
+    /// A launcher, after the kernel had killed a rank that held more: the rank and its resident memory.
+    AfterRank(i64, i64),
     /// SIGKILL, and no counter of the kernel has risen: somebody sent it. With the signal that asked the program to end
     /// before.
     Sent(Option<i32>),
@@ -54,12 +57,16 @@ struct KilledChild {
 }
 
 /// The verdict on a trace in sentences; `None` if neither its process nor a child was killed.
+///
+/// # Errors
+/// When a trace cannot be read.
 pub(crate) fn killed_sentences(
     trace: &TraceFile,
     memory: &HostMemory,
+    among: &[TraceFile],
     options: &Options,
-) -> Option<Vec<String>> {
-    Killed::of(trace, memory).map(|killed| killed.sentences(options))
+) -> Result<Option<Vec<String>>> {
+    Ok(Killed::of(trace, memory, among, options)?.map(|killed| killed.sentences(options)))
 }
 
 /// Parts of a process's memory that grew between two full samples: their names and bytes, the most first.
@@ -79,21 +86,42 @@ pub(super) struct Killed<'a> {
 }
 
 impl<'a> Killed<'a> {
-    /// Returns the verdict on a trace; `None` if neither its process nor any child was killed.
-    pub(super) fn of(trace: &TraceFile, memory: &'a HostMemory) -> Option<Killed<'a>> {
+    /// Returns the verdict on one of the traces `among` a run; `None` if neither its process nor any child was killed.
+    ///
+    /// # Errors
+    /// When a trace cannot be read.
+    pub(super) fn of(
+        trace: &TraceFile,
+        memory: &'a HostMemory,
+        among: &[TraceFile],
+        options: &Options,
+    ) -> Result<Option<Killed<'a>>> {
         let text = trace.ending().unwrap_or_default();
         let word = |key: &str| end_row::values(&text).find(|(known, _)| *known == key)?.1.parse::<i64>().ok();
         let was_killed = Ending::of(&text) == Some(Ending::Killed);
         let killer = match memory.refusal {
             _ if was_killed => {
                 let asked = word(ASKED).map(|signal| signal as i32);
-                Some(killer(memory.quick.last(), word(SIGNAL), asked, word(KILLS), word(MACHINE_KILLS)))
+                let last = memory.quick.last();
+                let (kills, machine_kills) = (word(KILLS), word(MACHINE_KILLS));
+                let by = killer(last, word(SIGNAL), asked, kills, machine_kills);
+                let risen = last.map_or(0, |last| match by {
+                    Killer::ContainerOom => kills.unwrap_or(0) - last.container.kills,
+                    Killer::MachineOom => machine_kills.unwrap_or(0) - last.machine.kills,
+                    _ => 0,
+                });
+                let victim = match last {
+                    Some(last) if risen > 0 => victim_instead(trace, last.rss, risen, among, options)?,
+                    _ => None,
+                };
+                Some(victim.map_or(by, |(rank, rss)| Killer::AfterRank(rank, rss)))
             }
             Some(_) => Some(Killer::Refused),
             None => None,
         };
         let child = killed_child(memory);
-        (killer.is_some() || child.is_some()).then_some(Killed { killer, when: memory.end(), child, memory })
+        let is_any = killer.is_some() || child.is_some();
+        Ok(is_any.then(|| Killed { killer, when: memory.end(), child, memory }))
     }
 
     /// Returns true if the kernel killed the process, or a child, because memory ran out.
@@ -145,6 +173,11 @@ impl<'a> Killed<'a> {
                  waited in vain. Not because memory ran out: the kernel counts no such kill",
                 signal_name(asked)
             ),
+            Killer::AfterRank(rank, rss) => format!(
+                "killed {when}: not by the kernel, which killed rank {rank}, the larger process ({} resident). A launcher such as torchrun \
+                 ends the other ranks when one has failed",
+                show(rss)
+            ),
             Killer::Refused => self.refusal(&when, options),
             Killer::Sent(None) => format!(
                 "killed {when}: by SIGKILL, and not because memory ran out (the kernel counts no such kill). Somebody sent it: a person, a \
@@ -156,7 +189,7 @@ impl<'a> Killed<'a> {
                  starts: torchrun ends the other ranks when one has failed. The kernel's count of kills is known on the machine where it ran"
             ),
         });
-        if !matches!(killer, Killer::Signal(_)) || self.child.is_some() {
+        if !matches!(killer, Killer::Signal(_) | Killer::AfterRank(..)) || self.child.is_some() {
             all.extend(self.evidence(options));
         }
         all
@@ -312,6 +345,7 @@ impl<'a> Killed<'a> {
             Some(Killer::ContainerOom) => ("container_oom", Some(9)),
             Some(Killer::MachineOom) => ("machine_oom", Some(9)),
             Some(Killer::ProbablyOom) => ("probably_oom", None),
+            Some(Killer::AfterRank(..)) => ("after_rank", None),
             Some(Killer::Sent(_)) => ("sent", Some(9)),
             Some(Killer::Refused) => ("refused", None),
             Some(Killer::Signal(signal)) => ("signal", Some(signal)),
@@ -358,6 +392,28 @@ fn killer(
         (None, None) if last.is_some_and(is_nearly_full) => Killer::ProbablyOom,
         _ => Killer::Unknown,
     }
+}
+
+/// Returns the rank and the resident memory of the largest process that the kernel killed instead of the process of
+/// `trace`. The kernel chooses the largest one, so of the killed processes of a run that were in the same container,
+/// the `risen` largest were killed by it.
+fn victim_instead(
+    trace: &TraceFile,
+    rss: i64,
+    risen: i64,
+    among: &[TraceFile],
+    options: &Options,
+) -> Result<Option<(i64, i64)>> {
+    let group = |of: &TraceFile| (of.meta.boot.clone(), of.meta.cgroup_id);
+    let was_killed = |of: &&TraceFile| Ending::of(&of.ending().unwrap_or_default()) == Some(Ending::Killed);
+    let mut larger = Vec::new();
+    let others = among.iter().filter(|other| other.path != trace.path && group(other) == group(trace));
+    for other in others.filter(was_killed) {
+        let last = HostMemory::read(other, options)?.quick.last().map_or(0, |last| last.rss);
+        larger.extend((last > rss).then_some((last, i64::from(other.meta.rank))));
+    }
+    let is_spared = larger.len() as i64 >= risen;
+    Ok(larger.into_iter().max().filter(|_| is_spared).map(|(rss, rank)| (rank, rss)))
 }
 
 fn is_nearly_full(sample: &QuickSample) -> bool {

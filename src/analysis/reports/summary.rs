@@ -91,7 +91,8 @@ impl Report for Summary {
             value["host_peak_rss_bytes"] = host.peak_rss().into();
             value["host_peak_bytes"] = host.peak_with_children(&traced).into();
             value["growth"] = grown.clone().into();
-            value["killed"] = Killed::of(trace, &host).map(|killed| killed.json(options)).into();
+            let killed = Killed::of(trace, &host, &input.traces, options)?;
+            value["killed"] = killed.map(|killed| killed.json(options)).into();
             processes.push(value);
             hosts.push(host);
             lines.push(Line::new(trace, &replayed, options));
@@ -117,10 +118,19 @@ impl Report for Summary {
             let at = input.traces.iter().position(|other| std::ptr::eq(other, *trace)).unwrap_or(0);
             let peak_rss = hosts[at].peak_rss();
             if peak_rss >= 0 {
-                printer.plain(format!("host memory: peak {} resident", options.units.show(peak_rss)));
+                let all: Vec<i64> =
+                    hosts.iter().map(HostMemory::peak_rss).filter(|peak| *peak >= 0).collect();
+                let of_all = match all.len() {
+                    1 => String::new(),
+                    number => format!(
+                        "; the peaks of {number} processes sum to {} (what they share counts for each)",
+                        options.units.show(all.iter().sum::<i64>())
+                    ),
+                };
+                printer.plain(format!("host memory: peak {} resident{of_all}", options.units.show(peak_rss)));
             }
             for (trace, memory) in input.traces.iter().zip(&hosts) {
-                if let Some(killed) = Killed::of(trace, memory) {
+                if let Some(killed) = Killed::of(trace, memory, &input.traces, options)? {
                     if lines.len() > 1 {
                         printer.plain(format!("rank {}:", trace.meta.rank));
                     }

@@ -346,15 +346,20 @@ impl HostMemory {
         self.quick.iter().min_by_key(|sample| (sample.when.ts_ns - ts_ns).abs())
     }
 
-    /// The sample of the children nearest to a moment, of those that have their shares if any has.
+    /// The sample of the children nearest to a moment. If it lacks their shares, the nearest one of as many children that
+    /// has them.
     #[must_use]
     pub fn children_near(&self, ts_ns: i64) -> Option<&ChildrenSample> {
-        self.children_with_shares().min_by_key(|sample| (sample.when.ts_ns - ts_ns).abs())
+        let distance = |sample: &&ChildrenSample| (sample.when.ts_ns - ts_ns).abs();
+        let nearest = self.children.iter().min_by_key(distance)?;
+        let is_same = |sample: &&ChildrenSample| sample.pss >= 0 && sample.processes == nearest.processes;
+        self.children.iter().filter(is_same).min_by_key(distance).or(Some(nearest))
     }
 
-    /// The samples of the children that have their shares; all of them, if none has.
+    /// The samples of the children that have their shares; all of them, if none has. Without children there is nothing
+    /// to share.
     pub fn children_with_shares(&self) -> impl Iterator<Item = &ChildrenSample> {
-        let is_known = self.children.iter().any(|sample| sample.pss >= 0);
+        let is_known = self.children.iter().any(|sample| sample.pss >= 0 && sample.processes > 0);
         self.children.iter().filter(move |sample| !is_known || sample.pss >= 0)
     }
 
@@ -424,6 +429,31 @@ mod tests {
         let early = HostMemory { quick: vec![*first], full: Vec::new(), ..memory.clone() };
         assert_eq!((early.peak_with_children(&[]), early.peak_with_children(&[3])), (107, 100));
         assert_eq!(HostMemory::default().peak_rss(), -1);
+    }
+
+    #[test]
+    fn host_memory_of_children_is_not_that_of_a_moment_without_them() {
+        let memory = memory(&[
+            (Api::ProcStatus, "rss=100", 9),
+            (Api::Child, "pss=0 rss=0 processes=0 what=(total)", 10),
+            (Api::Child, "rss=70 processes=4 what=(total)", 20),
+            (Api::Child, "pss=50 rss=70 processes=4 what=(total)", 30),
+            (Api::Child, "rss=72 processes=4 what=(total)", 40),
+            (Api::Child, "pss=0 rss=0 processes=0 what=(total)", 41),
+            (Api::Child, "rss=20 processes=1 what=(total)", 60),
+        ]);
+        let near = |ts_ns| memory.children_near(ts_ns).map(|sample| (sample.when.ts_ns, sample.bytes()));
+        assert_eq!([near(12), near(20), near(40)], [Some((10, 0)), Some((30, 50)), Some((30, 50))]);
+        // No sample of a single child has its share.
+        assert_eq!([near(45), near(99)], [Some((41, 0)), Some((60, 20))]);
+        assert_eq!(memory.peak_with_children(&[]), 150);
+        // Where shares are unknown of all children, their resident bytes count.
+        let unknown = memory.children.iter().filter(|sample| sample.pss <= 0).cloned().collect();
+        let memory = HostMemory { children: unknown, ..memory };
+        assert_eq!(
+            (memory.children_near(25).map(ChildrenSample::bytes), memory.peak_with_children(&[])),
+            (Some(70), 172)
+        );
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::super::killed::Killed;
+use super::super::killed::{Killed, WORKERS};
 use super::LedgerLine;
 use crate::error::Result;
 use crate::options::Options;
@@ -18,6 +18,8 @@ use crate::state::moment::NamedMoment;
 
 /// The beginning of the names of parts that are CPU tensors.
 pub(in crate::reports) const CPU_TENSORS: &str = "CPU tensors";
+/// The name of a DataLoader worker, which torch sets.
+const LOADER: &str = "pt_data_worker";
 /// The part that malloc takes by `brk`.
 const HEAP: &str = "heap";
 /// Advice about it where CPU tensors have no rows. glibc takes blocks of up to 32 MiB from the heap once a larger one was freed.
@@ -91,7 +93,7 @@ pub(super) fn answer(input: &Input, at: &NamedMoment, options: &Options) -> Resu
         }
         printer.gap();
         state.print(&mut printer, trace, &memory, options);
-        let killed = Killed::of(trace, &memory);
+        let killed = Killed::of(trace, &memory, &input.traces, options)?;
         let mut value = state.json(trace, &memory);
         value["killed"] = killed.as_ref().map(|killed| killed.json(options)).into();
         json.push(value);
@@ -234,6 +236,9 @@ impl<'a> HostState<'a> {
             for child in &children.largest {
                 let bytes = if child.pss >= 0 { child.pss } else { child.rss };
                 printer.plain(format!("  {} {} (pid {})", show(bytes), child.name, child.pid));
+            }
+            if children.largest.iter().any(|child| child.name.starts_with(LOADER)) {
+                printer.plain(format!("  try: {WORKERS}"));
             }
         }
         let Some(quick) = self.quick else { return };

@@ -112,7 +112,7 @@ impl Report for Oom {
         let mut killed = Vec::new();
         for trace in &input.traces {
             let memory = HostMemory::read(trace, options)?;
-            let Some(verdict) = Killed::of(trace, &memory) else { continue };
+            let Some(verdict) = Killed::of(trace, &memory, &input.traces, options)? else { continue };
             if cases.is_empty() && killed.is_empty() {
                 heading(&mut printer, input, &trace.meta);
             }
