@@ -10,6 +10,8 @@ use std::process::{Command, Output};
 use memtrace_analysis::exports::{self, EXPORTS};
 use memtrace_analysis::options::Options;
 use memtrace_analysis::read::input::Input;
+use memtrace_analysis::testing::TraceBuilder;
+use memtrace_trace::{EventName, Row};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -94,6 +96,49 @@ fn report(name: &str, fixture: &str, arguments: &[&str]) -> Value {
     let output = memtrace(folder.path(), &all);
     assert!(output.status.success(), "{}", text(&output.stderr));
     serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn exports_of_a_program_without_a_gpu_have_its_cpu_tensors() {
+    const MIB: i64 = 1 << 20;
+    let mut trace = TraceBuilder::default();
+    for (number, mib) in [(1, 5), (2, 3)] {
+        let row =
+            Row { device: -1, api: "cpu_allocator", alloc_id: number, addr: number << 40, ..Row::default() };
+        let row = Row { module: "Net.fc", phase: "forward", requested_bytes: mib * MIB, ..row };
+        trace.change(
+            Row { event: EventName::HostAlloc, delta_bytes: mib * MIB, ..row },
+            [mib * MIB, mib * MIB, 0],
+        );
+    }
+    let folder = TempDir::new().unwrap();
+    std::fs::write(folder.path().join("vm.r0.1.csv"), trace.finish()).unwrap();
+    let made = |to: &str, device: &[&str]| {
+        let mut arguments: Vec<&dyn AsRef<OsStr>> =
+            vec![&"export", &"--to", &to, &"vm.r0.1.csv", &"-o", &"made"];
+        arguments.extend(device.iter().map(|word| word as &dyn AsRef<OsStr>));
+        memtrace(folder.path(), &arguments)
+    };
+    let read = || std::fs::read_to_string(folder.path().join("made")).unwrap();
+    let refused = made("timeline", &[]);
+    assert_eq!(refused.status.code(), Some(2));
+    let why = text(&refused.stderr);
+    assert!(why.contains("used no GPU; --device -1 selects its CPU tensors"), "{why}");
+    for (to, part) in [("timeline", 8 * MIB), ("timeline-raw", 5 * MIB), ("speedscope", 8 * MIB)] {
+        let output = made(to, &["--device", "-1"]);
+        assert!(output.status.success(), "{to}: {}", text(&output.stderr));
+        assert!(read().contains(&part.to_string()), "{to}: {}", read());
+    }
+    assert!(made("collapsed", &["--device", "-1"]).status.success());
+    assert!(
+        read().contains(&format!("Net.fc {}", 5 * MIB)) || read().contains(&(8 * MIB).to_string()),
+        "{}",
+        read()
+    );
+    std::fs::remove_file(folder.path().join("made")).unwrap();
+    assert!(made("plots", &["--device", "-1"]).status.success());
+    let figure = std::fs::read_to_string(folder.path().join("made/categories.svg")).unwrap();
+    assert!(figure.contains("Max memory allocated: 0.01 GiB"), "{figure}");
 }
 
 #[test]

@@ -831,6 +831,22 @@ fn host_trace_of(meta: Meta, parts: bool, anon: i64) -> TraceBuilder {
 }
 
 #[test]
+fn peak_of_a_program_without_a_gpu_is_that_of_its_cpu_tensors() {
+    const MIB: i64 = 1 << 20;
+    let mut trace = host_trace(true);
+    let row =
+        Row { event: EventName::HostAlloc, device: -1, api: "cpu_allocator", alloc_id: 9, ..Row::default() };
+    let row = Row { module: "Net.fc", delta_bytes: 5 * MIB, requested_bytes: 5 * MIB, ..row };
+    trace.change(row, [5 * MIB, 5 * MIB, 0]);
+    let by_itself = answer_on(trace.finish(), "peak", &[]);
+    assert_eq!((&by_itself.json["device"], &by_itself.json["peak"]["bytes"]), (&json!(-1), &json!(5 * MIB)));
+    assert!(by_itself.text().contains("Net.fc"), "{}", by_itself.text());
+    // Without CPU tensors nothing is known of the program's memory by owner.
+    let nothing = answer_on(host_trace(true).finish(), "peak", &[]).text();
+    assert!(nothing.contains("No memory tracked."), "{nothing}");
+}
+
+#[test]
 fn ledger_of_the_host_sums_to_the_process_and_says_what_is_unknown() {
     const MIB: i64 = 1 << 20;
     let trace = host_trace(true).finish();

@@ -32,6 +32,10 @@ impl Export for Speedscope {
         "Live memory at the peak by phase, module and op, for speedscope.app"
     }
 
+    fn takes_host(&self) -> bool {
+        true
+    }
+
     fn output_kind(&self, _: &crate::options::Options) -> OutputKind {
         OutputKind::OneFile(".speedscope.json")
     }
@@ -92,6 +96,10 @@ impl Export for Collapsed {
 
     fn about(&self) -> &'static str {
         "Live memory at the peak as collapsed stacks, for flamegraph.pl, inferno and others"
+    }
+
+    fn takes_host(&self) -> bool {
+        true
     }
 
     fn output_kind(&self, _: &crate::options::Options) -> OutputKind {

@@ -54,6 +54,10 @@ impl Export for Plots {
         &[IMAGE]
     }
 
+    fn takes_host(&self) -> bool {
+        true
+    }
+
     fn output_kind(&self, _: &Options) -> OutputKind {
         OutputKind::Folder(".plots")
     }

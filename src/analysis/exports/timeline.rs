@@ -13,7 +13,7 @@ use crate::options::{Flag, Options};
 use crate::profile::{Profile, profile_and_flow};
 use crate::read::record::Columns;
 use crate::render::numbers::counted;
-use crate::state::replay::Metric;
+use crate::state::replay::{HOST, Metric};
 use crate::state::replay_trace::{Replayed, replay_trace};
 
 /// `--to timeline`.
@@ -65,6 +65,10 @@ impl Export for Timeline {
         "torch.profiler's memory timeline: [times in µs, rows of bytes by its eight categories]"
     }
 
+    fn takes_host(&self) -> bool {
+        true
+    }
+
     fn output_kind(&self, _: &Options) -> OutputKind {
         OutputKind::FileEach(".timeline.json")
     }
@@ -95,6 +99,10 @@ impl Export for Raw {
         "torch.profiler's raw memory timeline: [time in ns, action, bytes, category] for each event"
     }
 
+    fn takes_host(&self) -> bool {
+        true
+    }
+
     fn output_kind(&self, _: &Options) -> OutputKind {
         OutputKind::FileEach(".timeline-raw.json")
     }
@@ -122,6 +130,10 @@ impl Export for Html {
 
     fn flags(&self) -> &'static [Flag] {
         &[TITLE, SIZE]
+    }
+
+    fn takes_host(&self) -> bool {
+        true
     }
 
     fn output_kind(&self, _: &Options) -> OutputKind {
@@ -185,7 +197,12 @@ impl DeviceProfile {
         job.add_to_footer(trace, &replayed);
         let Some(device) = replayed.fullest(Metric::Allocated, job.options).map(|device| device.ordinal)
         else {
-            return Err(Error::usage(format!("{}: the traced program used no GPU", trace.path.display())));
+            let host = match replayed.replay.find(HOST) {
+                Some(_) => "; --device -1 selects its CPU tensors",
+                None => "",
+            };
+            let path = trace.path.display();
+            return Err(Error::usage(format!("{path}: the traced program used no GPU{host}")));
         };
         if !profile.has_io {
             job.footer.notes.push(

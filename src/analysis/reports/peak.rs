@@ -91,6 +91,14 @@ impl Report for Peak {
             metric = Metric::Used;
             best = fullest(input, options, metric, &by)?;
         }
+        if best.peak == 0 && options.device.is_none() {
+            // A program without a GPU: its CPU tensors, where the trace has them.
+            let host = Options { device: Some(HOST), ..options.clone() };
+            let on_host = fullest(input, &host, Metric::Allocated, &by)?;
+            if on_host.peak > 0 {
+                return answer(input, &host, Metric::Allocated, &by, on_host);
+            }
+        }
         answer(input, options, metric, &by, best)
     }
 }
