@@ -171,6 +171,15 @@ fn within_run<T>(samples: &[T], is_before_end: impl Fn(&T) -> bool) -> &[T] {
     &samples[samples.len() / WARM_UP..]
 }
 
+/// Returns the bytes at a time between two points, which may be far apart: a large process is sampled seldom.
+fn bytes_at(points: &[(When, i64)], ts_ns: i64) -> i64 {
+    let next = points.partition_point(|(when, _)| when.ts_ns <= ts_ns);
+    let Some((before, then)) = points.get(next.saturating_sub(1)) else { return 0 };
+    let Some((after, later)) = points.get(next) else { return *then };
+    let passed = (ts_ns - before.ts_ns) as f64 / (after.ts_ns - before.ts_ns).max(1) as f64;
+    then + ((later - then) as f64 * passed.clamp(0.0, 1.0)) as i64
+}
+
 /// The growth of a part; `None` if it does not grow.
 fn growth(what: String, advice: &'static str, points: &[(When, i64)], least: i64) -> Option<Growth> {
     let (first, last) = (points.first()?, points.last()?);
@@ -178,8 +187,8 @@ fn growth(what: String, advice: &'static str, points: &[(When, i64)], least: i64
     let by_time: Vec<(f64, f64)> =
         points.iter().map(|(when, bytes)| (when.ts_ns as f64 / 1e9, *bytes as f64)).collect();
     let line = fit(&by_time);
-    // Growth must continue to the end: the second half alone must grow, too.
-    let middle = points[points.len() / 2].1;
+    // Growth must continue to the end: the second half of the time alone must grow, too.
+    let middle = bytes_at(points, first.0.ts_ns + (last.0.ts_ns - first.0.ts_ns) / 2);
     if bytes < least || line.r2 < LEAST_R2 || line.slope <= 0.0 || last.1 - middle < bytes / 4 {
         return None;
     }
@@ -212,5 +221,14 @@ mod tests {
         assert!(of(&[100, 120, 140, 160, 160, 160]).is_none(), "a cache that fills slowly");
         assert!(of(&[100, 150, 100, 150, 100, 150]).is_none() && of(&[100, 101, 102, 103]).is_none());
         assert!(of(&[]).is_none() && of(&[5]).is_none() && of(&[200, 150, 100]).is_none());
+        // Most samples at the end of the time: the second half is one of time, not of samples.
+        let late = |levels: [(i64, i64); 4]| {
+            let when = |seconds: i64| When { ts_ns: seconds * 1_000_000_000, ..When::default() };
+            let points: Vec<_> = levels.iter().map(|(at, level)| (when(*at), level << 20)).collect();
+            growth("heap".to_owned(), "", &points, 16 << 20)
+        };
+        let line = late([(10, 400), (35, 1290), (45, 1830), (49, 2050)]).unwrap();
+        assert_eq!(line.bytes >> 20, 1650);
+        assert!(late([(10, 400), (11, 1000), (12, 1050), (49, 1060)]).is_none(), "a cache that fills early");
     }
 }
