@@ -592,6 +592,7 @@ def host_blocks(path, peak):
         assert "reserved" not in it.text("#facts"), it.text("#facts")
         it.key("p")
         assert peak in it.text("#live-title"), it.text("#live-title")
+        assert "Net.fc" in it.text("#live"), it.text("#live")
         assert "--device -1" in it.text("#footer"), it.text("#footer")
         accessible(it)
     print("host blocks")
