@@ -310,7 +310,9 @@ fn sampled_host(on_gpu: bool, end: &str) -> TempDir {
         }
         // A CPU tensor, as MEMTRACE_HOST_TENSORS=1 records it.
         let event = EventName::HostAlloc;
-        let row = Row { event, device: -1, alloc_id: 1000 + step, addr: (step + 1) << 32, ..row };
+        // The id of a block is the number of its row.
+        let alloc_id = if on_gpu { 3 + 5 * step } else { 2 + 4 * step };
+        let row = Row { event, device: -1, alloc_id, addr: (step + 1) << 32, ..row };
         let row = Row { delta_bytes: 32 * MIB, requested_bytes: 32 * MIB, api: "cpu_allocator", ..row };
         trace.change(row, [32 * MIB, 32 * MIB, 0]);
         let anon = (100 + 64 * step) * MIB;

@@ -33,6 +33,7 @@ MIB = 1 << 20
 GROUP = Path("/sys/fs/cgroup")
 POINTS = 20
 TRIES = 8
+SETTLE = 20  # the most tenths of a second that a point waits for threads that still work
 points = itertools.count()
 args = argparse.Namespace(until_killed=False)
 kept: list = []
@@ -55,6 +56,16 @@ def kernel_figures() -> dict[str, int]:
     return found
 
 
+def settle() -> None:
+    """Waits until resident memory stays for a tenth of a second. A DataLoader fetches the next batches in its
+    own threads, and what they take and return at once is in neither reading of the kernel."""
+    for _ in range(SETTLE):
+        before = figures("/proc/self/smaps_rollup")["Rss"]
+        time.sleep(0.1)
+        if figures("/proc/self/smaps_rollup")["Rss"] == before:
+            return
+
+
 def point() -> bool:
     """Compares here. False when the program has been at enough points.
 
@@ -63,6 +74,7 @@ def point() -> bool:
     number = next(points)
     if args.until_killed:
         return True
+    settle()
     for _ in range(TRIES):
         before = kernel_figures()
         is_flushed = ctypes.CDLL(None).memtrace_flush() == 0
