@@ -405,7 +405,11 @@ fn victim_instead(
     options: &Options,
 ) -> Result<Option<(i64, i64)>> {
     let group = |of: &TraceFile| (of.meta.boot.clone(), of.meta.cgroup_id);
-    let was_killed = |of: &&TraceFile| Ending::of(&of.ending().unwrap_or_default()) == Some(Ending::Killed);
+    let was_killed = |of: &&TraceFile| {
+        let text = of.ending().unwrap_or_default();
+        let signal = end_row::values(&text).find(|(key, _)| *key == SIGNAL);
+        Ending::of(&text) == Some(Ending::Killed) && signal.is_none_or(|(_, value)| value == "9")
+    };
     let mut larger = Vec::new();
     let others = among.iter().filter(|other| other.path != trace.path && group(other) == group(trace));
     for other in others.filter(was_killed) {
