@@ -22,7 +22,7 @@ NAME = "memtrace"
 _MARK = "--ext=memtrace"
 _EXAMPLES = """examples:
   python -m memtrace.kernel install                      on the GPU of this machine
-  python -m memtrace.kernel install --phantom h100-80g   on a simulated GPU, which needs none
+  python -m memtrace.kernel install --phantom h100-80g   on a simulated GPU, no device needed
   python -m memtrace.kernel remove memtrace-h100-80g     remove a kernel that install added
 """
 

@@ -39,9 +39,9 @@ pub(crate) fn phantom_args() -> [Arg; 3] {
             .requires("phantom")
             .action(ArgAction::Append)
             .help(
-                "Let the simulated GPU fail, to test a script's recovery: oom, ecc or lost at step:N, alloc:N, \
-                 bytes:SIZE or call:NAME:N, such as oom@step:3 or ecc@call:cudaLaunchKernel:500; oom*2@alloc:7 \
-                 fails two calls; may be repeated",
+                "Make the simulated GPU fail, to test a script's recovery: oom, ecc or lost at step:N, \
+                 alloc:N, bytes:SIZE or call:NAME:N, such as oom@step:3 or ecc@call:cudaLaunchKernel:500; \
+                 oom*2@alloc:7 fails two calls (repeatable)",
             ),
     ]
 }
@@ -49,8 +49,8 @@ pub(crate) fn phantom_args() -> [Arg; 3] {
 /// `--past-oom`: go on past the capacity of the simulated GPU.
 pub(crate) fn past_oom_arg() -> Arg {
     Arg::new("past-oom").long("past-oom").requires("phantom").action(ArgAction::SetTrue).help(
-        "Let the program continue where the simulated GPU is full: the trace has the moment, and the summary the \
-         memory that the program needs",
+        "Let the program continue past the memory of the simulated GPU; the summary shows how much memory \
+         it needs",
     )
 }
 

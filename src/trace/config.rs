@@ -290,8 +290,9 @@ const TABLE: &[Entry] = &[
     entry!(
         "MEMTRACE_KEEP",
         "0",
-        "the finished parts that stay, as a size such as 2g or a time such as 48h or 7d: older ones are removed, except \
-         the first part, parts with the highest peak, and parts with an OOM up to half of the size; 0: all stay",
+        "how many finished parts to keep, as a total size such as 2g or an age such as 48h or 7d; older \
+         parts are removed, except the first part, parts with the highest peak, and parts with an OOM (up to \
+         half of the size); 0 keeps all",
         |s, v| {
             s.keep = Keep::parse(v)?;
             Ok(())
@@ -317,10 +318,16 @@ const TABLE: &[Entry] = &[
         "1 also records CPU tensors, as `host_alloc` and `host_free` rows with the api `cpu_allocator`",
         |s, v| flag(v).map(|on| s.host_tensors = on)
     ),
-    entry!("MEMTRACE_PHASES", "", "further names of ranges that are phases, separated by commas", |s, v| {
-        s.phases = v.split(',').map(str::trim).filter(|word| !word.is_empty()).map(str::to_owned).collect();
-        Ok(())
-    }),
+    entry!(
+        "MEMTRACE_PHASES",
+        "",
+        "names of further ranges to record as phases, separated by commas",
+        |s, v| {
+            s.phases =
+                v.split(',').map(str::trim).filter(|word| !word.is_empty()).map(str::to_owned).collect();
+            Ok(())
+        }
+    ),
     entry!(
         "MEMTRACE_SUMMARY",
         "off",
@@ -406,8 +413,8 @@ const TABLE: &[Entry] = &[
     entry!(
         "MEMTRACE_RETAINED",
         "on",
-        "the search for what holds memory that earlier steps have left behind, at an OOM, when memory grows from step to \
-         step and on demand: on, off, or the seconds that one search may take (on: 2)",
+        "search for the Python objects that keep memory of earlier steps: at an OOM, when memory grows from \
+         step to step, and on demand; on, off, or the time limit of one search in seconds (on: 2)",
         |s, v| {
             s.retained_ms = match v.to_ascii_lowercase().as_str() {
                 "on" => RETAINED_MS,
@@ -423,8 +430,8 @@ const TABLE: &[Entry] = &[
     entry!(
         "MEMTRACE_REPEATS",
         "1",
-        "1 replaces rows that repeat those in an earlier step by one `repeat` row, which the commands expand; 0 \
-         writes every row of the steps without detail (MEMTRACE_DETAIL)",
+        "1 replaces rows that repeat rows of an earlier step by one `repeat` row, which the commands \
+         expand; 0 writes every row of the steps without detail (MEMTRACE_DETAIL)",
         |s, v| flag(v).map(|on| s.repeats = on)
     ),
     entry!(
@@ -459,8 +466,8 @@ const TABLE: &[Entry] = &[
     entry!(
         "MEMTRACE_DLSYM",
         "1",
-        "0 does not intercept dlsym: functions looked up with dlopen and dlsym, most of the driver's among \
-         them, are not traced",
+        "0 does not intercept dlsym: functions looked up with dlopen and dlsym, including most driver \
+         functions, are not traced",
         |s, v| flag(v).map(|on| s.dlsym = on)
     ),
     entry!(
@@ -515,8 +522,8 @@ const OTHERS: &[Variable] = &[
     Variable {
         name: "MEMTRACE_PHANTOM_MACHINE",
         default: "",
-        help: "an identifier: processes with the same one and the same card share the memory of the simulated \
-            GPUs; memtrace run --phantom sets it",
+        help: "an identifier: processes with the same identifier and card share the memory of the simulated \
+               GPUs; memtrace run --phantom sets it",
     },
     Variable {
         name: "MEMTRACE_PHANTOM_DYNAMIC",
@@ -527,7 +534,8 @@ const OTHERS: &[Variable] = &[
     Variable {
         name: "MEMTRACE_PHANTOM_RANKS",
         default: "",
-        help: "the ranks that run and the number of all, such as 0,7/512; memtrace run --ranks sets it",
+        help: "the ranks that run and the total number of ranks, such as 0,7/512; memtrace run --ranks sets \
+               it",
     },
     Variable {
         name: "MEMTRACE_PHANTOM_STORE",
@@ -537,14 +545,14 @@ const OTHERS: &[Variable] = &[
     Variable {
         name: "MEMTRACE_PHANTOM_PATIENCE",
         default: "60",
-        help: "seconds after which a rank among stand-ins that only waits for another rank is ended with a message; \
-            0: never",
+        help: "seconds that a rank among stand-ins may wait for another rank before it is ended with a \
+               message; 0 for no limit",
     },
     Variable {
         name: "MEMTRACE_PHANTOM_READS",
         default: "20000",
-        help: "reads of one place with one invented answer, without new input, after which a simulated GPU stops \
-            the program; 0: no bound",
+        help: "how often a program may read the same uncomputed value from the same place, without giving \
+               the device new input, before the simulated GPU stops it; 0 for no limit",
     },
 ];
 

@@ -29,7 +29,7 @@ impl Export for Csv {
     }
 
     fn about(&self) -> &'static str {
-        "Every row in one plain CSV, a trace by itself: repeats written out, parts joined"
+        "Every row in one plain CSV that is a trace itself: repeats expanded, parts joined"
     }
 
     fn takes_host(&self) -> bool {

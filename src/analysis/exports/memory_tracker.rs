@@ -28,7 +28,7 @@ const FORMAT: Flag = Flag {
     value: Some("FORMAT"),
     default: "pickle",
     choices: &["pickle", "json"],
-    help: "Write the pickle that MemoryTracker.load reads, or the same as JSON",
+    help: "Write the pickle that MemoryTracker.load reads, or the same data as JSON",
 };
 
 /// The name of each series, and its total.
@@ -46,7 +46,7 @@ impl Export for MemoryTracker {
     }
 
     fn about(&self) -> &'static str {
-        "The statistics that PyTorch's MemoryTracker saves and loads, or the same as JSON"
+        "The statistics that PyTorch's MemoryTracker saves and loads, or the same data as JSON"
     }
 
     fn flags(&self) -> &'static [Flag] {

@@ -33,7 +33,7 @@ impl Report for Advise {
     fn examples(&self) -> &'static [(&'static str, &'static str)] {
         &[
             ("advise out", "the changes that save most"),
-            ("advise --fit 24g out", "the fewest changes with which the run fits"),
+            ("advise --fit 24g out", "the fewest changes that make the run fit"),
             ("advise --checkpoint 'GPT.h.*' out", "the peak with these modules checkpointed"),
             (
                 "advise --batch x2 --reserved out",
@@ -49,7 +49,8 @@ impl Report for Advise {
                 value: Some("SIZE"),
                 default: "",
                 choices: &[],
-                help: "Find the fewest changes with which the run needs at most this memory of a device, such as 24g",
+                help: "Find the fewest changes that make the run fit in this much memory per device, such \
+                       as 24g",
             }]
         }
     }

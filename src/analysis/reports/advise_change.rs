@@ -25,19 +25,29 @@ const fn flag(name: &'static str, value: &'static str, help: &'static str) -> Fl
 
 /// The options for the changes. Each of them selects this answer.
 pub(super) const CHANGES: &[Flag] = &[
-    flag("checkpoint", "MODULES", "Checkpoint the modules of this pattern, such as 'GPT.h.*'"),
-    flag("optimizer", "NAME", "Another optimizer: 8bit, adafactor, sgd or in-backward (8bit,in-backward)"),
+    flag("checkpoint", "MODULES", "Checkpoint the modules that match this pattern, such as 'GPT.h.*'"),
+    flag(
+        "optimizer",
+        "NAME",
+        "Use another optimizer: 8bit, adafactor, sgd or in-backward (8bit,in-backward)",
+    ),
     flag("offload", "WHAT", "Keep this in host memory: optimizer"),
     flag("autocast", "TYPE", "Run the forward under torch.autocast to this type: bf16 or fp16"),
-    flag("dtype", "TYPE", "Train in this type in place of float32: bf16 or fp16"),
+    flag("dtype", "TYPE", "Train in this type instead of float32: bf16 or fp16"),
     flag("chunk-loss", "N", "Run the head and the loss on N parts of the tokens, one after the other"),
     flag("batch", "FACTOR", "Multiply the batch: x2, x1/2"),
     flag(
         "shard",
         "N",
-        "Divide parameters, gradients and optimizer state over N ranks (FSDP2); 8:optimizer its state alone",
+        "Divide parameters, gradients and optimizer state over N ranks (FSDP2); 8:optimizer divides only \
+         the optimizer state",
     ),
-    flag("without", "CONDITIONS", "Leave out the blocks of 'category=temporary,op=aten::_foreach*'"),
+    flag(
+        "without",
+        "CONDITIONS",
+        "Leave out the blocks that match, such as \
+                                   'category=temporary,op=aten::_foreach*'",
+    ),
 ];
 
 impl Report for AdviseChange {
@@ -54,9 +64,10 @@ impl Report for AdviseChange {
             &[
                 Flag::switch(
                     "reserved",
-                    "Also make the changed requests of PyTorch's own allocator: the peak of reserved memory",
+                    "Also replay the changed requests with PyTorch's own allocator: the peak of reserved \
+                     memory",
                 ),
-                flag("python", "PATH", "The Python whose PyTorch makes them; python3 without it"),
+                flag("python", "PATH", "The Python whose PyTorch replays them [default: python3]"),
             ]
         }
     }

@@ -45,14 +45,14 @@ impl Report for Leaks {
     }
 
     fn about(&self) -> &'static str {
-        "Why memory in use grows: kept, larger steps, cached or outside PyTorch; owners and rates"
+        "Explain why memory grows: kept, larger steps, cached or outside PyTorch; owners and rates"
     }
 
     fn examples(&self) -> &'static [(&'static str, &'static str)] {
         &[
-            ("leaks out", "what grows in nvidia-smi, in four parts; which op and line keeps memory"),
+            ("leaks out", "what grows in nvidia-smi, in four parts; the op and line that keep memory"),
             ("leaks --holders out", "the list, closure, graph or traceback that keeps it"),
-            ("leaks --holders --pid 4711", "the same of a running process, asked now"),
+            ("leaks --holders --pid 4711", "ask a running process now"),
         ]
     }
 

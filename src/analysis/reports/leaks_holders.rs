@@ -22,7 +22,8 @@ pub(super) struct LeaksHolders;
 /// The option that asks for this answer.
 pub(super) const HOLDERS: Flag = Flag::switch(
     "holders",
-    "Name the Python objects that keep memory of earlier steps instead: lists, closures, caches, graphs, tracebacks",
+    "List the Python objects that keep memory of earlier steps instead: lists, closures, caches, graphs, \
+     tracebacks",
 );
 
 impl Report for LeaksHolders {
@@ -31,7 +32,8 @@ impl Report for LeaksHolders {
     }
 
     fn about(&self) -> &'static str {
-        "Name the Python objects that keep memory of earlier steps: lists, closures, caches, graphs, tracebacks"
+        "List the Python objects that keep memory of earlier steps: lists, closures, caches, graphs, \
+         tracebacks"
     }
 
     fn flags(&self) -> &'static [Flag] {
@@ -39,14 +41,14 @@ impl Report for LeaksHolders {
             &[
                 Flag::switch(
                     "all",
-                    "Every search, and what it found to be held for one step or since the last step",
+                    "Show every search, and include memory held for one step or since the last step",
                 ),
                 Flag {
                     name: "pid",
                     value: Some("PID"),
                     default: "",
                     choices: &[],
-                    help: "First let this running process search, when its next step begins; read its trace",
+                    help: "Ask this running process to search when its next step begins, then read its trace",
                 },
                 Flag {
                     name: "wait",

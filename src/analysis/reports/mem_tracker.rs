@@ -32,10 +32,8 @@ pub(super) const TYPES: &[(&str, &[Category])] = &[
 ];
 
 /// The option that counts bytes as `MemTracker` does.
-pub(super) const ROUNDED: Flag = Flag::switch(
-    "rounded",
-    "Count requested sizes, rounded up, as MemTracker does, instead of the sizes of blocks",
-);
+pub(super) const ROUNDED: Flag =
+    Flag::switch("rounded", "Count requested sizes, rounded up, as MemTracker does, instead of block sizes");
 
 /// The bytes of each of [`TYPES`].
 pub(super) type Types = [i64; TYPES.len()];

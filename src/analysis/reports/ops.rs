@@ -47,7 +47,7 @@ impl Report for OpsReport {
         &[
             ("ops out", "the ops that allocated the most"),
             ("ops --nested out", "by the innermost op"),
-            ("ops --legacy out", "MemoryTracker's list, in its own words"),
+            ("ops --legacy out", "the list as MemoryTracker prints it"),
             ("ops --actions out", "blocks created, changed and destroyed, as torch.profiler counts them"),
         ]
     }
@@ -55,11 +55,16 @@ impl Report for OpsReport {
     fn flags(&self) -> &'static [Flag] {
         const {
             &[
-                Flag::switch("nested", "Count a block for the innermost op, not for the op that was called"),
+                Flag::switch(
+                    "nested",
+                    "Count each block under its innermost op instead of the op that was \
+                                        called",
+                ),
                 APART,
                 Flag::switch(
                     "legacy",
-                    "Print MemoryTracker's text and numbered names: growth from one op's end to the next",
+                    "Print MemoryTracker's text with its numbered names: growth from the end of one op to \
+                     the end of the next",
                 ),
                 Flag::switch(
                     "series",

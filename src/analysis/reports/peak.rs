@@ -27,7 +27,7 @@ pub(super) struct Peak;
 
 /// The option that ignores what later rows add to an owner.
 pub(super) const AS_OF: Flag =
-    Flag::switch("as-of", "Use the owners as known at that moment, without what later rows add");
+    Flag::switch("as-of", "Use the owners known at that moment, and ignore owners that later rows add");
 
 impl Report for Peak {
     fn name(&self) -> &'static str {
@@ -41,10 +41,10 @@ impl Report for Peak {
     fn examples(&self) -> &'static [(&'static str, &'static str)] {
         &[
             ("peak --by module out", "who held the memory at the peak"),
-            ("peak --by module --depth 2 --apart out", "each layer by itself, to the second level"),
+            ("peak --by module --depth 2 --apart out", "each layer separately, down to the second level"),
             ("peak --each step out", "the peak of every step"),
-            ("peak --at mark:loaded out", "what is live at a mark of the script"),
-            ("peak --at end --by category out", "what is live at the end"),
+            ("peak --at mark:loaded out", "the live blocks at a mark of the script"),
+            ("peak --at end --by category out", "the live blocks at the end"),
             ("peak --mem-tracker --at step:3 out", "PyTorch's MemTracker table at the end of step 3"),
         ]
     }
@@ -60,7 +60,8 @@ impl Report for Peak {
                     value: Some("TOTAL"),
                     default: "allocated",
                     choices: &["allocated", "used"],
-                    help: "The total with the peak: torch's blocks, or all memory in use on the device as sampled",
+                    help: "The total whose peak is shown: torch's blocks (allocated), or all memory in use \
+                           on the device (used)",
                 },
                 AS_OF,
             ]

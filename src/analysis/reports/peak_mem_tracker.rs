@@ -28,7 +28,8 @@ pub(super) struct PeakMemTracker;
 /// The option that asks for this answer.
 pub(super) const MEM_TRACKER: Flag = Flag::switch(
     "mem-tracker",
-    "Show each device by the types of PyTorch's MemTracker, as it prints them: each at its own peak, or all --at a moment",
+    "Print the table of PyTorch's MemTracker, memory by type: of each device at its own peak, or of all at \
+     the moment of --at",
 );
 
 impl Report for PeakMemTracker {

@@ -79,7 +79,7 @@ const TOKENS: Flag = Flag {
     value: Some("N"),
     default: "",
     choices: &[],
-    help: "The tokens that the KV cache has room for, where the trace does not say so",
+    help: "The capacity of the KV cache in tokens, if the trace does not record it",
 };
 
 impl Report for Serving {

@@ -57,7 +57,7 @@ impl Report for Timeline {
     fn examples(&self) -> &'static [(&'static str, &'static str)] {
         &[
             ("timeline out", "the curve of the run in the terminal"),
-            ("timeline --step 3:5 out", "three of its steps"),
+            ("timeline --step 3:5 out", "steps 3 to 5"),
         ]
     }
 

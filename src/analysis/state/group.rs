@@ -37,7 +37,7 @@ pub const DEPTH: Flag = Flag {
 
 /// The switch that shows repeated layers one by one.
 pub const APART: Flag =
-    Flag::switch("apart", "Show repeated layers apart: GPT.h.0, GPT.h.1, ... in place of GPT.h.*");
+    Flag::switch("apart", "List repeated layers separately: GPT.h.0, GPT.h.1, ... instead of GPT.h.*");
 
 /// The name of the group of the blocks of modules whose class is unknown.
 pub const NO_TYPE: &str = "(unknown type)";

@@ -18,7 +18,7 @@ pub(crate) fn command() -> Command {
             Arg::new("phantom")
                 .long("phantom")
                 .action(ArgAction::SetTrue)
-                .help("The library that simulates a GPU, for a second place in LD_PRELOAD"),
+                .help("Print the path of the library that simulates a GPU, the second one in LD_PRELOAD"),
         )
         .after_help(
             "Examples:\n  memtrace lib  the library that traces: LD_PRELOAD=$(memtrace lib) python train.py\n\n\

@@ -35,7 +35,7 @@ pub(crate) fn command() -> Command {
         .about("Run a program, trace it, and print the summary")
         .after_help(args::examples(&[
             ("run -- python train.py", "trace on the GPU, into a new folder in memtrace-out"),
-            ("run -o out --phantom h100-80g -- python train.py", "on a simulated GPU, which needs none"),
+            ("run -o out --phantom h100-80g -- python train.py", "on a simulated GPU, no device needed"),
             (
                 "run --ops io -- torchrun --nproc-per-node 8 train.py",
                 "every rank, with the tensors of each op",

@@ -17,9 +17,9 @@ const fn term(names: &'static [&'static str], meaning: &'static str) -> Term {
 pub(super) const TERMS: &[Term] = &[
     term(
         &["allocated", "allocated memory", "allocated bytes"],
-        "Memory of blocks that the program uses: tensors, and what libraries take through torch's \
-         allocator. It is what torch.cuda.memory_allocated() returns, rounded to 512 bytes a block. \
-         Also a moment: when the block was handed out.",
+        "Memory of blocks that the program uses: tensors, and memory that libraries take through torch's \
+         allocator. It is what torch.cuda.memory_allocated() returns, rounded to 512 bytes a block. As a \
+         time: when the block was allocated.",
     ),
     term(
         &["active", "active memory"],
@@ -39,13 +39,13 @@ pub(super) const TERMS: &[Term] = &[
     ),
     term(
         &["torch and libraries"],
-        "Segments of torch and the memory that traced libraries took from CUDA. Reports show it in \
-         place of device used when the trace has no sample of the device.",
+        "Segments of torch and the memory that traced libraries took from CUDA. Reports show it instead of \
+         device used if the trace has no sample of the device.",
     ),
     term(
         &["sampled"],
-        "A figure that the driver or NVML gave, once a second by default (MEMTRACE_SAMPLE_MS). \
-         Between two samples it is carried on by the traced calls.",
+        "A figure from the driver or NVML, read once a second by default (MEMTRACE_SAMPLE_MS). Between \
+         samples, the traced calls update it.",
     ),
     term(&["requested"], "The bytes that the program asked for, before the allocator rounds them."),
     term(&["rounded"], "The requested bytes, rounded up by the allocator to a multiple of 512."),
@@ -71,7 +71,7 @@ pub(super) const TERMS: &[Term] = &[
     ),
     term(
         &["stream"],
-        "A queue of work of the device. A free block is reused only by the stream that had it.",
+        "A queue of work of the device. A free block is reused only by the stream that it was allocated on.",
     ),
     term(
         &["fragmentation", "hole", "holes"],
@@ -93,8 +93,8 @@ pub(super) const TERMS: &[Term] = &[
     ),
     term(
         &["peak", "peak allocated", "highest"],
-        "The highest total in the chosen part of the trace, and the moment when it was reached. \
-         Without another word it is that of allocated memory.",
+        "The highest total in the chosen part of the trace, and the moment when it was reached. Without \
+         another word, it is the peak of allocated memory.",
     ),
     term(
         &["at", "at the peak with value", "at the peak on gpus", "at step", "at the peak"],
@@ -102,13 +102,13 @@ pub(super) const TERMS: &[Term] = &[
     ),
     term(
         &["oom", "ooms", "out of memory"],
-        "A request that the allocator could not serve: torch.cuda.OutOfMemoryError. `memtrace oom` \
-         says who held the memory.",
+        "A request that the allocator could not serve: torch.cuda.OutOfMemoryError. `memtrace oom` shows \
+         who held the memory.",
     ),
     term(
         &["retry", "retries"],
-        "The allocator gave all its free segments back and asked CUDA again. It costs time, and the \
-         next step is an OOM.",
+        "A failed request for memory, after which the allocator returned all its free segments to CUDA and \
+         asked again. Retries cost time; if the second attempt fails too, it is an OOM.",
     ),
     term(
         &["module", "modules"],
@@ -118,7 +118,8 @@ pub(super) const TERMS: &[Term] = &[
     term(
         &["op", "ops", "op call"],
         "The innermost operator of torch that allocated the block: aten::mm. In `memtrace ops` it is the \
-         outermost: the one that the program or autograd called. (no op) is memory that no operator took.",
+         outermost: the one that the program or autograd called. (no op) is memory that no operator \
+         allocated.",
     ),
     term(
         &["phase", "phases"],
@@ -126,8 +127,8 @@ pub(super) const TERMS: &[Term] = &[
     ),
     term(
         &["step", "steps"],
-        "A training step. It ends with the optimizer, or with a mark of the program; what comes after \
-         the last one counts to it. In a server it is one forward of the root module.",
+        "A training step. It ends with the optimizer's step, or at a mark of the program; rows after the \
+         last step belong to it. In a server, a step is one forward of the root module.",
     ),
     term(
         &["mark", "marks"],
@@ -137,17 +138,17 @@ pub(super) const TERMS: &[Term] = &[
     term(&["range", "ranges"], "A named span of the program: torch.cuda.nvtx.range_push, or memtrace.range."),
     term(
         &["category"],
-        "The use of a block: parameter, gradient, activation, optimizer_state, buffer, input, \
-         temporary, autograd_detail, kv_cache, cuda_graph, workspace, script, loaded, other. Torch's \
-         profiler has the same names, but for the last six and buffer.",
+        "The use of a block: parameter, gradient, activation, optimizer_state, buffer, input, temporary, \
+         autograd_detail, kv_cache, cuda_graph, workspace, script, loaded, other. All names but buffer and \
+         the last six are those of torch.profiler.",
     ),
     term(&["parameter", "parameters"], "The weights of a module."),
     term(
         &["buffer", "buffers"],
-        "Tensors of a module that are no parameters: registered buffers, such as the statistics of a \
-         batch norm, and tensors that it keeps as attributes.",
+        "Tensors of a module that are not parameters: registered buffers, such as the statistics of a batch \
+         norm, and tensors that it keeps as attributes.",
     ),
-    term(&["gradient", "gradients"], "The .grad of a parameter, from its birth on."),
+    term(&["gradient", "gradients"], "The .grad of a parameter, from the moment of its allocation."),
     term(
         &["activation", "activations"],
         "A tensor that a forward allocated. In training it mostly lives until the backward that needs it.",
@@ -177,16 +178,16 @@ pub(super) const TERMS: &[Term] = &[
         "Memory that the step or the call gets: the batch, or the tensors given to a module.",
     ),
     term(&["output", "outputs"], "The memory of the tensors that a module's call returns."),
-    term(&["preexisting"], "Memory that was there when the trace or the step began."),
-    term(&["created"], "Memory that was born in this part of the trace."),
+    term(&["preexisting"], "Memory that was already allocated when the trace or the step began."),
+    term(&["created"], "Memory that was allocated in this part of the trace."),
     term(&["destroyed"], "Memory that was freed in this part of the trace."),
     term(&["changed in place"], "Memory that an operator wrote to without allocating."),
     term(&["before"], "The total just before the call; in a comparison, the first run."),
     term(&["after"], "The total just after the call; in a comparison, the second run."),
-    term(&["added"], "The memory that a call or a step left behind: after less before."),
+    term(&["added"], "The memory that a call or a step left behind: after minus before."),
     term(
         &["change"],
-        "The difference from the first run to the second; in `memtrace advise` what is changed.",
+        "The difference from the first run to the second; in `memtrace advise`, the change to make.",
     ),
     term(&["peak forward"], "The highest total during the forward of the module, over all its calls."),
     term(&["peak backward"], "The highest total during the backward of the module, over all its calls."),
@@ -197,13 +198,21 @@ pub(super) const TERMS: &[Term] = &[
     ),
     term(&["own"], "The blocks of the module itself, without the modules below it."),
     term(&["total"], "The blocks of the module and of all modules below it."),
-    term(&["largest"], "The bytes of the largest of the repeated layers that one row joins."),
+    term(&["largest"], "The size of the largest of the repeated layers that one row joins."),
     term(&["own parameters"], "The parameters of the module itself, without the modules below it."),
-    term(&["type"], "The class of the module, such as Linear. A module that was never called has none."),
+    term(
+        &["type"],
+        "The class of the module, such as Linear. It is unknown for a module that was never \
+                     called.",
+    ),
     term(&["recomputed"], "Forwards that a checkpoint ran again during the backward."),
     term(&["calls"], "The number of calls of a module, an operator or a function of CUDA."),
-    term(&["largest call"], "The bytes that the call which allocated the most took."),
-    term(&["took"], "The duration of the call; in `memtrace fit` that of a run, or of the runs of a row."),
+    term(&["largest call"], "The bytes that the largest single call allocated."),
+    term(
+        &["took"],
+        "The duration of the call; in `memtrace fit`, the duration of a run, or of all runs of \
+                     a row.",
+    ),
     term(&["tokens"], "The length of a sequence in a row of `memtrace fit --recipe`."),
     term(
         &["largest part"],
@@ -220,7 +229,7 @@ pub(super) const TERMS: &[Term] = &[
     ),
     term(
         &["costs"],
-        "What a change costs that `memtrace advise` lists: ops that run again, precision, traffic.",
+        "The cost of a change in `memtrace advise`: ops that run again, lower precision, traffic.",
     ),
     term(
         &["saved"],
@@ -228,21 +237,21 @@ pub(super) const TERMS: &[Term] = &[
     ),
     term(
         &["owner"],
-        "The module, op and phase that allocated a block. Memory without any owner came from a call \
-         that none of these surrounds.",
+        "The module, op and phase that allocated a block. Memory without any owner was allocated outside \
+         all modules, ops and phases.",
     ),
     term(
         &["share", "of device", "of limit"],
         "A part of the whole, in percent: of the peak, of the device's memory, or of the limit.",
     ),
-    term(&["bytes", "memory"], "A size, in the unit that --units asks for; 1 KiB is 1024 bytes."),
+    term(&["bytes", "memory"], "A size, in the unit of --units; 1 KiB is 1024 bytes."),
     term(&["count", "events"], "The number of rows, blocks or calls that the line is about."),
-    term(&["up to"], "The upper end of a class of sizes or durations."),
+    term(&["up to"], "The upper bound of a range of sizes or durations."),
     term(&["max"], "The largest value; it is exact."),
     term(
         &["p50", "p90", "p99", "quantile"],
-        "The value that this share of all is below. It is exact up to 65,536 different values; beyond \
-         that `quantile_error` in --json gives the error.",
+        "The value that this percentage of all values is below. It is exact up to 65,536 different values; \
+         beyond that `quantile_error` in --json gives the error.",
     ),
     term(&["per step"], "The growth per step. A leak grows by the same amount in each step."),
     term(
@@ -253,22 +262,26 @@ pub(super) const TERMS: &[Term] = &[
     term(&["pid", "process"], "The id of the process."),
     term(&["skew"], "The difference between the highest and the lowest rank."),
     term(&["device", "ordinal"], "The number of a GPU as the process sees it; -1 is the host."),
-    term(&["free", "device free"], "Memory of the device that nobody has: what cudaMemGetInfo returns."),
+    term(&["free", "device free"], "Device memory that is not in use, as cudaMemGetInfo returns it."),
     term(&["growth"], "How much more memory a part has at the end than after the second step."),
     term(&["now"], "The memory of a part at the end of the trace, or of the chosen steps."),
     term(&["gpu"], "The number of the GPU, as CUDA counts it."),
     term(&["libraries"], "Memory that libraries took from CUDA, outside torch's allocator."),
-    term(&["first memory"], "The line of Python, or the op, of the first memory of a process on a GPU."),
+    term(
+        &["first memory"],
+        "The line of Python, or the op, that first allocated memory of a process on a \
+                             GPU.",
+    ),
     term(&["free at start"], "Free memory when the program begins: the total less the CUDA context."),
     term(
         &["context", "cuda context"],
-        "Memory that the driver takes for a process before its first tensor: code of kernels, stacks \
-         and queues. It is no part of reserved memory.",
+        "Memory that the driver takes for a process before its first tensor: code of kernels, stacks and \
+         queues. It is not part of reserved memory.",
     ),
     term(
         &["workspace", "workspaces"],
-        "Scratch memory of a library or a server, such as cuBLAS, cuDNN or FlashInfer. That of cuBLAS has \
-         no tensor.",
+        "Scratch memory of a library or a server, such as cuBLAS, cuDNN or FlashInfer. The workspace of \
+         cuBLAS belongs to no tensor.",
     ),
     term(
         &["script"],
@@ -277,24 +290,27 @@ pub(super) const TERMS: &[Term] = &[
     ),
     term(
         &["loaded"],
-        "Memory that reached the GPU without an op, in the phase load: a checkpoint that was read, a storage \
-         that was copied. Memory that a parameter or an optimizer's state takes over has that category.",
+        "Memory that reached the GPU without an op, in the phase load: a checkpoint that was read, a \
+         storage that was copied. If a parameter or an optimizer's state takes this memory over, its \
+         category changes to theirs.",
     ),
     term(
         &["other"],
-        "The row of PyTorch's MemTracker for memory that the program registered. memtrace records none: a registered tensor is a parameter or a buffer.",
+        "The row of PyTorch's MemTracker for memory that the program registered. memtrace never records \
+         this category: a registered tensor is a parameter or a buffer.",
     ),
     term(
         &["sample"],
-        "A row with the device's own figures; see sampled. Of device -1: what the kernel counts of the host.",
+        "A row with the device's own figures; see sampled. On device -1, the figures are the kernel's, for \
+         the host.",
     ),
     term(&["figure"], "A text from the output of a program: the group that `memtrace fit --ask` matches."),
     term(&["advice"], "A change that lowers the figure on the same line."),
-    term(&["limit", "budget"], "The most memory that a file for `memtrace budget` allows."),
+    term(&["limit", "budget"], "The maximum memory that a file for `memtrace budget` allows."),
     term(
         &["lost", "lost events", "events lost"],
-        "Events that the recorder could not keep, because its buffer was full. Totals are right again \
-         at the next report of torch; a larger MEMTRACE_BUFFER keeps them.",
+        "Events that the recorder could not keep, because its buffer was full. Totals are right again at \
+         torch's next report. A larger MEMTRACE_BUFFER avoids the loss.",
     ),
     term(
         &["simulated gpu", "phantom"],
@@ -308,7 +324,7 @@ pub(super) const TERMS: &[Term] = &[
     ),
     term(&["gpus"], "A number of GPUs that `memtrace fit` tried."),
     term(&["capability"], "The compute capability of a card: 9.0 for H100."),
-    term(&["trace"], "The CSV of one process, or the folder with those of a run."),
+    term(&["trace"], "The CSV of one process, or the folder with the CSVs of a run."),
     term(&["part"], "One file of a rotated trace (MEMTRACE_ROTATE)."),
     term(
         &["stack", "line"],
@@ -319,7 +335,7 @@ pub(super) const TERMS: &[Term] = &[
     term(&["event"], "A row of the trace; `memtrace help events` lists the kinds."),
     term(&["column"], "A column of the trace; `memtrace help columns` lists them."),
     term(&["variable"], "A setting of the environment; `memtrace help variables` lists them."),
-    term(&["default"], "The value that holds when none is given."),
+    term(&["default"], "The value that is used when none is given."),
     term(&["name"], "The name of what the line is about: a range, a variable or a card."),
     term(&["on"], "The device or the process that the line is about."),
     term(&["value"], "The value that a run of `memtrace fit` was given."),
@@ -329,12 +345,14 @@ pub(super) const TERMS: &[Term] = &[
     ),
     term(
         &["stand-in"],
-        "A rank of a simulated cluster that does not run (`memtrace run --ranks`). It holds what the rank that asks holds.",
+        "A rank of a simulated cluster that does not run (`memtrace run --ranks`). Its data equals the data \
+         of the rank that asks.",
     ),
     term(
         &["without detail", "detail", "detailed step"],
-        "The op or the module of memory that was allocated outside the steps that MEMTRACE_DETAIL records in full: \
-         it is not known. `memtrace peak --step N` of a detailed step shows what such memory is likely to be.",
+        "Shown instead of the op or module of memory that was allocated outside the steps that \
+         MEMTRACE_DETAIL records in full. `memtrace peak --step N` of a detailed step shows what such memory \
+         is likely to be.",
     ),
     term(&["collective"], "A call in which all ranks of a group take part, such as all_reduce."),
     term(

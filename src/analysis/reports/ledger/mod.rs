@@ -35,7 +35,7 @@ pub(super) struct Ledger;
 
 /// The option that shows the memory of the host instead of a device.
 const HOST: Flag =
-    Flag::switch("host", "The process's memory on the host, by owner; a peak is that of resident memory");
+    Flag::switch("host", "Show the process's host memory by owner; peaks are of resident memory");
 
 /// A note about a device without memory of its own.
 const ONE_MEMORY: &str = "device and host share one memory: the rows and what is free are all of it";

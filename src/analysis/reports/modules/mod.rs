@@ -54,7 +54,7 @@ impl Report for Modules {
     fn examples(&self) -> &'static [(&'static str, &'static str)] {
         &[
             ("modules out", "memory around each module call"),
-            ("modules --full --depth 2 out", "as MemTracker's display lists it"),
+            ("modules --full --depth 2 out", "as MemTracker's display prints it"),
         ]
     }
 
@@ -62,7 +62,8 @@ impl Report for Modules {
         const {
             &[
                 Flag {
-                    help: "Modules down to the N-th level of their path [default: all levels; 2 with --full or --table]",
+                    help: "Show modules down to the N-th level of their path [default: all levels; 2 with \
+                           --full or --table]",
                     ..group::DEPTH
                 },
                 group::APART,
@@ -71,10 +72,10 @@ impl Report for Modules {
                     value: Some("N"),
                     default: "100",
                     choices: &[],
-                    help: "Keep the first N calls of each module one by one",
+                    help: "Keep the first N calls of each module separate",
                 },
                 Flag::switch("full", "Print every state of every call, by category, as MemTracker does"),
-                Flag::switch("table", "As --full, as reStructuredText tables"),
+                Flag::switch("table", "Like --full, as reStructuredText tables"),
                 ROUNDED,
                 Flag::switch(
                     "op-boundary",

@@ -35,7 +35,7 @@ pub(crate) fn command() -> Command {
             "Check that programs of a Python can be traced here, and list the events that would be recorded",
         )
         .after_help(args::examples(&[
-            ("doctor", "the python3 of the PATH"),
+            ("doctor", "the python3 on the PATH"),
             ("doctor --phantom=h100-80g -- .venv/bin/python", "another Python, on a simulated GPU"),
         ]))
         .arg(args::json_arg())

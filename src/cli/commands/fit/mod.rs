@@ -66,8 +66,8 @@ pub(crate) fn command() -> Command {
              the program fails for another reason or --ask finds no figure; 3 when even the first value, or the largest number of GPUs, does not fit; a table gives 0 when one row fits.",
         )
         .arg(args::out_arg(
-            "Keep the traces of the largest value that fits and of the smallest that does not \
-                in this folder [default: a new folder in memtrace-out]",
+            "Folder for the traces of the largest value that fits and the smallest that does not [default: \
+             a new folder in memtrace-out]",
         ))
         .args(args::phantom_args().map(|arg| match arg.get_id().as_str() {
             // `--cards` is the former name of this option with --ask.
@@ -88,7 +88,8 @@ pub(crate) fn command() -> Command {
                 .long("gpus-per-node")
                 .value_name("N")
                 .value_parser(value_parser!(u64).range(1..=1024))
-                .help("The most GPUs of a node, for {nodes} and {per-node} in the command [default: 8]"),
+                .help("The maximum number of GPUs per node, for {nodes} and {per-node} in the command \
+                       [default: 8]"),
         )
         .arg(
             Arg::new("jobs")
@@ -97,13 +98,13 @@ pub(crate) fn command() -> Command {
                 .requires("phantom")
                 .value_parser(value_parser!(u64).range(1..=256))
                 .help(
-                    "Make N runs at once, each with another value [default: what the cores and the \
-                     memory of this machine allow after a first run alone]",
+                    "Run N trials in parallel [default: after a first run alone, as many as this machine's \
+                     cores and memory allow]",
                 ),
         )
         .arg(number("min", "The smallest value, or number of GPUs, to try [default: 1]"))
         .arg(number("max", "The largest value, or number of GPUs, to try"))
-        .arg(number("multiple-of", "Try only multiples of N; of GPUs, N times powers of two"))
+        .arg(number("multiple-of", "Try only multiples of N; for GPUs, N times powers of two"))
         .arg(
             Arg::new("within")
                 .long("within")
@@ -118,7 +119,7 @@ pub(crate) fn command() -> Command {
             Arg::new("values")
                 .long("values")
                 .value_name("LIST")
-                .help("Try only these values, in the order of the memory that they need: 512,1024,2048"),
+                .help("Try only these values, ordered by the memory that they need: 512,1024,2048"),
         )
         .arg(
             Arg::new("ask")
@@ -126,9 +127,9 @@ pub(crate) fn command() -> Command {
                 .value_name("REGEX")
                 .conflicts_with_all(["min", "max", "multiple-of", "within", "gpus"])
                 .help(
-                    "Search nothing: run once for each card of --phantom and value of --values, and print the text that the group \
-                     in REGEX matches in the output: 'KV cache size: ([0-9,]+) tokens'. The program must end \
-                     by itself",
+                    "Do not search: run once for each card of --phantom and value of --values, and print \
+                     the text that the group in REGEX matches in the output: 'KV cache size: ([0-9,]+) \
+                     tokens'. The program must end by itself",
                 ),
         )
         .arg(
@@ -137,13 +138,16 @@ pub(crate) fn command() -> Command {
                 .value_name("SIZE")
                 .value_parser(parse_bytes)
                 .help(
-                    "A value does not fit when its processes have more resident memory of the host than this, added up: \
-                     64g. It is measured, not enforced. With --ranks, each rank of a node that does not run counts as the smallest that does",
+                    "The limit of host memory, such as 64g: a value does not fit if its processes together \
+                     have more resident memory. The limit is measured, not enforced. With --ranks, a rank of \
+                     the node that does not run counts as much as the smallest rank that runs",
                 ),
         )
         .args(recipe::arguments())
         .arg(args::json_arg())
-        .arg(args::program_arg().help("The program and its arguments, with {} in the place of the value; {gpus}, {nodes} and {per-node} are the number of GPUs and their nodes"))
+        .arg(args::program_arg().help("The program and its arguments, with {} in place of the value; \
+                                       {gpus}, {nodes} and {per-node} stand for the numbers of GPUs, of \
+                                       nodes, and of GPUs per node"))
 }
 
 /// Parses a percentage such as `2%` or `0.5` into a share.

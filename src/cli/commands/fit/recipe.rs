@@ -75,13 +75,13 @@ pub(super) fn arguments() -> impl Iterator<Item = Arg> {
     };
     let names = RECIPES.map(|recipe| recipe.name);
     [
-        option("recipe", "NAME", "Run this script instead of a program of yours, and find the largest batch")
+        option("recipe", "NAME", "Run this script instead of your own program, and find the largest batch")
             .value_parser(clap::builder::PossibleValuesParser::new(names))
             .requires("model")
             .conflicts_with_all(["command", "ask", "gpus", "ranks"]),
         option("model", "MODEL", "A config.json, its folder, or a name such as Qwen/Qwen3-8B"),
         option("seq", "LIST", "Sequence lengths in tokens, one row each, such as 2048,8192 [default: 2048]"),
-        option("set", "KEY=VALUE", "Change a setting of the recipe, such as rank=64; may be repeated")
+        option("set", "KEY=VALUE", "Change a setting of the recipe, such as rank=64 (repeatable)")
             .action(ArgAction::Append),
         option("write", "FILE", "Write the script that was run, with the batch that fits, for a real GPU")
             .value_parser(value_parser!(PathBuf)),

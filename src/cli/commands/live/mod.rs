@@ -37,7 +37,7 @@ pub(crate) fn command() -> Command {
         .about("Watch a running trace, or ask its process for the detail of its next steps")
         .after_help(args::examples(&[
             ("live out", "memory by owner, the step and the free memory left, refreshed"),
-            ("live --once out", "the same once, for scripts"),
+            ("live --once out", "one refresh, for scripts"),
             ("live --detail 4711 --steps 5", "record five steps of process 4711 in full"),
             ("live --nvidia-smi -L", "the simulated GPUs of running programs"),
         ]))
@@ -57,7 +57,7 @@ pub(crate) fn command() -> Command {
                 .value_name("KEY")
                 .default_value("module")
                 .value_parser(PossibleValuesParser::new(["module", "category", "op", "phase", "step"]))
-                .help("Group the live blocks by this; the key b changes it"),
+                .help("Group the live blocks by this key; press b to change it"),
         )
         .arg(
             Arg::new("interval")
@@ -65,7 +65,7 @@ pub(crate) fn command() -> Command {
                 .value_name("SECONDS")
                 .default_value("1")
                 .value_parser(value_parser!(f64))
-                .help("Seconds between two refreshes"),
+                .help("Seconds between refreshes"),
         )
         .arg(
             Arg::new("once")

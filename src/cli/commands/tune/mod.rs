@@ -30,9 +30,10 @@ pub(crate) fn command() -> Command {
     Command::new("tune")
         .about("Find the allocator settings with which the run needs the least memory")
         .after_help(
-            "Examples:\n  memtrace tune out\n  memtrace tune --conf expandable_segments:True out\n\nThe trace's requests are made again of PyTorch's own allocator, on a simulated GPU: no device is needed, \
-             and the trace may come from another machine. Exit status: 0; 3 when the run does not fit with any \
-             settings.",
+            "Examples:\n  memtrace tune out\n  memtrace tune --conf expandable_segments:True out\n\nThe \
+             trace's requests are replayed with PyTorch's own allocator on a simulated GPU: no device is \
+             needed, and the trace may come from another machine. Exit status: 0; 3 when the run does not \
+             fit with any settings.",
         )
         .arg(args::trace_arg("TRACE"))
         .arg(
@@ -40,7 +41,7 @@ pub(crate) fn command() -> Command {
                 .long("conf")
                 .value_name("SETTINGS")
                 .action(ArgAction::Append)
-                .help("Try these settings instead, a value of PYTORCH_CUDA_ALLOC_CONF; may be repeated"),
+                .help("Settings to try, in the syntax of PYTORCH_CUDA_ALLOC_CONF (repeatable)"),
         )
         .arg(
             Arg::new("python")
@@ -48,7 +49,7 @@ pub(crate) fn command() -> Command {
                 .value_name("PATH")
                 .value_parser(value_parser!(OsString))
                 .default_value("python3")
-                .help("The Python whose PyTorch makes the requests"),
+                .help("The Python whose PyTorch replays the requests"),
         )
         .args(shared)
 }
