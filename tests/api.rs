@@ -16,6 +16,8 @@ use running::Running;
 #[path = "common/installed.rs"]
 #[expect(dead_code, reason = "each test crate uses its own part")]
 mod installed;
+#[path = "common/pages.rs"]
+mod pages;
 #[path = "common/terminal.rs"]
 mod terminal;
 use terminal::Terminal;
@@ -243,13 +245,16 @@ fn detail_of_a_running_process_is_asked_for_by_its_id() {
     });
     assert!(both.iter().any(|(status, ..)| *status == Some(0)), "{both:?}");
     for (status, _, messages) in &both {
-        assert!(*status == Some(0) || messages.contains("another request for detail"), "{both:?}");
+        assert!(*status == Some(0) || messages.contains("another request to process"), "{both:?}");
     }
     let marks = detail_marks(&stepping.trace());
     let (first, on) = (marks[0].0, "detail on: asked for".to_owned());
     let expected = [(first, on.clone()), (first + 1, on.clone()), (first + 2, on)];
     assert_eq!(marks[..3], expected);
     assert!(answer.contains(&format!("records steps {first} to {} in full", first + 2)), "{answer}");
+    let (command, shown) = pages::first_command("docs/detail.md");
+    assert_eq!(command[..2], ["live", "--detail"]);
+    assert_eq!(pages::without_numbers(&answer), pages::without_numbers(&shown));
 }
 
 #[test]
@@ -273,7 +278,7 @@ fn detail_of_a_process_that_cannot_give_it_is_an_error_or_waits() {
     let mut still = running("still", "off");
     let (status, _, messages) = ask_for_detail(&[&still.pid, "--wait", "0"]);
     assert_eq!(status, Some(2), "{messages}");
-    assert!(messages.contains("has begun no step for 0 s"), "{messages}");
+    assert!(messages.contains("has not begun a step for 0 s"), "{messages}");
     still.end();
 
     let mut full = running("", "full");
@@ -314,11 +319,11 @@ fn live_asks_for_detail_by_a_key() {
     let mut still = running("still", "off");
     let Some(terminal) = watch(&still, 60) else { return };
     terminal.keys("d");
-    terminal.wait("is asked for 5 steps");
+    terminal.wait("requested 5 steps of process");
     let (status, _, messages) = ask_for_detail(&[&still.pid, "--wait", "0"]);
     assert_eq!(status, Some(2), "{messages}");
     terminal.keys("d");
-    terminal.wait("is asked for 5 steps");
+    terminal.wait("requested 5 steps of process");
     still.end();
     terminal.wait("ended before its next");
 }

@@ -151,7 +151,7 @@ fn threads_of_the_caching_allocator_agree_with_its_own_totals() {
         // The traced process prints the owners at the OOM, and the next command.
         let messages = ran.stderr();
         assert!(
-            messages.starts_with("memtrace: out of memory on GPU 0: 1.00 MiB were asked for"),
+            messages.starts_with("memtrace: out of memory on GPU 0: 1.00 MiB were requested"),
             "{messages}"
         );
         assert!(messages.lines().last().unwrap().starts_with("memtrace: next: memtrace "), "{messages}");
@@ -659,7 +659,7 @@ fn bad_setting_is_reported_with_the_default_used_unless_log_is_off() {
     assert_eq!(ran.status(), 0);
     let messages = ran.stderr();
     assert!(
-        messages.starts_with("memtrace: MEMTRACE_BUFFER=\"lots\"") && messages.contains("taking the default"),
+        messages.starts_with("memtrace: MEMTRACE_BUFFER=\"lots\"") && messages.contains("using the default"),
         "{messages}"
     );
     let quiet = Traced::new(&program("processes/nothing"), &[])
@@ -863,7 +863,7 @@ fn writes_into_a_live_journal_by_others_neither_stop_the_program_nor_the_writer(
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{stderr}");
     assert_eq!(String::from_utf8_lossy(&output.stdout), format!("{}\n", 4 * 150_000 * 2));
-    assert!(!stderr.contains("defect"), "{stderr}");
+    assert!(!stderr.contains("bug in memtrace"), "{stderr}");
 }
 
 #[test]

@@ -476,12 +476,15 @@ fn ranks_that_meet_no_stand_in_say_so_and_one_per_stage_needs_a_pipeline() {
     let run = shell_ranks("one-per-stage", "true").output().unwrap();
     let stderr = text(&run.stderr);
     assert!(run.status.success(), "{stderr}");
-    assert!(stderr.contains("rank 0 met no stand-in, so it counts as a rank alone"), "{stderr}");
+    assert!(stderr.contains("rank 0 never contacted a stand-in, so it ran as if it were alone"), "{stderr}");
     assert!(stderr.contains("rank 0 reported no pipeline, so it ran alone"), "{stderr}");
     let run = shell_ranks("one-per-stage", "exit 3").output().unwrap();
     let stderr = text(&run.stderr);
     assert_eq!(run.status.code(), Some(3), "{stderr}");
-    assert!(!stderr.contains("met no stand-in") && !stderr.contains("reported no pipeline"), "{stderr}");
+    assert!(
+        !stderr.contains("never contacted a stand-in") && !stderr.contains("reported no pipeline"),
+        "{stderr}"
+    );
 }
 
 #[test]

@@ -127,22 +127,18 @@ fn detail_follows_a_new_peak_and_an_oom_in_parts_and_in_a_forked_child() {
         assert_eq!(checked, 11);
 
         let peak = run.report("peak", &["--by", "module"]);
-        assert!(
-            peak.contains("step 3 is without detail; detail of step 4, the one after (new peak)"),
-            "{peak}"
-        );
-        assert!(peak.contains(WITHOUT) && peak.contains("steps 0, 4, 6 alone"), "{peak}");
+        assert!(peak.contains("step 3 was recorded without detail; the next step, 4 (new peak)"), "{peak}");
+        assert!(peak.contains(WITHOUT) && peak.contains("only for steps 0, 4, 6"), "{peak}");
         let detailed = run.report("peak", &["--by", "module", "--apart", "--step", "4:4"]);
         assert!(
-            detailed.contains("Sequential.1.inner") && !detailed.contains("step 4 is without"),
+            detailed.contains("Sequential.1.inner") && !detailed.contains("step 4 was recorded without"),
             "{detailed}"
         );
         let oom = run.report("oom", &[]);
-        let about =
-            "step 5 is without detail; detail of its rest and of step 6, the one after (out of memory)";
+        let about = "the start of step 5 was recorded without detail; the next step, 6 (out of memory)";
         assert!(oom.contains(about), "{oom}");
         for report in ["summary", "leaks", "modules", "ops"] {
-            assert!(run.report(report, &[]).contains("steps 0, 4, 6 alone"), "{report}");
+            assert!(run.report(report, &[]).contains("only for steps 0, 4, 6"), "{report}");
         }
         let answer = run.json("peak", &[]);
         assert_eq!(answer["detailed_steps"], serde_json::json!([[0, 0], [4, 4], [6, 6]]));

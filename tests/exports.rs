@@ -195,7 +195,7 @@ fn export_replaces_only_an_earlier_export() {
     // A data set is not written into a folder that has other files.
     let output = memtrace(folder.path(), &[&"export", &"--to", &"parquet", &trace, &"-o", &"."]);
     assert_eq!(output.status.code(), Some(2));
-    assert!(text(&output.stderr).contains("no earlier export"), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("not from an earlier export"), "{}", text(&output.stderr));
     assert_eq!(std::fs::read(&trace).unwrap(), before);
     for _ in 0..2 {
         let output = memtrace(folder.path(), &[&"export", &"--to", &"parquet", &trace, &"-o", &"set"]);

@@ -93,7 +93,7 @@ fn fit_finds_the_largest_number_and_keeps_both_traces() {
     assert!(text.contains("1000 fits, 1100 does not") && text.contains("(simulated GPU)"), "{text}");
     let fit = Fit::of(&["-o", "out", "--within", "5%", "--", "python3", &calls, "{}"]);
     let text = fit.text();
-    assert!(text.contains("the values between were not tried; --within 0 finds the largest"), "{text}");
+    assert!(text.contains("the values in between were not tried; --within 0 finds the largest"), "{text}");
     let left: Vec<u32> = fit.left().iter().map(|value| value.parse().unwrap()).collect();
     let [fits, too_big] = *left.as_slice() else { panic!("{left:?}") };
     assert!(fits <= 1024 && too_big > 1024 && too_big - fits <= fits / 20, "{left:?}");
@@ -112,8 +112,8 @@ fn fit_finds_the_largest_number_and_keeps_both_traces() {
     let unordered = ["--values", "100,101,2000,500", "--jobs", "2", "--", "python3", &calls, "{}"];
     let fit = Fit::on("h100-80g,mem=1g,context=0", &unordered);
     let text = fit.text();
-    assert!(text.contains("memory does not grow with the value here: 500 fits and 2000"), "{text}");
-    assert!(!text.contains("the values between"), "{text}");
+    assert!(text.contains("memory does not grow with the value here: 500 fits, but 2000"), "{text}");
+    assert!(!text.contains("the values in between"), "{text}");
 }
 
 /// A pipe that nobody reads would stop the search for ever; a link would lead the lines into a file of somebody else.
@@ -213,13 +213,13 @@ fn fit_and_oom_say_when_the_answer_lies_inside_the_range_of_the_context() {
         assert_eq!(told["ooms"][0]["inside_range"], true, "{told:#}");
         assert_eq!(told["ooms"][0]["context_range_bytes"], serde_json::json!([518 << 20, 614 << 20]));
         let told = oom("--top=1");
-        assert!(told.contains("inside the range: 20.00 MiB lacked"), "{told}");
+        assert!(told.contains("uncertain: 20.00 MiB were missing"), "{told}");
 
         // Far from the limit, and with a context that the request sets, nothing is said.
         for (card, values) in [("mem=8g,cc=9.0", "4000,7900"), ("mem=8g,cc=9.0,context=612m", "7580,7600")] {
             let fit = Fit::on(card, &["--values", values, "-o", "out", "--", python, &tensor, "{}"]);
             assert!(fit.text().contains("free at the start: 7.40 GiB"), "{}", fit.text());
-            assert!(!fit.text().contains("inside the range"), "{card}: {}", fit.text());
+            assert!(!fit.text().contains("within the range of free memory"), "{card}: {}", fit.text());
         }
         let text = Fit::on("mem=8g,cc=9.0", &[&near[..4], &near[5..]].concat()).text();
         assert!(text.contains("free at the start: 7.40 GiB (7.40 to 7.49)"), "{text}");
@@ -262,7 +262,7 @@ fn fit_finds_the_fewest_gpus() {
     let fit = Fit::on(cards, &["--max", "32", "-o", "out", "--", "python3", &calls, "{}"]);
     let text = fit.text();
     assert!(text.contains("32 GPUs are enough, 16 GPUs are not"), "{text}{}", fit.stderr());
-    assert!(text.contains("the numbers between were not tried; --gpus names others"), "{text}");
+    assert!(text.contains("the numbers in between were not tried; list them with --gpus"), "{text}");
     assert_eq!((fit.status(), fit.left()), (0, vec!["16".to_owned(), "32".to_owned()]));
     let listed = ["--gpus", "24, 12,20,24", "--json", "--", "python3", &calls, "{gpus}"];
     let json = Fit::on("{gpus}xh100-80g,mem=1g,context=0", &listed).json();
@@ -320,7 +320,12 @@ fn fit_makes_a_table_by_card_and_by_number_of_gpus() {
 #[test]
 fn fit_refuses_numbers_of_gpus_that_cannot_be() {
     let cases: [(&str, &[&str], &str, &str); 21] = [
-        ("{}xh100-80g", &[], "torchrun --nproc-per-node 8 t.py", "and the command has none: write torchrun"),
+        (
+            "{}xh100-80g",
+            &[],
+            "torchrun --nproc-per-node 8 t.py",
+            "the command needs a place for the number of GPUs, as --phantom has: torchrun",
+        ),
         (
             "8xh100-80g",
             &[],
@@ -328,22 +333,27 @@ fn fit_refuses_numbers_of_gpus_that_cannot_be() {
             "--phantom has no number of GPUs to vary",
         ),
         ("8xh100-80g", &[], "torchrun --nproc-per-node 8 t.py", "write {} in its place"),
-        ("8xh100-80g", &["--gpus", "2,4"], "python t.py {}", "for which --phantom has no place"),
+        (
+            "8xh100-80g",
+            &["--gpus", "2,4"],
+            "python t.py {}",
+            "--gpus needs a place for the number of GPUs in --phantom",
+        ),
         ("h100-{}g", &[], "python t.py {}", "goes before the card"),
         ("{}xh100-80g,l4", &[], "python t.py {}", "each card needs the same place"),
         ("{}xh100-81g", &[], "python t.py {}", "h100-81g"),
-        ("{}xh100-80g", &["--gpus", "0"], "python t.py {}", "`0` is no number of GPUs"),
-        ("{}xh100-80g", &["--gpus", "8,two"], "python t.py {}", "`two` is no number of GPUs"),
+        ("{}xh100-80g", &["--gpus", "0"], "python t.py {}", "`0` is not a number of GPUs"),
+        ("{}xh100-80g", &["--gpus", "8,two"], "python t.py {}", "`two` is not a number of GPUs"),
         ("{}xh100-80g", &["--gpus", ","], "python t.py {}", "no number of GPUs was given"),
         ("{}xh100-80g", &["--gpus", "64"], "python t.py {}", "from 1 to 32; more with --ranks"),
-        ("{}xh100-80g", &["--gpus", "99999999999"], "python t.py {}", "is no number of GPUs"),
+        ("{}xh100-80g", &["--gpus", "99999999999"], "python t.py {}", "is not a number of GPUs"),
         ("{}xh100-80g", &["--gpus", "8", "--values", "8"], "python t.py {}", "give --gpus or --values"),
-        ("{gpus}xh100-80g", &[], "python t.py {gpus} {}", "name the numbers of GPUs of the table"),
+        ("{gpus}xh100-80g", &[], "python t.py {gpus} {}", "list the numbers of GPUs for the table"),
         (
             "{gpus}xh100-80g",
             &["--gpus", "12", "--ranks", "0"],
             "torchrun --nnodes {nodes} t.py",
-            "no whole nodes of 8",
+            "do not fill whole nodes of 8",
         ),
         ("{}xh100-80g", &["--ranks", "9", "--gpus", "8"], "python t.py {}", "no rank 9"),
         (",", &[], "python t.py {}", "--phantom names no card"),
@@ -355,7 +365,7 @@ fn fit_refuses_numbers_of_gpus_that_cannot_be() {
             "so that --within has no effect",
         ),
         ("h100-80g", &["--values", "a/b,a_b"], "python t.py {}", "would have the same folder, a_b"),
-        ("h100-80g", &["--values", "trials.txt"], "python t.py {}", "cannot have a folder of this name"),
+        ("h100-80g", &["--values", "trials.txt"], "python t.py {}", "cannot be the name of a folder"),
     ];
     for (cards, options, command, hint) in cases {
         let words: Vec<&str> = command.split(' ').collect();
@@ -375,8 +385,12 @@ fn fit_runs_again_alone_what_failed_beside_another_run() {
     let program = ["--jobs", "2", "--", "python3", &calls, "16", "100", "alone"];
     let fit = Fit::on("h100-80g,a100-40g", &program);
     assert_eq!(fit.status(), 0, "{}{}", fit.text(), fit.stderr());
-    assert!(fit.stderr().contains("failed beside another run; it runs again, alone"), "{}", fit.stderr());
-    assert!(fit.stderr().contains("from now on one at a time"), "{}", fit.stderr());
+    assert!(
+        fit.stderr().contains("failed while another run was active; it runs again, alone"),
+        "{}",
+        fit.stderr()
+    );
+    assert!(fit.stderr().contains("from now on, they run one at a time"), "{}", fit.stderr());
 }
 
 #[test]
@@ -458,7 +472,10 @@ fn fit_ask_prints_a_figure_of_the_program_for_each_card_and_value() {
         (&["--values", "1,2", "--", "python3", &calls, "5"], "give both or neither"),
         (&["--cards", "l5", "--", "python3", &calls, "5"], "l5"),
         (&["--cards", ",", "--", "python3", &calls, "5"], "--phantom names no card"),
-        (&["--cards", "{}xl4", "--", "python3", &calls, "5"], "name them: --phantom 2xh100-80g,4xh100-80g"),
+        (
+            &["--cards", "{}xl4", "--", "python3", &calls, "5"],
+            "list the cards: --phantom 2xh100-80g,4xh100-80g",
+        ),
         (&["--cards", "l4", "--values", "a/b,a_b", "--", "python3", "{}"], "would have the same folder"),
         (&["--ask", "(", "--", "python3", &calls, "5"], "--ask"),
     ] {

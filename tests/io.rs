@@ -124,8 +124,8 @@ fn ops_io_on_an_unknown_tensor_layout_prints_one_line_and_traces_ops_all(torch: 
     assert_eq!(text(&run.output.stdout), text(&torch.untraced("io/unknown_layout.py", &[]).stdout));
     assert_eq!(
         text(&run.output.stderr),
-        "memtrace: MEMTRACE_OPS=io could not learn torch's layout: what ops read and write has no rows, ops have \
-         those of MEMTRACE_OPS=all\n"
+        "memtrace: MEMTRACE_OPS=io could not learn torch's layout: reads and writes of ops are not \
+         recorded, as with MEMTRACE_OPS=all\n"
     );
     run.report("check", &[]);
     let mut reader = memtrace_trace::csv::RowReader::open(&run.file()).unwrap();

@@ -266,7 +266,7 @@ fn report_page_tells_who_has_retained_memory() {
     let report = run(memtrace().args(["leaks", "--holders"]).arg(&path));
     let line = "3.00 MiB a step: list `<img src=x onerror=owned=1>` (train.py:41) keeps 120 autograd graphs, 360.00 MiB";
     assert!(report.contains(line), "{report}");
-    page.check("retained", &["step 120: the program ended", line, "has not seen everything"]);
+    page.check("retained", &["step 120: the program ended", line, "is incomplete"]);
     if let Some(page) = Page::of(&[&fixture("gpt")], &[]) {
         page.check("retained", &[]);
     }

@@ -140,10 +140,10 @@ fn memtrace_phantom_fault_is_checked_before_the_program_starts() {
         run.output().unwrap()
     };
     for (fault, part) in [
-        ("oom@soon", "is no moment"),
+        ("oom@soon", "is not a moment"),
         ("fire@step:1", "oom, ecc or lost"),
-        ("oom@call:cudaLaunchKernel:1", "takes no memory"),
-        ("lost@step:1@card:1", "--phantom a10 has 1 card; their numbers begin with 0"),
+        ("oom@call:cudaLaunchKernel:1", "allocates no memory"),
+        ("lost@step:1@card:1", "--phantom a10 has 1 card; their numbers start at 0"),
         ("", ""),
     ] {
         let output = run(fault, "true");

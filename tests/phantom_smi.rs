@@ -10,6 +10,8 @@ use serde_json::Value;
 #[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
 mod harness;
 use harness::{Torch, text};
+#[path = "common/pages.rs"]
+mod pages;
 
 fn nvidia_smi(arguments: &[&str], env: &[(&str, &str)]) -> Output {
     let mut command = harness::memtrace();
@@ -58,6 +60,14 @@ fn nvidia_smi_shows_a_running_program_to_another_terminal_until_it_is_killed() {
         printed.lines().find(|line| line.starts_with(&format!("{pid}, "))).map(str::to_owned)
     };
     assert_eq!(of_child(), Some(format!("{pid}, 00000000:12:00.0, {}", 1024 + 120)));
+    let (command, shown) = pages::first_command("docs/phantom.md");
+    assert_eq!(command[..2], ["live", "--nvidia-smi"]);
+    let query: Vec<&str> = command[2..].iter().map(String::as_str).collect();
+    let printed = text(&nvidia_smi(&query, &[]).stdout).replace(torch.python.to_str().unwrap(), "python");
+    let (head, row) = shown.trim_end().split_once('\n').unwrap();
+    assert_eq!(printed.lines().next(), Some(head));
+    let own = printed.lines().find(|line| line.starts_with(&format!("{pid}, "))).unwrap();
+    assert_eq!(pages::without_numbers(own), pages::without_numbers(row));
     let screen = text(&nvidia_smi(&[], &[]).stdout);
     assert!(screen.contains("Tesla T4") && screen.contains(&pid.to_string()), "{screen}");
     child.kill().unwrap();

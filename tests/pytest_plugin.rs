@@ -215,7 +215,7 @@ def test_without_a_card():
             "FAILED test_it.py::test_over",
             "The test used 4.00 MiB of GPU memory, more than its limit of 1.00 MiB",
             "on the simulated GPU h100-80g ended with status -6",
-            "no card is called `nocard`; near to it",
+            "no card is called `nocard`; similar names",
             "PASSED test_it.py::test_after_the_crash[a b::c]",
         ],
     );
@@ -318,10 +318,10 @@ def test_nothing():
 fn marks_that_are_written_wrongly_are_usage_errors() {
     let Some(installed) = installed() else { return };
     let wrong = [
-        (r#"limit_gpu_memory("2 XB")"#, "'2 XB' is no size"),
+        (r#"limit_gpu_memory("2 XB")"#, "'2 XB' is not a size"),
         ("limit_gpu_memory", "takes one size"),
-        ("limit_gpu_memory(-1)", "-1 is no size"),
-        (r#"limit_gpu_memory("9" * 400 + "g")"#, "is no size"),
+        ("limit_gpu_memory(-1)", "-1 is not a size"),
+        (r#"limit_gpu_memory("9" * 400 + "g")"#, "is not a size"),
         (r#"limit_gpu_memory(most="2g")"#, "takes one size"),
         (r#"limit_gpu_leaks("1k", "2k")"#, "takes one size"),
         ("phantom", "takes the name of a card"),
@@ -392,7 +392,7 @@ def test_outer(pytester):
     let mut command = python(installed, folder.path());
     let (status, words) = self::said(&command.args(["-m", "pytest", "test_it.py"]).output().unwrap());
     assert_eq!(status, Some(4), "{words}");
-    has(&words, &["--memtrace took test_it.py for the name of a card; write --memtrace="]);
+    has(&words, &["--memtrace read test_it.py as the name of a card; write --memtrace="]);
     std::fs::write(&config, "[pytest]\naddopts = --memtrace=\n").unwrap();
     let mut command = python(installed, folder.path());
     let (status, words) = self::said(&command.args(["-m", "pytest", "test_it.py"]).output().unwrap());

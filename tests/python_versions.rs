@@ -37,14 +37,15 @@ fn degraded_names_a_python_that_was_never_tried_and_a_free_threaded_one() {
     };
     for (version, degraded, warning) in [
         ("3.15.0 (main, Oct 7 2026)", vec![], ""),
-        ("3.16.0 (main, Oct 7 2027)", vec!["Python 3.16 was never tried: 3.9 to 3.15 were"], ""),
+        ("3.16.0 (main, Oct 7 2027)", vec!["Python 3.16 is untested (tested: 3.9 to 3.15)"], ""),
         (
             "3.14.2 free-threading build (main, Dec 5 2025)",
             vec![
                 "Python 3.14 is a free-threaded build: no Python lines in stacks, no search for holders \
                  (leaks --holders)",
             ],
-            "MEMTRACE_STACKS=python: this Python is a free-threaded build; stacks hold ops and modules alone",
+            "MEMTRACE_STACKS=python: this Python is a free-threaded build; stacks contain only ops and \
+             modules",
         ),
     ] {
         let traced = Traced::new(&python, &[script.to_str().unwrap(), torch.to_str().unwrap(), "calls"]);

@@ -131,12 +131,12 @@ fn fit_recipe_refuses_what_it_cannot_run_in_one_line_and_leaves_nothing() {
             (&own, lora.clone(), "has no model type 'made_up'"),
             (&with_code, lora.clone(), "run only with --trust-remote-code"),
             (&tiny(), format!("{lora} --seq 32,1024"), "the model's limit is 512 tokens"),
-            (&tiny(), format!("{lora} --seq long"), "`long` is no length"),
+            (&tiny(), format!("{lora} --seq long"), "`long` is not a length"),
             (&tiny(), format!("{lora} --set rnk=4"), "the recipe lora has rank=16, targets=all-linear"),
             (
                 &tiny(),
                 lora.replace("rtx4060", "rtx4061") + " --seq 32",
-                "no card is called `rtx4061`; near to it: rtx4060",
+                "no card is called `rtx4061`; similar names: rtx4060",
             ),
             (
                 &tiny(),

@@ -128,7 +128,7 @@ fn a_snapshot_whose_history_begins_in_the_middle_ends_with_the_memory_of_its_tra
             };
             assert_same(&of(&file), &of(&run.dir()));
             let notes = json(&["summary"], &file)["notes"].to_string();
-            assert!(notes.contains("were allocated already"), "{notes}");
+            assert!(notes.contains("were already allocated"), "{notes}");
             assert!(memtrace(&["check"], &file).status.success());
         }
     }

@@ -184,6 +184,6 @@ fn report_open_says_how_to_open_the_page_where_there_is_no_browser() {
     let output = command.env("PATH", folder.path()).env_remove("LD_PRELOAD").output().unwrap();
     assert!(output.status.success() && page.exists());
     let said = String::from_utf8(output.stderr).unwrap();
-    assert!(said.contains("no browser can be started here") && said.contains("page.html"), "{said}");
+    assert!(said.contains("cannot start a browser") && said.contains("page.html"), "{said}");
     assert!(error(&["report", "tests/fixtures/gpt", "--open", "-o", "-"]).contains("--open"));
 }

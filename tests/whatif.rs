@@ -193,7 +193,7 @@ fn advise_reserved_asks_the_allocator_of_torch() {
         let said = text(&whatif(&words, &base).stdout);
         assert!(said.contains("then out of memory at a request of"), "{said}");
         let said = text(&whatif(&["--batch", "x2", "--reserved", "--step", "1"], &base).stderr);
-        assert!(said.contains("without --window and --step"), "{said}");
+        assert!(said.contains("leave out --window and --step"), "{said}");
         let said = text(&whatif(&["--batch", "x2", "--reserved", "--python", "/no/python"], &base).stderr);
         assert!(said.contains("cannot run /no/python; name a Python with PyTorch"), "{said}");
     });

@@ -187,7 +187,7 @@ def show(
     if parted["devices"]:
         rows = parted["list"][: FURTHEST if top is None else top]
         least = _heat_map.percent(_heat_map.PARTED)
-        lines += ["", f"apart by more than {least}: {_counted(parted['devices'], 'device')}"]
+        lines += ["", f"different by more than {least}: {_counted(parted['devices'], 'device')}"]
         lines += [
             f"  rank {row['rank']:>5}  {_difference(row['difference_bytes'])} "
             f"since {_since(row)}, at {row['step']}: "
@@ -196,7 +196,7 @@ def show(
             for row in rows
         ]
     else:
-        lines += ["", "no rank parts from the others"]
+        lines += ["", "no rank differs from the others"]
     lines += ["", "highest peaks"]
     for row in result["highest"][: 3 if top is None else top]:
         host = printable(row["host"], "no host")
@@ -280,9 +280,9 @@ def main(arguments: list[str]) -> int:
 
     parser = argparse.ArgumentParser(
         prog="python -m memtrace ranks",
-        description="Compare the ranks of a job from digests of their traces, made where the traces lie.",
+        description="Compare the ranks of a job from digests of their traces, made where the traces are.",
     )
-    parser.add_argument("--engine", choices=_digests.ENGINES, default="local", help="what makes the digests")
+    parser.add_argument("--engine", choices=_digests.ENGINES, default="local", help="the engine that makes the digests")
     parser.add_argument(
         "--every-node",
         action="store_true",

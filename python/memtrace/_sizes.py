@@ -22,7 +22,7 @@ def parse(text: object) -> int:
         return int(float(match[1]) * 1024 ** _BINARY[match[2].lower()])
     except (OverflowError, ValueError):
         raise ValueError(
-            f"{repr(text)[:80]} is no size; write a number of bytes, or a text such as '2 GiB' or '500 MB'"
+            f"{repr(text)[:80]} is not a size; write a number of bytes, or a text such as '2 GiB' or '500 MB'"
         ) from None
 
 

@@ -124,7 +124,7 @@ def main() -> None:
     except kernelspec.NoSuchKernel:
         _refuse(f"no kernel is called {request.name}; jupyter kernelspec list lists them")
     if _MARK not in words:
-        _refuse(f"the kernel {request.name} is not one of memtrace's; it stays")
+        _refuse(f"the kernel {request.name} is not one of memtrace's, so it was not removed")
     print(f"removed {manager.remove_kernel_spec(request.name)}")
 
 

@@ -20,7 +20,8 @@ fn end() -> ! {
         std::process::abort()
     }
     // Nothing here allocates: standard error has no buffer.
-    let text = b"memtrace: out of memory: this machine, or a limit such as ulimit -v, has less than the answer needs\n";
+    let text = b"memtrace: out of memory: this machine, or a limit such as ulimit -v, has less memory than \
+                 the answer needs\n";
     let _ = std::io::stderr().write_all(text);
     std::process::exit(2)
 }

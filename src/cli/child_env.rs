@@ -60,7 +60,7 @@ impl<'a> PhantomArgs<'a> {
         let beyond = parsed.iter().find(|fault| fault.card.is_some_and(|number| number >= spec.count));
         if let Some(fault) = beyond {
             let (text, count) = (&fault.text, counted(u64::from(spec.count), "card"));
-            bail!("--phantom-fault `{text}`: --phantom {card} has {count}; their numbers begin with 0");
+            bail!("--phantom-fault `{text}`: --phantom {card} has {count}; their numbers start at 0");
         }
         // Only `run` has the option.
         let goes_past_oom = matches.try_get_one("past-oom").ok().flatten().is_some_and(|is_set| *is_set);

@@ -68,7 +68,7 @@ fn without_journal(meta: &Meta) -> String {
 /// journals. Must be called before [`Input::open`], which leaves out empty files.
 pub(crate) fn begin(path: &Path) {
     if let Err(error) = memtrace_recover::begin(path) {
-        terminal::say(&format!("{}: a trace without rows stays as it is: {error}", path.display()));
+        terminal::say(&format!("{}: a trace without rows is left unchanged: {error}", path.display()));
     }
 }
 

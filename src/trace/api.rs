@@ -40,7 +40,7 @@ text_enum! {
         Python = "python",
         /// torch's allocator of CPU tensors.
         CpuAllocator = "cpu_allocator",
-        /// An op with a schema that no other such op called; recorded with `MEMTRACE_OPS=io`.
+        /// An op that has a schema and was not called by another such op; recorded with `MEMTRACE_OPS=io`.
         Operator = "operator",
         /// A backward function; recorded with `MEMTRACE_OPS=io`.
         BackwardFunction = "backward_function",
@@ -100,9 +100,9 @@ text_enum! {
         CuGraphAddMemFreeNode = "cuGraphAddMemFreeNode",
         /// An OOM that `--phantom-fault` injected.
         InjectedFault = "injected_fault",
-        /// A mark of the detail from here on.
+        /// A mark that gives the detail of the rows after it.
         Detail = "detail",
-        /// An answer of the search for what holds memory.
+        /// A result of the search for the objects that hold memory.
         Retained = "retained",
         /// An `oom` row: `--past-oom` granted the request.
         PastOom = "past_oom",
@@ -120,7 +120,7 @@ text_enum! {
         Refused = "refused",
         /// The mark at the end of the script.
         Script = "script",
-        /// A mark where a backward goes on with another call of a module.
+        /// A mark where a backward continues with another call of a module.
         Backward = "backward",
     }
 }

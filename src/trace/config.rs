@@ -283,7 +283,7 @@ const TABLE: &[Entry] = &[
         "0",
         "the time in seconds after which a trace continues in a new part; 0 for never",
         |s, v| {
-            s.rotate_secs = v.parse().map_err(|_| "expected seconds".to_owned())?;
+            s.rotate_secs = v.parse().map_err(|_| "expected a number of seconds".to_owned())?;
             Ok(())
         }
     ),
@@ -378,7 +378,7 @@ const TABLE: &[Entry] = &[
         |s, v| {
             match v.parse() {
                 Ok(ms @ 1..=60_000) => s.flush_ms = ms,
-                _ => return Err("expected ms from 1 to 60000".to_owned()),
+                _ => return Err("expected 1 to 60000 ms".to_owned()),
             }
             Ok(())
         }
@@ -485,7 +485,7 @@ const TABLE: &[Entry] = &[
         |s, v| {
             s.sample_ms = match v.parse() {
                 Ok(ms @ (0 | 10..)) => ms,
-                _ => return Err("expected 0, or ms from 10 on".to_owned()),
+                _ => return Err("expected 0, or at least 10 ms".to_owned()),
             };
             Ok(())
         }
@@ -641,7 +641,7 @@ impl Settings {
             let Some(value) = lookup(variable.name).map(T::into) else { continue };
             if let Err(why) = set.call(&mut settings, &value) {
                 let Variable { name, default, .. } = variable;
-                warnings.push(format!("{name}={value:?}: {why}; taking the default {default:?}"));
+                warnings.push(format!("{name}={value:?}: {why}; using the default {default:?}"));
             }
         }
         (settings.rotate_bytes, settings.rotate_secs) =

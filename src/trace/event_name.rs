@@ -11,7 +11,7 @@ text_enum! {
         Alloc = "alloc",
         /// A block was returned to the caching allocator.
         Free = "free",
-        /// The last stream that used a freed block has passed that use.
+        /// The last stream that used a freed block has finished that use.
         FreeCompleted = "free_completed",
         /// The allocator took a segment from CUDA.
         SegmentAlloc = "segment_alloc",

@@ -64,7 +64,7 @@ fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     // Without NONBLOCK, opening a FIFO would wait for a reader.
     let flags = OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let file = options.mode(0o600).custom_flags(flags.bits() as i32).open(path)?;
-    if file.metadata()?.is_file() { Ok(file) } else { Err(refused("it is no regular file")) }
+    if file.metadata()?.is_file() { Ok(file) } else { Err(refused("it is not a regular file")) }
 }
 
 #[cfg(test)]

@@ -28,7 +28,7 @@ def card_of(value: str, arguments: list[str]) -> str | None:
         return None
     if value and os.path.exists(value.split("::")[0]):
         raise pytest.UsageError(
-            f"{OPTION} took {value} for the name of a card; write {OPTION}= before the names of tests, or "
+            f"{OPTION} read {value} as the name of a card; write {OPTION}= before the names of tests, or "
             f"{OPTION}=CARD for a simulated GPU"
         )
     return value or None

@@ -335,7 +335,7 @@ class HeatMap {
     }
     const known = about.parted.find((row) => row.line === line);
     const where = known
-      ? `; parts since ${stepsBetween(known.since_step, known.since_step_at_latest)}, most at step ${known.step}`
+      ? `; different since ${stepsBetween(known.since_step, known.since_step_at_latest)}, most at step ${known.step}`
       : "";
     $("cell").textContent =
       `${this.ranksOf(line)}, ${this.stepsOf(column)}: ${found} of ${size(about.usual[column])}${where}`;
@@ -402,8 +402,8 @@ class HeatMap {
 function table(map) {
   const { about } = map;
   $("parted-title").textContent = about.parted.length
-    ? `Ranks that part from the others, furthest first${about.parted.length === about.parted_devices ? "" : ` (${about.parted.length} of ${about.parted_devices})`}`
-    : "No rank parts from the others";
+    ? `Ranks that differ from the others, furthest first${about.parted.length === about.parted_devices ? "" : ` (${about.parted.length} of ${about.parted_devices})`}`
+    : "No rank differs from the others";
   const row = (cells, tag, numbers) => {
     const line = document.createElement("tr");
     cells.forEach((content, i) => {

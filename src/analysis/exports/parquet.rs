@@ -120,7 +120,7 @@ fn clear(folder: &Path) -> Result<()> {
             if name.starts_with(&format!("{PARTITION}=")) && is_own { children(&child)? } else { Vec::new() };
         if files.is_empty() || !files.iter().all(|file| is_export(file)) {
             return Err(Error::usage(format!(
-                "{} holds {name}, which is no earlier export: name a folder of its own with -o",
+                "{} contains {name}, which is not from an earlier export: name another folder with -o",
                 folder.display()
             )));
         }

@@ -206,9 +206,10 @@ impl DeviceProfile {
         };
         if !profile.has_io {
             job.footer.notes.push(
-            "categories are those of the rows, and there is no INCREMENT_VERSION: MEMTRACE_OPS=io records \
-             what each op reads and writes".to_owned(),
-        );
+                "categories are copied from the rows, and INCREMENT_VERSION is missing: it needs \
+             MEMTRACE_OPS=io, which records the tensors that each op reads and writes"
+                    .to_owned(),
+            );
         }
         Ok(DeviceProfile { profile, device, replayed })
     }

@@ -149,7 +149,8 @@ fn needs_flow(trace: &TraceFile) -> bool {
 }
 
 /// The note on a trace without io records.
-pub const NO_IO: &str = "no io records in the trace (MEMTRACE_OPS=io makes them): no INCREMENT_VERSION, and categories are those of the rows";
+pub const NO_IO: &str = "no io records in the trace (MEMTRACE_OPS=io writes them): INCREMENT_VERSION is \
+                         missing, and categories are copied from the rows";
 /// The note on a trace with io records.
 pub const RULE: &str =
     "* inferred from the flow of data between ops, by torch.profiler's passes (MEMTRACE_OPS=io)";

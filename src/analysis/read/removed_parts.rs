@@ -78,7 +78,7 @@ impl OpeningRows {
         let name = path.file_name().unwrap_or(path.as_os_str()).display();
         if self.left > 0 {
             let rows = counted(self.left, "opening row");
-            return Some(format!("{name}: {rows} of those that its meta row names are not in it"));
+            return Some(format!("{name}: {rows} that its meta row names are missing"));
         }
         let rows = counted(self.beyond, "opening row");
         (self.beyond > 0).then(|| {
@@ -296,7 +296,7 @@ mod tests {
         let (events, summary) = read("lies", 3, u64::MAX);
         assert_eq!(allocs(&events), 1);
         let [told] = &summary.unwrap().wrong_openings[..] else { panic!("nothing is told") };
-        assert!(told.ends_with("of those that its meta row names are not in it"), "{told}");
+        assert!(told.ends_with("that its meta row names are missing"), "{told}");
     }
 
     #[test]

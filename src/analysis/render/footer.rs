@@ -67,7 +67,8 @@ impl Footer {
         let ending = trace.ending().unwrap_or_default();
         if end_row::values(&ending).any(|(key, _)| key == end_row::WITHOUT_MODULES) {
             self.notes.push(format!(
-                "{name}: no modules, categories and steps: Python gave memtrace no moment to install torch's hooks"
+                "{name}: no modules, categories and steps: memtrace found no safe moment to install its \
+                 hooks in Python"
             ));
         }
         self.note_detail(trace, &replayed.replay.detail);
@@ -129,12 +130,12 @@ impl Footer {
         let keep = &trace.meta.keep;
         if keep.is_empty() {
             self.damage.push(format!(
-                "{parts} not found: peaks may be missing, and counts, ops and steps of that time are"
+                "{parts} not found: counts, ops and steps of that time are missing, and the peak may be"
             ));
         } else {
             self.notes.push(format!(
-                "{parts} removed (MEMTRACE_KEEP={}): the highest allocated and reserved bytes are still there, and \
-                 counts, ops and steps of that time are not",
+                "{parts} removed (MEMTRACE_KEEP={}): counts, ops and steps of that time are missing, but \
+                 the highest allocated and reserved bytes are kept",
                 printable(keep)
             ));
         }

@@ -5,8 +5,9 @@ use memtrace_trace::units::Unit;
 use crate::render::numbers::{percent, share};
 
 /// The uses of memory that no figure of a simulated GPU includes.
-const NOT_MODELLED: &str = "not counted on a simulated GPU: fragmentation that builds up in a longer run, the handles \
-                            of cuBLAS, cuDNN and their kin, the growth of the context, other processes";
+const NOT_MODELLED: &str = "not counted on a simulated GPU: fragmentation that builds up in a longer run, \
+                            the handles of cuBLAS, cuDNN and similar libraries, the growth of the context, \
+                            other processes";
 
 /// Describes the margin of a run that used `used` of `capacity` bytes at its peak. Returns `None` if the
 /// capacity is unknown.

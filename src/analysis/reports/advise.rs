@@ -277,23 +277,24 @@ impl Fit {
                 if set.is_empty() { String::new() } else { format!(" with {}", options_of(set)) }
             )),
             Some(set) if set.is_empty() => {
-                printer.plain(format!("It fits in {target} as it is: it needs {now}."));
+                printer.plain(format!("It fits in {target} without changes: it needs {now}."));
             }
             Some(set) => printer.line([
                 format!("Fits in {target} with ").into(),
                 Cell::new(options_of(set), Style::Strong),
-                format!(": {needs} in place of {now}").into(),
+                format!(": {needs} instead of {now}").into(),
             ]),
             None => printer.line([
                 Cell::new(
                     format!("No set of up to {MOST_CHANGES} of these changes reaches {target}"),
                     Style::Alarm,
                 ),
-                format!(": the least is {needs}, in place of {now}").into(),
+                format!(": the least is {needs}, instead of {now}").into(),
             ]),
         }
         printer.plain(format!(
-            "Both count {} beside the allocated blocks, as in this run: the allocator's cache, the CUDA context, libraries",
+            "Both figures include {} in addition to the allocated blocks, as in this run: the allocator's \
+             cache, the CUDA context, libraries",
             units.show(self.beside)
         ));
     }

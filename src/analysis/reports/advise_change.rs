@@ -155,7 +155,7 @@ fn print(
         format!("device {}: peak of allocated memory ", prediction.device).into(),
         Cell::new(options.units.show(all.peak.bytes).to_string(), Style::Strong),
         format!(
-            " in place of {}{}, {} {direction} ({})",
+            " instead of {}{}, {} {direction} ({})",
             options.units.show(before),
             with_failed.unwrap_or_default(),
             options.units.show(saved.abs()),
@@ -195,7 +195,7 @@ fn print(
             printer.line([Cell::new(format!("  {}", nothing(change)), Style::Alarm)]);
         }
     }
-    printer.plain("This is allocated memory. What the allocator reserves for it may differ: memtrace tune");
+    printer.plain("This is allocated memory. Reserved memory may differ: memtrace tune");
 }
 
 /// Returns a text that explains why a change has no effect.

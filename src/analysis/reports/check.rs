@@ -138,7 +138,7 @@ fn problems(trace: &TraceFile, replayed: &Replayed) -> [Problem; 13] {
         problem("missing_parts", "parts missing", missing),
         problem(
             "parts_with_other_opening_rows",
-            "parts whose opening rows are not those that they name",
+            "parts whose opening rows differ from their meta row",
             replayed.summary.wrong_openings.len() as u64,
         ),
         problem("gaps_in_seq", "gaps in seq", found.seq_gaps),
@@ -153,7 +153,7 @@ fn problems(trace: &TraceFile, replayed: &Replayed) -> [Problem; 13] {
         problem("blocks_at_a_live_address", "blocks at the address of a live block", found.overlaps),
         problem(
             "allocated_above_reserved",
-            "rows from which more is allocated than reserved",
+            "rows where allocated memory rises above reserved memory",
             found.above_reserved,
         ),
         problem("frees_of_another_size", "frees with a different size", found.wrong_sizes),

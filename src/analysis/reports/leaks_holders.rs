@@ -155,9 +155,9 @@ impl Unnamed {
                  program keep a copy of the model, or an optimizer, of each step?"
             }
             _ => {
-                "the search finds no copies of modules, storages, DLPack capsules, elements of object arrays, \
-                 objects of C++, lists made before gc.freeze(), or chains of more than ten references; or the \
-                 growth began after it"
+                "the search cannot find copies of modules, storages, DLPack capsules, elements of object \
+                 arrays, objects of C++, lists made before gc.freeze(), or chains of more than ten \
+                 references; or the growth began after the search"
             }
         }
     }
@@ -176,8 +176,8 @@ fn print(
         if all { searches.all.iter().collect() } else { telling.into_iter().collect() };
     if shown.is_empty() {
         printer.plain(
-            "Nobody has searched: the process searches at an OOM, when memory grows from step to step, when the program \
-             calls memtrace.retained(), and when memtrace leaks --holders --pid PID asks it.",
+            "No search has run: the process searches at an OOM, when memory grows from step to step, when \
+             the program calls memtrace.retained(), and when memtrace leaks --holders --pid PID asks it.",
         );
     }
     for search in shown {
@@ -215,7 +215,7 @@ fn print_search(
     if let Some(unnamed) = unnamed.filter(|unnamed| unnamed.bytes > 0) {
         printer.line([
             Cell::new(format!("  {} a step", options.units.show(unnamed.bytes)), Style::Alarm),
-            format!(" of growth has no holder here (memtrace leaks has its ops): {}", unnamed.reason())
+            format!(" of growth has no known holder (memtrace leaks shows its ops): {}", unnamed.reason())
                 .into(),
         ]);
     }

@@ -286,7 +286,8 @@ impl Device {
         }
         if let Some((per_token, sequences)) = self.of_token() {
             printer.plain(format!(
-                "a sequence of {} tokens takes {} of the KV cache; {sequences:.1} such have room",
+                "a sequence of {} tokens takes {} of the KV cache; there is room for {sequences:.1} such \
+                 sequences",
                 count(SEQUENCE.cast_unsigned()),
                 units.show(per_token * SEQUENCE),
             ));

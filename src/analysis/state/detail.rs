@@ -92,14 +92,15 @@ impl DetailedSteps {
             return None;
         }
         let known = match self.stretches.len() {
-            0 => "no step".to_owned(),
+            0 => "for no step".to_owned(),
             1 if self.stretches[0].first == self.stretches[0].last => {
-                format!("step {} alone", self.stretches[0].first)
+                format!("only for step {}", self.stretches[0].first)
             }
-            _ => format!("steps {} alone", self.list()),
+            _ => format!("only for steps {}", self.list()),
         };
         Some(format!(
-            "ops and modules are known for {known} (MEMTRACE_DETAIL={}); the others have memory, phases and what stays",
+            "ops and modules are known {known} (MEMTRACE_DETAIL={}); the other steps have only memory, \
+             phases and the owners of memory that stays",
             meta.detail
         ))
     }
@@ -152,13 +153,13 @@ impl DetailedSteps {
             return None;
         }
         if self.stretches.is_empty() {
-            return Some(format!("step {step} is without detail, and so are all others"));
+            return Some(format!("step {step} was recorded without detail, like all other steps"));
         }
         let (other, reason) = self.instead_of(step)?;
         let place = match other.checked_sub(step) {
-            Some(1) => ", the one after",
-            Some(more) if more > 0 => ", the next with it",
-            _ => ", the last with it",
+            Some(1) => "the next step",
+            Some(more) if more > 0 => "the next detailed step",
+            _ => "the last detailed step",
         };
         let why = match reason {
             Reason::Scheduled => "",
@@ -166,9 +167,9 @@ impl DetailedSteps {
             Reason::Peak => " (new peak)",
             Reason::OutOfMemory => " (out of memory)",
         };
-        let rest = if self.partly == Some(step) { " of its rest and" } else { "" };
+        let start = if self.partly == Some(step) { "the start of " } else { "" };
         Some(format!(
-            "step {step} is without detail; detail{rest} of step {other}{place}{why}: --step {other}"
+            "{start}step {step} was recorded without detail; {place}, {other}{why}, has it: --step {other}"
         ))
     }
 
@@ -268,22 +269,22 @@ mod tests {
         assert_eq!([-1, 0, 1, 7, 10].map(about), [const { None }; 5]);
         assert_eq!(
             about(6).unwrap(),
-            "step 6 is without detail; detail of step 7, the one after (new peak): --step 7"
+            "step 6 was recorded without detail; the next step, 7 (new peak), has it: --step 7"
         );
-        assert!(about(3).unwrap().contains("detail of step 7, the next with it (new peak)"));
-        assert!(
-            about(9).unwrap().contains("detail of its rest and of step 10, the one after (out of memory)")
-        );
-        assert!(about(12).unwrap().contains("detail of step 10, the last with it"));
+        assert!(about(3).unwrap().contains("the next detailed step, 7 (new peak), has it"));
+        assert!(about(9).unwrap().starts_with(
+            "the start of step 9 was recorded without detail; the next step, 10 (out of memory)"
+        ));
+        assert!(about(12).unwrap().contains("the last detailed step, 10, has it"));
     }
 
     #[test]
     fn detail_of_no_step_is_noted() {
         let steps = DetailedSteps::default();
         assert!(steps.note(&meta("off")).unwrap().contains("known for no step"));
-        assert!(steps.about(3, &meta("off")).unwrap().contains("so are all others"));
+        assert!(steps.about(3, &meta("off")).unwrap().contains("like all other steps"));
         assert!(!steps.has(-1, &meta("off")) && !steps.has(3, &meta("off")));
         let one = marked(&[(4, 5, On(Peak)), (5, 6, Off)]);
-        assert!(one.note(&meta("peak")).unwrap().contains("known for step 5 alone"));
+        assert!(one.note(&meta("peak")).unwrap().contains("known only for step 5 "));
     }
 }

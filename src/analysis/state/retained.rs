@@ -153,13 +153,13 @@ impl RetainedSearch {
     pub fn gap(&self) -> Option<String> {
         let late = || {
             format!(
-                "the search ended after {} ms and has not seen everything (MEMTRACE_RETAINED)",
+                "the search reached its time limit after {} ms and is incomplete (MEMTRACE_RETAINED)",
                 self.milliseconds
             )
         };
         (!self.is_whole).then(|| match self.reason.as_str() {
             "" => late(),
-            reason => format!("the search has not seen everything: {reason}"),
+            reason => format!("the search is incomplete: {reason}"),
         })
     }
 

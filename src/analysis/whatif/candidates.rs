@@ -174,7 +174,8 @@ pub fn advice(change: &Change, again: &OpsAgain) -> Advice {
         ),
         Change::Batch(times, parts) => Advice {
             costs: format!(
-                "{parts} forward and backward passes in place of {times}; with gradient accumulation the same result{}",
+                "{parts} forward and backward passes instead of {times}; the same result with gradient \
+                 accumulation{}",
                 if times < parts { format!("; needs a batch of {parts} or more") } else { String::new() }
             ),
             code: batch_code(*times, *parts),
@@ -209,7 +210,7 @@ fn checkpoint_costs(again: &OpsAgain) -> String {
         ));
     } else if *ops > 0 {
         costs.push_str(&format!(
-            ": {ops} op calls; their share is unknown, for the trace has no whole backward"
+            ": {ops} op calls; their share is unknown, because the trace has no complete backward"
         ));
     }
     if again.has_batch_norm {

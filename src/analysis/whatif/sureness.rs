@@ -34,8 +34,8 @@ pub fn sureness(change: &Change, ended_in_oom: bool) -> Sureness {
     };
     match change {
         Change::Checkpoint(_) => of(
-            "torch.utils.checkpoint with use_reentrant=False around each call; all that a call keeps goes at the end of its \
-             forward and comes back at once for its backward",
+            "torch.utils.checkpoint with use_reentrant=False around each call; all memory that a call keeps \
+             is freed at the end of its forward and allocated again at once for its backward",
             "high",
             "the blocks, their sizes and the op that frees them are in the trace",
         ),
@@ -46,8 +46,8 @@ pub fn sureness(change: &Change, ended_in_oom: bool) -> Sureness {
             "the size of the state follows from the size of the parameters",
         ),
         Change::Optimizer(NewOptimizer::Adafactor) => of(
-            "torch.optim.Adafactor, one parameter at a time; every parameter is about a square matrix (kernels of convolutions keep \
-             more state); the state is float32 now",
+            "torch.optim.Adafactor, one parameter at a time; every parameter is taken for a square matrix \
+             (kernels of convolutions keep more state); the state is float32 now",
             "medium",
             "the trace has no shapes, and the parameters are taken in the order of their allocation",
         ),

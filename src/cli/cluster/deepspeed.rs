@@ -119,7 +119,7 @@ pub(super) fn parse(arguments: &[&OsString]) -> Result<Torchrun> {
 
 fn number(name: &str, text: &str) -> Result<u32> {
     let number = text.parse().ok().filter(|number| *number > 0);
-    number.with_context(|| format!("deepspeed: --{name} {text}: expected a number from 1 on"))
+    number.with_context(|| format!("deepspeed: --{name} {text}: expected a number of at least 1"))
 }
 
 /// Returns the number of hosts in a file with lines `NAME slots=N`, and the number of cards of each host.
@@ -193,8 +193,8 @@ mod tests {
             ("", "no script is named"),
             ("--num_gpus 8", "no script is named"),
             ("--num_gpus", "--num_gpus needs a value"),
-            ("--num_gpus 0 t.py", "expected a number from 1 on"),
-            ("--num_nodes many t.py", "expected a number from 1 on"),
+            ("--num_gpus 0 t.py", "expected a number of at least 1"),
+            ("--num_nodes many t.py", "expected a number of at least 1"),
             ("--include a:0 t.py", "names single cards"),
             ("-e a:0 t.py", "names single cards"),
             ("--autotuning run t.py", "--autotuning is unknown"),

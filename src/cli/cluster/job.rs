@@ -48,12 +48,13 @@ impl Job {
         let card_of_user = card;
         let (count, card) = Spec::split_count(card);
         if count == Some(0) {
-            bail!("--phantom asks for 0 cards; a job has a card for each rank, such as 512xh100-80g");
+            bail!("--phantom asks for 0 cards; a job needs a card for each rank, such as 512xh100-80g");
         }
         let quoted = |what: &str| format!("--phantom {}: {what}", card_of_user);
         if card.split(',').any(|part| part.starts_with("count=")) {
             bail!(quoted(
-                "with --ranks the number of cards stands before a preset (16xh100-80g) or in WORLD_SIZE; leave out count="
+                "with --ranks, write the number of cards before the preset (16xh100-80g) or set WORLD_SIZE; \
+                 leave out count="
             ));
         }
         let digits = card.find(|c: char| !c.is_ascii_digit()).unwrap_or(0);
@@ -249,7 +250,10 @@ fn of_torchrun(torchrun: &Torchrun, count: Option<u32>) -> Result<(u32, u32)> {
         }
         (PerNode::EachCard, Some(count)) if count % nodes == 0 => Ok((nodes, count / nodes)),
         (PerNode::EachCard, Some(count)) => {
-            bail!("--phantom asks for {}, which {nodes} nodes cannot share", counted(count.into(), "card"))
+            bail!(
+                "--phantom asks for {}, which cannot be divided evenly among {nodes} nodes",
+                counted(count.into(), "card")
+            )
         }
         (PerNode::EachCard, None) => Ok((nodes, 1)),
     }
@@ -274,7 +278,10 @@ fn of_environment(count: Option<u32>, variable: impl Fn(&str) -> Option<String>)
     };
     let per_node = number("LOCAL_WORLD_SIZE")?.unwrap_or_else(|| world.min(CARDS_OF_A_NODE));
     if world % per_node != 0 {
-        bail!("{world} ranks are no whole nodes of {per_node}; set LOCAL_WORLD_SIZE to the ranks of a node");
+        bail!(
+            "{world} ranks do not fill whole nodes of {per_node}; set LOCAL_WORLD_SIZE to the number of \
+               ranks per node"
+        );
     }
     Ok((world / per_node, per_node))
 }
@@ -282,8 +289,8 @@ fn of_environment(count: Option<u32>, variable: impl Fn(&str) -> Option<String>)
 /// Returns advice on how to start the ranks of a job whose launcher is unknown.
 fn way_of(launcher: &str) -> &'static str {
     if launcher.contains("accelerate") {
-        "its ranks are started by: memtrace run --phantom 512xh100-80g --ranks 0 -- accelerate launch --num_machines 64 \
-         --num_processes 512 train.py"
+        "start its ranks with: memtrace run --phantom 512xh100-80g --ranks 0 -- accelerate launch \
+         --num_machines 64 --num_processes 512 train.py"
     } else {
         "give the command of torchrun itself, or of one rank: memtrace run --phantom 512xh100-80g --ranks 0 -- python \
          train.py"
@@ -301,8 +308,8 @@ fn interpreter(torchrun: &OsStr) -> Result<Vec<OsString>> {
     let shown = Path::new(torchrun).display();
     let Some(path) = path else {
         bail!(
-            "{shown} is not in PATH; activate the environment of torch, or start it by its module, as in python -m \
-             torch.distributed.run"
+            "{shown} is not in PATH; activate the environment of torch, or start it as a module, as in \
+             python -m torch.distributed.run"
         )
     };
     let mut line = String::new();
@@ -315,8 +322,8 @@ fn interpreter(torchrun: &OsStr) -> Result<Vec<OsString>> {
     let is_python = python.first().is_some_and(|word| word.to_string_lossy().contains("python"));
     if !is_python {
         bail!(
-            "{} is no script of Python, so its interpreter is not known; start it by its module, as in python -m \
-             torch.distributed.run",
+            "{} is not a Python script, so its interpreter is unknown; start it as a module, as in python \
+             -m torch.distributed.run",
             path.display()
         )
     };
@@ -388,9 +395,9 @@ mod tests {
             ("512xh100-80g", "0", eight.as_str(), &[][..], "512 cards and torchrun for 8 ranks (1 x 8)"),
             ("8xh100-80g", "8", eight.as_str(), &[], "no rank 8; the job has 8 ranks"),
             ("8xh100-80g", "", eight.as_str(), &[], "--ranks is empty"),
-            ("8xh100-80g", "0", cards.as_str(), &[], "3 nodes cannot share"),
+            ("8xh100-80g", "0", cards.as_str(), &[], "3 cannot be divided evenly among"),
             ("h100-80g", "0", "python train.py", &[], "the number of ranks is not known"),
-            ("12xh100-80g", "0", "python train.py", &[], "no whole nodes of 8"),
+            ("12xh100-80g", "0", "python train.py", &[], "do not fill whole nodes of 8"),
             ("0xh100-80g", "0", "python train.py", &[], "asks for 0 cards"),
             ("8xh100-80g,count=2", "7", "python train.py", &[], "leave out count="),
             ("99999999999999999999xh100-80g", "0", "python train.py", &[], "at most 1048576 ranks"),
@@ -404,7 +411,7 @@ mod tests {
                 "0",
                 "accelerate config",
                 &[],
-                "its ranks are started by: memtrace run --phantom 512xh100-80g --ranks 0 -- accelerate launch",
+                "start its ranks with: memtrace run --phantom 512xh100-80g --ranks 0 -- accelerate launch",
             ),
             (
                 "512xh100-80g",

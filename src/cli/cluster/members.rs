@@ -135,9 +135,9 @@ impl Launch<'_> {
                     && forwarder.asked_to_end().is_none();
                 if is_whole && self.job.has_stand_ins() && !member.stores.were_joined() {
                     terminal::say(&format!(
-                        "rank {} met no stand-in, so it counts as a rank alone: the program does not use \
-                         torch.distributed, or its Python does not read PYTHONPATH (python -I, or a script that sets \
-                         it anew)",
+                        "rank {} never contacted a stand-in, so it ran as if it were alone: the program \
+                         does not use torch.distributed, or its Python does not read PYTHONPATH (python -I, \
+                         or a script that sets it anew)",
                         member.rank
                     ));
                 }
@@ -248,9 +248,9 @@ fn further_stages(stores: &RankStores, is_whole: bool) -> Vec<u32> {
     if !has_first || stages.is_empty() {
         if is_whole {
             terminal::say(
-                "--ranks one-per-stage: rank 0 reported no pipeline, so it ran alone: its program made no device mesh \
-                 with a dimension `pp` beside another one, and no pipeline of Megatron-core. Name the ranks instead, \
-                 such as --ranks 0,8",
+                "--ranks one-per-stage: rank 0 reported no pipeline, so it ran alone: its program created \
+                 neither a device mesh with `pp` and another dimension nor a pipeline of Megatron-core. Name \
+                 the ranks instead, such as --ranks 0,8",
             );
         }
         return Vec::new();
@@ -281,7 +281,7 @@ fn note_answered(member: &Member) {
         ));
     };
     note(&empty, "an empty value");
-    note(&own, "its own value in place of another rank's");
+    note(&own, "its own value instead of another rank's");
 }
 
 /// Writes the files of [`PYTHON`] into a folder for `PYTHONPATH`.

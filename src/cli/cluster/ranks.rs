@@ -18,8 +18,8 @@ pub(crate) fn parse(text: &str, world: u32) -> Result<BTreeSet<u32>> {
             let Some(rank) = word.parse::<u32>().ok().filter(|_| word.bytes().all(|b| b.is_ascii_digit()))
             else {
                 bail!(
-                    "--ranks {text}: `{}` is no rank; expected numbers such as 0,7 or 0-3, or first, last, \
-                     all, one-per-stage",
+                    "--ranks {text}: `{}` is not a rank; expected numbers such as 0,7 or 0-3, or first, \
+                     last, all, one-per-stage",
                     word.chars().take(40).collect::<String>()
                 );
             };

@@ -91,7 +91,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
         if opens { "" } else { "; open it in any browser" }
     ))?;
     if opens && let Err(error) = open::that_detached(output) {
-        terminal::say(&format!("no browser can be started here ({error}); open {name} in one yourself"));
+        terminal::say(&format!("cannot start a browser ({error}); open {name} yourself"));
     }
     Ok(ExitCode::SUCCESS)
 }

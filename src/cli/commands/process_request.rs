@@ -44,7 +44,7 @@ impl Request {
     pub(super) fn to_writer(journal: &str, steps: u32) -> Result<Request> {
         let journal = Path::new(journal);
         let Some(JournalName::Journal(pid)) = journal.file_name().and_then(JournalName::parse) else {
-            bail!("the process of this trace has no journal, so it cannot be asked")
+            bail!("the process of this trace has no journal, so it cannot receive requests")
         };
         Request::send(pid, steps, Some(journal))
     }
@@ -90,7 +90,8 @@ impl Request {
         // The lock ensures that each of several commands gets the answer to its own request.
         if journal.try_lock().is_err() {
             bail!(
-                "another request for detail of process {pid} waits; try again when the other `memtrace live` or `memtrace leaks` has its answer"
+                "another request to process {pid} is pending; try again when the other `memtrace live` or \
+                 `memtrace leaks` has its answer"
             );
         }
         let taken = word(&journal, layout::DETAIL_TAKEN)?;
@@ -139,7 +140,10 @@ fn journal_of(pid: u32, named: Option<&Path>) -> Result<File> {
     let maps = match fs::read_to_string(format!("/proc/{pid}/maps")) {
         Ok(maps) => maps,
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            bail!("process {pid} belongs to another user, or may not be looked at: run this as its user")
+            bail!(
+                "process {pid} belongs to another user, or access to it is not permitted: run this as its \
+                   user"
+            )
         }
         Err(error) => return Err(error).context(format!("cannot read the mappings of process {pid}")),
     };
@@ -188,7 +192,7 @@ impl Mapped {
             OpenOptions::new().read(true).write(true).custom_flags(flags.bits().cast_signed()).open(path)?;
         let data = file.metadata()?;
         if !data.is_file() || data.ino() != self.inode {
-            return Err(io::Error::other("another file has its name"));
+            return Err(io::Error::other("another file now has its name"));
         }
         Ok(file)
     }

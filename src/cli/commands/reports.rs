@@ -81,7 +81,7 @@ pub(crate) fn run(name: &str, matches: &ArgMatches) -> Result<ExitCode> {
     let is_json = matches.get_flag("json");
     let text = if is_json { terminal::json_text(&answer.to_json(report.name())) } else { answer.text() };
     if options.form == Form::Csv && !is_json && text.trim().is_empty() {
-        bail!("--format csv: this answer of memtrace {name} has no rows; --json has its figures");
+        bail!("--format csv: this answer of memtrace {name} has no table; --json has its figures");
     }
     if answer.is_list && !is_json {
         answer.footer.all_notes().for_each(|note| terminal::say(&note));

@@ -229,7 +229,7 @@ fn trace_of(out: &OutFolder, run_id: &str, fate: Option<Fate>) -> Result<Option<
 fn no_trace_reason(program: &OsStr, tracer: TracerFacts, phantom: bool, status: ExitStatus) -> String {
     // The simulated GPU is loaded before the tracer, and ends a program whose request it cannot meet.
     if !tracer.was_loaded && phantom && status.code() == Some(2) {
-        return "the program ended with status 2 before the tracer began; the line above says why".to_owned();
+        return "the program ended with status 2 before the tracer began; see the line above".to_owned();
     }
     if !tracer.was_loaded {
         return format!("{TRACER} was not loaded into the program: {}", load_failure::reason(program));
@@ -238,7 +238,7 @@ fn no_trace_reason(program: &OsStr, tracer: TracerFacts, phantom: bool, status: 
         return "tracing is switched off: MEMTRACE_ENABLED=0".to_owned();
     }
     if tracer.failed {
-        return "it could not be written; the line of memtrace above says why".to_owned();
+        return "it could not be written; see memtrace's message above".to_owned();
     }
     if !status.success() {
         return format!(

@@ -32,8 +32,8 @@ pub(super) fn ask(SearchRequest { pid, patience_s }: SearchRequest) -> Result<Pa
     while !request.is_taken()? {
         if since.elapsed() >= Duration::from_secs(patience_s) {
             bail!(
-                "process {pid} has begun no step for {patience_s} s; it searches when its next one begins, and \
-                 memtrace leaks --holders {} then shows the answer",
+                "process {pid} has not begun a step for {patience_s} s; it searches when its next step \
+                 begins, and memtrace leaks --holders {} then shows the answer",
                 trace.display()
             );
         }
@@ -47,8 +47,8 @@ pub(super) fn ask(SearchRequest { pid, patience_s }: SearchRequest) -> Result<Pa
         }
         if taken.elapsed() >= WRITTEN {
             terminal::say(&format!(
-                "process {pid} has not searched: it runs no torch or a long call, MEMTRACE_RETAINED is off, or the \
-                 search takes longer"
+                "process {pid} has not searched: it does not use torch or is inside a long call, \
+                 MEMTRACE_RETAINED is off, or the search takes longer"
             ));
             break;
         }

@@ -106,23 +106,24 @@ impl Fault {
             "oom" => FaultKind::OutOfMemory,
             "ecc" => FaultKind::Ecc,
             "lost" => FaultKind::Lost,
-            _ => return Err(error(format!("`{kind}` is no kind of fault: oom, ecc or lost"))),
+            _ => return Err(error(format!("`{kind}` is not a fault: expected oom, ecc or lost"))),
         };
         let times = match times.map(|times| times.parse().ok().filter(|&n: &u32| n > 0)) {
             None => None,
             Some(_) if kind != FaultKind::OutOfMemory => {
-                return Err(error("only an oom can happen several times: the others last".to_owned()));
+                return Err(error("only oom can be repeated: the other faults are permanent".to_owned()));
             }
             Some(None) => return Err(error("expected a repeat count of at least 1 after `*`".to_owned())),
             Some(times) => times,
         };
-        let moment = parts.next().ok_or_else(|| error("it does not say when: `@step:3`".to_owned()))?;
+        let moment =
+            parts.next().ok_or_else(|| error("the moment is missing, such as `@step:3`".to_owned()))?;
         let moment = Moment::parse(moment, kind).map_err(error)?;
         let mut card = None;
         for part in parts {
             let number = part.strip_prefix("card:").and_then(|number| number.parse().ok());
             card = Some(number.filter(|&card| card < MAX_DEVICES).ok_or_else(|| {
-                error(format!("`@{part}` is unknown: after the moment only `@card:0` may come"))
+                error(format!("`@{part}` is unknown: only a card, such as `@card:0`, may follow the moment"))
             })?);
         }
         Ok(Self { text: text.to_owned(), kind, times, moment, card })
@@ -134,14 +135,14 @@ impl Moment {
         let (name, value) = text.split_once(':').unwrap_or((text, ""));
         let count = |value: &str| {
             let number = value.parse().ok().filter(|&number: &u64| number > 0);
-            number.ok_or_else(|| format!("`{name}:` needs a number from 1 on, not `{value}`"))
+            number.ok_or_else(|| format!("`{name}:` needs a number of at least 1, not `{value}`"))
         };
         match name {
-            "step" => value.parse().map(Self::Step).map_err(|_| format!("`{value}` is no number of a step")),
+            "step" => value.parse().map(Self::Step).map_err(|_| format!("`{value}` is not a step number")),
             "alloc" => Ok(Self::Allocation(count(value)?)),
             "bytes" => match size::parse(value) {
                 Some(bytes) => Ok(Self::Bytes(bytes)),
-                None => Err(format!("`{value}` is no size such as 20g or 500m")),
+                None => Err(format!("`{value}` is not a size such as 20g or 500m")),
             },
             "call" => {
                 let (call, number) = value.split_once(':').unwrap_or((value, "1"));
@@ -153,13 +154,15 @@ impl Moment {
                 }
                 if kind == FaultKind::OutOfMemory && !ALLOCATIONS.contains(&call) {
                     return Err(format!(
-                        "`{call}` takes no memory: an oom can fail {}",
+                        "`{call}` allocates no memory: oom can be injected into {}",
                         ALLOCATIONS.join(", ")
                     ));
                 }
                 Ok(Self::Call(call.to_owned(), number))
             }
-            _ => Err(format!("`{text}` is no moment: step:N, alloc:N, bytes:SIZE or call:NAME:N")),
+            _ => {
+                Err(format!("`{text}` is not a moment: expected step:N, alloc:N, bytes:SIZE or call:NAME:N"))
+            }
         }
     }
 }
@@ -188,22 +191,22 @@ mod tests {
     #[test]
     fn an_invalid_fault_is_refused_with_the_reason_and_valid_ones() {
         for (text, part) in [
-            ("oom", "does not say when"),
+            ("oom", "the moment is missing"),
             ("fire@step:3", "oom, ecc or lost"),
-            ("oom@step:x", "no number of a step"),
-            ("oom@step:-1", "no number of a step"),
-            ("oom@alloc:0", "from 1 on"),
-            ("oom@bytes:lots", "no size"),
-            ("oom@call:cudaLaunchKernel:5", "takes no memory"),
+            ("oom@step:x", "is not a step number"),
+            ("oom@step:-1", "is not a step number"),
+            ("oom@alloc:0", "at least 1"),
+            ("oom@bytes:lots", "is not a size"),
+            ("oom@call:cudaLaunchKernel:5", "allocates no memory"),
             ("ecc@call::5", "name of a function"),
             ("ecc@call:rm -rf:5", "name of a function"),
-            ("ecc*2@step:3", "the others last"),
+            ("ecc*2@step:3", "the other faults are permanent"),
             ("oom*0@step:3", "repeat count"),
             ("oom*@step:3", "repeat count"),
             ("lost@step:3@card:99", "@card:0"),
             ("lost@step:3@rank:1", "@card:0"),
-            ("oom@soon", "is no moment"),
-            ("@", "is no kind"),
+            ("oom@soon", "is not a moment"),
+            ("@", "is not a fault"),
         ] {
             let error = parse_faults(text).expect_err(text).to_string();
             assert!(

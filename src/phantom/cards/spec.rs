@@ -69,8 +69,8 @@ impl fmt::Display for SpecError {
                 let near: Vec<_> = Card::nearest(word).iter().map(|card| card.id).collect();
                 write!(
                     f,
-                    "no card is called `{}`; near to it: {}. `memtrace run --phantom list` has all of them, \
-                     and mem=48g,cc=8.9 describes another",
+                    "no card is called `{}`; similar names: {}. `memtrace run --phantom list` lists all \
+                     cards, and mem=48g,cc=8.9 describes any other",
                     word.chars().take(60).collect::<String>(),
                     near.join(", ")
                 )
@@ -340,7 +340,7 @@ mod tests {
     #[test]
     fn an_invalid_request_is_refused_with_the_valid_values() {
         for (text, part) in [
-            ("h100", "near to it: h100-80g"),
+            ("h100", "similar names: h100-80g"),
             ("h100", "mem=48g,cc=8.9"),
             ("7xh100-80g:1g.10gb", "one slice"),
             ("a30:1g.6gb,count=2", "one slice"),

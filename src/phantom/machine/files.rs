@@ -129,7 +129,7 @@ fn check(file: &File) -> io::Result<()> {
 /// # Errors
 /// Returns an error if there is no space for the table, or if another user has a file of that name.
 pub fn open_or_create(path: &Path, request: &str) -> io::Result<File> {
-    let no_table = || io::Error::new(io::ErrorKind::InvalidData, "the file is no table");
+    let no_table = || io::Error::new(io::ErrorKind::InvalidData, "the file is not a table");
     // Another process may remove the file between the open and the lock, and create it again.
     for _ in 0..100 {
         let mut options = OpenOptions::new();

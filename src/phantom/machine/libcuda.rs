@@ -49,7 +49,7 @@ pub fn folder(library: &Path, user: u32) -> io::Result<PathBuf> {
     // Another user may have created the folder to have a different library loaded.
     let about = fs::symlink_metadata(&folder)?;
     if !about.is_dir() || about.uid() != user || about.mode() & 0o022 != 0 {
-        return Err(io::Error::other(format!("{} is not this user's alone", folder.display())));
+        return Err(io::Error::other(format!("other users can write to {}", folder.display())));
     }
     link(&folder, library)?;
     Ok(folder)
@@ -86,7 +86,7 @@ mod tests {
         assert_eq!(folder(&library, user).unwrap(), made);
         // A folder with the name for another user, which this user created.
         let theirs = folder(&library, user + 1).unwrap_err().to_string();
-        assert!(theirs.contains("not this user's alone"), "{theirs}");
+        assert!(theirs.contains("other users can write to"), "{theirs}");
         for user in [user, user + 1] {
             let name = format!("memtrace-libcuda-{user}-{:08x}", hash(&library));
             fs::remove_dir_all(std::env::temp_dir().join(name)).unwrap();

@@ -178,7 +178,7 @@ impl<R: Read> RowReader<R> {
 
     fn read_meta(&mut self) -> Result<()> {
         if !self.advance()? {
-            let found = "the file ends behind its header".to_owned();
+            let found = "the file ends after its header".to_owned();
             return Err(Error::Header { path: self.path.clone(), found });
         }
         let row = self.row()?;

@@ -57,10 +57,16 @@ impl<T: Repeatable> Window<T> {
         let Repeat { seq, of, rows, device, duration_ns, .. } = repeat;
         let most = WINDOW as i64;
         if !(1..=most).contains(&rows) || duration_ns < 0 {
-            return Err(format!("repeat: expected 1 to {most} rows and no negative time, found {rows}"));
+            return Err(format!(
+                "repeat: expected 1 to {most} rows and a time of at least 0, found {rows} \
+                                rows"
+            ));
         }
         if of <= 0 || of.saturating_add(rows) > seq {
-            return Err(format!("repeat: the {rows} rows from seq {of} on do not all lie before seq {seq}"));
+            return Err(format!(
+                "repeat: the {rows} rows that start at seq {of} do not all come before seq \
+                                {seq}"
+            ));
         }
         let missing = || {
             let (first, last) = (of, of + rows - 1);
@@ -84,7 +90,7 @@ impl<T: Repeatable> Window<T> {
                 end = Some(totals);
             }
         }
-        let end = end.ok_or_else(|| format!("repeat: none of its rows is of device {device}"))?;
+        let end = end.ok_or_else(|| format!("repeat: none of its rows belongs to device {device}"))?;
         let mut totals = repeat.totals;
         totals.iter_mut().zip(end).for_each(|(total, end)| *total = total.saturating_sub(end));
         let shift = Shift { device, totals, step: repeat.step };

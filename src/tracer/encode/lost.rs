@@ -39,7 +39,10 @@ pub fn why_lost(bytes: u64, lost: u64) -> String {
             format!("the buffer of {size} was full; MEMTRACE_BUFFER={enough} would have held them")
         }
         None => {
-            format!("the buffer of {size} was full, and none is large enough; MEMTRACE_OPS=off records less")
+            format!(
+                "the buffer of {size} was full, and the largest one would be, too; MEMTRACE_OPS=off \
+                     records less"
+            )
         }
     }
 }

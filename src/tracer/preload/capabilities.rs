@@ -22,7 +22,7 @@ const NEEDED: &[(&str, &CStr, &str)] = &[
     (
         "libc10.so",
         c"_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE",
-        "no report of blocks: the trace has the runtime's calls alone",
+        "torch does not report blocks: only the runtime's calls are traced",
     ),
     ("libc10.so", c"_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE", "no report of OOMs"),
     ("libc10_cuda.so", c"_ZN3c104cuda20getCurrentCUDAStreamEa", "no streams: stream is 0"),
@@ -37,7 +37,7 @@ fn describe_python(meta: &mut Meta) {
     let Some(python) = Version::get() else { return };
     let (name, (oldest, newest)) = (format!("Python {}.{}", python.major, python.minor), version::TRIED);
     if !python.was_tried() {
-        meta.degraded.push(format!("{name} was never tried: 3.{oldest} to 3.{newest} were"));
+        meta.degraded.push(format!("{name} is untested (tested: 3.{oldest} to 3.{newest})"));
     }
     if python.is_free_threaded {
         meta.degraded.push(format!(
@@ -61,7 +61,7 @@ pub(crate) fn describe(meta: &mut Meta, settings: &Settings) {
     if let Some((major, minor)) = numbers
         && (major != 2 || !(TRIED.0..=TRIED.1).contains(&minor))
     {
-        meta.degraded.push(format!("{name} was never tried: 2.{} to 2.{} were", TRIED.0, TRIED.1));
+        meta.degraded.push(format!("{name} is untested (tested: 2.{} to 2.{})", TRIED.0, TRIED.1));
     }
     if loaded_libraries("libc10_cuda.so").is_empty() {
         return;
@@ -80,7 +80,10 @@ pub(crate) fn describe(meta: &mut Meta, settings: &Settings) {
             op_io::learn::State::Known => {}
             op_io::learn::State::Failed => meta.degraded.push(format!("{name}: {}", op_io::learn::LOST)),
             op_io::learn::State::Waiting if !cpython::is_loaded() => {
-                meta.degraded.push(format!("no Python to learn torch's layout with: {}", op_io::learn::LOST));
+                meta.degraded.push(format!(
+                    "no Python is loaded, which is needed to learn torch's layout: {}",
+                    op_io::learn::LOST
+                ));
             }
             op_io::learn::State::Waiting => {}
         }

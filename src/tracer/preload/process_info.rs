@@ -75,8 +75,7 @@ pub(crate) fn describe(meta: &mut Meta) {
     }
     if meta.journal.is_empty() {
         meta.degraded.push(
-            "no local file for the events: the events of the last moment are lost if the process is killed"
-                .to_owned(),
+            "no local file for the events: the last events are lost if the process is killed".to_owned(),
         );
     }
     cuda::describe(meta);

@@ -45,7 +45,7 @@ pub(crate) struct Found {
 pub(crate) fn find(path: &Path, csv: &Path) -> io::Result<Named> {
     let kind = path.file_name().and_then(JournalName::parse);
     if !path.is_absolute() || !matches!(kind, Some(JournalName::Journal(_))) {
-        return Ok(Named::Refused("the file has not the name of a journal"));
+        return Ok(Named::Refused("the file does not have the name of a journal"));
     }
     let (file, length) = match open_own(path) {
         Ok(Some(found)) => found,

@@ -30,7 +30,7 @@ def use(browser, width, height, dark):
     page.wait_for_selector("canvas[data-drawn]")
     assert page.inner_text("#headline").startswith("9999 ranks"), page.inner_text("#headline")
     title = page.inner_text("#parted-title")
-    assert title == "Ranks that part from the others, furthest first", title
+    assert title == "Ranks that differ from the others, furthest first", title
     assert page.evaluate("document.documentElement.scrollWidth") <= width, "the page is wider than the window"
 
     def drawn():
@@ -43,7 +43,7 @@ def use(browser, width, height, dark):
     page.mouse.move(box["x"] + box["width"] * 0.9, box["y"] + 1)
     cell = page.inner_text("#cell")
     assert cell.startswith("rank 77, GPU 0, node9, steps 10005") and ": 100 % or more above" in cell, cell
-    assert "parts since steps 1000301 to 1000302" in cell, cell
+    assert "different since steps 1000301 to 1000302" in cell, cell
     assert "100 % above and more" in page.inner_text("#legend"), page.inner_text("#legend")
     assert "up to 2 neighbouring steps" in page.inner_text("#cell-is"), page.inner_text("#cell-is")
     axis = [page.inner_text("#from"), page.inner_text("#to")]

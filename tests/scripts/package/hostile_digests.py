@@ -128,7 +128,7 @@ with tempfile.TemporaryDirectory() as folder:
             """
         ).write_parquet(str(long / f"{rank}{_digests.ENDING}"))
     found, grid = _job_ranks.compared([long], "local", False, 10, None)
-    assert "apart by more than 0.1 %: 1 device\n" in _job_ranks.show(found, grid), found["parted"]
+    assert "different by more than 0.1 %: 1 device\n" in _job_ranks.show(found, grid), found["parted"]
     [row] = found["parted"]["list"]
     assert (row["rank"], row["since_step"], row["since_step_at_latest"]) == (1, 3, 5), found["parted"]
     assert grid.columns <= _digest_table.GROUPS and grid.to_steps[-1] == 1_000_899_999, grid.to_steps

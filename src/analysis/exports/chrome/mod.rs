@@ -99,7 +99,7 @@ impl Export for Chrome {
         let events = list.events;
         if dropped > 0 {
             job.footer.notes.push(format!(
-                "{} of the shortest slices and smallest allocations were left out; --max-events 0 takes all",
+                "{} of the shortest slices and smallest allocations were left out; --max-events 0 writes all",
                 count(dropped)
             ));
         }

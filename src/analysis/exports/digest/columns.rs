@@ -94,25 +94,25 @@ columns! {
     Capacity "capacity_bytes" Int;
     /// blocks allocated
     Allocations "allocations" Int;
-    /// the bytes of these blocks
+    /// the bytes of all allocated blocks
     AllocatedSum "allocated_sum_bytes" Int;
     /// requests that ran out of memory
     Ooms "ooms" Int;
-    /// failed calls that were made again
+    /// failed calls that were retried
     Retries "retries" Int;
-    /// the phase: of the row that made the peak, of a leak
+    /// the phase of the row that made the peak, or of a leak
     Phase "phase" Text;
-    /// the op: as `phase`
+    /// the op, of the same row or leak as `phase`
     Op "op" Text;
-    /// the module: as `phase`; of an owner, its module
+    /// the module, of the same row or leak as `phase`; for an owner, its module
     Module "module" Text;
     /// the category of an owner or a leak; `*` marks an inferred one
     Category "category" Text;
     /// the line of Python that allocates a leak, where the trace has stacks
     Line "line" Text;
-    /// the bytes of an owner or a leak; of a process, those never freed
+    /// the bytes of an owner or a leak; for a process, the bytes never freed
     Bytes "bytes" Int;
-    /// the blocks of these bytes
+    /// the number of blocks that hold `bytes`
     Blocks "blocks" Int;
     /// the growth of a leak; for a process, the growth of its total memory from step end to step end
     BytesPerStep "bytes_per_step" Float;
@@ -126,15 +126,15 @@ columns! {
     Steps "steps" Int;
     /// the reserved bytes at their peak in the process, the moment that `memtrace frag` examines
     FragReserved "frag_reserved_bytes" Int;
-    /// of these, the bytes that the program requested
+    /// the part of `frag_reserved_bytes` that the program requested
     FragRequested "frag_requested_bytes" Int;
-    /// of these, the bytes of blocks beyond the requests
+    /// the part of `frag_reserved_bytes` in blocks beyond the requests
     FragRounding "frag_rounding_bytes" Int;
-    /// of these, freed bytes that a stream still uses
+    /// the part of `frag_reserved_bytes` that is freed and still used by a stream
     FragPending "frag_pending_bytes" Int;
-    /// of these, holes in segments with live blocks
+    /// the part of `frag_reserved_bytes` in holes of segments with live blocks
     FragHoles "frag_hole_bytes" Int;
-    /// of these, segments without a block
+    /// the part of `frag_reserved_bytes` in segments without a block
     FragEmpty "frag_empty_segment_bytes" Int;
     /// the largest free piece
     FragLargest "frag_largest_free_bytes" Int;
@@ -144,21 +144,21 @@ columns! {
     Lost "lost_events" Int;
     /// 1 when the trace has its end row
     Complete "complete" Int;
-    /// 1 when the ops and modules of the step are known (`MEMTRACE_DETAIL`), else 0; of a device, of the step of its peak
+    /// 1 when the ops and modules of the step are known (`MEMTRACE_DETAIL`), else 0; for a device, about the step of its peak
     Detailed "detailed" Int;
     /// the highest resident memory of a process on the host; null without a sample of it
     HostPeak "host_peak_rss_bytes" Int;
-    /// the step of that peak
+    /// the step of `host_peak_rss_bytes`
     HostPeakStep "host_peak_step" Int;
-    /// the memory limit of the container; null when unknown, and without one
+    /// the memory limit of the container; null when it is unknown or there is no limit
     HostLimit "host_limit_bytes" Int;
-    /// the bytes live after the last work of a finished step; of a device, their growth as `memtrace leaks` has it
+    /// the bytes live after the last work of a finished step; for a device, their growth as `memtrace leaks` shows it
     Kept "kept_bytes" Int;
-    /// what the largest step so far needed beyond these; of a device, its growth
+    /// the bytes that the largest step so far needed beyond `kept_bytes`; for a device, their growth
     LargerSteps "larger_steps_bytes" Int;
-    /// the bytes that torch's allocator reserved and no step needed; of a device, their growth
+    /// the bytes that torch's allocator reserved and no step needed; for a device, their growth
     Cached "cached_bytes" Int;
-    /// the bytes outside torch's allocator; of a device, their growth
+    /// the bytes outside torch's allocator; for a device, their growth
     Outside "outside_bytes" Int;
 }
 

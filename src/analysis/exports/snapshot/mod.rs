@@ -95,7 +95,7 @@ impl Export for Snapshot {
         let entries: usize = collected.entries.len();
         if collected.dropped > 0 {
             job.footer.notes.push(format!(
-                "the last {} of {} entries; --max-events 0 takes all",
+                "the last {} of {} entries; --max-events 0 writes all",
                 count(entries as u64),
                 count(entries as u64 + collected.dropped)
             ));
@@ -103,7 +103,7 @@ impl Export for Snapshot {
         if collected.stray_ranges.values().any(|stray_ranges| !stray_ranges.is_empty()) {
             job.footer
                 .notes
-                .push("blocks without a traced segment are placed in made-up segments".to_owned());
+                .push("blocks without a traced segment are shown in artificial segments".to_owned());
         }
         let what =
             format!("{}, {}", counted(entries as u64, "entry"), counted(segments.len() as u64, "segment"));

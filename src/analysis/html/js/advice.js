@@ -100,7 +100,7 @@ painters.advice = () => {
   const where = [step >= 0 ? `step ${step}` : "", phase, op, module].filter(Boolean).join(", ");
   text.append(
     element("b", "", `${bytes(advice.peak.bytes)} with ${advice.change}`),
-    ` in place of ${bytes(t.peak.bytes)}, ${bytes(advice.saved_bytes)} less (${share} %)${where ? `, at ${where}` : ""}. `,
+    ` instead of ${bytes(t.peak.bytes)}, ${bytes(advice.saved_bytes)} less (${share} %)${where ? `, at ${where}` : ""}. `,
     `Sure: ${advice.sure}; assumes ${advice.assumes}. Costs: ${advice.costs}. The code: memtrace advise.`,
   );
 };

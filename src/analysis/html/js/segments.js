@@ -102,7 +102,7 @@ painters.segments = () => {
   $("segments-note").textContent =
     text +
     (t.segmentRows.left_out
-      ? ` ${count(t.segmentRows.left_out)} later segment changes are not in this page.`
+      ? ` ${count(t.segmentRows.left_out)} later segment changes are not on this page.`
       : "");
   it.setAttribute("aria-label", text);
 };

@@ -159,8 +159,8 @@ fn notes(model: &Model, beginnings: &[(i32, Beginning)]) -> Vec<String> {
             .fold(0, |sum, held| held.bytes.saturating_add(sum));
         if earlier > 0 {
             add(format!(
-                "its {} begin when {} were allocated already; record from the start of the program, with a larger \
-                 max_entries",
+                "its {} start after {} were already allocated; record from the start of the program, with a \
+                 larger max_entries",
                 counted(events as u64, "event"),
                 Unit::Auto.show(earlier)
             ));
@@ -169,7 +169,10 @@ fn notes(model: &Model, beginnings: &[(i32, Beginning)]) -> Vec<String> {
     let wrong = model.segments.iter().filter(|segment| !segment.has_right_sums).count();
     if wrong > 0 {
         let (segments, verb) = (counted(wrong as u64, "segment"), if wrong == 1 { "has" } else { "have" });
-        add(format!("{segments} {verb} other sums than the blocks in it; the blocks count"));
+        add(format!(
+            "{segments} {verb} totals that differ from the sum of their blocks; the sum of the \
+                     blocks is used"
+        ));
     }
     let uncertain: u64 = beginnings.iter().map(|(_, beginning)| beginning.uncertain).sum();
     if uncertain > 0 {

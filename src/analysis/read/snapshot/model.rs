@@ -305,7 +305,7 @@ impl Folder {
 
     fn event(&mut self, fields: &Fields, values: &mut Values) -> Result<u32, String> {
         let action = fields.get(Key::Action).and_then(|action| values.text(action));
-        let action = match action.ok_or("\"action\" is not a text")? {
+        let action = match action.ok_or("\"action\" is not a string")? {
             "alloc" => Action::Alloc,
             "free_requested" => Action::FreeRequested,
             "free_completed" => Action::FreeCompleted,
@@ -335,7 +335,7 @@ impl Folder {
 
     fn block(&mut self, fields: &Fields, values: &mut Values) -> Result<u32, String> {
         let state = fields.get(Key::State).and_then(|state| values.text(state));
-        let state = match state.ok_or("\"state\" is not a text")? {
+        let state = match state.ok_or("\"state\" is not a string")? {
             "active_allocated" => State::Allocated,
             "active_pending_free" | "active_awaiting_free" => State::Pending,
             "inactive" => State::Free,

@@ -98,7 +98,7 @@ impl Values {
         const ENTRY: usize = 64;
         self.text_bytes += text.len() + ENTRY;
         if self.text_bytes > MOST_TEXT {
-            return Err(format!("its texts take more than {} MiB", MOST_TEXT >> 20));
+            return Err(format!("its strings take more than {} MiB", MOST_TEXT >> 20));
         }
         let index = self.texts.len() as u32;
         let text: Arc<str> = text.into();
@@ -177,7 +177,7 @@ impl Values {
 
     /// Adds values to the list at `index`.
     fn extend(&mut self, index: u32, values: impl ExactSizeIterator<Item = Value>) -> Result<(), String> {
-        let no_list = || "it appends to what is not a list, or is complete".to_owned();
+        let no_list = || "it appends to a value that is not a list or is already complete".to_owned();
         let slot = self.nodes.get_mut(index as usize).ok_or_else(no_list)?;
         for value in values {
             match &mut slot.node {
@@ -254,7 +254,7 @@ impl<R: BufRead> Reader<R> {
 
     fn text(&mut self, length: u64) -> Result<(), String> {
         if length > LONGEST_TEXT {
-            return Err(format!("it has a text of {length} bytes"));
+            return Err(format!("it has a string of {length} bytes"));
         }
         self.buffer.clear();
         let read = self.source.by_ref().take(length).read_to_end(&mut self.buffer);
@@ -309,13 +309,13 @@ impl<R: BufRead> Reader<R> {
 
     fn append(&mut self, from: usize) -> Result<(), String> {
         let Some(Value::Ref(Ref::Node(list))) = self.below(from) else {
-            return Err("it appends to what is not a list".to_owned());
+            return Err("it appends to a value that is not a list".to_owned());
         };
         self.values.extend(list, self.stack.drain(from..))
     }
 
     fn set_items(&mut self, from: usize, fold: &mut impl Fold) -> Result<(), String> {
-        const NO_DICT: &str = "it sets an item of what is not a dict, or is complete";
+        const NO_DICT: &str = "it sets an item of a value that is not a dict or is already complete";
         let Some(value @ Value::Ref(Ref::Node(index))) = self.below(from) else {
             return Err(NO_DICT.to_owned());
         };

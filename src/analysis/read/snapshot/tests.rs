@@ -292,7 +292,7 @@ fn a_segment_whose_sums_are_not_those_of_its_blocks_is_noted() {
         let model = Model::read(file(&[with(sums, "active_size", int(active))], &[]).as_slice()).unwrap();
         Snapshot::new(model, Path::new("x.pickle")).meta
     };
-    let note = "1 segment has other sums than the blocks in it";
+    let note = "1 segment has totals that differ from the sum of their blocks";
     let is_noted =
         |allocated, active| meta(allocated, active).degraded.iter().any(|text| text.contains(note));
     assert!(!is_noted(512, 1024));

@@ -27,7 +27,8 @@ impl Growth {
                 "It was allocated once and stays, as the state of an optimizer does; it does not grow further.".to_owned()
             }
             Part::Kept if self.changes[Part::Kept as usize].is_empty() && !self.by_time => {
-                "What a step still holds when it ends differs in size; nothing of an earlier step is left.".to_owned()
+                "The memory that a step still holds at its end varies in size; no memory of earlier steps \
+                 is left.".to_owned()
             }
             Part::Kept => "Each step leaves something behind that is not freed.".to_owned(),
             Part::LargerSteps => {
@@ -140,14 +141,14 @@ impl Growth {
     /// Returns the remedy for a part.
     pub(super) fn remedy(&self, part: Part) -> &'static str {
         match part {
-            Part::Kept if self.is_once() => "nothing, unless it is not needed",
+            Part::Kept if self.is_once() => "nothing, unless this memory is not needed",
             Part::Kept if self.changes[Part::Kept as usize].is_empty() && !self.by_time => {
                 "del of the step's variables at its end, if the next step has no room"
             }
             Part::Kept => "memtrace leaks --holders names the list, closure or graph that keeps it",
             Part::LargerSteps => match self.shape() {
                 Shape::Rising => {
-                    "a limit for the length or the number of inputs; plan for the largest: memtrace advise"
+                    "limit the length or the number of inputs; plan for the largest: memtrace advise"
                 }
                 Shape::OneLarge => {
                     "crop, split or skip inputs like those of this step; run the largest batch first"
@@ -271,7 +272,8 @@ impl Growth {
                 text + "."
             }
             Forecast::WithinCache { rate, until } => format!(
-                "What is kept grows by about {} a step, inside memory that was cached: nvidia-smi shows it from about step {} on.",
+                "The kept memory grows by about {} a step and fills cached memory first: nvidia-smi shows \
+                 its growth from about step {}.",
                 units.show(rate as i64),
                 count(until.max(0).cast_unsigned())
             ),

@@ -27,7 +27,8 @@ const HEAP_WITH_TENSORS: &str = "CPU tensors of up to 32 MiB, objects of Python 
 /// The part that is the remainder.
 const ANONYMOUS: &str = "anonymous";
 /// Advice about the remainder where CPU tensors have rows of their own.
-const NO_TENSORS: &str = "no CPU tensors, they have rows: NumPy arrays, Python's objects, buffers of libraries (memray names their lines)";
+const NO_TENSORS: &str = "not CPU tensors, which have their own rows: NumPy arrays, Python's objects, \
+                          buffers of libraries (memray names their lines)";
 
 /// For each prefix of a part's name: its group, and the advice.
 const PARTS: &[(&str, &str, &str)] = &[
@@ -56,7 +57,7 @@ const PARTS: &[(&str, &str, &str)] = &[
     (
         "simulated GPU",
         "simulated",
-        "values that the program copied to the simulated GPU; not there on a real one",
+        "values that the program copied to the simulated GPU; absent with a real GPU",
     ),
     ("memtrace", "memtrace", "the buffer of events: MEMTRACE_BUFFER"),
 ];
@@ -225,7 +226,7 @@ impl<'a> HostState<'a> {
         }
         if let Some(children) = self.children.filter(|children| children.processes > 0) {
             let amount = match children.pss {
-                -1 => format!("{} resident; what they share counts for each", show(children.rss)),
+                -1 => format!("{} resident; shared pages count for each process", show(children.rss)),
                 pss => format!("{} (PSS), {} resident", show(pss), show(children.rss)),
             };
             printer.plain(format!(

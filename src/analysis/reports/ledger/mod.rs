@@ -38,7 +38,7 @@ const HOST: Flag =
     Flag::switch("host", "Show the process's host memory by owner; peaks are of resident memory");
 
 /// A note about a device without memory of its own.
-const ONE_MEMORY: &str = "device and host share one memory: the rows and what is free are all of it";
+const ONE_MEMORY: &str = "device and host share one memory: the rows and the free memory add up to all of it";
 
 const COLUMNS: Columns = layout::COLUMNS.and(Columns::of(&["api", "source", "name"]));
 

@@ -492,8 +492,8 @@ impl<'a> OomCase<'a> {
         let by_steps = facts.needs_by_earlier_steps();
         let at_least = if by_steps > needs.max(facts.capacity) {
             format!(
-                "at least {} is needed, and the card has {card}: what this step began with, {}, and what each step before took \
-                 beside such memory",
+                "at least {} is needed, and the card has {card}: this step began with {}, and every earlier \
+                 step took the rest in addition",
                 show(by_steps),
                 show(facts.step_began)
             )
@@ -570,8 +570,8 @@ impl<'a> OomCase<'a> {
                 show(facts.largest_hole)
             ),
             (Cause::OutsideTorch, _) if facts.outside < facts.large_context() => format!(
-                "the CUDA context and what no traced call took have {}, far more than the usual 0.3 to 0.6 GiB; without \
-                 the rest, {request} would fit",
+                "the CUDA context and untraced memory take {}, far more than the usual 0.3 to 0.6 GiB; \
+                 without the excess, {request} would fit",
                 show(facts.unknown)
             ),
             (Cause::OutsideTorch, _) => format!(
@@ -586,8 +586,8 @@ impl<'a> OomCase<'a> {
                 ),
                 _ => match &self.layers {
                     Some(left) => format!(
-                        "{at_least}. {} of {} layers was reached: about {}, if the others take as much, and what comes after \
-                         them",
+                        "{at_least}. Layer {} of {} was reached: about {} in all if the other layers take \
+                         as much, plus the memory of what follows them",
                         left.at,
                         left.of,
                         show(needs + facts.to_come)
@@ -658,8 +658,8 @@ impl<'a> OomCase<'a> {
         }
         if let (Some(lacking), Some(context)) = (self.lacking_inside_range(), self.context) {
             printer.plain(format!(
-                "inside the range: {} lacked, and the context of a real card may take {} to {} (here {}), so \
-                 that the request may fit there",
+                "uncertain: {} were missing, and the CUDA context of a real card may take {} to {} (here \
+                 {}), so the request may fit there",
                 units.show(lacking),
                 units.show(context.least),
                 units.show(context.most),

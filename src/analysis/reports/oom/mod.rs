@@ -249,7 +249,10 @@ impl KeptMemory {
         for advice in &self.tries {
             printer.plain(format!("  try: {advice}"));
         }
-        printer.plain("Mend this first: the changes below lower a peak that will grow, or be there, again.");
+        printer.plain(
+            "Fix this first: without the fix, the peak that the changes below lower comes back or \
+                       keeps growing.",
+        );
         printer.gap();
     }
 

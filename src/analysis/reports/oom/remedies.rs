@@ -46,7 +46,8 @@ impl OomCase<'_> {
             ]),
             (Cause::Grows, None) => {
                 add(&[
-                    "memtrace leaks has the ops and lines that grow; memtrace leaks --holders has what keeps them",
+                    "memtrace leaks shows the ops and lines whose memory grows; memtrace leaks --holders \
+                     shows the objects that keep it",
                 ]);
             }
             (Cause::HostMemory, _) => add(&[
@@ -111,7 +112,9 @@ impl OomCase<'_> {
         }
         if 4 * facts.recomputed >= facts.allocated.max(1) {
             all.push(
-                "a checkpoint of each layer in place of one around several, which computes all of them again at once".to_owned(),
+                "a checkpoint of each layer instead of one around several, which recomputes all of them at \
+                 once"
+                    .to_owned(),
             );
         }
         if let Some(gathered) = self.whole_gather() {
@@ -130,8 +133,8 @@ impl OomCase<'_> {
         }
         if facts.is_material(self.logits) {
             all.push(format!(
-                "--chunk-loss 8: the head and the loss on an eighth of the tokens at a time, checkpointed: its logits and their \
-                 copies have {} now",
+                "--chunk-loss 8: the head and the loss on an eighth of the tokens at a time, checkpointed: \
+                 its logits and their copies take {} now",
                 show(self.logits)
             ));
         }
@@ -140,7 +143,8 @@ impl OomCase<'_> {
             let whole = facts.needs_at_least() + facts.to_come + facts.step_temporaries;
             let is_short = facts.to_come > 0 && facts.step_temporaries < (whole - facts.capacity) / 4 * 5;
             all.push(format!(
-                "fused=True for torch's optimizer, whose step then has no temporary results of all parameters: about {}{}",
+                "fused=True for torch's optimizer, whose step then needs no temporary results for all \
+                 parameters: about {}{}",
                 show(facts.step_temporaries),
                 if is_short { UNSURE } else { "" }
             ));
@@ -283,7 +287,8 @@ impl OomCase<'_> {
         let enough = match facts.needed.filter(|needed| *needed > facts.capacity) {
             Some(_) if saved < facts.short() => ", not enough alone",
             None if !is_of_batch => {
-                ", may not be enough alone: what this step holds beyond the others was not seen to grow with the batch"
+                ", may not be enough alone: it is unknown whether the extra memory of this step grows with \
+                 the batch"
             }
             None if self.is_rest_unknown()
                 || saved < facts.short() / 4 * 5
@@ -324,7 +329,7 @@ pub(super) fn remedy(why: Kept) -> (&'static str, &'static [&'static str]) {
         Kept::Graphs => (
             "no backward has freed the graphs of these forwards",
             &[
-                "call backward for each part and let gradients add up, in place of a sum of losses",
+                "call backward for each part and let gradients add up, instead of summing the losses",
                 "in an evaluation: torch.no_grad() or torch.inference_mode()",
                 "a state that goes into the next forward: .detach() it every few steps",
             ],

@@ -108,7 +108,7 @@ def warn_of_other_ranks():
     print(
         f"memtrace: RANK is {rank or 'not set'} and WORLD_SIZE is {size or 'not set'} here, and rank {ranks} "
         f"of {world} runs: a launcher inside the program started ranks of its own, which share the store of "
-        "one rank. Give its command itself to memtrace run --ranks",
+        "one rank. Pass the launcher's own command to memtrace run --ranks",
         file=sys.stderr,
     )
 

@@ -70,7 +70,7 @@ def explained(what, place, why):
     return (
         f"memtrace: deadlock: {rank_of()} waits in {what} at {place}, {why}. The other ranks are stand-ins: "
         "they join every collective and hold what this rank holds, but take no other branch of the script. "
-        "Let this rank go on without it, or run all ranks: --ranks all"
+        "Change the script so that this rank does not wait, or run all ranks: --ranks all"
     )
 
 

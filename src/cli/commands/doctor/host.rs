@@ -17,10 +17,10 @@ pub(super) fn check_system(findings: &mut Findings) {
         "system",
         linux && cfg!(target_env = "gnu"),
         "Linux on x86-64 with glibc",
-        (State::Missing, "not Linux on x86-64 with glibc", "memtrace supports no other system"),
+        (State::Missing, "not Linux on x86-64 with glibc", "no other system is supported"),
     );
     if Path::new("/dev/kfd").exists() && !Path::new("/proc/driver/nvidia/version").exists() {
-        findings.add("system", State::Missing, "an AMD GPU", "memtrace supports no ROCm");
+        findings.add("system", State::Missing, "an AMD GPU", "memtrace does not support ROCm");
     }
     let wanted = Settings::from_env().0.buffer_bytes as u64;
     let free = rustix::fs::statvfs("/dev/shm").map_or(0, |stat| stat.f_bavail * stat.f_frsize);

@@ -15,7 +15,7 @@ pub(super) fn check_torch(findings: &mut Findings, probe: &Value) {
             "torch",
             State::Missing,
             format!("{version} for ROCm {hip}"),
-            "memtrace supports no ROCm",
+            "memtrace does not support ROCm",
         );
         return;
     }

@@ -100,8 +100,8 @@ impl<'a> Answer<'a> {
         let absent = self.device().map_or(0, |peak| peak.absent_ranks);
         if absent > 0 {
             page.plain(format!(
-                "note: host memory is a node's: {} did not run, and each counts as the smallest that ran; a program that \
-                 does more on rank 0 needs --ranks 0,1",
+                "note: host memory is for one node: {} did not run, and each counts as much as the smallest \
+                 rank that ran; if rank 0 does more than the others, use --ranks 0,1",
                 counted(absent.cast_unsigned(), "rank")
             ));
         }
@@ -205,7 +205,8 @@ impl<'a> Answer<'a> {
         for value in self.inside_range() {
             let answer = if self.fits.is_some_and(|trial| trial.value == value) { "not fit" } else { "fit" };
             page.plain(format!(
-                "{value} may {answer} on a real card: it lies inside the range of what is free"
+                "{value} may {answer} on a real card: the memory that it needs is within the range of free \
+                 memory on real cards"
             ));
         }
         let margin = self.fits.map(|Trial { value, peak, .. }| {
@@ -233,7 +234,7 @@ impl<'a> Answer<'a> {
                 let text = format!(" {are} enough, {too_few} {are_not} not");
                 page.line([Cell::new(enough, Style::Strong), text.into()]);
                 if self.has_gap {
-                    page.plain("the numbers between were not tried; --gpus names others".to_owned());
+                    page.plain("the numbers in between were not tried; list them with --gpus".to_owned());
                 }
             }
             (Some((enough, are)), None) => {
@@ -259,7 +260,8 @@ impl<'a> Answer<'a> {
             .collect();
         if fitted.len() > 1 && fitted.iter().all(|peak| peak.allocated == fitted[0].allocated) {
             page.plain(
-                "note: the peak is the same on each number of GPUs: nothing is shared among them".to_owned(),
+                "note: the peak is the same for every number of GPUs: nothing is divided among them"
+                    .to_owned(),
             );
         }
     }
@@ -272,7 +274,9 @@ impl<'a> Answer<'a> {
                     format!(" fits, {} does not", too_big.value).into(),
                 ]);
                 if self.has_gap {
-                    page.plain("the values between were not tried; --within 0 finds the largest".to_owned());
+                    page.plain(
+                        "the values in between were not tried; --within 0 finds the largest".to_owned(),
+                    );
                 }
             }
             (Some(fits), None) => page.line([

@@ -196,7 +196,7 @@ impl Plan {
         let mut numbers: Vec<Option<u64>> = match (place, matches.get_one::<String>("gpus")) {
             (None, _) => vec![None],
             (Some(_), Some(list)) => gpu_numbers(list)?.into_iter().map(Some).collect(),
-            (Some(_), None) => bail!("name the numbers of GPUs of the table: --gpus 8,16,32"),
+            (Some(_), None) => bail!("list the numbers of GPUs for the table: --gpus 8,16,32"),
         };
         numbers.reverse();
         let cards: Vec<Option<&String>> =
@@ -234,7 +234,10 @@ impl Plan {
         if let Some(gpus) = gpus.filter(|gpus| *gpus > self.per_node && gpus % self.per_node != 0)
             && places::has(&self.words, NODES)
         {
-            bail!("{gpus} GPUs are no whole nodes of {}; --gpus-per-node sets another number", self.per_node);
+            bail!(
+                "{gpus} GPUs do not fill whole nodes of {}; set another size with --gpus-per-node",
+                self.per_node
+            );
         }
         let command: Vec<OsString> = self.words.iter().map(|word| filling.fill(word)).collect();
         let job = match matches.get_one::<String>("ranks") {
@@ -352,22 +355,19 @@ fn check_places(matches: &ArgMatches, words: &[OsString], place: Option<&str>) -
             );
         }
         if matches.contains_id("gpus") {
-            bail!(
-                "--gpus names numbers of GPUs, for which --phantom has no place: --phantom {GPUS}xh100-80g"
-            );
+            bail!("--gpus needs a place for the number of GPUs in --phantom: --phantom {GPUS}xh100-80g");
         }
         return Ok(());
     };
     if matches.contains_id("ask") {
-        bail!(
-            "--ask tries cards and values and no numbers of GPUs; name them: --phantom 2xh100-80g,4xh100-80g"
-        );
+        bail!("--ask does not vary the number of GPUs; list the cards: --phantom 2xh100-80g,4xh100-80g");
     }
     let both = matches.contains_id("gpus") && matches.contains_id("values");
     let has_value = place != VALUE && places::has(words, VALUE);
     if both && !has_value {
         bail!(
-            "{place} is the number of GPUs: give --gpus or --values; a table by both has {GPUS} in --phantom and {VALUE} in the command"
+            "{place} is the number of GPUs, so give --gpus or --values; for a table by both, write {GPUS} \
+             in --phantom and {VALUE} in the command"
         );
     }
     let is_told = [place, GPUS, NODES, PER_NODE].into_iter().any(|place| places::has(words, place));
@@ -379,7 +379,8 @@ fn check_places(matches: &ArgMatches, words: &[OsString], place: Option<&str>) -
     let counts = |word: &OsString| ["gpu", "auto"].iter().any(|how| word.to_string_lossy().ends_with(how));
     if !is_told && words.iter().any(of_torchrun) && !words.iter().any(counts) {
         bail!(
-            "--phantom has a place for the number of GPUs and the command has none: write torchrun --nproc-per-node {place}"
+            "the command needs a place for the number of GPUs, as --phantom has: torchrun --nproc-per-node \
+             {place}"
         );
     }
     Ok(())
@@ -390,7 +391,10 @@ fn gpu_numbers(list: &str) -> Result<Vec<u64>> {
     let number = |word: String| -> Result<u64> {
         let number = word.parse().ok().filter(|number| (1..=MOST_GPUS).contains(number));
         number.with_context(|| {
-            format!("--gpus: `{word}` is no number of GPUs; expected numbers from 1 to {MOST_GPUS}, such as 8,16,32")
+            format!(
+                "--gpus: `{word}` is not a number of GPUs; expected numbers from 1 to {MOST_GPUS}, such \
+                     as 8,16,32"
+            )
         })
     };
     let mut numbers: Vec<u64> = entries(list).into_iter().map(number).collect::<Result<_>>()?;
@@ -462,10 +466,10 @@ mod tests {
         let job = "fit --phantom {}xh100-80g --ranks 1 -- python t.py {}";
         let [line] = &plan(job).unwrap().left_out[..] else { panic!("one line") };
         assert!(line.starts_with("{}xh100-80g: not tried: 1 GPUs: --ranks"), "{line}");
-        // 12 ranks are no whole nodes of 8; 24 are.
+        // 12 ranks do not fill whole nodes of 8; 24 are.
         let lines = plan(&job.replace("--ranks", "--min 12 --max 24 --ranks")).unwrap().left_out;
         assert!(
-            lines.len() == 1 && lines[0].contains("not tried: 12 GPUs: 12 ranks are no whole nodes"),
+            lines.len() == 1 && lines[0].contains("not tried: 12 GPUs: 12 ranks do not fill whole nodes"),
             "{lines:?}"
         );
         assert!(plan(&job.replace("--ranks 1", "--ranks 0")).unwrap().left_out.is_empty());

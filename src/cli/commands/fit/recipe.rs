@@ -267,7 +267,7 @@ fn quoted(text: &str) -> String {
 fn lengths(list: &str) -> Result<Vec<u64>> {
     let number = |word: String| {
         let number = word.parse().ok().filter(|number| (2..=1 << 30).contains(number));
-        number.ok_or_else(|| anyhow!("--seq: `{word}` is no length; expected tokens, such as 2048,8192"))
+        number.ok_or_else(|| anyhow!("--seq: `{word}` is not a length; expected tokens, such as 2048,8192"))
     };
     let lengths: Vec<u64> = entries(list).into_iter().map(number).collect::<Result<_>>()?;
     if lengths.is_empty() {

@@ -200,8 +200,10 @@ impl<'a, T: Copy> Runs<'a, T> {
             if matches!(trial.outcome, TrialOutcome::Failed(..)) && has_company && !self.is_alone {
                 // Two runs may want one port, or more memory than this machine has.
                 fs::remove_dir_all(&trial.files).ok();
-                self.progress
-                    .say(&format!("{}: failed beside another run; it runs again, alone", trial.value));
+                self.progress.say(&format!(
+                    "{}: failed while another run was active; it runs again, alone",
+                    trial.value
+                ));
                 match &self.again {
                     None => self.again = Some((ticket, attempt)),
                     Some(_) => self.later.push((ticket, attempt)),
@@ -209,7 +211,10 @@ impl<'a, T: Copy> Runs<'a, T> {
                 continue;
             }
             if std::mem::take(&mut self.is_alone) && !matches!(trial.outcome, TrialOutcome::Failed(..)) {
-                self.progress.say("runs of this program disturb one another: from now on one at a time");
+                self.progress.say(
+                    "runs of this program interfere with each other: from now on, they run \
+                                   one at a time",
+                );
                 self.jobs = Jobs::Number(1);
             }
             self.progress.tried(&trial);

@@ -86,16 +86,16 @@ impl<'a> Lane<'a> {
         let (fits_text, too_big_text) = (self.values.text(fits), self.values.text(too_big));
         (fits > too_big).then(|| match &self.values {
             Values::Gpus(_) => format!(
-                "memory does not shrink with the number of GPUs here: {fits_text} suffice and {too_big_text}, which \
-                 are more, do not"
+                "memory does not shrink with the number of GPUs here: {fits_text} are enough, but \
+                 {too_big_text}, which are more, are not"
             ),
             Values::Numbers { .. } => format!(
-                "memory does not grow with the value here: {fits_text} fits and {too_big_text}, which is smaller, \
-                 does not"
+                "memory does not grow with the value here: {fits_text} fits, but {too_big_text}, which is \
+                 smaller, does not"
             ),
             Values::List(_) => format!(
-                "memory does not grow with the value here: {fits_text} fits and {too_big_text}, which --values names \
-                 before it, does not; name them in the order of the memory that they need"
+                "memory does not grow with the value here: {fits_text} fits, but {too_big_text}, which \
+                 comes first in --values, does not; order the values by the memory that they need"
             ),
         })
     }
@@ -139,14 +139,14 @@ impl<'a> Lane<'a> {
         let gpus = if self.values.are_gpus() { " GPUs" } else { "" };
         match (self.search.fits.map(text), self.search.too_big.map(text)) {
             (Some(fits), Some(too_big)) => {
-                format!("{fits}{gpus} fits and {too_big} does not, the values between are not tried")
+                format!("{fits}{gpus} fits and {too_big} does not, the values in between are not tried")
             }
             (Some(fits), None) if self.values.are_gpus() => {
-                format!("{fits} GPUs suffice, no number was too small yet")
+                format!("{fits} GPUs are enough, no number was too small yet")
             }
             (Some(fits), None) => format!("{fits} fits, no value was too large yet"),
             (None, Some(too_big)) => format!("{too_big}{gpus} does not fit, no value fitted yet"),
-            (None, None) => "no run had ended".to_owned(),
+            (None, None) => "no run has finished".to_owned(),
         }
     }
 }

@@ -124,13 +124,12 @@ pub(super) fn check_names(runs: impl IntoIterator<Item = String>) -> Result<()> 
         let name = folder_name(&run);
         // Linux has at most 255 bytes in a name.
         if [".", "..", TRIALS_FILE].contains(&name.as_str()) || name.len() > 255 {
-            bail!(
-                "the run of `{run}` cannot have a folder of this name; put another text in the place of {{}}"
-            );
+            bail!("the value `{run}` cannot be the name of a folder; put another text in place of {{}}");
         }
         if let Some(other) = names.insert(name.clone(), run.clone()) {
             bail!(
-                "the runs of `{other}` and `{run}` would have the same folder, {name}; search them one by one"
+                "the runs of `{other}` and `{run}` would have the same folder, {name}; try them one at a \
+                 time"
             );
         }
     }
@@ -244,7 +243,7 @@ impl Running {
                 Unit::Auto.show(over_host.unwrap_or(0))
             )),
             (None, true) if peak.fills_machine => TrialOutcome::TooBig(format!(
-                "device and host together had all {} of the memory that they share",
+                "device and host together used all {} of the memory that they share",
                 Unit::Auto.show(peak.capacity)
             )),
             (None, true) => TrialOutcome::Fits,

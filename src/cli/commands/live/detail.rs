@@ -45,7 +45,7 @@ pub(super) fn ask(pid: u32, matches: &ArgMatches) -> Result<ExitCode> {
     let patience = Duration::from_secs(matches.get_one("wait").copied().unwrap_or_default());
     let request = Request::to_process(pid, steps)?;
     if request.replaces {
-        terminal::say("an earlier request waits for the next step; this one takes its place");
+        terminal::say("an earlier request is still pending; this one replaces it");
     }
     let since = Instant::now();
     let answer = loop {
@@ -54,7 +54,7 @@ pub(super) fn ask(pid: u32, matches: &ArgMatches) -> Result<ExitCode> {
         }
         if since.elapsed() >= patience {
             bail!(
-                "process {pid} has begun no step for {} s; it takes the request when its next one begins",
+                "process {pid} has not begun a step for {} s; it reads the request when its next step begins",
                 patience.as_secs()
             );
         }

@@ -241,7 +241,8 @@ fn ask(request: &mut Option<Request>, process: Option<&LiveProcess>) -> String {
             let pid = sent.pid;
             *request = Some(sent);
             format!(
-                "detail: process {pid} is asked for {DETAIL_STEPS} steps, and takes it when its next one begins"
+                "detail: requested {DETAIL_STEPS} steps of process {pid}; recording starts when its next \
+                 step begins"
             )
         }
         Err(error) => format!("detail: {error:#}"),

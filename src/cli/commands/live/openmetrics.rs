@@ -78,7 +78,12 @@ impl Families {
         let help =
             "Device memory now: allocated, active, reserved, or used by everything on the device (sampled)";
         all.register_with_unit("memory", help, Unit::Bytes, self.memory);
-        all.register_with_unit("memory_peak", "The highest value of each so far", Unit::Bytes, self.peak);
+        all.register_with_unit(
+            "memory_peak",
+            "The highest value of each total so far",
+            Unit::Bytes,
+            self.peak,
+        );
         all.register_with_unit("category", "Allocated memory by category", Unit::Bytes, self.category);
         all.register_with_unit("device_size", "The memory of the device", Unit::Bytes, self.size);
         all.register("ooms", "Requests that ran out of memory", self.ooms);

@@ -117,7 +117,8 @@ impl<'a> TuneAnswer<'a> {
         let changes = counted(checks.max(0).cast_unsigned(), "change");
         if differences == 0 {
             return format!(
-                "With the run's own settings the replay (torch {}) reserves as many bytes as the trace says at all {changes}.",
+                "With the run's own settings, the replay (torch {}) reserves the same bytes as the trace at \
+                 all {changes}.",
                 self.torch
             );
         }
@@ -125,8 +126,9 @@ impl<'a> TuneAnswer<'a> {
             Unit::Auto.show(self.own["first_difference"][index].as_i64().unwrap_or(0)).to_string()
         };
         format!(
-            "With the run's own settings the replay (torch {}) reserves other bytes than the trace says at {differences} of \
-             {changes}, first {} for {}: another version of torch, or calls that the trace does not show.",
+            "With the run's own settings, the replay (torch {}) reserves other bytes than the trace at \
+             {differences} of {changes}, first {} instead of {}: the version of torch differs, or the trace \
+             lacks calls.",
             self.torch,
             first(2),
             first(1)
@@ -137,7 +139,7 @@ impl<'a> TuneAnswer<'a> {
     pub(super) fn text(&self, mut page: Printer, units: Unit) -> String {
         heading(&mut page, self.input, &self.trace.meta);
         page.plain(format!(
-            "{} of device {}, made again with {} of the allocator",
+            "{} of device {}, replayed with {} of the allocator",
             counted(self.requests.requests, "request"),
             self.requests.device,
             counted(self.trials.len() as u64, "setting")
@@ -184,7 +186,7 @@ impl<'a> TuneAnswer<'a> {
     fn verdict(&self, units: Unit) -> Vec<String> {
         let Some(best) = self.best() else {
             return vec![if self.fits() {
-                "Keep this run's settings: no others need less memory by 1 % or more.".to_owned()
+                "Keep this run's settings: no others save 1 % or more.".to_owned()
             } else {
                 "No settings make it fit: the run needs less allocated memory (memtrace oom, memtrace peak)."
                     .to_owned()
@@ -199,8 +201,8 @@ impl<'a> TuneAnswer<'a> {
         let saved = own.peak_reserved - best.peak_reserved;
         let mut lines = vec![if !own.fits() || best.lost(self.requests) < own.lost(self.requests) {
             format!(
-                "{name}: the requests that ran out of memory then fit. The trace ends there if the run did: what it would \
-                 have asked for next was not tried."
+                "{name}: the requests that ran out of memory then fit. If the run ended there, its later \
+                 requests are not in the trace and were not tried."
             )
         } else if saved > 0 {
             format!(

@@ -90,7 +90,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     let is_terminal = std::io::stderr().is_terminal();
     let show = |done: usize| {
         if is_terminal {
-            terminal::show_progress(&format!("{done} of {} settings are tried ", settings.len()));
+            terminal::show_progress(&format!("{done} of {} settings tried ", settings.len()));
         }
     };
     show(0);

@@ -22,9 +22,7 @@ use super::uses_caching_allocator;
 /// When a part of the run alone was asked for, or the Python has no torch.
 pub(in crate::commands) fn add(answer: &mut Answer, input: &Input, options: &Options) -> Result<()> {
     if options.window != Window::default() {
-        bail!(
-            "--reserved: the allocator's segments come from the whole run; ask without --window and --step"
-        );
+        bail!("--reserved: the allocator's segments come from the whole run; leave out --window and --step");
     }
     for trace in &select(input, options, false)?.traces {
         if !uses_caching_allocator(trace) {
@@ -57,7 +55,7 @@ fn predict(trace: &TraceFile, base: &Requests, options: &Options) -> Result<Valu
     let replays = replays::run(&OsString::from(python), &requests, &settings, capacity, |_| ())?;
     let answer = &replays.answers[0];
     if let Some(why) = answer["failed"].as_str() {
-        bail!("--reserved: the requests could not be made again: {why}");
+        bail!("--reserved: the requests could not be replayed: {why}");
     }
     let stopped = &answer["stopped"];
     Ok(json!({
@@ -74,7 +72,7 @@ fn predict(trace: &TraceFile, base: &Requests, options: &Options) -> Result<Valu
 fn text(base: &Requests, found: &Value, options: &Options) -> String {
     let size = |value: &Value| options.units.show(value.as_i64().unwrap_or(0)).to_string();
     let peak = format!(
-        "device {}: peak of reserved memory {} in place of {}",
+        "device {}: peak of reserved memory {} instead of {}",
         base.device,
         size(&found["peak_bytes"]),
         options.units.show(base.peak_reserved)

@@ -61,7 +61,7 @@ fn check_request() {
         (_, None, _) => Some(format!("{DYNAMIC_VARIABLE}: it must be full, half or empty")),
         (_, _, Err(error)) => Some(format!("{FAULT_VARIABLE}: {error}")),
         _ if loop_guard::requested_reads().is_none() => {
-            Some(format!("{READS_VARIABLE}: it must be a number of reads, or 0 for no bound"))
+            Some(format!("{READS_VARIABLE}: it must be a number of reads, or 0 for no limit"))
         }
         _ if past_oom::requested().is_none() => Some(format!("{PAST_OOM_VARIABLE}: it must be 0 or 1")),
         (_, _, Ok(requested)) => {

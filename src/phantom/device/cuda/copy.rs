@@ -343,10 +343,10 @@ fn stop_loop(size: usize) -> Status {
         use std::io::Write;
         let _ = writeln!(
             std::io::stderr(),
-            "memtrace: the phantom device stopped a loop: the program read {} values that no kernel computed \
-             (the last of {size} bytes) and gave the device no new input. It may wait for a value that never \
-             comes. The traceback of the CUDA error (launch timed out) shows the read. If the program does make \
-             progress, set {} to a larger number of reads of one place (0: no bound).",
+            "memtrace: the phantom device stopped a loop: the program read {} values that no kernel \
+             computed (the last of {size} bytes) and gave the device no new input. It may wait for a value \
+             that never comes. The traceback of the CUDA error (launch timed out) shows the read. If the \
+             program does make progress, set {} to a larger number of reads (0: no limit).",
             values::invented().0,
             loop_guard::READS_VARIABLE
         );

@@ -165,8 +165,8 @@ impl RankMailbox {
             if started.elapsed() > PATIENCE {
                 if !self.given_up.swap(true, Ordering::Relaxed) {
                     eprintln!(
-                        "memtrace: the phantom NCCL of rank {} of {} waited {} s for another rank and goes on \
-                         alone: from here on it uses its own data in place of the other ranks' data",
+                        "memtrace: the phantom NCCL of rank {} of {} waited {} s for another rank and \
+                         continues alone: from now on, it uses its own data instead of the other ranks' data",
                         self.rank,
                         self.ranks,
                         PATIENCE.as_secs()

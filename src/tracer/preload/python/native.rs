@@ -243,7 +243,7 @@ fn finish_op_layout(_: Arguments<'_>) -> bool {
 /// The arguments are the code, its size, the first caller's file name, name and line table, and then, for
 /// each caller, its code, the byte of its instruction and its line.
 fn learn_frame_layout(arguments: Arguments<'_>) {
-    const LOST: &str = "stacks hold ops and modules alone";
+    const LOST: &str = "stacks contain only ops and modules";
     let is_recorded = session::session().is_some_and(|session| session.settings.stacks == Stacks::Python);
     if is_free_threaded() {
         if !is_recorded {

@@ -111,7 +111,7 @@ impl OomSnapshot {
         let device = i32::from(oom.device);
         let size = meta.total_bytes(device);
         let what = if oom.is_granted { "would have run out of memory" } else { "out of memory" };
-        let mut first = format!("{what} on GPU {device}: {} were asked for", show(oom.bytes));
+        let mut first = format!("{what} on GPU {device}: {} were requested", show(oom.bytes));
         let asker = label(encoder.owner(oom.context));
         if asker != NO_OWNER {
             first += &format!(" by {asker}");

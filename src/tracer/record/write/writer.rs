@@ -66,7 +66,8 @@ pub(crate) fn spawn(
         if catch_unwind(AssertUnwindSafe(|| Writer::run(session, queue, control, start_ns))).is_err() {
             queue.close();
             (session.fail)(
-                "the trace ends early by a defect of memtrace; when the program has ended, memtrace check --repair finishes it",
+                "the trace ends early because of a bug in memtrace; when the program has ended, memtrace \
+                 check --repair completes it",
             );
             if !control.is_finishing() {
                 answer_until_finish(control);

@@ -30,7 +30,8 @@ pub(crate) enum State {
 static STATE: AtomicU8 = AtomicU8::new(State::Waiting as u8);
 
 /// The warning that is logged if learning fails.
-pub(crate) const LOST: &str = "MEMTRACE_OPS=io could not learn torch's layout: what ops read and write has no rows, ops have those of MEMTRACE_OPS=all";
+pub(crate) const LOST: &str = "MEMTRACE_OPS=io could not learn torch's layout: reads and writes of ops are \
+                               not recorded, as with MEMTRACE_OPS=all";
 
 /// The state of learning.
 pub(crate) fn state() -> State {

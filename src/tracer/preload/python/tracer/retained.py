@@ -286,7 +286,7 @@ def _unknown() -> str:
     """Says what cannot be read in this program; empty if everything can be read."""
     _known["frames"] = _known["frames"] or learn_frames()
     if not known_layouts:
-        return "what autograd's graphs have saved cannot be read with this torch"
+        return "the tensors that autograd's graphs saved cannot be read with this version of torch"
     return "" if _known["frames"] else "the variables of running functions cannot be read with this Python"
 
 
@@ -329,7 +329,7 @@ def _holders(why: str, begin: float, seconds: float) -> tuple[list[dict], bool, 
     )
     targets = _chosen(by_size)
     if len(targets) < len(by_size):
-        reason = reason or f"it looked at {len(targets)} of {len(by_size)} tensors"
+        reason = reason or f"it examined {len(targets)} of {len(by_size)} tensors"
     # The variables of the request that failed are not what a failed attempt has left behind.
     left = left_frames() if why == "oom" else []
     names = Names(*running_variables(left), main_code(), Lines(end))
