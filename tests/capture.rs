@@ -277,7 +277,7 @@ fn meta_row_has_the_devices_even_if_the_first_call_starts_cuda() {
 }
 
 #[test]
-fn flush_behind_a_blocked_cuda_free_fails_and_returns() {
+fn flush_during_a_blocked_cuda_free_fails_and_returns() {
     let include = format!("-I{}", Path::new(env!("CARGO_MANIFEST_DIR")).join("include").display());
     runtime();
     let ran = Traced::new(&compiled("api/blocked.c", "blocked", &[&include, RUNTIME]), &[]).run();
@@ -482,7 +482,7 @@ fn nvtx_tool_loaded_first_gets_every_call_and_its_return_values_are_kept() {
 }
 
 #[test]
-fn nvtx_tool_loaded_first_is_kept_in_a_child() {
+fn nvtx_tool_loaded_first_stays_loaded_in_a_child() {
     let ranges = program("ranges/ranges");
     let tool = compiled("other_tools/tool.c", "libtool.so", &[]);
     let logs = tempfile::tempdir().unwrap();

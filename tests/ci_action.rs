@@ -17,7 +17,7 @@ use harness::{Torch, on_every_torch};
 
 on_every_torch![
     action_comments_the_difference_and_fails_over_the_limit,
-    action_tells_a_base_that_fails_a_base_that_is_missing_and_a_change_that_fails,
+    action_reports_a_base_that_fails_a_base_that_is_missing_and_a_change_that_fails,
     action_sees_growth_though_the_package_is_installed_from_the_checkout,
     action_sees_growth_of_an_installed_copy_of_a_path_in_the_environment_and_of_hidden_imports,
 ];
@@ -129,7 +129,7 @@ fn action_comments_the_difference_and_fails_over_the_limit(torch: &Torch) {
     assert_eq!(text(&worktrees.stdout).lines().count(), 1);
 }
 
-fn action_tells_a_base_that_fails_a_base_that_is_missing_and_a_change_that_fails(torch: &Torch) {
+fn action_reports_a_base_that_fails_a_base_that_is_missing_and_a_change_that_fails(torch: &Torch) {
     let pull = PullRequest::new(torch, "raise SystemExit(5)", &wide(64));
     let ran = pull.run(&["base=HEAD~1"]);
     assert_eq!(ran.status.code(), Some(0), "{}", text(&ran.stderr));

@@ -134,20 +134,22 @@ fn ranks_alone_have_the_events_of_data_parallel_ranks(torch: &Torch) {
     same_as_among_real_ranks(torch, &[("ddp", "0,3"), ("fsdp2", "1")]);
 }
 
-fn ranks_alone_have_the_events_of_sharded_ranks(torch: &Torch) {
+fn ranks_that_run_alone_have_the_same_events_as_all_sharded_ranks(torch: &Torch) {
     same_as_among_real_ranks(torch, &[("fsdp1", "0,2"), ("hsdp", "3"), ("zero1", "0")]);
 }
 
-fn ranks_alone_have_the_events_of_tensor_and_sequence_parallel_ranks(torch: &Torch) {
+fn ranks_that_run_alone_have_the_same_events_as_all_tensor_and_sequence_parallel_ranks(torch: &Torch) {
     same_as_among_real_ranks(torch, &[("tp", "0"), ("sp", "1"), ("fsdp2_tp", "3")]);
 }
 
-fn ranks_alone_have_the_events_of_pipeline_context_and_expert_parallel_ranks(torch: &Torch) {
+fn ranks_that_run_alone_have_the_same_events_as_all_pipeline_context_and_expert_parallel_ranks(
+    torch: &Torch,
+) {
     // On torch 2.6 the four real stages of the pipeline do not end; why is not known.
     same_as_among_real_ranks(torch, &[("pp", "0,2,3"), ("ep", "2"), ("cp", "0")]);
 }
 
-fn ranks_one_per_stage_are_those_of_the_pipeline_of_rank_0(torch: &Torch) {
+fn ranks_one_per_stage_come_from_the_pipeline_of_rank_0(torch: &Torch) {
     let (out, output) = Cluster { torch, world: 8, ranks: "one-per-stage", is_held: false }.run(&["pp"]);
     let stderr = text(&output.stderr);
     assert!(output.status.success(), "{stderr}");
@@ -302,26 +304,29 @@ mod torch_2_11_0_alone {
     }
 
     #[test]
-    fn ranks_alone_have_the_events_of_sharded_ranks() {
-        Torch::run("2.11.0", super::ranks_alone_have_the_events_of_sharded_ranks);
+    fn ranks_that_run_alone_have_the_same_events_as_all_sharded_ranks() {
+        Torch::run("2.11.0", super::ranks_that_run_alone_have_the_same_events_as_all_sharded_ranks);
     }
 
     #[test]
-    fn ranks_alone_have_the_events_of_tensor_and_sequence_parallel_ranks() {
-        Torch::run("2.11.0", super::ranks_alone_have_the_events_of_tensor_and_sequence_parallel_ranks);
-    }
-
-    #[test]
-    fn ranks_alone_have_the_events_of_pipeline_context_and_expert_parallel_ranks() {
+    fn ranks_that_run_alone_have_the_same_events_as_all_tensor_and_sequence_parallel_ranks() {
         Torch::run(
             "2.11.0",
-            super::ranks_alone_have_the_events_of_pipeline_context_and_expert_parallel_ranks,
+            super::ranks_that_run_alone_have_the_same_events_as_all_tensor_and_sequence_parallel_ranks,
         );
     }
 
     #[test]
-    fn ranks_one_per_stage_are_those_of_the_pipeline_of_rank_0() {
-        Torch::run("2.11.0", super::ranks_one_per_stage_are_those_of_the_pipeline_of_rank_0);
+    fn ranks_that_run_alone_have_the_same_events_as_all_pipeline_context_and_expert_parallel_ranks() {
+        Torch::run(
+            "2.11.0",
+            super::ranks_that_run_alone_have_the_same_events_as_all_pipeline_context_and_expert_parallel_ranks,
+        );
+    }
+
+    #[test]
+    fn ranks_one_per_stage_come_from_the_pipeline_of_rank_0() {
+        Torch::run("2.11.0", super::ranks_one_per_stage_come_from_the_pipeline_of_rank_0);
     }
 
     #[test]
@@ -375,7 +380,7 @@ fn ranks_are_watched_without_keeping_their_memory_or_ending_stopped_ones() {
 }
 
 #[test]
-fn ranks_of_a_launcher_inside_the_program_are_told_of_once() {
+fn ranks_of_a_launcher_inside_the_program_are_reported_once() {
     let Some(torch) = Torch::installed("2.11.0") else { return };
     let script = "for rank in 0 2 1; do RANK=$rank \"$PYTHON\" -c 'import torch.distributed' || exit 1; done";
     let run = shell_ranks("0", script).env("PYTHON", &torch.python).output().unwrap();
@@ -472,7 +477,7 @@ fn ranks_that_a_job_does_not_have_are_refused_before_anything_starts() {
 }
 
 #[test]
-fn ranks_that_meet_no_stand_in_say_so_and_one_per_stage_needs_a_pipeline() {
+fn ranks_that_contact_no_stand_in_report_it_and_one_per_stage_needs_a_pipeline() {
     let run = shell_ranks("one-per-stage", "true").output().unwrap();
     let stderr = text(&run.stderr);
     assert!(run.status.success(), "{stderr}");

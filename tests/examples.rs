@@ -67,7 +67,7 @@ fn example_of_lightning_runs() {
 /// Programs of `tests/growth`, one of each cause. The parts are compared with PyTorch's own figures after each step, and the
 /// remedy is applied.
 #[test]
-fn leaks_tells_why_memory_of_programs_grows() {
+fn leaks_explains_why_memory_of_programs_grows() {
     if Torch::installed("2.11.0").is_none() {
         return;
     }

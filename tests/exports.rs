@@ -583,7 +583,7 @@ fn digests_of_every_fixture_have_the_figures_of_the_reports() {
 }
 
 #[test]
-fn digest_queries_of_the_docs_find_the_rank_that_parts_from_its_peers() {
+fn digest_queries_of_the_docs_find_the_rank_that_differs_from_its_peers() {
     let Some(torch) = Torch::installed("2.11.0") else { return };
     let docs = std::fs::read_to_string(root().join("docs/exports.md")).unwrap();
     let (_, section) = docs.split_once("## Ten thousand ranks").unwrap();
@@ -707,7 +707,7 @@ fn recorded(torch: &Torch, settings: &str) -> TempDir {
 }
 
 #[test]
-fn snapshot_and_timeline_exports_are_those_of_torch_and_its_profiler() {
+fn snapshot_and_timeline_exports_equal_torchs_and_its_profilers() {
     Torch::on_each(|torch| {
         for settings in ["", "expandable_segments:True"] {
             let folder = recorded(torch, settings);

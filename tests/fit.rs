@@ -186,7 +186,7 @@ fn fit_counts_an_oom_of_torch_as_too_large_and_shows_the_holders() {
 }
 
 #[test]
-fn fit_and_oom_say_when_the_answer_lies_inside_the_range_of_the_context() {
+fn fit_and_oom_say_if_the_answer_depends_on_the_size_of_the_context() {
     // The context takes 612 MiB here, and 518 to 614 on a real card: 7580 MiB are free, or 7578 to 7674.
     let tensor = script("one_tensor.py");
     Torch::run("2.11.0", |torch| {
@@ -380,7 +380,7 @@ fn fit_refuses_numbers_of_gpus_that_cannot_be() {
 }
 
 #[test]
-fn fit_runs_again_alone_what_failed_beside_another_run() {
+fn fit_repeats_alone_a_run_that_failed_while_another_was_active() {
     let calls = script("shared_calls.py");
     let program = ["--jobs", "2", "--", "python3", &calls, "16", "100", "alone"];
     let fit = Fit::on("h100-80g,a100-40g", &program);

@@ -205,7 +205,7 @@ impl memtrace_encode::RowSink for Sink {
 }
 
 #[test]
-fn whatever_the_writer_writes_the_reader_reads() {
+fn the_reader_reads_everything_that_the_writer_writes() {
     let folder = tempfile::tempdir().unwrap();
     let mut random = Random(0x9E37_79B9_7F4A_7C15);
     for round in 0..8 {
@@ -285,7 +285,7 @@ fn whatever_the_writer_writes_the_reader_reads() {
 }
 
 #[test]
-fn an_absurd_request_is_told_as_it_was_made() {
+fn an_absurd_request_is_reported_with_its_size() {
     let folder = tempfile::tempdir().unwrap();
     let absurd = 858_993_459_200_000_000;
     let mut trace = TraceBuilder::default();

@@ -90,7 +90,7 @@ fn host_memory_outside_a_control_group_has_no_container() {
 
 /// The files of version 2 as the kernel writes them, where only a group around the process's own has a limit; and version 1.
 #[test]
-fn host_memory_of_a_control_group_is_that_of_the_lowest_limit_in_both_versions() {
+fn host_memory_of_a_control_group_has_the_lowest_limit_in_both_versions() {
     let v2 = "mkdir -p G/pod/box && echo 900000000 >G/pod/memory.current && echo 1000000000 >G/pod/memory.max && \
               printf 'low 0\\nhigh 0\\nmax 4\\noom 1\\noom_kill 3\\n' >G/pod/memory.events && \
               printf 'anon 500000000\\nfile 300000000\\n' >G/pod/memory.stat && echo 5 >G/pod/memory.swap.current && \

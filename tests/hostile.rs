@@ -279,7 +279,7 @@ fn a_trace_of_any_number_of_devices_takes_no_longer_than_another() {
 }
 
 #[test]
-fn one_file_of_the_command_prints_lines() {
+fn only_one_source_file_of_the_command_prints_lines() {
     fn check(folder: &Path) {
         for entry in fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
@@ -443,7 +443,7 @@ fn repeats_of_repeats_exhaust_neither_memory_nor_time() {
 }
 
 #[test]
-fn repeats_that_are_damaged_are_told_by_every_command() {
+fn repeats_that_are_damaged_are_reported_by_every_command() {
     for repeat in
         [(4, 0), (4, i64::MAX), (4, -3), (1, 4), (60, 20), (0, 4), (-9, 4), (i64::MIN, 1), (1 << 62, 9)]
     {
@@ -512,7 +512,7 @@ fn thousands_of_traces_exhaust_neither_memory_nor_time() {
 }
 
 #[test]
-fn memory_that_runs_out_ends_a_command_with_a_line() {
+fn a_command_that_runs_out_of_memory_ends_with_one_line() {
     let mut trace = TraceBuilder::default();
     trace.segment(1 << 40);
     for _ in 0..400_000 {
@@ -738,7 +738,7 @@ fn another_name_of_standard_output_gets_the_output_alone() {
 }
 
 #[test]
-fn an_export_of_several_files_makes_none_beside_a_device() {
+fn an_export_of_several_files_creates_none_next_to_a_device_file() {
     let folder = TempDir::new().unwrap();
     let trace = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/conv");
     rustix::fs::mknodat(
@@ -759,7 +759,7 @@ fn an_export_of_several_files_makes_none_beside_a_device() {
 }
 
 #[test]
-fn an_export_into_a_folder_removes_nothing_behind_a_link() {
+fn an_export_into_a_folder_follows_no_link_when_it_removes_files() {
     let folder = TempDir::new().unwrap();
     let at = |name: &str| folder.path().join(name);
     fs::create_dir(at("precious")).unwrap();

@@ -15,15 +15,15 @@ mod harness;
 use harness::{CARD, Run, Torch, on_every_torch, text};
 
 on_every_torch![
-    ops_actions_and_categories_are_those_of_the_profiler: "the layout of torch's callbacks and tensors",
+    ops_actions_and_categories_equal_the_profilers: "the layout of torch's callbacks and tensors",
     ops_actions_without_tags_follow_from_the_data_flow_alone,
-    modules_memory_is_that_of_mem_tracker,
-    ops_names_are_those_of_memory_tracker,
+    modules_memory_equals_mem_trackers,
+    ops_names_equal_memory_trackers,
     ops_io_reads_past_odd_tensors_and_leaves_the_output_unchanged: "the layout of torch's tensors",
     ops_io_on_an_unknown_tensor_layout_prints_one_line_and_traces_ops_all,
 ];
 
-fn ops_actions_and_categories_are_those_of_the_profiler(torch: &Torch) {
+fn ops_actions_and_categories_equal_the_profilers(torch: &Torch) {
     let run = traced(torch, "io/profiled_timeline.py", &[], &[]);
     let theirs = write(&run, "theirs.json", &run.stdout());
     let ours = run.report("ops --actions", &["--step", "3:3", "--json", "--each"]);
@@ -55,7 +55,7 @@ fn ops_actions_without_tags_follow_from_the_data_flow_alone(torch: &Torch) {
     assert!(peak.contains("torch.profiler's passes"), "{peak}");
 }
 
-fn modules_memory_is_that_of_mem_tracker(torch: &Torch) {
+fn modules_memory_equals_mem_trackers(torch: &Torch) {
     let run = traced(torch, "io/module_memory.py", &[], &[]);
     let theirs: Value = serde_json::from_slice(&run.output.stdout).unwrap();
     let ours = run.json("modules", &["--depth", "9"]);
@@ -84,7 +84,7 @@ fn modules_memory_is_that_of_mem_tracker(torch: &Torch) {
 }
 
 /// Names of the form `{module}.forward.{op}.{overload}_{n}`.
-fn ops_names_are_those_of_memory_tracker(torch: &Torch) {
+fn ops_names_equal_memory_trackers(torch: &Torch) {
     // torch 2.6 does not show the dispatch mode to callbacks. With nested ops nothing tells which one the
     // mode saw, so `ops` counts all of them there.
     if torch.version == "2.6.0" {

@@ -41,7 +41,7 @@ fn keys(answer: &Value, list: &str) -> Vec<String> {
 }
 
 #[test]
-fn layers_join_in_peak_and_modules_and_an_option_shows_them_apart() {
+fn layers_join_in_peak_and_modules_and_an_option_shows_each() {
     let folder = TempDir::new().unwrap();
     let path = written(&folder, "a.csv", &model(3, "Block"));
     let found = json(&["peak"], &path);
@@ -126,7 +126,7 @@ fn layers_of_two_runs_have_the_same_names_in_a_diff() {
 }
 
 #[test]
-fn layers_and_types_of_a_model_are_those_of_its_classes() {
+fn layers_and_types_of_a_model_follow_from_its_classes() {
     Torch::run("2.11.0", |torch| {
         let folder = TempDir::new().unwrap();
         let out = folder.path().join("out");

@@ -38,17 +38,17 @@ on_every_torch![
     python_errors_of_the_tracer_are_logged_at_debug_and_counted_in_the_end_row,
     owners_hold_under_fsdp_peft_and_lightning_and_leave_the_output_unchanged: "the scopes and classes of FSDP",
     modules_are_recorded_under_launchers_notebooks_and_fork_servers,
-    track_external_tensors_have_categories_and_errors_are_those_of_mem_tracker,
+    track_external_tensors_have_categories_and_the_errors_of_mem_tracker,
     modules_0_records_no_modules_and_no_tags,
-    owners_category_totals_are_those_of_mem_tracker,
+    owners_category_totals_equal_mem_trackers,
     owners_of_caches_attributes_workspaces_and_graphs_have_their_categories,
     owners_of_buckets_and_of_a_scripts_own_tensors_have_their_categories,
     owners_of_an_optimizers_step_are_temporary_unless_they_outlive_it,
     owners_of_what_an_optimizer_holds_are_known_from_its_first_step,
     leaks_of_a_server_are_found_by_its_forwards,
-    steps_are_those_of_one_optimizers_object_or_of_updates_without_one,
+    steps_follow_one_optimizer_object_or_updates_without_an_optimizer,
     serving_adds_up_to_what_the_device_has_in_use,
-    serving_knows_what_sleeps,
+    serving_leaves_sleeping_memory_out_of_its_sum,
 ];
 
 fn owners_of_eight_models_cover_every_byte_and_agree_with_torch_per_module(torch: &Torch) {
@@ -161,7 +161,7 @@ fn modules_are_recorded_under_launchers_notebooks_and_fork_servers(torch: &Torch
     }
 }
 
-fn track_external_tensors_have_categories_and_errors_are_those_of_mem_tracker(torch: &Torch) {
+fn track_external_tensors_have_categories_and_the_errors_of_mem_tracker(torch: &Torch) {
     same_with_and_without(torch, CASES, &["registered"], &[]);
 }
 
@@ -178,7 +178,7 @@ fn modules_0_records_no_modules_and_no_tags(torch: &Torch) {
     }
 }
 
-fn owners_category_totals_are_those_of_mem_tracker(torch: &Torch) {
+fn owners_category_totals_equal_mem_trackers(torch: &Torch) {
     let cases = [
         "checkpoint_free",
         "checkpoint_reentrant",
@@ -308,7 +308,7 @@ fn owners_of_what_an_optimizer_holds_are_known_from_its_first_step(torch: &Torch
     assert!(state == 3 && found.iter().all(|name| !name.ends_with(".(none)")), "{found:?}");
 }
 
-fn steps_are_those_of_one_optimizers_object_or_of_updates_without_one(torch: &Torch) {
+fn steps_follow_one_optimizer_object_or_updates_without_an_optimizer(torch: &Torch) {
     let run = torch.trace("steps/counted.py", &[]).expect_success();
     // The last iteration of `critic` and of the second stages counts as docs/ranges.md says.
     let expected = [6, 6, 6, 11, 18, 6, 6];
@@ -364,7 +364,7 @@ fn serving_adds_up_to_what_the_device_has_in_use(torch: &Torch) {
 }
 
 /// The ledger and the serving report at the marks of a server that gives its memory up for a while.
-fn serving_knows_what_sleeps(torch: &Torch) {
+fn serving_leaves_sleeping_memory_out_of_its_sum(torch: &Torch) {
     let run = torch.trace("allocators/sleeping_pool.py", &[]).expect_success();
     torch.check(memtrace().arg("check").arg(run.file()));
     let used: Vec<i64> = text(&run.output.stdout).lines().map(|line| line.parse().unwrap()).collect();

@@ -245,7 +245,7 @@ fn report_page_hides_a_sampled_line_that_flattens_the_others() {
 
 /// What holds memory stands on the page as in the report, also where a name is markup; without a search nothing does.
 #[test]
-fn report_page_tells_who_has_retained_memory() {
+fn report_page_names_the_holders_of_retained_memory() {
     let mut trace = TraceBuilder::new(Meta { world_size: 1, ..Meta::default() });
     trace.alloc(1 << 20, Row::default());
     let mark = |trace: &mut TraceBuilder, text: Value| {

@@ -121,7 +121,7 @@ fn past_oom_is_off_unless_it_is_asked_for() {
 }
 
 #[test]
-fn past_oom_grants_at_once_where_pytorch_does_not_ask_again() {
+fn past_oom_grants_a_request_at_once_if_pytorch_does_not_retry_it() {
     Torch::on_newest(|torch| {
         let run = Run::new(torch, SMALL, true, "backend:cudaMallocAsync");
         assert_eq!(run.status, 0, "{}", run.stderr);

@@ -205,7 +205,7 @@ fn calibration(torch: &Torch, card: &str) -> (serde_json::Value, String) {
 }
 
 #[test]
-fn phantom_calibrate_prints_the_figures_of_the_phantom_back() {
+fn phantom_calibrate_prints_the_figures_that_the_phantom_was_given() {
     Torch::run("2.11.0", |torch| {
         let (json, shown) = calibration(torch, "2xh100-80g");
         let mib = |value: &serde_json::Value| value.as_i64().unwrap_or_else(|| panic!("{json:#}")) >> 20;

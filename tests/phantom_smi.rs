@@ -139,7 +139,7 @@ fn memtrace_phantom_machine_names_the_machine_and_nvidia_smi_shows_one_without_p
 }
 
 #[test]
-fn a_card_without_memory_of_its_own_shares_that_of_the_machine() {
+fn a_card_without_memory_of_its_own_shares_the_memory_of_the_machine() {
     let Some(torch) = Torch::installed("2.11.0") else { return };
     for (card, lists_processes) in [("gb10", true), ("orin", false)] {
         let run = torch.trace_on(card, &[], "phantom/unified.py", &[], &[("MEMTRACE_SAMPLE_MS", "50")]);

@@ -120,7 +120,7 @@ fn published_page_is_written_from_its_data() {
 }
 
 #[test]
-fn published_tells_an_unknown_source_card_case_and_part() {
+fn published_refuses_an_unknown_source_card_case_and_part() {
     for (arguments, message) in [
         (["--source", "nobody"], "--source nobody: no figure has it; there are"),
         (["--card", "rtx9999"], "--card rtx9999: no figure has it; there are"),
@@ -136,7 +136,7 @@ fn published_tells_an_unknown_source_card_case_and_part() {
 }
 
 #[test]
-fn published_tells_a_figures_file_that_is_empty_or_invalid() {
+fn published_refuses_a_figures_file_that_is_empty_or_invalid() {
     let row = "s,h100-80g,,,case,,x,allocated,1.5,MiB,\n";
     for (sources, figures, message) in [
         (SOURCES, String::new(), "figures.csv is empty"),

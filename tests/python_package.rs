@@ -52,7 +52,7 @@ fn read_of_four_ranks_and_compressed_parts_equals_the_command() {
 }
 
 #[test]
-fn check_files_and_read_refuse_what_is_no_trace_and_say_why() {
+fn check_files_and_read_refuse_files_that_are_not_traces_and_say_why() {
     let Some(torch) = Torch::installed("2.11.0") else { return };
     let folder = TempDir::new().unwrap();
     checked(&torch, "wrong", folder.path());

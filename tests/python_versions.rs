@@ -72,7 +72,7 @@ fn degraded_names_a_python_that_was_never_tried_and_a_free_threaded_one() {
 /// Python 3.15 imports through another built-in function where a program has made all imports lazy, and that function
 /// needs the name that the loader deletes.
 #[test]
-fn lazy_imports_of_the_tracer_are_those_of_its_loader() {
+fn lazy_imports_of_the_tracer_equal_the_list_of_its_loader() {
     let loader = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/tracer/preload/python/tracer/loader.py");
     let script = r#"
 import builtins, sys, types

@@ -78,7 +78,7 @@ fn repair_finishes_every_killed_run_of_a_folder_and_names_each() {
 /// `memtrace run` is the parent of a program that kills itself: it sees the signal, and the kernel counts no kill for want
 /// of memory. The samples of the host that were due are in the journal alone.
 #[test]
-fn run_tells_the_signal_that_killed_a_program_and_its_samples_of_the_host_survive() {
+fn run_names_the_signal_that_killed_a_program_and_its_samples_of_the_host_survive() {
     let folder = tempfile::TempDir::new().unwrap();
     let mut run = Command::new(env!("CARGO_BIN_EXE_memtrace"));
     run.args(["run", "-o"])

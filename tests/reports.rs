@@ -117,7 +117,7 @@ fn every_report_answers_on_every_fixture_and_suggests_a_command_that_exists() {
 }
 
 #[test]
-fn summary_peaks_are_those_of_the_columns() {
+fn summary_peaks_equal_the_maxima_of_the_columns() {
     for (name, expected) in expected().as_object().unwrap() {
         let summary = json_of("summary", name, &[]);
         let process = &summary["processes"][0];
@@ -132,7 +132,7 @@ fn summary_peaks_are_those_of_the_columns() {
 }
 
 #[test]
-fn peak_blocks_are_those_that_pandas_joins() {
+fn peak_blocks_equal_those_computed_with_pandas() {
     for (name, expected) in expected().as_object().unwrap() {
         for by in ["module", "op", "phase", "category", "step"] {
             let peak = json_of("peak", name, &[("by", by), ("as-of", "")]);
@@ -198,7 +198,7 @@ fn without_some_owners(from: &Path, to: &Path) -> [(i64, i64); 2] {
 }
 
 #[test]
-fn footer_share_of_unattributed_bytes_is_that_of_pandas() {
+fn footer_share_of_unattributed_bytes_equals_that_computed_with_pandas() {
     for (name, expected) in expected().as_object().unwrap() {
         let mut input = Input::open(&fixtures().join(name)).unwrap();
         input.only_rank(0);
@@ -238,7 +238,7 @@ fn footer_has_the_unattributed_shares() {
 }
 
 #[test]
-fn ops_are_those_of_memory_tracker() {
+fn ops_equal_the_ops_of_memory_tracker() {
     for (name, expected) in expected().as_object().unwrap() {
         // Nested ops under a dispatch mode have their own test.
         if name == "memory-tracker" {
@@ -276,7 +276,7 @@ fn leaks_names_three_mib_per_step_with_op_and_module() {
 }
 
 #[test]
-fn frag_holes_and_pins_are_those_between_the_addresses() {
+fn frag_holes_and_pins_follow_from_the_addresses() {
     for (name, expected) in expected().as_object().unwrap() {
         let found = &json_of("frag", name, &[])["devices"][0];
         let expected = &expected["frag"];
@@ -447,7 +447,7 @@ fn oom_of_a_process_says_nothing_of_a_killed_child() {
 }
 
 #[test]
-fn summary_stats_counts_and_quantiles_are_those_of_the_rows() {
+fn summary_stats_counts_and_quantiles_follow_from_the_rows() {
     for (name, expected) in expected().as_object().unwrap() {
         let found = &json_of("summary --stats", name, &[])["processes"][0];
         let expected = &expected["stats"];
@@ -963,7 +963,7 @@ fn leaks_split_the_growth_of_what_nvidia_smi_shows() {
 }
 
 #[test]
-fn leaks_tell_growth_of_the_host_by_part() {
+fn leaks_show_growth_of_the_host_by_part() {
     const MIB: i64 = 1 << 20;
     let mut trace = TraceBuilder::default();
     for second in 1..=12_i64 {
@@ -1181,7 +1181,7 @@ fn serving_adds_the_processes_of_each_host_and_says_when_they_exceed_a_card() {
 }
 
 #[test]
-fn ranks_that_ran_among_stand_ins_are_told_in_one_list() {
+fn ranks_that_ran_among_stand_ins_are_in_one_list() {
     let folder = tempfile::TempDir::new().unwrap();
     // With `one-per-stage` each rank is started by itself, and its trace names no other.
     for (rank, ran) in [(0, "0"), (10, "10"), (2, "2,4-6")] {
@@ -1274,7 +1274,7 @@ fn peak_mem_tracker_and_modules_have_the_numbers_of_mem_tracker_in_the_same_proc
 }
 
 #[test]
-fn ops_series_is_that_of_memory_tracker_in_the_same_process() {
+fn ops_series_equals_memory_trackers_in_the_same_process() {
     let wanted = tracker("memory-tracker");
     let found = &json_of("ops", "memory-tracker", &[("series", "")])["processes"][0];
     let allocated: Vec<f64> = found["series"]["allocated_bytes"]
@@ -1305,7 +1305,7 @@ fn ops_series_is_that_of_memory_tracker_in_the_same_process() {
 }
 
 #[test]
-fn expected_json_is_still_the_answer_of_pandas() {
+fn expected_json_still_equals_the_answer_computed_with_pandas() {
     Torch::run("2.11.0", |torch| {
         let output =
             torch.command().arg(scripts().join("fixtures/expected.py")).arg(fixtures()).output().unwrap();

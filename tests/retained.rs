@@ -19,8 +19,8 @@ on_every_torch![
     retained_runs_no_code_of_the_program,
     retained_is_found_at_an_oom,
     retained_leaves_checkpoints_and_hooks_of_saved_tensors_alone,
-    retained_does_not_accuse_a_window_or_a_table,
-    retained_says_what_part_of_the_growth_has_no_holder,
+    retained_does_not_report_a_bounded_window_or_a_lookup_table,
+    retained_reports_the_growth_that_has_no_holder,
 ];
 
 /// Traces a script of `tests/scripts/retained`, with the package `memtrace` of this repository. A search that takes half a
@@ -148,7 +148,7 @@ fn retained_leaves_checkpoints_and_hooks_of_saved_tensors_alone(torch: &Torch) {
     assert!(run.stdout().contains("('losses', 7)"), "graphs are found: {}", run.stdout());
 }
 
-fn retained_does_not_accuse_a_window_or_a_table(torch: &Torch) {
+fn retained_does_not_report_a_bounded_window_or_a_lookup_table(torch: &Torch) {
     let run = trace(torch, "bounded.py", &[], &[]);
     for line in ["window window", "table old", "everything grows"] {
         assert!(run.stdout().lines().any(|found| found == line), "{line}: {}", run.stdout());
@@ -162,7 +162,7 @@ fn retained_does_not_accuse_a_window_or_a_table(torch: &Torch) {
     assert!(report.contains("nothing was found to be retained") && report.contains("20 million"), "{report}");
 }
 
-fn retained_says_what_part_of_the_growth_has_no_holder(torch: &Torch) {
+fn retained_reports_the_growth_that_has_no_holder(torch: &Torch) {
     for way in ["deepcopy", "optimizer", "buffer", "storage", "array", "module", "dlpack", "frozen", "linked"]
     {
         let run = trace(torch, "unnamed.py", &[way], &[]);

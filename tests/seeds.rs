@@ -206,7 +206,7 @@ fn ops_count_what_each_op_allocated_itself() {
 }
 
 #[test]
-fn ops_join_repeated_layers_unless_they_are_apart() {
+fn ops_join_repeated_layers_without_the_option_apart() {
     let folder = TempDir::new().unwrap();
     let mut trace = TraceBuilder::default();
     for layer in ["N.h.0", "N.h.1", "N.h.2"] {
@@ -252,7 +252,7 @@ fn ops_of_a_program_allocate_the_same_whatever_is_recorded() {
 }
 
 #[test]
-fn peak_at_the_end_is_that_of_the_script() {
+fn peak_at_the_end_is_before_python_frees_its_objects() {
     Torch::run("2.11.0", |torch| {
         for arguments in [&[][..], &["uncollected"]] {
             let run = torch.trace("seeds/last_line.py", arguments).expect_success();
@@ -269,7 +269,7 @@ fn peak_at_the_end_is_that_of_the_script() {
 }
 
 #[test]
-fn workspaces_are_workspaces_with_every_setting() {
+fn workspaces_have_their_category_with_every_setting() {
     Torch::run("2.11.0", |torch| {
         let no_caching = ("PYTORCH_NO_CUDA_MEMORY_CACHING", "1");
         for settings in [&[("MEMTRACE_OPS", "top")][..], &[("MEMTRACE_OPS", "io")], &[no_caching]] {

@@ -11,7 +11,7 @@ mod harness;
 use harness::{Torch, scripts, succeeded};
 
 #[test]
-fn peaks_modules_and_ops_are_those_of_torchs_own_tools_where_they_are_right() {
+fn peaks_modules_and_ops_equal_torchs_own_tools_where_those_are_right() {
     Torch::run("2.11.0", |torch| {
         let folder = TempDir::new().unwrap();
         let traces = folder.path().join("trace");

@@ -31,8 +31,8 @@ on_every_torch![and_of_the_matrix:
     verify_rejects_a_doctored_trace,
     nvtx_ranges_give_phase_module_and_step,
     nvtx_package_ranges_mean_the_same,
-    ops_of_blocks_are_those_that_the_profiler_names: "the layout of torch's callbacks",
-    exit_of_every_kind_is_that_of_the_untraced_program,
+    ops_of_blocks_equal_the_profilers: "the layout of torch's callbacks",
+    exit_of_every_kind_equals_that_of_the_untraced_program,
     out_folder_stays_empty_for_a_process_that_never_uses_cuda,
     csv_has_the_same_typed_columns_in_pandas_polars_and_duckdb,
     children_trace_into_files_of_their_own_or_leave_none,
@@ -375,7 +375,7 @@ fn nvtx_package_ranges_mean_the_same(torch: &Torch) {
     assert!(rows.iter().any(|row| row.event == "mark" && row.name == "a mark of the package"));
 }
 
-fn ops_of_blocks_are_those_that_the_profiler_names(torch: &Torch) {
+fn ops_of_blocks_equal_the_profilers(torch: &Torch) {
     let run = torch.trace("owners/profiled_ops.py", &[]).expect_success();
     let rows = run.rows();
     let at = |name| rows.iter().position(|row| row.event == "mark" && row.name == name).unwrap();
@@ -402,7 +402,7 @@ fn owner(rows: &[Rec], count: i64) -> (&str, &str, &str, i64) {
     (&row.phase, &row.module, &row.op, row.step)
 }
 
-fn exit_of_every_kind_is_that_of_the_untraced_program(torch: &Torch) {
+fn exit_of_every_kind_equals_that_of_the_untraced_program(torch: &Torch) {
     for how in [
         "normal",
         "exit 3",

@@ -62,7 +62,7 @@ fn tune_predicts_the_reserved_bytes_of_runs_with_other_settings() {
 }
 
 #[test]
-fn tune_names_what_it_lacks() {
+fn tune_names_the_python_or_library_that_it_lacks() {
     Torch::run("2.11.0", |torch| {
         let folder = TempDir::new().unwrap();
         let here = folder.path();

@@ -217,7 +217,7 @@ fn library_that_contains_nccl_gets_its_own_answers() {
 }
 
 #[test]
-fn hook_is_not_found_where_there_is_nothing_behind_it() {
+fn hook_of_a_function_that_no_library_has_is_not_found() {
     let program = compiled("lookups/contains_nccl.c", "contains-nccl", &[]);
     let untraced = common::untraced(&program, &[]).output().unwrap();
     let ran = Traced::new(&program, &[]).run();

@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_library_behind_a_space_gets_one_link_however_often_it_is_asked_for() {
+    fn a_library_in_a_folder_with_a_space_gets_one_link_however_often_it_is_requested() {
         let scratch = Scratch::new(&run_id()).unwrap();
         let library = Path::new("/a b/libmemtrace.so");
         let link = scratch.folder.join("libmemtrace.so");

@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_static_program_is_told_from_a_dynamic_one_and_from_a_script() {
+    fn a_static_program_is_distinguished_from_a_dynamic_one_and_from_a_script() {
         let own = head_of(&std::env::current_exe().unwrap()).unwrap();
         assert!(matches!(elf::loader(&own), Some(Loader::Named(name)) if name.starts_with(b"/")));
         assert_eq!(elf::loader(&head_of(Path::new("Cargo.toml")).unwrap()), None);

@@ -813,7 +813,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_variables_are_told_with_the_nearest_name() {
+    fn unknown_variables_are_reported_with_the_nearest_name() {
         let lines = |name: &str| unknown([name.into()]);
         let line = lines("MEMTRACE_STACK").remove(0);
         assert!(line.starts_with("MEMTRACE_STACK: ") && line.contains("MEMTRACE_STACKS "), "{line}");

@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn the_compressed_copy_and_the_stacks_lie_beside_the_trace() {
+    fn the_compressed_copy_and_the_stacks_are_beside_the_trace() {
         let trace = Path::new("d.csv/h.r0.1.csv");
         let packed = compressed(trace, Compression::Zst);
         assert_eq!(packed, Path::new("d.csv/h.r0.1.csv.zst"));

@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn held_memory_and_page_cache_are_told_apart() {
+    fn held_memory_and_page_cache_are_distinguished() {
         let proc = std::env::temp_dir().join(format!("memtrace-held-{}", std::process::id()));
         fs::create_dir_all(proc.join("7")).unwrap();
         assert_eq!((held(&proc, "7"), held_alone(&proc, "7"), page_cache(&proc)), (None, None, None));

@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_export_label_stands_before_the_ending() {
+    fn an_export_label_comes_before_the_ending() {
         let name = |file: &str| labelled(Path::new(file), "r1", ".snapshot.pickle").display().to_string();
         assert_eq!(name("a/run.snapshot.pickle"), "a/run.r1.snapshot.pickle");
         assert_eq!(name("a/mine.pickle"), "a/mine.r1.pickle");

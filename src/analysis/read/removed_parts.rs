@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn more_opening_rows_than_are_kept_are_counted_once_and_told() {
+    fn more_opening_rows_than_are_kept_are_counted_once_and_noted() {
         // The same two blocks, six more that are new, and one after the opening rows.
         let (events, summary) = read("few", 8, 8);
         let summary = summary.unwrap();
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn opening_rows_that_are_not_there_are_told() {
+    fn opening_rows_that_are_missing_are_noted() {
         let (events, summary) = read("lies", 3, u64::MAX);
         assert_eq!(allocs(&events), 1);
         let [told] = &summary.unwrap().wrong_openings[..] else { panic!("nothing is told") };

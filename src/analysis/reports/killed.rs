@@ -505,7 +505,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kill_is_told_by_the_counters_and_is_unknown_without_them() {
+    fn a_kill_is_known_from_the_counters_and_unknown_without_them() {
         let roomy = sample(900, 2);
         let of = |signal, kills, machine| killer(Some(&roomy), signal, None, kills, machine);
         assert_eq!(of(Some(9), Some(3), Some(8)), Killer::ContainerOom);

@@ -73,7 +73,7 @@ fn requests_free_a_block_when_its_last_stream_has_passed() {
 }
 
 #[test]
-fn requests_tell_empty_cache_from_a_retry_and_from_garbage_collection() {
+fn requests_distinguish_empty_cache_from_a_retry_and_from_garbage_collection() {
     use EventName::{Alloc, SegmentAlloc, SegmentFree};
     let first = block(Alloc, 1, 512, 512, 512);
     let last = block(Alloc, 2, 512, 1024, 1024);
@@ -101,7 +101,7 @@ fn requests_release_a_pool_whose_segments_go() {
 }
 
 #[test]
-fn requests_of_a_trace_without_any_are_none() {
+fn requests_of_a_trace_without_any_are_empty() {
     let meta = Meta::default();
     let mut collector = Collector::new(&meta);
     collector.feed(&segment(EventName::SegmentAlloc, 0, 0));

@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn stand_ins_set_what_is_waited_for_and_join_counters() {
+    fn stand_ins_set_the_keys_that_a_rank_waits_for_and_join_counters() {
         let mut values = Values::new(512, 0);
         assert!(values.answer(&[b"pg//cuda//0".to_vec(), b"last_worker".to_vec()], Known::AtOnce));
         assert_eq!((values.get(b"pg//cuda//0").len(), values.has(b"last_worker")), (UNIQUE_ID, false));

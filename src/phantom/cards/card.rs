@@ -232,7 +232,7 @@ mod tests {
     ];
 
     #[test]
-    fn what_others_had_outside_the_allocator_lies_in_the_range_of_the_context() {
+    fn memory_of_others_outside_the_allocator_is_within_the_range_of_the_context() {
         for (id, in_use, allocated, unallocated) in OUT_OF_MEMORY {
             let card = Card::find(id).unwrap();
             let outside = (in_use - allocated) * 1024.0 - unallocated;

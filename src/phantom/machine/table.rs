@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_sees_the_memory_of_the_others_and_not_that_of_dead_ones() {
+    fn a_process_sees_the_memory_of_live_processes_and_not_of_dead_ones() {
         let words = words("8xh100-80g");
         let table = Table::new(&words).unwrap();
         assert_eq!(table.spec().map(|spec| spec.count), Some(8));

@@ -49,7 +49,7 @@ mod tests {
     use crate::Row;
 
     #[test]
-    fn an_end_row_is_told_from_every_other() {
+    fn an_end_row_is_distinguished_from_every_other() {
         for event in EventName::ALL {
             let mut writer = RowWriter::without_header(Vec::new());
             let row = Row { event: *event, name: "exit lost=0 x=a,b", op: "end", ..Row::default() };

@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_files_of_this_process_tell_its_memory() {
+    fn the_proc_files_of_this_process_give_its_memory() {
         let files = HostFiles::default();
         let [rss, anon, file, ..] = files.status("self").unwrap();
         assert!(rss.unwrap() > 0 && anon.unwrap() + file.unwrap() <= rss.unwrap() + (1 << 20));
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_is_that_of_the_group_or_of_the_machine() {
+    fn the_memory_left_is_the_lower_of_the_group_and_the_machine() {
         let folder = Folder::new("left");
         let files = HostFiles::at(&folder.0.join("proc"), &folder.0.join("cg"));
         assert_eq!(files.left("self"), None);

@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fate_is_told_of_its_process_and_counters_only_of_this_boot() {
+    fn the_end_of_a_process_is_reported_for_that_process_and_counters_only_for_this_boot() {
         let mut meta = Meta::default();
         let fate = Fate { pid: Some(7), signal: 9, asked: None };
         assert_eq!(words(&meta, 7, Some(fate)), "signal=9");

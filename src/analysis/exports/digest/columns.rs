@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn digest_columns_stand_at_their_numbers_and_have_names_of_their_own() {
+    fn digest_columns_are_in_the_order_of_their_numbers_and_have_unique_names() {
         for (place, (column, name, ..)) in DigestColumn::ALL.iter().enumerate() {
             assert_eq!(*column as usize, place);
             assert_eq!(DigestColumn::ALL.iter().filter(|other| other.1 == *name).count(), 1, "{name}");

@@ -285,7 +285,7 @@ fn segments_and_blocks_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn a_segment_whose_sums_are_not_those_of_its_blocks_is_noted() {
+fn a_segment_whose_totals_differ_from_its_blocks_is_noted() {
     let blocks = [block(0, 512, "active_allocated"), block(512, 512, "active_pending_free")];
     let meta = |allocated: i64, active: i64| {
         let sums = with(segment(0, 1024, &blocks), "allocated_size", int(allocated));

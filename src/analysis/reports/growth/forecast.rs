@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn growth_is_told_by_how_it_goes_on() {
+    fn growth_has_an_outlook() {
         let of = |reserved: &[i64]| {
             let all: Vec<[i64; 4]> = reserved.iter().map(|reserved| [10, 20, *reserved, 0]).collect();
             Forecast::of(&levels(&all), 1, 1000 * MIB, false)

@@ -168,7 +168,7 @@ fn modules_count_a_block_by_its_eventual_category_from_its_birth_on() {
 }
 
 #[test]
-fn modules_at_op_boundaries_tell_that_outermost_ops_are_not_all_ops() {
+fn modules_at_op_boundaries_note_that_outermost_ops_are_not_all_ops() {
     let (_, text) = answer(training(), &["op-boundary"]);
     assert!(text.contains("not MemTracker's own peaks: MEMTRACE_OPS=all"), "{text}");
     assert!(!answer(training(), &[]).1.contains("MEMTRACE_OPS=all"));

@@ -711,7 +711,7 @@ mod tests {
     }
 
     #[test]
-    fn oom_of_others_of_a_limit_and_of_one_request_are_told_apart() {
+    fn oom_distinguishes_other_processes_a_limit_and_one_large_request() {
         let others = Facts { others: 4 * GIB, reserved: 19 * GIB, allocated: 19 * GIB, ..full() };
         assert_eq!(others.judge().0, Cause::OtherProcess);
         assert_eq!(Facts { others: GIB, ..others }.judge().0, Cause::TooBig);

@@ -462,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_gpus_that_are_left_out_are_told() {
+    fn numbers_of_gpus_that_are_left_out_are_reported() {
         let job = "fit --phantom {}xh100-80g --ranks 1 -- python t.py {}";
         let [line] = &plan(job).unwrap().left_out[..] else { panic!("one line") };
         assert!(line.starts_with("{}xh100-80g: not tried: 1 GPUs: --ranks"), "{line}");

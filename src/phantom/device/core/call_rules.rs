@@ -274,7 +274,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_name_of_a_call_tells_its_part_in_the_initialization() {
+    fn the_name_of_a_call_gives_its_part_in_the_initialization() {
         for (name, rule) in [
             ("cuDeviceGetCount", Initialization::Needed),
             ("cuGetProcAddress_v2", Initialization::Unrelated),

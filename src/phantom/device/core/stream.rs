@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_does_not_stand_for_a_wait_that_follows_it() {
+    fn an_event_does_not_replace_a_wait_that_follows_it() {
         let [first, second, third] = streams(&Arc::default());
         first.launch(1000);
         third.launch(1000);

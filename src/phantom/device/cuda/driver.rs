@@ -257,7 +257,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn libraries_with_a_runtime_of_their_own_are_told_from_nvidias() {
+    fn libraries_with_a_runtime_of_their_own_are_distinguished_from_nvidias() {
         for file in ["libcublas.so.13", "libcudnn_graph.so.9", "libnccl.so.2", "libtorch_cuda.so"] {
             assert!(is_known(file), "{file}");
         }

@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unavailable_number_of_bytes_is_none() {
+    fn an_unavailable_number_of_bytes_is_unknown() {
         assert_eq!((bytes(u64::MAX), bytes(u64::MAX - 1), bytes(7)), (None, None, Some(7)));
     }
 }

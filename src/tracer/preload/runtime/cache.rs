@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_cached_id_is_always_that_of_the_key() {
+    fn the_cached_id_always_belongs_to_the_key() {
         let mut cache: Cache<Vec<u8>, usize> = Cache::new();
         for _ in 0..3 {
             for number in 0..2 * MAX_ENTRIES {

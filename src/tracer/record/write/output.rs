@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_journal_lies_on_no_file_system_that_copies_on_write_or_is_remote() {
+    fn a_journal_is_never_on_a_file_system_that_copies_on_write_or_is_remote() {
         // Magic numbers of statfs(2).
         for (name, file_system, is_safe) in [
             ("tmpfs", 0x0102_1994, true),

@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_parts_go_and_the_first_the_last_and_those_of_peaks_and_ooms_stay() {
+    fn the_oldest_parts_are_removed_except_the_first_the_last_and_parts_with_peaks_and_ooms() {
         let folder = tempfile::tempdir().unwrap();
         let all = retention(folder.path(), 9, &[3, 6], 4);
         assert_eq!(all.beyond_bytes(900), [0; 0]);

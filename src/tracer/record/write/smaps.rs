@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn the_parts_of_a_process_are_told_apart_and_sum_to_its_memory() {
+    fn the_parts_of_a_process_are_distinguished_and_sum_to_its_memory() {
         let text = [
             entry("400000-500000", "r-xp", "/usr/bin/python3.12", [10, 20, 0, 0]),
             entry("600000-700000", "rw-p", "[heap]", [30, 30, 30, 4]),
