@@ -54,7 +54,7 @@ fn doctor_sees_every_hook_work_on_the_phantom() {
         assert!(answers("wanted", "cudaMalloc") && answers("success", "cublasSgemm_v2"), "{json:#}");
         assert_eq!(json["phantom_answers"]["missing"], Value::Array(Vec::new()));
         assert!(found.iter().any(|line| line.0 == "answers"
-            && line.2.ends_with("that this torch imports are answered; --json lists them")));
+            && line.2.ends_with("that this torch imports are simulated; --json lists them")));
     });
 }
 

@@ -108,7 +108,7 @@ fn a_snapshot_of_an_oom_observer_has_the_memory_of_its_trace_and_a_verdict(torch
     agree(torch, "oom", "");
     let (_run, file, _folder) = recorded(torch, "oom", "1000000", "");
     let text = String::from_utf8(memtrace(&["oom"], &file).stdout).unwrap();
-    assert!(text.contains("verdict: too big. 2.00 GiB does not fit beside 78.00 GiB"), "{text}");
+    assert!(text.contains("verdict: too big. 2.00 GiB does not fit in addition to 78.00 GiB"), "{text}");
     assert!(text.contains("oom.py:18 fill\n"), "{text}");
 }
 

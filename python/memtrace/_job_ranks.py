@@ -289,7 +289,7 @@ def main(arguments: list[str]) -> int:
         help="each node of the Ray cluster looks for PATH on its own disk",
     )
     parser.add_argument(
-        "--top", type=int, metavar="N", help=f"lines of each list [default: {LINES} lines in all]"
+        "--top", type=int, metavar="N", help=f"the number of lines of each list [default: {LINES} lines in all]"
     )
     parser.add_argument(
         "--page", metavar="FILE", help="write a page of all ranks by step, to zoom in a browser"

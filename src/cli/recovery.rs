@@ -137,7 +137,7 @@ fn finished(path: &Path, rest: Rest) -> String {
 /// Describes how the process left its trace.
 fn end_of(ending: Ending) -> &'static str {
     match ending {
-        Ending::Stopped => "its process could not write it to its end",
+        Ending::Stopped => "its process could not finish writing it",
         _ => "its process was killed",
     }
 }

@@ -84,7 +84,7 @@ impl HostGrowth {
             let points = children.iter().map(|sample| (sample.when, sample.pss.max(0))).collect();
             series.push((
                 "child processes".to_owned(),
-                "workers copy what they only read: give them arrays instead of Python objects",
+                "workers copy even Python objects that they only read: give them arrays instead",
                 points,
             ));
         }
@@ -141,8 +141,8 @@ impl HostGrowth {
         }
         if self.page_cache > 0 {
             printer.plain(format!(
-                "the container's page cache grew by {}: files that were read or written. It is no leak: the kernel frees it \
-                 when memory runs short",
+                "the container's page cache grew by {}: files that were read or written. This is not a \
+                 leak: the kernel frees it when memory runs short",
                 options.units.show(self.page_cache)
             ));
         }

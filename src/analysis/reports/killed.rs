@@ -169,8 +169,9 @@ impl<'a> Killed<'a> {
                 "killed {when}: probably by the kernel, because memory ran out: it was nearly full, and no count of kills can be read"
             ),
             Killer::Sent(Some(asked)) => format!(
-                "killed {when}: by SIGKILL, after {} had asked it to end and it went on: a scheduler at its time limit, or somebody who \
-                 waited in vain. Not because memory ran out: the kernel counts no such kill",
+                "killed {when}: by SIGKILL, after {} had asked it to end and it continued: a scheduler at \
+                 its time limit, or a person who gave up waiting. Memory did not run out: the kernel counted \
+                 no such kill",
                 signal_name(asked)
             ),
             Killer::AfterRank(rank, rss) => format!(
@@ -242,7 +243,7 @@ impl<'a> Killed<'a> {
             ));
         }
         let Some(state) = HostState::new(self.memory, &at) else {
-            all.push("what held it is unknown: no full sample was taken".to_owned());
+            all.push("its holders are unknown: no full sample was taken".to_owned());
             return all;
         };
         let mut lines: Vec<_> = state.lines.iter().filter(|line| line.bytes > 0).collect();
@@ -465,13 +466,15 @@ const SIGNALS: &[(i32, &str, &str)] = &[
     (
         7,
         "SIGBUS",
-        "a page could not be had: /dev/shm is full (DataLoader workers; a larger --shm-size), or a mapped file was cut",
+        "a page of memory was not available: /dev/shm is full (DataLoader workers; a larger --shm-size), or \
+         a mapped file was cut",
     ),
-    (11, "SIGSEGV", "it used memory that it does not have"),
+    (11, "SIGSEGV", "it accessed memory that it does not own"),
     (
         15,
         "SIGTERM",
-        "it was asked to end: by a scheduler at its time limit, a launcher, or a person; not for want of memory",
+        "it was asked to end: by a scheduler at its time limit, a launcher, or a person; not because memory \
+         ran out",
     ),
     (24, "SIGXCPU", "it reached its limit of processor time (ulimit -t, or the scheduler's)"),
 ];

@@ -151,8 +151,8 @@ impl Unnamed {
         match self.bytes {
             0 => "",
             _ if NOT_SEARCHED.contains(&self.category) => {
-                "most of it is of parameters, buffers, gradients or optimizer state, which are not searched: does the \
-                 program keep a copy of the model, or an optimizer, of each step?"
+                "most of it belongs to parameters, buffers, gradients or optimizer state, which are not \
+                 searched: does the program keep a copy of the model, or an optimizer, of each step?"
             }
             _ => {
                 "the search cannot find copies of modules, storages, DLPack capsules, elements of object \

@@ -138,7 +138,7 @@ impl Job {
         }
         text.push_str(&format!(" ({nodes} of {cards}"));
         if let Some(torchrun) = &self.torchrun {
-            text.push_str(&format!("; started as {} does, without it", torchrun.kind.words().0));
+            text.push_str(&format!("; started directly instead of by {}", torchrun.kind.words().0));
         }
         text.push(')');
         text

@@ -120,7 +120,7 @@ fn check(file: &File) -> io::Result<()> {
     if about.is_file() && about.uid() == user() && about.mode() & 0o077 == 0 {
         return Ok(());
     }
-    Err(io::Error::new(io::ErrorKind::PermissionDenied, "the file is not a private one of this user"))
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, "the file is not private to this user"))
 }
 
 /// Opens the table of a machine for mapping, and creates it if it does not exist. The file stays locked while

@@ -73,7 +73,7 @@ pub(crate) fn describe(meta: &mut Meta, settings: &Settings) {
     }
     let has_ops = NEEDED_FOR_OPS.iter().all(|symbol| !find_in_loaded("libtorch_cpu.so", symbol).is_null());
     if settings.ops.callbacks() && !has_ops {
-        meta.degraded.push(format!("{name}: no ops, and no phases from them"));
+        meta.degraded.push(format!("{name}: no ops, and no phases inferred from ops"));
     }
     if settings.ops.io() && has_ops {
         match op_io::learn::state() {

@@ -60,11 +60,14 @@ pub(crate) fn describe(meta: &mut Meta) {
     meta.cwd = std::env::current_dir().map_or_else(|_| String::new(), |path| path.display().to_string());
     meta.ancestors = ancestors();
     if !meta.allocator.caching {
-        meta.degraded.push("caching is off: blocks are the runtime's own calls".to_owned());
+        meta.degraded.push("caching is off: the runtime's own calls are recorded as blocks".to_owned());
     }
     if meta.allocator.backend != "native" {
         let backend = &meta.allocator.backend;
-        meta.degraded.push(format!("allocator backend {backend}: it reports nothing, so blocks are the runtime's own calls and reserved is what they hold"));
+        meta.degraded.push(format!(
+            "allocator backend {backend} reports no blocks: the runtime's own calls \
+                                    are recorded as blocks, and their sum as reserved memory"
+        ));
     }
     if let Some(session) = session::session() {
         meta.ops = session.settings.ops.name().to_owned();

@@ -81,8 +81,8 @@ columns! {
     PeakAllocated "peak_allocated_bytes" Int;
     /// the highest reserved bytes
     PeakReserved "peak_reserved_bytes" Int;
-    /// the highest bytes in use on the device; without samples, the bytes of torch and libraries; for a step,
-    /// as in the rows
+    /// the highest bytes in use on the device, for a step the highest of its rows; without samples, the bytes of torch and
+    /// libraries
     PeakUsed "peak_used_bytes" Int;
     /// the time of the highest allocated bytes
     PeakNs "peak_ns" Int;

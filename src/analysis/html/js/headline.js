@@ -218,7 +218,7 @@ function paintVerdict(found) {
   for (const line of found.try) list.append(element("li", "", line));
   const why = element("p", "");
   why.append(element("b", "", found.verdict), found.because);
-  box.replaceChildren(why, list, element("p", "quiet", "All of it: memtrace oom"));
+  box.replaceChildren(why, list, element("p", "quiet", "The full report: memtrace oom"));
 }
 
 /** A note with a list: what earlier steps left behind, as `memtrace leaks --holders` has it, or who killed the process, as

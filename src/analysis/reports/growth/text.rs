@@ -143,7 +143,7 @@ impl Growth {
         match part {
             Part::Kept if self.is_once() => "nothing, unless this memory is not needed",
             Part::Kept if self.changes[Part::Kept as usize].is_empty() && !self.by_time => {
-                "del of the step's variables at its end, if the next step has no room"
+                "del the step's variables at its end, if the next step lacks room"
             }
             Part::Kept => "memtrace leaks --holders names the list, closure or graph that keeps it",
             Part::LargerSteps => match self.shape() {

@@ -39,8 +39,8 @@ use tracker::{Depth, Tracker};
 pub(super) struct Modules;
 
 /// Printed with `--op-boundary` when only outermost ops have a row.
-const OUTER_OPS: &str = "--op-boundary looked at the ends of outermost ops only, so these are not MemTracker's own peaks: \
-                         MEMTRACE_OPS=all records the ops that it looks at";
+const OUTER_OPS: &str = "--op-boundary looked at the ends of outermost ops only, so these are not \
+                         MemTracker's own peaks: MEMTRACE_OPS=all records the ops that MemTracker looks at";
 
 impl Report for Modules {
     fn name(&self) -> &'static str {

@@ -600,7 +600,7 @@ impl<'a> OomCase<'a> {
                 },
             },
             (Cause::TooBig | Cause::Kept, _) => {
-                format!("{request} does not fit beside {} of live blocks", show(facts.allocated))
+                format!("{request} does not fit in addition to {} of live blocks", show(facts.allocated))
             }
         }
     }
@@ -679,7 +679,7 @@ impl<'a> OomCase<'a> {
         line(
             facts.cached(),
             match holes {
-                0 => "free in its cache, in no piece that this request may use".to_owned(),
+                0 => "free in its cache, but in no piece that this request may use".to_owned(),
                 1 => format!("free in its cache; the one piece that this request may use has {largest}"),
                 _ => format!(
                     "free in its cache; of {holes} pieces that this request may use, the largest has {largest}"

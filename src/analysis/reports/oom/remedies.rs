@@ -126,7 +126,7 @@ impl OomCase<'_> {
         }
         if let Some(held) = self.graph_of_other() {
             all.push(format!(
-                "torch.no_grad() around the model of {}, if nothing trains through it: its graph has {}",
+                "torch.no_grad() around the model of {}, if nothing trains through it: its graph takes {}",
                 held.holder,
                 show(held.bytes)
             ));

@@ -163,6 +163,6 @@ class Waits:
             looks += 1
             if looks >= LOOKS and now - since > self.patience:
                 name, place = call[-2:]
-                why = f"and nothing has moved for {self.patience:g} s"
+                why = f"and nothing has happened for {self.patience:g} s"
                 print(explained(f"`{name}`", place, why), file=sys.stderr, flush=True)
                 os._exit(1)

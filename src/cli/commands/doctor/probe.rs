@@ -110,7 +110,7 @@ pub(super) fn run_probe(
             "library",
             State::Missing,
             format!("its libc is {}", libc.join(" ")),
-            "memtrace supports glibc only",
+            "only glibc is supported",
         );
     }
     if answer["no_torch"].is_string() {

@@ -121,11 +121,11 @@ fn check_phantom_answers(findings: &mut Findings, answers: &Value) {
     findings.check(
         "answers",
         missing.is_empty(),
-        format!("all {wanted} functions that this torch imports are answered; --json lists them"),
+        format!("all {wanted} functions that this torch imports are simulated; --json lists them"),
         (
             State::Degraded,
             &format!(
-                "{} of the {wanted} functions that this torch imports have no answer: {}",
+                "{} of the {wanted} functions that this torch imports are not simulated: {}",
                 missing.len(),
                 first_names(&missing)
             ),

@@ -143,7 +143,7 @@ pub(super) fn check_trace(findings: &mut Findings, counts: &TraceCounts, probe: 
     findings.check(
         "streams",
         fine(counts.with_stream) && counts.of(EventName::FreeCompleted) > 0,
-        "blocks have their stream, and frees wait for the other streams that use them",
+        "each block has its stream, and a freed block stays active while other streams use it",
         (State::Degraded, "streams are only partly traced", "active_bytes may fall too early"),
     );
     findings.check(
