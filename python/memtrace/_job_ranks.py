@@ -282,14 +282,16 @@ def main(arguments: list[str]) -> int:
         prog="python -m memtrace ranks",
         description="Compare the ranks of a job from digests of their traces, made where the traces are.",
     )
-    parser.add_argument("--engine", choices=_digests.ENGINES, default="local", help="the engine that makes the digests")
+    parser.add_argument(
+        "--engine", choices=_digests.ENGINES, default="local", help="the engine that makes the digests"
+    )
     parser.add_argument(
         "--every-node",
         action="store_true",
         help="each node of the Ray cluster looks for PATH on its own disk",
     )
     parser.add_argument(
-        "--top", type=int, metavar="N", help=f"the number of lines of each list [default: {LINES} lines in all]"
+        "--top", type=int, metavar="N", help=f"lines per list [default: {LINES} lines in all]"
     )
     parser.add_argument(
         "--page", metavar="FILE", help="write a page of all ranks by step, to zoom in a browser"

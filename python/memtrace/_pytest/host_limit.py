@@ -62,8 +62,8 @@ class HostLimit:
         rose = peak > self._before.get("VmHWM", peak)
         if peak > limit and not self._is_new and not rose:
             pytest.fail(
-                "the limit of host memory cannot be checked: the kernel cannot reset the peak, which was higher "
-                "before the test",
+                "the limit of host memory cannot be checked: the kernel cannot reset the peak, which was "
+                "higher before the test",
                 pytrace=False,
             )
         item.user_properties.append((PEAK_PROPERTY, peak))

@@ -144,7 +144,7 @@ columns! {
     Lost "lost_events" Int;
     /// 1 when the trace has its end row
     Complete "complete" Int;
-    /// 1 when the ops and modules of the step are known (`MEMTRACE_DETAIL`), else 0; for a device, about the step of its peak
+    /// 1 when the ops and modules of the step are known (`MEMTRACE_DETAIL`), else 0; for a device, of the step of its peak
     Detailed "detailed" Int;
     /// the highest resident memory of a process on the host; null without a sample of it
     HostPeak "host_peak_rss_bytes" Int;
