@@ -28,6 +28,8 @@ const SMALL_WORKSPACES: &[(&str, &str)] =
 #[expect(dead_code, reason = "each test crate uses its own part")]
 mod harness;
 use harness::{CARD, Rec, Run, Torch, memtrace, on_every_torch, read, text};
+#[path = "common/pages.rs"]
+mod pages;
 
 on_every_torch![
     owners_of_eight_models_cover_every_byte_and_agree_with_torch_per_module: "the hooks of autograd and optimizers",
@@ -391,6 +393,22 @@ fn serving_leaves_sleeping_memory_out_of_its_sum(torch: &Torch) {
         let (here, elsewhere) = if is_asleep { ("asleep_bytes", "bytes") } else { ("bytes", "asleep_bytes") };
         assert_eq!((held("weights", here), held("KV cache", here)), (weights, cache), "{device:#}");
         assert_eq!((held("weights", elsewhere), held("KV cache", elsewhere)), (0, 0), "{device:#}");
+    }
+    // docs/serving.md shows vLLM asleep: its lines have the same words, and other figures.
+    let (command, shown) = pages::first_command("docs/serving.md");
+    assert_eq!(command[..2], ["serving", "--at"]);
+    let asleep_at = format!("{}ns", marks[1]);
+    let output = memtrace().args(["serving", "--at", &asleep_at]).arg(run.file()).output().unwrap();
+    let words = |line: &str| {
+        let line = pages::without_numbers(line).replace("GiB", "MiB");
+        line.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    let printed = text(&output.stdout);
+    for line in shown
+        .lines()
+        .filter(|line| [" used on ", "held by", "asleep:"].iter().any(|part| line.contains(part)))
+    {
+        assert!(printed.lines().any(|each| words(each) == words(line)), "{line:?} is not in\n{printed}");
     }
     // What torch counts as reserved and what is mapped differ only by what sleeps: nothing had to be corrected.
     assert!(rows.iter().all(|row| row.api != "reconciled"), "{rows:?}");
