@@ -112,7 +112,7 @@ fn format_csv_has_rows_or_says_that_it_has_none() {
             assert!(said.lines().count() > 1 && said.contains(','), "{view}: {said}");
         } else {
             assert_eq!((output.status.code(), said.trim()), (Some(2), ""), "{view}");
-            assert!(why.lines().count() == 1 && why.contains("has no rows"), "{view}: {why}");
+            assert!(why.lines().count() == 1 && why.contains("has no table"), "{view}: {why}");
         }
     }
     let csv = |view: &[&str]| stdout(&memtrace(&[view, &[gpt, "--format", "csv"]].concat()));
