@@ -259,7 +259,7 @@ mod tests {
         ]);
         let note = steps.note(&meta).unwrap();
         assert!(
-            note.contains("steps 0-1, 7, 10 alone") && note.contains("MEMTRACE_DETAIL=steps:0-1"),
+            note.contains("only for steps 0-1, 7, 10 ") && note.contains("MEMTRACE_DETAIL=steps:0-1"),
             "{note}"
         );
         assert_eq!(steps.json(&meta), json!([[0, 1], [7, 7], [10, 10]]));

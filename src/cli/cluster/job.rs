@@ -371,7 +371,7 @@ mod tests {
         assert_eq!(names.map(value), ["511", "7", "512", "63", "64", "8"].map(Some));
         assert_eq!(value("CUDA_VISIBLE_DEVICES"), Some("0,1,2,3,4,5,6,7"));
         assert_eq!(value("TORCHELASTIC_RUN_ID"), None);
-        assert!(job.summary().ends_with("(64 nodes of 8 ranks; started as deepspeed does, without it)"));
+        assert!(job.summary().ends_with("(64 nodes of 8 ranks; started directly instead of by deepspeed)"));
     }
 
     #[test]
@@ -395,7 +395,7 @@ mod tests {
             ("512xh100-80g", "0", eight.as_str(), &[][..], "512 cards and torchrun for 8 ranks (1 x 8)"),
             ("8xh100-80g", "8", eight.as_str(), &[], "no rank 8; the job has 8 ranks"),
             ("8xh100-80g", "", eight.as_str(), &[], "--ranks is empty"),
-            ("8xh100-80g", "0", cards.as_str(), &[], "3 cannot be divided evenly among"),
+            ("8xh100-80g", "0", cards.as_str(), &[], "cannot be divided evenly among 3 nodes"),
             ("h100-80g", "0", "python train.py", &[], "the number of ranks is not known"),
             ("12xh100-80g", "0", "python train.py", &[], "do not fill whole nodes of 8"),
             ("0xh100-80g", "0", "python train.py", &[], "asks for 0 cards"),

@@ -107,14 +107,14 @@ mod tests {
             (" , ", "--ranks is empty"),
             ("512", "no rank 512; the job has 512 ranks, 0 to 511"),
             ("0,1000", "no rank 1000"),
-            ("-1", "`-1` is no rank"),
-            ("one", "`one` is no rank"),
+            ("-1", "`-1` is not a rank"),
+            ("one", "`one` is not a rank"),
             ("3-1", "did you mean 1-3?"),
-            ("1-x", "`x` is no rank"),
+            ("1-x", "`x` is not a rank"),
             ("3-", "the range `3-` has no end; write 3-511 or all"),
-            ("+1", "`+1` is no rank"),
+            ("+1", "`+1` is not a rank"),
             ("0,one-per-stage", "one-per-stage cannot be combined"),
-            ("99999999999999", "is no rank"),
+            ("99999999999999", "is not a rank"),
         ] {
             let error = parse(text, 512).unwrap_err().to_string();
             assert!(error.contains(part), "{text}: {error}");
