@@ -14,7 +14,7 @@ mod pages;
 use serde_json::Value;
 
 on_every_torch![
-    retained_names_the_holder_of_each_of_six_mistakes_and_none_of_a_clean_script: "the layout of autograd's graph",
+    retained_names_the_holder_of_each_of_seven_mistakes_and_none_of_a_clean_script: "the layout of autograd's graph",
     retained_keeps_nothing_alive_and_changes_no_peak,
     retained_runs_no_code_of_the_program,
     retained_is_found_at_an_oom,
@@ -38,9 +38,10 @@ fn printed(run: &Run) -> Vec<Value> {
     run.stdout().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-fn retained_names_the_holder_of_each_of_six_mistakes_and_none_of_a_clean_script(torch: &Torch) {
+fn retained_names_the_holder_of_each_of_seven_mistakes_and_none_of_a_clean_script(torch: &Torch) {
     for (mistake, holder, per_step) in [
         ("losses", "variable `total` (mistakes.py:", 2 << 20),
+        ("function", "variable `total` (mistakes.py:", 3 << 20),
         ("outputs", "list `outputs` (mistakes.py:", 1 << 20),
         ("hook", "list `kept` in the closure of add_hook.<locals>.hook() (mistakes.py:", 1 << 20),
         ("cache", "dict `Net.cache` (mistakes.py:", 1 << 20),
@@ -58,7 +59,7 @@ fn retained_names_the_holder_of_each_of_six_mistakes_and_none_of_a_clean_script(
         assert!(line.contains(name), "{mistake}: {line}");
         // The line that fills a container, and the one that adds to a total.
         let filled = match mistake {
-            "losses" => "total = total + ",
+            "losses" | "function" => "total = total + ",
             "outputs" => "outputs.append(output)",
             "hook" => "kept.append(",
             "cache" => "self.cache[step] = ",

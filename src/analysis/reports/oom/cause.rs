@@ -399,7 +399,8 @@ impl Facts {
         }
         let (first, last) = (holder.first_step?, holder.last_step?);
         if holder.graphs > 0 {
-            if self.step > last && last >= 0 {
+            // A script without modules makes the graph of its first step before the step begins.
+            if self.step > last && (last >= 0 || self.step > 0) {
                 return Some(Kept::EarlierGraph);
             }
             // The backward of the last forward needs its graph, so that graph alone is not kept in vain.
@@ -678,6 +679,10 @@ mod tests {
         assert_eq!(why(&Facts { usual_forwards: 2, ..second }, graph()), None);
         let earlier = json!({ "graphs": 1, "first_step": 2, "last_step": 2 });
         assert_eq!(why(&facts, earlier), Some(Kept::EarlierGraph));
+        // The graph of the first forward, before the first step: in its own optimizer's step, and later.
+        let first = || json!({ "graphs": 1, "first_step": -1, "last_step": -1 });
+        assert_eq!(why(&Facts { step: 0, ..facts.clone() }, first()), None);
+        assert_eq!(why(&Facts { step: 1, ..facts.clone() }, first()), Some(Kept::EarlierGraph));
         assert_eq!(why(&facts, json!({ "kind": "traceback" })), Some(Kept::Traceback));
     }
 

@@ -230,8 +230,9 @@ class Search:
             child: parent for parent, children in self._below.items() for child in children
         }
 
-    def describe(self, target: int, thing) -> dict | None:
-        """The holder of a target, which is `thing`; None when no object of Python refers to it."""
+    def describe(self, target: int, tensors: dict) -> tuple[dict, int | None] | None:
+        """The holder of a tensor, which is `tensors[target]`, and the `id` of the root tensor if a node of a
+        graph keeps it. None when no object of Python refers to the tensor."""
         chain = [target]
         while chain[-1] in self._above:
             chain.append(self._above[chain[-1]])
@@ -246,10 +247,18 @@ class Search:
                 return None
             kind = type(self._objects[top])
             root = Root("unnamed", "", f"{name_of_type(kind)} object", "", 0)
-            return self._names.describe(root, [])
+            return self._names.describe(root, []), None
         root, keep = end
-        objects = [self._objects.get(number, thing) for number in chain]
-        return self._names.describe(root, objects if keep is None else [keep, *objects])
+        # What a node of a graph has as an attribute, such as `ctx.states`, belongs to the graph.
+        graph = None
+        at = next((at for at, number in enumerate(chain) if number in self._root_of_node), None)
+        if at is not None:
+            graph = self._root_of_node[chain[at]]
+            chain = chain[: max(at, 1)]
+        objects = [
+            self._objects[number] if number in self._objects else tensors.get(number) for number in chain
+        ]
+        return self._names.describe(root, objects if keep is None else [keep, *objects]), graph
 
 
 def walk(why: str) -> list[dict]:
@@ -347,15 +356,15 @@ def _holders(why: str, begin: float, seconds: float) -> tuple[list[dict], bool, 
         if described % LOOK == 0 and time.monotonic() > end:
             break
         described += 1
-        found = search.describe(number, tensors[number])
-        if found is None:
+        described_as = search.describe(number, tensors)
+        if described_as is None:
             continue
+        found, graph = described_as
         group = groups.setdefault(
-            found.pop("group"), {**found, "bytes": 0, "tensors": 0, "graphs": 0, "nodes": 0, "births": set()}
+            found.pop("group"), {**found, "bytes": 0, "tensors": 0, "roots": set(), "births": set()}
         )
-        if number in saved:
-            group["graphs"] += 1
-            group["nodes"] += graphs.by_root[number][0]
+        # The graphs whose nodes keep the tensor, or storages that they have saved.
+        group["roots"].update(root for root in (graph, number if number in saved else None) if root)
         group["tensors"] += number in direct
         for pointer in {*saved.get(number, ()), direct.get(number, 0)} - placed - {0}:
             if pointer in named and pointer != direct.get(number):
@@ -363,6 +372,10 @@ def _holders(why: str, begin: float, seconds: float) -> tuple[list[dict], bool, 
             placed.add(pointer)
             group["bytes"] += block_bytes(pointer)
             group["births"].add(block_step(pointer))
+    for group in groups.values():
+        roots = group.pop("roots")
+        group["graphs"] = len(roots)
+        group["nodes"] = sum(graphs.by_root[root][0] for root in roots)
     is_whole = not reason and graphs.is_whole and search.is_whole
     is_whole = is_whole and len(pointers) == len(tensors) and described == len(targets)
     return _judged(list(groups.values())), is_whole, reason
