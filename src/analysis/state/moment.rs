@@ -114,6 +114,7 @@ pub fn replay_to_moment(
     visit: impl FnMut(&Record, &Replay),
 ) -> Result<Option<Replayed>> {
     let tracked = Metric::Allocated;
+    let mut tagged = Vec::new();
     let last = match at {
         NamedMoment::End | NamedMoment::Exit => {
             let window = &options.window;
@@ -147,8 +148,8 @@ pub fn replay_to_moment(
             replayed.fullest(*metric, options).map_or(0, |device| device.peak(*metric).seq)
         }
         NamedMoment::Oom => {
-            let (oom, judged) = last_oom(trace, options, &known)?;
-            known = judged;
+            let (oom, judged, blocks) = last_oom(trace, options, &known)?;
+            (known, tagged) = (judged, blocks);
             oom
         }
         NamedMoment::Mark(mark) => marks::find(trace, mark, options)?.map_or(0, |row| row.seq),
@@ -168,12 +169,18 @@ pub fn replay_to_moment(
         found |= past && matches!(row.event, EventName::Alloc | EventName::Oom);
         stop
     };
-    replay_until(trace, columns, options, tracked, known, stop, visit).map(Some)
+    let mut replayed = replay_until(trace, columns, options, tracked, known, stop, visit)?;
+    replayed.replay.set_categories(&tagged);
+    Ok(Some(replayed))
 }
 
-/// The row of the last OOM, or 0 without an OOM, and the categories of the blocks that were live then, where rules infer
-/// them; otherwise `known` as it is.
-fn last_oom(trace: &TraceFile, options: &Options, known: &KnownCategories) -> Result<(i64, KnownCategories)> {
+/// The row of the last OOM, or 0 without an OOM; the categories of the blocks that were live then, where rules infer
+/// them, and otherwise `known` as it is; and these blocks with their last tags.
+fn last_oom(
+    trace: &TraceFile,
+    options: &Options,
+    known: &KnownCategories,
+) -> Result<(i64, KnownCategories, Vec<Block>)> {
     let mut last: Option<LastOom> = None;
     let tracked = Metric::Allocated;
     let replayed = replay_trace(trace, Columns::of(&[]), options, tracked, known.clone(), |row, replay| {
@@ -184,18 +191,18 @@ fn last_oom(trace: &TraceFile, options: &Options, known: &KnownCategories) -> Re
             oom.feed(replay);
         }
     })?;
-    let Some(oom) = last else { return Ok((0, known.clone())) };
+    let Some(oom) = last else { return Ok((0, known.clone(), Vec::new())) };
     let replay = &replayed.replay;
     if !known.is_none() {
-        return Ok((oom.seq, known.clone()));
-    }
-    if !replay.infers() {
-        // Tags that follow the OOM forbid rules before it, too.
-        return Ok((oom.seq, KnownCategories::of_blocks(&[], "")));
+        return Ok((oom.seq, known.clone(), Vec::new()));
     }
     let devices = replay.devices().iter().map(|device| device.ordinal);
     let blocks: Vec<Block> = devices.flat_map(|ordinal| oom.blocks(replay, ordinal)).collect();
-    Ok((oom.seq, KnownCategories::of_blocks(&blocks, replay.rule())))
+    if !replay.infers() {
+        // Tags that follow the OOM forbid rules before it, too.
+        return Ok((oom.seq, KnownCategories::of_blocks(&[], ""), blocks));
+    }
+    Ok((oom.seq, KnownCategories::of_blocks(&blocks, replay.rule()), Vec::new()))
 }
 
 #[cfg(test)]

@@ -62,6 +62,15 @@ impl Replay {
         }
     }
 
+    /// Gives live blocks the categories of `blocks`, which later rows have tagged.
+    pub(in crate::state) fn set_categories(&mut self, blocks: &[Block]) {
+        for tagged in blocks {
+            if let Some(block) = self.memory.live.get_mut(tagged.id) {
+                block.owner.category = tagged.owner.category;
+            }
+        }
+    }
+
     /// Returns true if blocks of `kind` count as blocks of the device `ordinal`.
     pub(super) fn is_of(&self, kind: MemoryKind, ordinal: i32) -> bool {
         match kind {
