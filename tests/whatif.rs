@@ -89,6 +89,23 @@ fn advise_predicts_checkpoints_the_loss_in_parts_and_several_changes_of_a_gpt() 
 }
 
 #[test]
+fn advise_predicts_a_checkpoint_of_each_layer_inside_one_around_all_layers() {
+    Torch::run("2.11.0", |torch| {
+        let folder = TempDir::new().unwrap();
+        let (one, each) = (folder.path().join("one"), folder.path().join("each"));
+        let before = train(torch, &one, "gpt", &["--one-checkpoint"]);
+        let real = train(torch, &each, "gpt", &["--one-checkpoint", "--checkpoint"]);
+        assert!(4 * real < 3 * before, "{real} real, {before} before");
+        let found = answer(&["--checkpoint", "GPT.h.*"], &one);
+        let predicted = found["after"]["bytes"].as_i64().unwrap();
+        let error = (predicted - real).abs() * 10_000 / real;
+        assert!(error <= BOUND, "{predicted} predicted, {real} real, {before} before");
+        // Each layer has a checkpoint of its own there.
+        assert_eq!(answer(&["--checkpoint", "GPT.h.*"], &each)["saved_bytes"], 0);
+    });
+}
+
+#[test]
 fn advise_batch_and_checkpoints_are_predicted_of_convolutions() {
     Torch::run("2.11.0", |torch| {
         predicts(
@@ -135,6 +152,10 @@ fn advise_predicts_autocast_of_a_language_model_and_of_convolutions() {
             // The changed run has autocast already.
             let again = answer(&["--autocast", "bf16"], &folder.path().join("changed"));
             assert_eq!(again["saved_bytes"], 0, "{model}");
+            // Which of its blocks are float32 is unknown.
+            let typed = whatif(&["--dtype", "bf16"], &folder.path().join("changed"));
+            let said = text(&typed.stdout);
+            assert!(said.contains("0 B less") && said.contains("not predicted"), "{model}: {said}");
         }
     });
 }

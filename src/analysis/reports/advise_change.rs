@@ -191,12 +191,17 @@ fn print(
             format!(": sure: {}, because {}", about.word, about.because).into(),
         ]);
         printer.plain(format!("  assumes {}", about.assumes));
-        if *found == 0 {
-            printer.line([Cell::new(format!("  {}", nothing(change)), Style::Alarm)]);
+        let is_half_already = prediction.is_half && change.is_type();
+        if *found == 0 || is_half_already {
+            let why = if is_half_already { HALF_ALREADY } else { nothing(change) };
+            printer.line([Cell::new(format!("  {why}"), Style::Alarm)]);
         }
     }
     printer.plain("This is allocated memory. Reserved memory may differ: memtrace tune");
 }
+
+/// Why a change to 16 bits is not predicted for such a run.
+const HALF_ALREADY: &str = "not predicted: the run computes in 16 bits or fewer already, and which of its blocks are float32 is unknown";
 
 /// Returns a text that explains why a change has no effect.
 fn nothing(change: &Change) -> &'static str {
@@ -211,9 +216,7 @@ fn nothing(change: &Change) -> &'static str {
         Change::StepInBackward => "nothing changes: the trace has no gradients",
         Change::Shard { .. } => "nothing changes: the trace has no parameters",
         Change::ChunkLoss(_) => "nothing changes: no forward calls aten::cross_entropy_loss",
-        Change::Autocast => {
-            "nothing changes: the run has autocast already, or no op of its forward runs in 16 bits under it"
-        }
+        Change::Autocast => "nothing changes: no op of its forward runs in 16 bits under autocast",
         Change::Bfloat16 | Change::Batch(..) | Change::Without(_) => "nothing changes: no block matches",
     }
 }

@@ -13,11 +13,17 @@ pub(super) const MOST_LEVELS: usize = 64;
 
 /// The calls of `modules` outside the backward, in order. A call inside another one belongs to it.
 pub(super) fn outer_calls<'a>(step: &'a Step, modules: &FxHashSet<Symbol>, phases: &Phases) -> Vec<&'a Call> {
-    let mut calls: Vec<&Call> = step
-        .modules
-        .iter()
-        .filter(|call| modules.contains(&call.name) && call.phase != phases.backward && call.from < call.to)
-        .collect();
+    outermost(step, |call| modules.contains(&call.name) && call.phase != phases.backward)
+}
+
+/// The calls of `modules` by which a checkpoint runs a forward again in the backward, in order.
+pub(super) fn calls_again<'a>(step: &'a Step, modules: &FxHashSet<Symbol>, phases: &Phases) -> Vec<&'a Call> {
+    outermost(step, |call| modules.contains(&call.name) && call.phase == phases.backward)
+}
+
+fn outermost<'a>(step: &'a Step, is_chosen: impl Fn(&Call) -> bool) -> Vec<&'a Call> {
+    let mut calls: Vec<&Call> =
+        step.modules.iter().filter(|call| is_chosen(call) && call.from < call.to).collect();
     calls.sort_by_key(|call| (call.from, std::cmp::Reverse(call.to)));
     let mut end = 0;
     calls.retain(|call| {

@@ -79,7 +79,7 @@ pub(super) fn fit_together(changes: &[&Change]) -> bool {
     let optimizers = changes.iter().filter(|change| matches!(change, Change::Optimizer(_))).count();
     let in_backward = changes.contains(&&Change::StepInBackward);
     let offloads = changes.contains(&&Change::OffloadOptimizer);
-    let types = changes.iter().filter(|change| matches!(change, Change::Autocast | Change::Bfloat16)).count();
+    let types = changes.iter().filter(|change| change.is_type()).count();
     optimizers <= 1 && types <= 1 && !(offloads && (in_backward || optimizers > 0))
 }
 

@@ -120,6 +120,12 @@ impl Change {
         }
     }
 
+    /// Returns true for a change to 16 bits.
+    #[must_use]
+    pub fn is_type(&self) -> bool {
+        matches!(self, Change::Autocast | Change::Bfloat16)
+    }
+
     /// Returns true if the change needs the categories of blocks, which come from tags.
     #[must_use]
     pub fn needs_tags(&self) -> bool {

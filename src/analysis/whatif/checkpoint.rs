@@ -3,10 +3,13 @@
 //!
 //! `torch.utils.checkpoint` keeps the inputs of a call. At the first backward function of the call that needs a saved
 //! tensor it runs the forward again, up to the last saved tensor.
+//!
+//! If the program has one checkpoint around several of the modules, its backward holds what all of them have computed again. A
+//! checkpoint of each module then changes those second calls.
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::calls::{ModulesAbove, outer_calls};
+use super::calls::{ModulesAbove, calls_again, outer_calls};
 use super::curve::{Curve, highest};
 use super::step::{ALIVE, Call, Life, NO_CALL, Step};
 use crate::read::symbols::{Symbol, SymbolTable};
@@ -21,7 +24,9 @@ pub(super) fn apply(
     symbols: &SymbolTable,
     phases: &Phases,
 ) -> u64 {
-    let calls = outer_calls(step, modules, phases);
+    let mut calls = outer_calls(step, modules, phases);
+    let again = calls_again(step, modules, phases);
+    calls.extend(&again);
     let mut pass = Recomputed {
         step,
         phases,
@@ -30,6 +35,8 @@ pub(super) fn apply(
         sums: FxHashMap::default(),
         above: ModulesAbove::new(&calls, symbols),
         first_saved: FxHashMap::default(),
+        again: again.iter().map(|call| call.from).collect(),
+        shared_until: 0,
     };
     pass.find_first_saved();
     calls.into_iter().map(|call| u64::from(pass.recompute(curve, call))).sum()
@@ -56,6 +63,10 @@ struct Recomputed<'a> {
     above: ModulesAbove<'a>,
     /// For each module: the birth of the first block of the step that its backward frees.
     first_saved: FxHashMap<Symbol, u32>,
+    /// The beginnings of the second calls in the backward, in order.
+    again: Vec<u32>,
+    /// The latest backward of the second calls so far that have one checkpoint together.
+    shared_until: u32,
 }
 
 impl<'a> Recomputed<'a> {
@@ -90,6 +101,21 @@ impl<'a> Recomputed<'a> {
             .is_some_and(|oom| call.to <= oom && life.death > oom && self.step.op(life.freed_by).is_none())
     }
 
+    /// Returns true for a second call whose backward, which begins at `backward`, comes before the next second call, and which
+    /// itself comes after the backward of the one before: its module has a checkpoint of its own. The calls must be in order.
+    fn has_own_checkpoint(&mut self, call: &Call, backward: u32) -> bool {
+        if call.phase != self.phases.backward {
+            return false;
+        }
+        let next = self.again.partition_point(|from| *from < call.to);
+        let is_shared =
+            call.from < self.shared_until || self.again.get(next).is_some_and(|from| *from < backward);
+        if is_shared {
+            self.shared_until = self.shared_until.max(backward);
+        }
+        !is_shared
+    }
+
     fn recompute(&mut self, curve: &mut Curve<'_>, call: &Call) -> bool {
         let step = self.step;
         let allocations = &step.allocations[call.from as usize..call.to as usize];
@@ -105,6 +131,9 @@ impl<'a> Recomputed<'a> {
         keep_output(&mut kept, step, call);
         let Some(last) = kept.inner.last().map(|index| self.life(*index)) else { return false };
         if self.is_left_at_oom(last, call) {
+            if self.has_own_checkpoint(call, self.oom.unwrap_or(ALIVE)) {
+                return false;
+            }
             for index in &kept.inner {
                 curve.set_lives(*index, &[(self.life(*index).birth, call.to)]);
             }
@@ -114,6 +143,9 @@ impl<'a> Recomputed<'a> {
         let begin = |life: &Life| step.op(life.freed_by).map_or(life.death, |op| op.from);
         let inner = || kept.inner.iter().map(|index| &step.lives[*index as usize]);
         let Some(at) = inner().map(begin).min() else { return false };
+        if self.has_own_checkpoint(call, at) {
+            return false;
+        }
         let end = inner().map(|life| life.death).max().unwrap_or(at);
         for index in &kept.inner {
             let life = self.life(*index);
@@ -157,10 +189,9 @@ impl<'a> Recomputed<'a> {
             if life.death > call.to {
                 break;
             }
-            let is_input = !life.is_older
-                && life.birth < call.from
-                && life.owner.phase == self.phases.forward
-                && life.call != NO_CALL;
+            let phase = if call.phase == self.phases.backward { call.phase } else { self.phases.forward };
+            let is_input =
+                !life.is_older && life.birth < call.from && life.owner.phase == phase && life.call != NO_CALL;
             if is_input {
                 curve.set_lives(*index, &[(life.birth, end)]);
             }

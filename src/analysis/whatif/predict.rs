@@ -94,10 +94,9 @@ impl Prediction {
     pub fn ranked<'c>(&self, changes: impl Iterator<Item = &'c Change>) -> Vec<(usize, &Outcome, i64)> {
         let least = (self.before.bytes as f64 * LEAST_SAVED) as i64;
         let saved = |outcome: &Outcome| self.before.bytes.wrapping_sub(outcome.peak.bytes);
-        let is_type = |change: &Change| matches!(change, Change::Autocast | Change::Bfloat16);
         let all = self.outcomes.iter().zip(changes).enumerate();
         let mut ranked: Vec<(usize, &Outcome, i64)> = all
-            .filter(|(_, (_, change))| !(self.is_half && is_type(change)))
+            .filter(|(_, (_, change))| !(self.is_half && change.is_type()))
             .map(|(index, (outcome, _))| (index, outcome, saved(outcome)))
             .filter(|(_, _, saved)| *saved > least)
             .collect();
@@ -595,11 +594,15 @@ impl DevicePrediction {
             return;
         }
         let mut rules = SizeRules::new(step, symbols, *phases, *rounding, &mut self.traits);
-        let has_autocast = lists.iter().flatten().any(|change| *change == Change::Autocast);
-        let autocast =
-            if has_autocast { autocast::find(step, &rules, symbols, phases) } else { Autocast::default() };
+        let has_types = lists.iter().flatten().any(Change::is_type);
+        let mut autocast =
+            if has_types { autocast::find(step, &rules, symbols, phases) } else { Autocast::default() };
+        self.is_half |= has_types && (autocast.is_on || autocast::casts_up(step, &rules, phases));
+        if self.is_half {
+            autocast = Autocast::default();
+        }
+        rules.is_half = self.is_half;
         rules.halved.clone_from(&autocast.halved);
-        self.is_half |= has_autocast && (autocast.is_on || autocast::casts_up(step, &rules, phases));
         let unchanged: Vec<i64> = step.lives.iter().map(|life| life.bytes).collect();
         let unchanged = Curve::new(step, unchanged);
         raise(&mut self.before, unchanged.peak(&unchanged.differences()));

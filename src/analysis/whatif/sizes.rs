@@ -39,6 +39,9 @@ const OTHER_TYPES: [&str; 13] = [
     "EmbeddingBackward",
 ];
 
+/// Parts of the names of ops that gather the parameters of a sharded model.
+const GATHERS: [&str; 4] = ["FullyShardedDataParallel", "fsdp::", "all_gather", "allgather"];
+
 /// The parameters of modules, and the ops with blocks of several types.
 pub(super) struct SizeRules<'a> {
     phases: Phases,
@@ -49,6 +52,10 @@ pub(super) struct SizeRules<'a> {
     largest: FxHashMap<u32, i64>,
     /// The ids of the blocks that autocast halves.
     pub(super) halved: FxHashSet<i64>,
+    /// True if the run computes in 16 bits already, so that which blocks are float32 is unknown.
+    pub(super) is_half: bool,
+    /// True if a sharded model gathers its parameters in this step.
+    has_gathers: bool,
     /// The highest total of the step, in bytes.
     highest: i64,
     traits: &'a Traits,
@@ -65,6 +72,7 @@ pub(super) struct OpTraits {
     is_dropout: bool,
     is_sum: bool,
     is_cast: bool,
+    is_gather: bool,
 }
 
 impl OpTraits {
@@ -78,6 +86,7 @@ impl OpTraits {
             is_dropout: name.contains("dropout"),
             is_sum: name == "aten::sum",
             is_cast: matches!(name, "aten::to" | "aten::_to_copy"),
+            is_gather: GATHERS.iter().any(|part| name.contains(part)),
         }
     }
 }
@@ -98,7 +107,19 @@ impl<'a> SizeRules<'a> {
         let (parameters, largest) = (FxHashSet::default(), FxHashMap::default());
         let halved = FxHashSet::default();
         let highest = step.allocations.iter().map(|each| each.allocated).max().unwrap_or(0);
-        let mut rules = SizeRules { phases, rounding, parameters, largest, halved, highest, traits };
+        let (is_half, has_gathers) = (false, false);
+        let mut rules = SizeRules {
+            phases,
+            rounding,
+            parameters,
+            largest,
+            halved,
+            is_half,
+            has_gathers,
+            highest,
+            traits,
+        };
+        rules.has_gathers = step.lives.iter().any(|life| rules.is_gathered(step, life));
         for life in &step.lives {
             if life.owner.category == Category::Parameter {
                 rules.parameters.insert((life.owner.module, life.requested));
@@ -145,11 +166,22 @@ impl<'a> SizeRules<'a> {
             && life.bytes > self.highest / 4
     }
 
+    /// Returns true for the gathered parameters of a sharded model.
+    fn is_gathered(&self, step: &Step, life: &Life) -> bool {
+        self.call_traits(step, life).is_gather || self.traits_of(life.owner.op).is_gather
+    }
+
     /// Returns true if the size of the block grows with the batch.
     fn grows_with_batch(&self, step: &Step, life: &Life) -> bool {
         use Category::{Buffer, CudaGraph, Gradient, OptimizerState, Parameter, Workspace};
         let fixed = [Buffer, CudaGraph, Gradient, OptimizerState, Parameter, Workspace];
         if fixed.contains(&life.owner.category) || life.owner.phase == self.phases.optimizer {
+            return false;
+        }
+        // The gradients of gathered parameters have sizes that no parameter of a module has.
+        let is_gradient =
+            life.owner.phase == self.phases.backward && life.owner.category == Category::Temporary;
+        if self.has_gathers && (is_gradient || self.is_gathered(step, life)) {
             return false;
         }
         let call = self.call_traits(step, life);
@@ -227,6 +259,7 @@ impl<'a> SizeRules<'a> {
             Change::Optimizer(optimizer) => self.with_optimizer(*optimizer, life, size),
             Change::OffloadOptimizer => self.offloaded(life, size),
             Change::StepInBackward if self.is_of_step(life) => 0,
+            Change::Bfloat16 if self.is_half => size,
             Change::Bfloat16 if is_packed && life.owner.category == Category::OptimizerState => size,
             // It is unknown whether data shrinks with the change, so it keeps its size. That it grows is
             // assumed, to be safe.

@@ -17,6 +17,7 @@ MODELS = models.MODELS | library_models.MODELS
 parser = argparse.ArgumentParser()
 parser.add_argument("model", choices=MODELS)
 parser.add_argument("--checkpoint", action="store_true")
+parser.add_argument("--one-checkpoint", action="store_true", help="one checkpoint around the whole model")
 parser.add_argument("--optimizer", default="")
 parser.add_argument("--dtype", default="float32")
 parser.add_argument("--autocast", action="store_true", help="run the forward under autocast to bfloat16")
@@ -49,6 +50,8 @@ def chosen(pattern):
 if options.checkpoint:
     for module in chosen(pattern):
         module.forward = recomputed(module.forward)
+if options.one_checkpoint:
+    model.forward = recomputed(model.forward)
 if options.shard:
     torch.cuda.set_device(0)
     torch.distributed.init_process_group("nccl")
