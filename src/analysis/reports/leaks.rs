@@ -7,13 +7,14 @@
 
 use std::collections::BTreeMap;
 
-use memtrace_trace::Category;
+use memtrace_trace::{Category, EventName};
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
 use super::growth::{FEWEST_STEPS, Growth, Holders, is_chosen};
 use super::host_growth::HostGrowth;
 use super::leaks_holders::{HOLDERS, LeaksHolders, print_retained};
+use super::oom::KeptMemory;
 use super::report::{Answer, Report, View, next};
 use crate::error::Result;
 use crate::options::Options;
@@ -78,7 +79,10 @@ impl Report for Leaks {
                 .iter()
                 .filter_map(|device| Growth::new(device, &trace.meta, is_chosen(options)))
                 .collect();
+            let has_oom = whole.replay.counts.of(EventName::Oom) > 0;
+            let kept = if has_oom { KeptMemory::find(trace, true, 0, options)? } else { None };
             for growth in &mut grown {
+                growth.is_kept_at_oom = kept.is_some();
                 growth.name_ops(&whole.symbols);
                 growth.explain(trace, options, &known, (&before_last, &holders))?;
                 printer.gap();
@@ -88,6 +92,10 @@ impl Report for Leaks {
             // First the holders of the memory, then its kinds.
             let searches = RetainedSearches::read(trace, options)?;
             print_retained(&mut printer, searches.telling(), options);
+            if let Some(kept) = &kept {
+                printer.gap();
+                printer.plain(format!("when it ran out of memory: {}", kept.line()));
+            }
             printer.gap();
             found.print(&mut printer, options, is_flat);
             let growth = HostGrowth::new(&HostMemory::read(trace, options)?);

@@ -155,6 +155,8 @@ pub(super) struct Growth {
     capacity: i64,
     forecast: Forecast,
     is_expandable: bool,
+    /// True if `memtrace oom` names memory that is kept without need in the step that ran out of memory.
+    pub(super) is_kept_at_oom: bool,
     /// The number of different large sizes, and the number of large sizes that occur in only one step.
     sizes: (usize, usize),
     /// The ops with most of the sizes that occur in only one step, and the number of these sizes per op.
@@ -213,6 +215,7 @@ impl Growth {
             capacity,
             forecast,
             is_expandable,
+            is_kept_at_oom: false,
             sizes,
             size_symbols,
             size_ops: Vec::new(),

@@ -146,6 +146,9 @@ impl Growth {
                 "del the step's variables at its end, if the next step lacks room"
             }
             Part::Kept => "memtrace leaks --holders names the list, closure or graph that keeps it",
+            Part::LargerSteps if self.is_kept_at_oom => {
+                "memtrace oom names what this step keeps without need, and how to free it"
+            }
             Part::LargerSteps => match self.shape() {
                 Shape::Rising => {
                     "limit the length or the number of inputs; plan for the largest: memtrace advise"

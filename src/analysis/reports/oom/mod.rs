@@ -241,6 +241,11 @@ impl KeptMemory {
         }))
     }
 
+    /// Returns the holder and the reason as one line.
+    pub(super) fn line(&self) -> &str {
+        &self.because
+    }
+
     pub(super) fn print(&self, printer: &mut Printer) {
         printer.line([
             Cell::new(upper_first(self.verdict), Style::Alarm),
