@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::device_peaks::{DevicePeaks, Place};
 use super::report::{Answer, Report, Verdict, next, vouch};
 use crate::error::{Error, Result};
-use crate::options::{Flag, Options};
+use crate::options::{Flag, Options, Window};
 use crate::profile::flow_categories;
 use crate::read::input::Input;
 use crate::read::stream::TraceFile;
@@ -17,6 +17,7 @@ use crate::render::footer::Footer;
 use crate::render::heading::heading;
 use crate::render::numbers::change;
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
+use crate::selection::select;
 use crate::state::group::{self, Group, Key};
 use crate::state::module_layers::Layers;
 use crate::state::replay::{Block, Device, HOST, Metric};
@@ -38,6 +39,7 @@ impl Report for Diff {
         &[
             ("diff before after", "peak against peak, by owner"),
             ("diff --fail-over 2% before after", "exit 3 when the peak grew by more than 2%"),
+            ("diff --steps 9:10 out", "two steps of one run"),
         ]
     }
 
@@ -45,8 +47,19 @@ impl Report for Diff {
         &["BEFORE", "AFTER"]
     }
 
+    fn only_first_with(&self) -> Option<&'static str> {
+        Some(STEPS)
+    }
+
     fn flags(&self) -> &'static [Flag] {
         &[
+            Flag {
+                name: STEPS,
+                value: Some("A:B"),
+                default: "",
+                choices: &[],
+                help: "Compare step B of one run with its step A, such as 9:10",
+            },
             group::BY,
             group::DEPTH,
             group::APART,
@@ -66,15 +79,33 @@ impl Report for Diff {
         let mut footer = Footer::default();
         inputs.iter().for_each(|input| footer.phantom.add(input));
         let mut printer = options.printer();
-        let mut before = DiffSide::new(&inputs[0], options, &by, &mut footer, limit.is_some())?;
-        let mut after = DiffSide::new(&inputs[1], options, &by, &mut footer, limit.is_some())?;
+        let pair = options.is_set(STEPS).then(|| two_steps(options)).transpose()?;
+        let sides: Vec<(Input, Options)> = match &pair {
+            Some(pair) => {
+                let of_step = |options: &Options| -> Result<(Input, Options)> {
+                    Ok((select(&inputs[0], options, false)?, options.clone()))
+                };
+                pair.iter().map(of_step).collect::<Result<_>>()?
+            }
+            None => inputs.iter().map(|input| (input.clone(), options.clone())).collect(),
+        };
+        let [(input_before, options_before), (input_after, options_after)] = &sides[..] else {
+            return Err(Error::usage("expected two traces".to_owned()));
+        };
+        let mut before = DiffSide::new(input_before, options_before, &by, &mut footer, limit.is_some())?;
+        let mut after = DiffSide::new(input_after, options_after, &by, &mut footer, limit.is_some())?;
         // An additional layer in one of the runs must not change the names of all others.
         let mut layers = before.layers();
         layers.extend(&after.layers());
         before.group(&by, &layers);
         after.group(&by, &layers);
-        heading(&mut printer, &inputs[0], &before.trace.meta);
-        heading(&mut printer, &inputs[1], &after.trace.meta);
+        heading(&mut printer, input_before, &before.trace.meta);
+        if let Some([of_before, of_after]) = &pair {
+            let (old, new) = (of_before.window.from_step, of_after.window.from_step);
+            printer.plain(format!("compared: step {old} before, step {new} after"));
+        } else {
+            heading(&mut printer, input_after, &after.trace.meta);
+        }
         if inputs.iter().any(|input| input.traces.len() > 1) {
             printer.plain(format!(
                 "compared: rank {} before, rank {} after, which have the highest peaks; --rank compares another",
@@ -110,9 +141,31 @@ impl Report for Diff {
             "broken": broken,
         });
         let verdict = if broken { Verdict::OverLimit } else { Verdict::Fine };
-        let hints = vec![next("peak", &inputs[1], &format!("--by {}", by.name))];
+        let of_step = pair
+            .as_ref()
+            .map_or_else(String::new, |[_, after]| format!(" --step {}", after.window.from_step));
+        let hints = vec![next("peak", input_after, &format!("--by {}{of_step}", by.name))];
         Ok(Answer { body: printer, json, footer, next: hints, verdict, ..Answer::default() })
     }
+}
+
+/// The option that compares two steps of one run.
+const STEPS: &str = "steps";
+
+/// Returns the options of each of the two steps that `--steps` names.
+fn two_steps(options: &Options) -> Result<[Options; 2]> {
+    let text = options.text(STEPS);
+    let bad = || Error::usage(format!("--steps {text}: expected two steps, such as 9:10"));
+    if options.window != Window::default() {
+        return Err(Error::usage("--steps chooses the steps; leave out --step and --window".to_owned()));
+    }
+    let (before, after) = text.split_once(':').ok_or_else(bad)?;
+    let of_step = |step: &str| -> Result<Options> {
+        let step = step.trim().parse().map_err(|_| bad())?;
+        let window = Window { from_step: step, to_step: step, ..Window::default() };
+        Ok(Options { window, ..options.clone() })
+    };
+    Ok([of_step(before)?, of_step(after)?])
 }
 
 /// The metrics that the gate compares: allocated memory, and reserved memory with the libraries' memory, which a program may
@@ -381,9 +434,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn diff_reads_limits_as_shares_or_bytes() {
+    fn diff_reads_limits_as_shares_or_bytes_and_two_steps() {
         assert_eq!(limit("2%").unwrap(), GrowthLimit::Share(0.02));
         assert_eq!(limit("100m").unwrap(), GrowthLimit::Bytes(100 << 20));
+        let of = |text: &str| {
+            let values = [(STEPS, text.to_owned())].into_iter().collect();
+            two_steps(&Options { values, ..Options::default() })
+        };
+        let [before, after] = of("10: 9").unwrap();
+        assert_eq!((before.window.from_step, before.window.to_step), (10, 10));
+        assert_eq!((after.window.from_step, after.window.to_step), (9, 9));
+        for wrong in ["", "9", "9:", ":9", "9:10:11", "a:b"] {
+            assert!(of(wrong).unwrap_err().to_string().contains("such as 9:10"), "{wrong:?}");
+        }
         for wrong in ["", "much", "-1%", "inf%", "1e400%", "nan%", "%"] {
             assert!(limit(wrong).is_err(), "{wrong:?}");
         }

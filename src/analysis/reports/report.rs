@@ -38,6 +38,11 @@ pub trait Report: Sync {
         &["TRACE"]
     }
 
+    /// The option with which the report takes the first of its traces alone; `None` if there is no such option.
+    fn only_first_with(&self) -> Option<&'static str> {
+        None
+    }
+
     /// Returns true if `--device -1` selects something: the answer includes host memory.
     fn takes_host(&self) -> bool {
         false
@@ -51,7 +56,7 @@ pub trait Report: Sync {
         Ok(Needs::default())
     }
 
-    /// Answers from `inputs`, as many traces as [`Report::inputs`] names, without a check of what `options` select:
+    /// Answers from `inputs`, as many traces as [`Report::inputs`] names, or one with [`Report::only_first_with`], without a check of what `options` select:
     /// see [`answer`](super::answer).
     ///
     /// # Errors

@@ -16,16 +16,19 @@ use crate::args::{self};
 use crate::terminal;
 use crate::trace_input;
 
+const TRACE_HELP: &str = "A trace: a file, or the folder of a run";
+
 /// The arguments of `report`.
 pub(crate) fn command(report: &'static dyn Report) -> Command {
     let many = report.inputs().len() > 1;
     let mut command =
         Command::new(report.name()).about(report.about()).after_help(args::examples(report.examples()));
-    for name in report.inputs() {
-        command = command.arg(if many {
-            args::trace_arg(name).required(true).help("A trace: a file, or the folder of a run")
-        } else {
-            args::trace_arg(name)
+    for (at, name) in report.inputs().iter().enumerate() {
+        let arg = args::trace_arg(name);
+        command = command.arg(match report.only_first_with().filter(|_| at > 0) {
+            Some(flag) => arg.required_unless_present(flag).conflicts_with(flag).help(TRACE_HELP),
+            None if many => arg.required(true).help(TRACE_HELP),
+            None => arg,
         });
     }
     for flag in reports::all_flags(report) {
@@ -63,7 +66,9 @@ pub(crate) fn run(name: &str, matches: &ArgMatches) -> Result<ExitCode> {
     let options = args::options(&reports::all_flags(report), matches, output.is_none())?;
     let mut inputs = Vec::new();
     let needs = reports::asked(report, &options).needs(&options)?;
-    for name in report.inputs() {
+    let is_alone = report.only_first_with().is_some_and(|flag| options.is_set(flag));
+    let names = report.inputs().iter().take(if is_alone { 1 } else { usize::MAX });
+    for name in names {
         inputs.push(match needs.search {
             Some(request) if matches.contains_id(name) => {
                 bail!("--pid {} names the process that writes the trace; leave out {name}", request.pid)
