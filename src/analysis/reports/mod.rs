@@ -18,6 +18,7 @@ mod group_table;
 pub(crate) mod growth;
 mod host_growth;
 mod killed;
+mod late_buckets;
 pub(crate) mod leaks;
 mod leaks_holders;
 mod ledger;

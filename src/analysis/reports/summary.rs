@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::growth::growth_lines;
 use super::killed::Killed;
+use super::late_buckets::late_buckets;
 use super::ranks::{highest, more_ranks};
 use super::report::{Answer, Report, View, next};
 use super::stats::{STATS, Stats};
@@ -257,7 +258,7 @@ fn detail(printer: &mut Printer, trace: &TraceFile, replayed: &Replayed, options
         }
         peaks(printer, replayed, device, options);
         capacity(printer, trace, device, options);
-        categories(printer, replayed, device, options);
+        categories(printer, trace, replayed, device, options);
         printer.gap();
     }
     if let Some(host) = replayed.replay.find(HOST) {
@@ -327,9 +328,19 @@ fn capacity(printer: &mut Printer, trace: &TraceFile, device: &Device, options: 
     }
 }
 
-fn categories(printer: &mut Printer, replayed: &Replayed, device: &Device, options: &Options) {
+fn categories(
+    printer: &mut Printer,
+    trace: &TraceFile,
+    replayed: &Replayed,
+    device: &Device,
+    options: &Options,
+) {
     let blocks = replayed.replay.at_peak(device.ordinal, false);
     let total: i64 = blocks.iter().map(|block| block.bytes).sum();
+    let owned: Vec<_> = blocks.iter().map(|block| (block.owner, block.bytes)).collect();
+    if let Some(late) = late_buckets(&trace.meta, &owned, &replayed.symbols, options.units) {
+        printer.plain(format!("of this peak, {late}"));
+    }
     let mut table = Table::new(&[("", Side::Right), ("", Side::Right), ("", Side::Left), ("", Side::Left)]);
     for (name, bytes) in by_category(&blocks) {
         table.row([

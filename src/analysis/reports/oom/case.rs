@@ -9,6 +9,7 @@ use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
 use super::super::advised::FirstAdvice;
+use super::super::late_buckets::late_buckets;
 use super::cause::{Cause, Copies, Facts, Kept, StepTotals, with_inputs_of_checkpoints};
 use super::forwards::Forwards;
 use super::recomputed::recomputed;
@@ -23,7 +24,7 @@ use crate::read::symbols::SymbolTable;
 use crate::render::numbers::duration;
 use crate::render::numbers::{counted, step_or_dash, upper_first};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
-use crate::state::block::Block;
+use crate::state::block::{Block, Owner};
 use crate::state::device::Device;
 use crate::state::layout::{Layout, Segment};
 use crate::state::module_layers::Layers;
@@ -277,6 +278,9 @@ pub(super) struct OomCase<'a> {
     pub(super) logits: i64,
     /// True if an op of fused attention has run.
     pub(super) has_fused_attention: bool,
+    /// The blocks of this device.
+    live: Vec<(Owner, i64)>,
+    symbols: SymbolTable,
     /// True if the request is outside of all modules, after the first step has begun.
     pub(super) in_script: bool,
     owner: String,
@@ -421,6 +425,8 @@ impl<'a> OomCase<'a> {
             is_untrained: in_forward && !seen.forwards.has_backward,
             logits: logits(&live, row, &replayed.symbols.get(row.op)),
             has_fused_attention: seen.has_fused_attention,
+            live: live.iter().map(|block| (block.owner, block.bytes)).collect(),
+            symbols: replayed.symbols.clone(),
             in_script: is_script(row, replayed) && row.step >= 0,
             phase: replayed.symbols.get(row.phase).to_string(),
             op: replayed.symbols.get(row.op).to_string(),
@@ -613,6 +619,7 @@ impl<'a> OomCase<'a> {
         {
             remarks.push(format!("the run needs {}, more than the card has", units.show(needed)));
         }
+        remarks.extend(late_buckets(&self.trace.meta, &self.live, &self.symbols, units));
         remarks
     }
 

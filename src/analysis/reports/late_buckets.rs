@@ -1,0 +1,75 @@
+//! Buckets of `DistributedDataParallel` that a simulated run holds longer than a real one.
+//!
+//! NCCL's watchdog lets go of the tensors of finished collectives by the clock (every 100 ms), and a simulated step takes less. At
+//! the peak, the buckets of the step before may then be live beside the buckets of this one.
+
+use memtrace_trace::Category;
+use memtrace_trace::meta::Meta;
+use memtrace_trace::units::Unit;
+
+use crate::read::symbols::SymbolTable;
+use crate::state::block::Owner;
+
+/// Second buckets below this part of the parameters, one in 10, are not reported.
+const LEAST_PART: i64 = 10;
+
+/// Returns a sentence about buckets that a real run has freed at such a moment, or `None` if there are no such buckets. `live` has
+/// the owner and the bytes of each block of one device.
+pub(super) fn late_buckets(
+    meta: &Meta,
+    live: &[(Owner, i64)],
+    symbols: &SymbolTable,
+    units: Unit,
+) -> Option<String> {
+    if meta.phantom.is_null() || meta.world_size < 2 {
+        return None;
+    }
+    let sum = |is_it: &dyn Fn(&Owner) -> bool| -> i64 {
+        live.iter().filter(|(owner, _)| is_it(owner)).map(|(_, bytes)| bytes).sum()
+    };
+    let parameters = sum(&|owner| owner.category == Category::Parameter);
+    // The reducer allocates its buckets when it is made, and again before the second forward.
+    let is_bucket = |owner: &Owner| {
+        owner.category == Category::Gradient
+            && *symbols.get(owner.op) == *"aten::empty"
+            && ["init", "forward"].contains(&&*symbols.get(owner.phase))
+    };
+    let late = sum(&is_bucket) - parameters;
+    (parameters > 0 && late * LEAST_PART >= parameters).then(|| {
+        format!(
+            "{} are gradient buckets of DistributedDataParallel beyond one set, which NCCL's watchdog frees by the clock: a real run \
+             has usually freed them by then",
+            units.show(late)
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::read::record::Record;
+
+    #[test]
+    fn summary_names_a_second_set_of_buckets_on_a_simulated_gpu_alone() {
+        const MIB: i64 = 1 << 20;
+        let symbols = SymbolTable::default();
+        let block = |category, op: &str, phase: &str| {
+            let (op, phase) = (symbols.intern(op), symbols.intern(phase));
+            (Owner { category, op, phase, ..Owner::of(&Record::default()) }, 100 * MIB)
+        };
+        let all = [
+            block(Category::Parameter, "aten::empty_strided", "init"),
+            block(Category::Gradient, "aten::mm", "backward"),
+            block(Category::Gradient, "aten::empty", "init"),
+            block(Category::Gradient, "aten::empty", "forward"),
+        ];
+        let found = |meta: &Meta, live: &[(Owner, i64)]| late_buckets(meta, live, &symbols, Unit::default());
+        let mut meta = Meta { world_size: 8, ..Meta::default() };
+        assert_eq!(found(&meta, &all), None, "a real GPU");
+        meta.phantom = serde_json::json!({ "card": "h100-80g" });
+        assert!(found(&meta, &all).unwrap().starts_with("100.00 MiB are gradient buckets"));
+        assert_eq!(found(&meta, &all[..3]), None, "one set");
+        meta.world_size = 1;
+        assert_eq!(found(&meta, &all), None, "one rank");
+    }
+}
