@@ -1206,6 +1206,48 @@ fn diff_names_the_ranks_that_it_compares_and_signs_each_change() {
 }
 
 #[test]
+fn ranks_call_another_first_batch_no_part_of_the_init() {
+    const MIB: i64 = 1 << 20;
+    let rank = |rank: i32, batch: i64| {
+        let devices = vec![Device { ordinal: 0, name: "a card".to_owned(), total_bytes: 100 * MIB }];
+        let mut trace = TraceBuilder::new(Meta { rank, world_size: 2, devices, ..Meta::default() });
+        trace.segment(40 * MIB);
+        let row = Row { rank, module: "(script)", phase: "init", step: -1, ..Row::default() };
+        trace.alloc(8 * MIB, Row { category: Category::Parameter, ..row });
+        let made = Row { category: Category::Script, ..row };
+        let id = trace.alloc(batch, made);
+        trace.tag(id, batch, made, Row { category: Category::Input, ..row });
+        trace.finish()
+    };
+    let text = answer_on_ranks(&[rank(0, MIB), rank(1, 2 * MIB)], "ranks", &[]).text();
+    let line = "first difference: (script), dataloader: rank 0 allocates 1.00 MiB in 1 block, rank 1 allocates 2.00 MiB in 1 block";
+    assert!(text.contains(line), "{text}");
+}
+
+#[test]
+fn diff_compares_two_steps_of_one_run() {
+    let peaks =
+        answer("diff", &["leaks", "leaks"], &options(&[])).json["before"]["peak_allocated_bytes_by_step"]
+            .clone();
+    let found = answer("diff", &["leaks"], &options(&[("steps", "1:3")]));
+    let (before, after) = (&found.json["before"]["peak_allocated"], &found.json["after"]["peak_allocated"]);
+    assert_eq!((&before["bytes"], &after["bytes"]), (&peaks["1"], &peaks["3"]));
+    assert_eq!((&before["step"], &after["step"]), (&json!(1), &json!(3)));
+    assert!(peaks["3"].as_i64() > peaks["1"].as_i64(), "{peaks}");
+    let changes = found.json["changes"].as_array().unwrap();
+    let grown: i64 = changes.iter().map(|change| change["delta_bytes"].as_i64().unwrap()).sum();
+    assert_eq!(grown, peaks["3"].as_i64().unwrap() - peaks["1"].as_i64().unwrap());
+    assert!(found.text().contains("compared: step 1 before, step 3 after"), "{}", found.text());
+    let input = [Input::open(&fixtures().join("leaks")).unwrap()];
+    let why = |steps: &str| {
+        let options = options(&[("steps", steps), ("by", "op")]);
+        reports::answer(reports::find("diff").unwrap(), &input, &options).unwrap_err().to_string()
+    };
+    assert!(why("1:99").contains("--step 99"), "{}", why("1:99"));
+    assert!(why("1").contains("expected two steps"), "{}", why("1"));
+}
+
+#[test]
 fn json_fields_of_every_report_are_documented() {
     let page = std::fs::read_to_string(fixtures().join("../../docs/json.md")).unwrap();
     let documented = |report: &str, field: &str| {

@@ -3,7 +3,7 @@
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
-use memtrace_trace::EventName;
+use memtrace_trace::{Category, EventName};
 
 use super::device_users::{self, DeviceUse, DeviceUser};
 use super::report::{Answer, Report, next};
@@ -11,9 +11,9 @@ use crate::error::Result;
 use crate::options::Options;
 use crate::profile::flow_categories;
 use crate::read::input::Input;
-use crate::read::record::Columns;
+use crate::read::record::{Columns, Record};
 use crate::read::stream::TraceFile;
-use crate::read::symbols::{NO_MODULE, NO_PHASE, Symbol};
+use crate::read::symbols::{NO_MODULE, NO_PHASE, Symbol, SymbolTable};
 use crate::render::footer::Footer;
 use crate::render::heading::heading;
 use crate::render::numbers::{bar, count, percent, share};
@@ -57,8 +57,15 @@ impl Report for Ranks {
                 |row, replay| {
                     device_use.feed(row, replay);
                     let is_wanted = options.device.is_none_or(|only| only == row.device);
-                    if row.event == EventName::Alloc && is_wanted && replay.in_window() {
-                        work.add(row.module, row.phase, row.delta_bytes);
+                    if !is_wanted || !replay.in_window() {
+                        return;
+                    }
+                    match row.event {
+                        EventName::Alloc => work.add(row.module, row.phase, row.delta_bytes),
+                        EventName::Tag if row.category == Category::Input && row.delta_bytes > 0 => {
+                            work.tag_input(row, &replay.symbols);
+                        }
+                        _ => {}
                     }
                 },
             )?;
@@ -129,6 +136,23 @@ impl Work {
         });
         *blocks += 1;
         *sum += bytes;
+    }
+}
+
+/// The phases in which a script makes the model, and loads a batch.
+const INIT: &str = "init";
+const LOADER: &str = "dataloader";
+
+impl Work {
+    /// Takes the tag of a batch. The first batch is made before the first forward, but does not belong to the making of the model.
+    fn tag_input(&mut self, row: &Record, symbols: &SymbolTable) {
+        if *symbols.get(row.phase) != *INIT {
+            return;
+        }
+        let Some((blocks, sum)) = self.sums.get_mut(&(row.phase, row.module)) else { return };
+        *blocks = blocks.saturating_sub(1);
+        *sum -= row.delta_bytes;
+        self.add(row.module, symbols.intern(LOADER), row.delta_bytes);
     }
 }
 
