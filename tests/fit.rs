@@ -169,6 +169,24 @@ fn fit_shows_a_failure_that_is_no_oom_and_gives_no_answer() {
 }
 
 #[test]
+fn fit_without_a_gpu_proposes_a_simulated_one() {
+    // The message of torch on a machine without a driver.
+    let fails = "raise RuntimeError('Found no NVIDIA driver on your system.')";
+    let hint = "without a GPU, add --phantom h100-80g";
+    let folder = TempDir::new().unwrap();
+    let here = memtrace()
+        .args(["fit", "--", "python3", "-c", fails, "{}"])
+        .current_dir(folder.path())
+        .output()
+        .unwrap();
+    let said = text(&here.stdout);
+    assert_eq!(here.status.code(), Some(1), "{said}");
+    assert!(said.contains(hint), "{said}");
+    let simulated = Fit::of(&["--", "python3", "-c", fails, "{}"]);
+    assert!(!simulated.text().contains(hint), "{}", simulated.text());
+}
+
+#[test]
 fn fit_counts_an_oom_of_torch_as_too_large_and_shows_the_holders() {
     Torch::run("2.11.0", |torch| {
         let gpt = script("gpt.py");

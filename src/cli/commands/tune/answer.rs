@@ -3,7 +3,7 @@
 use memtrace_analysis::read::input::Input;
 use memtrace_analysis::read::stream::TraceFile;
 use memtrace_analysis::render::heading::heading;
-use memtrace_analysis::render::numbers::{counted, percent, share};
+use memtrace_analysis::render::numbers::{count, counted, percent, share};
 use memtrace_analysis::render::printer::{Cell, Printer, Side, Style, Table};
 use memtrace_analysis::requests::Requests;
 use memtrace_trace::units::Unit;
@@ -201,8 +201,9 @@ impl<'a> TuneAnswer<'a> {
         let saved = own.peak_reserved - best.peak_reserved;
         let mut lines = vec![if !own.fits() || best.lost(self.requests) < own.lost(self.requests) {
             format!(
-                "{name}: the requests that ran out of memory then fit. If the run ended there, its later \
-                 requests are not in the trace and were not tried."
+                "{name}: the requests that ran out of memory then fit. Request {} is the last one in the trace: \
+                 later requests of the run were not tried.",
+                count(self.requests.requests)
             )
         } else if saved > 0 {
             format!(
