@@ -316,13 +316,13 @@ fn a_path_in_the_place_of_a_command_is_answered_with_the_command() {
 #[test]
 fn diff_of_two_steps_takes_one_trace() {
     let folder = folder_with(&[("vm.r0.1.csv", training(0))]);
-    let one = output(&["diff", "--steps", "1:2", path(&folder)]);
+    let one = output(&["diff", "--steps", "0:1", path(&folder)]);
     assert!(
-        one.status.success() && stdout(&one).contains("compared: step 1 before, step 2 after"),
+        one.status.success() && stdout(&one).contains("compared: step 0 before, step 1 after"),
         "{}",
         stderr(&one)
     );
-    for wrong in [&["diff", path(&folder)][..], &["diff", "--steps", "1:2", path(&folder), path(&folder)]] {
+    for wrong in [&["diff", path(&folder)][..], &["diff", "--steps", "0:1", path(&folder), path(&folder)]] {
         assert_eq!(output(wrong).status.code(), Some(2), "{wrong:?}");
     }
 }

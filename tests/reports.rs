@@ -371,6 +371,31 @@ fn oom_subtracts_memory_of_other_processes_from_the_free_memory() {
 
 /// vLLM's error for its part of the card fails no request, and the mark in the trace has the part.
 #[test]
+fn oom_has_the_categories_that_later_rows_give_the_blocks() {
+    const MIB: i64 = 1 << 20;
+    let devices = vec![Device { ordinal: 0, name: "a card".to_owned(), total_bytes: 100 * MIB }];
+    let mut trace = TraceBuilder::new(Meta { devices, ..Meta::default() });
+    trace.segment(20 * MIB);
+    let row = Row { module: "(script)", phase: "optimizer", op: "aten::zeros", step: 0, ..Row::default() };
+    let temporary = Row { category: Category::Temporary, ..row };
+    let state = trace.alloc(8 * MIB, temporary);
+    trace.alloc(4 * MIB, temporary);
+    trace.change(
+        Row { event: EventName::Oom, requested_bytes: 90 * MIB, rounded_bytes: 90 * MIB, ..row },
+        [0; 3],
+    );
+    trace.tag(state, 8 * MIB, temporary, Row { category: Category::OptimizerState, ..row });
+    let trace = trace.finish();
+    let text = answer_on(trace.clone(), "oom", &[]).text();
+    assert!(text.contains("8.00 MiB  66.7 %") && text.contains("optimizer_state"), "{text}");
+    let summary = answer_on(trace, "summary", &[]).text();
+    let of = |text: &str| {
+        text.lines().find(|line| line.contains("optimizer_state")).map(|line| line.contains("8.00 MiB"))
+    };
+    assert_eq!((of(&text), of(&summary)), (Some(true), Some(true)), "{summary}");
+}
+
+#[test]
 fn oom_explains_a_server_that_found_no_room_in_its_part_of_the_card() {
     const MIB: i64 = 1 << 20;
     let asked = |mark: &str, free: i64| {
@@ -1240,8 +1265,12 @@ fn diff_compares_two_steps_of_one_run() {
     assert!(found.text().contains("compared: step 1 before, step 3 after"), "{}", found.text());
     let input = [Input::open(&fixtures().join("leaks")).unwrap()];
     let why = |steps: &str| {
-        let options = options(&[("steps", steps), ("by", "op")]);
-        reports::answer(reports::find("diff").unwrap(), &input, &options).unwrap_err().to_string()
+        let report = reports::find("diff").unwrap();
+        let mut options = options(&[("steps", steps)]);
+        for flag in report.flags().iter().filter(|flag| !flag.default.is_empty()) {
+            options.values.entry(flag.name).or_insert_with(|| flag.default.to_owned());
+        }
+        reports::answer(report, &input, &options).unwrap_err().to_string()
     };
     assert!(why("1:99").contains("--step 99"), "{}", why("1:99"));
     assert!(why("1").contains("expected two steps"), "{}", why("1"));
