@@ -590,7 +590,10 @@ fn ranks_and_ledger_name_the_processes_that_fill_another_ranks_gpu() {
     assert!(text.contains("200.00 MiB on GPUs where their processes do not work"), "{text}");
     assert!(text.contains("map_location"), "{text}");
     let ledger = answer_on_ranks(&run(true, 0), "ledger", &[]).text();
-    assert!(ledger.contains("other processes, of this run: rank 1 (pid 2)"), "{ledger}");
+    assert!(
+        ledger.contains("other processes: rank 1 of this run (pid 2), 200.00 MiB by aten::copy_"),
+        "{ledger}"
+    );
     // Rank 1 has 200 of the 300 MiB that rank 0 sees beside its own.
     assert_eq!(answer.json["unnamed_others"], json!([]), "less than a context");
     let alone = answer_on_ranks(&run(false, 0), "ranks", &[]);
@@ -601,6 +604,77 @@ fn ranks_and_ledger_name_the_processes_that_fill_another_ranks_gpu() {
         contexts.json["unnamed_others"][0],
         json!({ "host": "host", "device": 0, "bytes": 600 * MIB })
     );
+}
+
+/// Rank 1 has asked GPU 0 for its free memory: a context without memory, which only the samples show. A worker
+/// process of rank 1 has memory on GPU 0.
+#[test]
+fn ranks_and_oom_name_contexts_and_worker_processes_on_another_ranks_gpu() {
+    const MIB: i64 = 1 << 20;
+    const TOTAL: i64 = 8000 * MIB;
+    let trace = |rank: i32, ancestors: &[u32], used: &[(i32, i64)], others: i64, fails: bool| {
+        let device =
+            |ordinal| memtrace_trace::meta::Device { ordinal, total_bytes: TOTAL, ..Default::default() };
+        let mut trace = TraceBuilder::new(Meta {
+            rank,
+            world_size: 2,
+            host: "host".to_owned(),
+            argv: ["python", "-u", "jobs/train.py", "--lr", "1"].map(str::to_owned).to_vec(),
+            devices: vec![device(0), device(1)],
+            ancestors: ancestors.to_vec(),
+            ..Meta::default()
+        });
+        for &(device, mib) in used {
+            let row = Row { device, op: "aten::copy_", ..Row::default() };
+            if mib > 0 {
+                let segment =
+                    Row { event: EventName::SegmentAlloc, api: "cudaMalloc", delta_bytes: mib * MIB, ..row };
+                trace.change(segment, [0, 0, mib * MIB]);
+                trace.alloc(mib * MIB, row);
+            }
+            let (own, others) = ((mib + 500) * MIB, if device == 0 { others * MIB } else { 0 });
+            let free = TOTAL - own - others;
+            let name = format!("total={TOTAL} free={free} process={own} others={others}");
+            let sample = Row { event: EventName::Sample, api: "nvml", name: &name, device, ..Row::default() };
+            trace.raw(Row { device_free_bytes: free, ..sample });
+            if fails {
+                let mark = Row { event: EventName::Oom, rounded_bytes: 1000 * MIB, device, ..Row::default() };
+                trace.raw(mark);
+            }
+        }
+        trace.finish()
+    };
+    // Rank 0 uses 6000 MiB, rank 1 has a context on GPU 0, and its worker 200 MiB: 500 + 700 MiB of others.
+    let run = [
+        trace(0, &[7], &[(0, 6000)], 1200, true),
+        trace(1, &[7], &[(0, 0), (1, 300)], 7200, false),
+        trace(1, &[2, 7], &[(0, 200)], 7000, false),
+    ];
+    let answer = answer_on_ranks(&run, "ranks", &[]);
+    let found: Vec<_> = answer.json["shared_devices"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|user| json!([user["process"], user["works_here"], user["context_bytes"], user["bytes"]]))
+        .collect();
+    let context = 500 * MIB;
+    assert_eq!(
+        found,
+        [
+            json!(["rank 0 of this run (pid 1)", true, context, 6500 * MIB]),
+            json!(["rank 1 of this run (pid 2)", false, context, context]),
+            json!(["worker process of rank 1, train.py (pid 3)", false, context, 700 * MIB]),
+        ]
+    );
+    assert_eq!(answer.json["unnamed_others"], json!([]));
+    let oom = answer_on_ranks(&run, "oom", &[]);
+    assert_eq!(oom.json["ooms"][0]["verdict"], "another process", "{}", oom.text());
+    for wanted in
+        ["rank 1 of this run (pid 2), 500.00 MiB", "worker process of rank 1, train.py (pid 3), 700.00 MiB"]
+    {
+        assert!(oom.text().contains(wanted), "{wanted}\n{}", oom.text());
+    }
+    assert!(oom.text().contains("torch.cuda.set_device(local_rank)"), "{}", oom.text());
 }
 
 #[test]

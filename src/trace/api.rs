@@ -122,6 +122,8 @@ text_enum! {
         Script = "script",
         /// A mark where a backward continues with another call of a module.
         Backward = "backward",
+        /// A mark of the first use of a device, in a process that uses several.
+        FirstUse = "first_use",
     }
 }
 

@@ -22,6 +22,7 @@ pub mod error;
 pub mod event;
 pub mod event_name;
 pub mod files;
+pub mod first_use;
 pub mod hello;
 pub mod host;
 pub mod journal;

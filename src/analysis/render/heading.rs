@@ -3,6 +3,7 @@
 use memtrace_trace::meta::Meta;
 
 use super::printer::{Cell, Printer, Style};
+use super::process_names::rank_or_name;
 use crate::read::input::Input;
 use crate::render::numbers::counted;
 
@@ -44,7 +45,7 @@ pub fn heading(printer: &mut Printer, input: &Input, meta: &Meta) {
 }
 
 /// Begins the section of the process at `index` of `input`. Prints the report's first line before the first
-/// process, then a gap, and a line with the rank if there are several processes.
+/// process, then a gap, and a line with the rank or name of the process if there are several.
 pub fn process_heading(printer: &mut Printer, input: &Input, index: usize) {
     let meta = &input.traces[index].meta;
     if index == 0 {
@@ -52,6 +53,6 @@ pub fn process_heading(printer: &mut Printer, input: &Input, index: usize) {
     }
     printer.gap();
     if input.traces.len() > 1 {
-        printer.plain(format!("rank {}", meta.rank));
+        printer.plain(rank_or_name(&input.traces[index], input));
     }
 }

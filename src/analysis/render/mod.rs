@@ -9,6 +9,7 @@ pub mod margin;
 pub mod numbers;
 pub mod phantom_run;
 pub mod printer;
+pub(crate) mod process_names;
 pub(crate) mod rst;
 pub mod table;
 pub mod wrap;

@@ -3,16 +3,23 @@
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
+use memtrace_trace::first_use::FirstUse;
 use memtrace_trace::memory::MemoryKind;
+use memtrace_trace::{Api, EventName};
 
+use super::first_call::{FirstCall, SET_DEVICE};
+use crate::error::Result;
 use crate::options::Options;
-use crate::read::record::Record;
+use crate::read::input::Input;
+use crate::read::record::{Columns, Record};
 use crate::read::stream::TraceFile;
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
+use crate::render::process_names::{parent, process_name};
 use crate::state::block::Owner;
-use crate::state::levels::{DeviceLevels, Level, Levels};
-use crate::state::replay::{HOST, Replay};
-use crate::state::replay_trace::Replayed;
+use crate::state::categories::KnownCategories;
+use crate::state::levels::{Level, Levels};
+use crate::state::replay::{HOST, Metric, Replay};
+use crate::state::replay_trace::{Replayed, replay_trace};
 use crate::state::stacks::Stacks;
 
 /// The maximum number of rows that are shown without `--top`.
@@ -35,6 +42,12 @@ impl DeviceUse {
     /// Takes a row, with its `stack_id`, after the replay took it.
     pub(super) fn feed(&mut self, row: &Record, replay: &Replay) {
         self.levels.feed(row, replay);
+        if row.event == EventName::Mark && *replay.symbols.get(row.api) == *Api::FirstUse.as_str() {
+            if let Some(FirstUse { device }) = FirstUse::parse(&replay.symbols.get(row.name)) {
+                self.first.insert(device, (Owner::of(row), row.stack_id));
+            }
+            return;
+        }
         let allocates =
             matches!(MemoryKind::of(row.event), Some((MemoryKind::Block | MemoryKind::External, _)));
         if allocates && row.device != HOST && row.delta_bytes > 0 {
@@ -45,27 +58,64 @@ impl DeviceUse {
         }
     }
 
-    /// The use of each GPU.
-    pub(super) fn users(self, trace: &TraceFile, replayed: &Replayed) -> Vec<DeviceUser> {
+    /// The use of each GPU by the process of `trace`, which is one of `input`.
+    pub(super) fn users(self, trace: &TraceFile, input: &Input, replayed: &Replayed) -> Vec<DeviceUser> {
         let stacks = Stacks::read(trace);
         let most = self.levels.devices.iter().max_by_key(|device| device.highest.reserved);
-        let home = most.map(|device| device.ordinal);
-        let user = |device: &DeviceLevels| {
-            let (owner, stack) = self.first.get(&device.ordinal).copied().unzip();
+        let Some(home) = most.map(|device| device.ordinal) else { return Vec::new() };
+        let of_context = |(ordinal, context, others): (i32, i64, i64)| {
+            (ordinal, Level { context, outside: context + others, others, ..Level::default() })
+        };
+        let contexts = replayed.replay.contexts().map(of_context);
+        let levels = self.levels.devices.iter().map(|device| (device.ordinal, device.highest));
+        let user = |(device, level): (i32, Level)| {
+            let (owner, stack) = self.first.get(&device).copied().unzip();
             let op = owner.map_or_else(String::new, |owner| replayed.symbols.or_dash(owner.op));
             DeviceUser {
                 host: trace.meta.host.clone(),
-                device: device.ordinal,
+                device,
+                sees_all: trace.meta.devices.len() > 1 || trace.meta.world_size <= 1,
                 rank: trace.meta.rank,
                 pid: trace.pid(),
-                is_home: home == Some(device.ordinal),
-                level: device.highest,
+                parent: parent(trace, input).map(TraceFile::pid),
+                name: process_name(trace, input),
+                is_home: home == device,
+                level,
                 op,
-                line: stack.and_then(|stack| stacks.lines(stack).first().map(|line| (*line).to_owned())),
+                call: stack.and_then(|stack| FirstCall::read(&stacks, stack)),
             }
         };
         let has_memory = |user: &DeviceUser| user.bytes() > 0;
-        self.levels.devices.iter().map(user).filter(has_memory).collect()
+        levels.chain(contexts).map(user).filter(has_memory).collect()
+    }
+}
+
+/// Reads the use of each GPU by every process of a run.
+pub(super) fn read_users(input: &Input, options: &Options) -> Result<Vec<DeviceUser>> {
+    let mut users = Vec::new();
+    for trace in &input.traces {
+        let mut device_use = DeviceUse::new(options);
+        let known = KnownCategories::default();
+        let columns = Columns::of(&["stack_id"]);
+        let replayed = replay_trace(trace, columns, options, Metric::Allocated, known, |row, replay| {
+            device_use.feed(row, replay);
+        })?;
+        users.extend(device_use.users(trace, input, &replayed));
+    }
+    find_homes(&mut users);
+    Ok(users)
+}
+
+/// Corrects the home of worker processes once all users are known: it is the home of their parents.
+pub(super) fn find_homes(users: &mut [DeviceUser]) {
+    let key = |user: &DeviceUser| (user.host.clone(), user.pid.clone());
+    let homes: FxHashMap<(String, String), i32> =
+        users.iter().filter(|user| user.is_home).map(|user| (key(user), user.device)).collect();
+    for user in users.iter_mut().filter(|user| user.sees_all) {
+        let Some(parent) = &user.parent else { continue };
+        if let Some(home) = homes.get(&(user.host.clone(), parent.clone())) {
+            user.is_home = *home == user.device;
+        }
     }
 }
 
@@ -73,15 +123,21 @@ impl DeviceUse {
 pub(super) struct DeviceUser {
     host: String,
     device: i32,
+    /// False if the process sees one GPU of several, so that its ordinal does not identify the GPU.
+    sees_all: bool,
     rank: i32,
     pid: String,
-    /// True if the process has most of its memory on this GPU.
+    /// The id of the process of the run that started it.
+    parent: Option<String>,
+    /// The name of the process, with its pid.
+    name: String,
+    /// True if the process, or for a worker process the one that started it, has most of its memory here.
     is_home: bool,
     level: Level,
     /// The op of its first memory there.
     op: String,
-    /// The line of Python that allocated it.
-    line: Option<String>,
+    /// The call that put the process there.
+    call: Option<FirstCall>,
 }
 
 impl DeviceUser {
@@ -93,12 +149,25 @@ impl DeviceUser {
         (self.level.outside - self.level.others - self.level.context).max(0)
     }
 
+    /// The place of the first use: the call and line of Python, or the op.
+    fn first(&self) -> String {
+        self.call.as_ref().map_or_else(|| self.op.clone(), FirstCall::text)
+    }
+
+    /// The remedy, if the process works on another GPU.
+    fn remedy(&self) -> Option<&'static str> {
+        let remedy = self.call.as_ref().map_or(SET_DEVICE, |call| call.remedy);
+        (!self.is_home).then_some(remedy)
+    }
+
     fn json(&self) -> Value {
+        let call = self.call.as_ref();
         json!({
-            "host": self.host, "device": self.device, "rank": self.rank, "pid": self.pid, "works_here": self.is_home,
+            "host": self.host, "device": self.device, "rank": self.rank, "pid": self.pid, "process": self.name, "works_here": self.is_home,
             "context_bytes": self.level.context, "allocated_bytes": self.level.allocated,
             "reserved_bytes": self.level.reserved, "library_bytes": self.libraries(), "bytes": self.bytes(),
-            "first_op": self.op, "first_line": self.line,
+            "first_op": self.op, "first_line": call.map(|call| &call.line), "first_call": call.map(|call| call.what),
+            "remedy": self.remedy(),
         })
     }
 }
@@ -158,6 +227,54 @@ pub(super) fn to_json(users: &[DeviceUser]) -> Value {
     users.iter().map(DeviceUser::json).collect()
 }
 
+/// The processes of a run that have memory on the GPU of another one of its processes.
+#[derive(Clone, Debug)]
+pub(super) struct Neighbours {
+    /// Their names, each with its bytes and the call that put it there if it works on another GPU.
+    pub(super) text: String,
+    pub(super) remedy: &'static str,
+}
+
+/// The maximum number of neighbours that are named.
+const MOST_NAMED: usize = 4;
+
+/// Names the other processes of the run on the GPU `device` of the process of `trace`, those that work
+/// elsewhere first. Other processes have `others` bytes there. Returns `None` if the run has no other there.
+pub(super) fn neighbours(
+    users: &[DeviceUser],
+    trace: &TraceFile,
+    (device, others): (i32, i64),
+    options: &Options,
+) -> Option<Neighbours> {
+    let pid = trace.pid();
+    let is_here = |user: &&DeviceUser| user.sees_all && user.device == device && user.host == trace.meta.host;
+    let mut here: Vec<&DeviceUser> = users.iter().filter(is_here).collect();
+    here.iter().find(|user| user.pid == pid)?;
+    here.retain(|user| user.pid != pid);
+    here.sort_by(|a, b| (a.is_home, -a.bytes(), &a.pid).cmp(&(b.is_home, -b.bytes(), &b.pid)));
+    let named = |user: &&DeviceUser| {
+        let mut text = format!("{}, {}", user.name, options.units.show(user.bytes()));
+        if !user.is_home && !user.first().is_empty() {
+            text.push_str(&format!(" by {}", user.first()));
+        }
+        text
+    };
+    let mut names: Vec<String> = here.iter().take(MOST_NAMED).map(named).collect();
+    let remedy = here.first()?.remedy().unwrap_or(ONE_EACH);
+    if here.len() > names.len() {
+        names.push(format!("{} more", here.len() - names.len()));
+    }
+    let rest = others - here.iter().map(|user| user.bytes()).sum::<i64>();
+    if rest >= LEAST_UNNAMED {
+        names.push(format!("{} of processes without a trace in this run", options.units.show(rest)));
+    }
+    Some(Neighbours { text: names.join("; "), remedy })
+}
+
+/// The remedy where several processes of a run work on the same GPU.
+const ONE_EACH: &str =
+    "a GPU for each process, or fewer processes: each has a context, a cache and a model of its own";
+
 /// Prints the users of crowded GPUs, and what to do.
 pub(super) fn print(users: &[DeviceUser], printer: &mut Printer, options: &Options) {
     let foreign: Vec<&DeviceUser> = users.iter().filter(|user| !user.is_home).collect();
@@ -173,8 +290,7 @@ pub(super) fn print(users: &[DeviceUser], printer: &mut Printer, options: &Optio
     let many_hosts = users.iter().any(|user| user.host != users[0].host);
     let mut table = Table::new(&[
         ("GPU", Side::Left),
-        ("rank", Side::Right),
-        ("pid", Side::Right),
+        ("process", Side::Left),
         ("total", Side::Right),
         ("context", Side::Right),
         ("allocated", Side::Right),
@@ -189,24 +305,21 @@ pub(super) fn print(users: &[DeviceUser], printer: &mut Printer, options: &Optio
         let gpu = if many_hosts { format!("{} {}", user.host, user.device) } else { user.device.to_string() };
         table.row([
             gpu.into(),
-            user.rank.to_string().into(),
-            user.pid.as_str().into(),
+            user.name.as_str().into(),
             Cell::new(show(user.bytes()), style),
             show(user.level.context).into(),
             show(user.level.allocated).into(),
             show(user.level.reserved).into(),
             show(user.libraries()).into(),
             if user.is_home { "" } else { "works elsewhere" }.into(),
-            if user.is_home { "-" } else { user.line.as_deref().unwrap_or(&user.op) }.into(),
+            if user.is_home { "-".to_owned() } else { user.first() }.into(),
         ]);
     }
     printer.table(&table);
-    printer.line([
-        "try: ".into(),
-        Cell::new(
-            "torch.cuda.set_device(local_rank) before the first call of CUDA; torch.load(..., map_location=\"cpu\"), for a \
-             checkpoint goes back to the GPU that it was saved on",
-            Style::Command,
-        ),
-    ]);
+    let mut remedies: Vec<&str> = foreign.iter().filter_map(|user| user.remedy()).collect();
+    remedies.sort_unstable();
+    remedies.dedup();
+    for remedy in remedies {
+        printer.line(["try: ".into(), Cell::new(remedy, Style::Command)]);
+    }
 }

@@ -13,6 +13,7 @@ mod check_files;
 mod device_peaks;
 mod device_users;
 mod diff;
+mod first_call;
 pub(crate) mod frag;
 mod group_table;
 pub(crate) mod growth;

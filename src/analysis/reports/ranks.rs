@@ -19,6 +19,7 @@ use crate::render::heading::heading;
 use crate::render::numbers::{bar, count, percent, share};
 use crate::render::numbers::{counted, step_or_dash};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
+use crate::render::process_names::rank_or_name;
 use crate::state::replay::Metric;
 use crate::state::replay_trace::{Replayed, replay_trace, used_name};
 
@@ -70,15 +71,16 @@ impl Report for Ranks {
                 },
             )?;
             footer.add(trace, &replayed, replayed.fullest(Metric::Allocated, options).map(|d| d.ordinal));
-            let mut rank = Rank::new(trace, &replayed, &work, options);
+            let mut rank = Rank::new((trace, input), &replayed, &work, options);
             if let Some(first) = ranks.first() {
                 part = part.or_else(|| first_difference(first, &rank));
                 // Every rank is compared with the first one, so only the work of the first is kept.
                 rank.work = Vec::new();
             }
             ranks.push(rank);
-            users.extend(device_use.users(trace, &replayed));
+            users.extend(device_use.users(trace, input, &replayed));
         }
+        device_users::find_homes(&mut users);
         let unnamed = device_users::unnamed(&users);
         let users = device_users::crowded(users);
         if let Some(trace) = input.traces.first() {
@@ -158,6 +160,8 @@ impl Work {
 
 struct Rank {
     rank: i32,
+    /// The rank, or the name of the process if the rank has several.
+    shown: String,
     allocated: i64,
     reserved: i64,
     used: i64,
@@ -171,7 +175,12 @@ struct Rank {
 }
 
 impl Rank {
-    fn new(trace: &TraceFile, replayed: &Replayed, work: &Work, options: &Options) -> Rank {
+    fn new(
+        (trace, input): (&TraceFile, &Input),
+        replayed: &Replayed,
+        work: &Work,
+        options: &Options,
+    ) -> Rank {
         let peak =
             |metric| replayed.fullest(metric, options).map(|device| *device.peak(metric)).unwrap_or_default();
         let counts = &replayed.replay.counts;
@@ -182,6 +191,7 @@ impl Rank {
         };
         Rank {
             rank: trace.meta.rank,
+            shown: rank_or_name(trace, input).trim_start_matches("rank ").to_owned(),
             allocated: allocated.bytes,
             reserved: peak(Metric::Reserved).bytes,
             used: peak(Metric::Used).bytes,
@@ -316,7 +326,7 @@ fn table(printer: &mut Printer, ranks: &[Rank], options: &Options) {
     for rank in shown {
         let bytes = |bytes| options.units.show(bytes).to_string();
         table.row([
-            rank.rank.to_string().into(),
+            rank.shown.as_str().into(),
             Cell::new(bytes(rank.allocated), Style::Strong),
             bar(share(rank.allocated, most), 12).into(),
             bytes(rank.reserved).into(),

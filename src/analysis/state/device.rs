@@ -221,6 +221,16 @@ impl Devices {
         None
     }
 
+    /// The devices without memory of the process, with its context and the memory of other processes there,
+    /// by their last sample.
+    pub(super) fn contexts(&self) -> impl Iterator<Item = (i32, i64, i64)> {
+        let contexts = self
+            .early
+            .iter()
+            .map(|(ordinal, sample, _)| (*ordinal, sample.process.unwrap_or(0), sample.others.unwrap_or(0)));
+        contexts.filter(|(_, context, _)| *context > 0)
+    }
+
     /// The index of that device.
     #[cold]
     fn place(&mut self, ordinal: i32) -> usize {

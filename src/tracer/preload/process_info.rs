@@ -12,7 +12,7 @@ use crate::attribution::{steps, updates};
 use crate::capabilities;
 use crate::ffi::{cuda, phantom};
 use crate::python::{errors, injection};
-use crate::runtime::session;
+use crate::runtime::{command_line, session};
 
 /// Returns the host name in a form that is safe in a file name.
 pub(crate) fn host() -> String {
@@ -55,10 +55,10 @@ pub(crate) fn describe(meta: &mut Meta) {
     meta.allocator = allocator();
     meta.world_size =
         number(&["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"]).unwrap_or(1);
-    meta.argv = redact(std::env::args_os().map(|word| word.to_string_lossy().into_owned()));
+    meta.ancestors = ancestors();
+    meta.argv = redact(command_line::of_program(&meta.ancestors));
     meta.phantom = phantom::describe();
     meta.cwd = std::env::current_dir().map_or_else(|_| String::new(), |path| path.display().to_string());
-    meta.ancestors = ancestors();
     if !meta.allocator.caching {
         meta.degraded.push("caching is off: the runtime's own calls are recorded as blocks".to_owned());
     }

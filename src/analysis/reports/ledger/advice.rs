@@ -10,7 +10,6 @@ pub(super) const GRAPHS: &str = "torch.cuda.graph_pool_handle() to share one poo
 pub(super) const CONTEXT: &str = "CUDA_MODULE_LOADING=LAZY, fewer extensions; each process has one per GPU";
 pub(super) const OTHERS: &str =
     "end them (nvidia-smi lists them), or choose another GPU with CUDA_VISIBLE_DEVICES";
-pub(super) const OF_THIS_RUN: &str = "memtrace ranks has a row for each, with its first memory here";
 pub(super) const UNKNOWN_PROCESS: &str =
     "run outside the container or with --pid=host to separate the processes";
 pub(super) const HOST: &str =

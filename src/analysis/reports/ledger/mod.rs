@@ -4,6 +4,7 @@ use memtrace_trace::{Category, EventName, ledger};
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde_json::{Value, json};
 
+use super::device_users;
 use super::report::{Answer, Report, next};
 use crate::error::Result;
 use crate::options::{Flag, Options};
@@ -16,6 +17,7 @@ use crate::render::footer::Footer;
 use crate::render::heading::heading;
 use crate::render::numbers::{bar, count, duration, percent, share};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
+use crate::render::process_names::rank_or_name;
 use crate::state::group::{Group, Key, sorted};
 use crate::state::layout::{self, Layout};
 use crate::state::moment::{self, NamedMoment, replay_to_moment};
@@ -89,14 +91,14 @@ impl Report for Ledger {
             }
             held.push((trace, states));
         }
-        name_neighbours(&mut held);
+        name_neighbours(&mut held, input, options)?;
         for (trace, states) in held {
             for state in states {
                 if json.is_empty() {
                     heading(&mut printer, input, &trace.meta);
                 }
                 printer.gap();
-                state.print(&mut printer, trace, options);
+                state.print(&mut printer, &rank_or_name(trace, input), options);
                 json.push(state.json(trace));
                 for note in &state.notes {
                     if !footer.notes.contains(note) {
@@ -121,30 +123,28 @@ impl Report for Ledger {
 }
 
 /// Names the processes of this run among the other processes on a GPU: they have traces of their own.
-fn name_neighbours(held: &mut [(&TraceFile, Vec<LedgerState>)]) {
-    let mut users: FxHashMap<(String, i32), Vec<(i32, String)>> = FxHashMap::default();
-    for (trace, states) in held.iter() {
-        // If each process sees one GPU, equal ordinals do not mean the same GPU.
-        for state in states.iter().filter(|_| trace.meta.devices.len() > 1 || trace.meta.world_size <= 1) {
-            let user = (trace.meta.rank, trace.pid());
-            users.entry((trace.meta.host.clone(), state.ordinal)).or_default().push(user);
-        }
+fn name_neighbours(
+    held: &mut [(&TraceFile, Vec<LedgerState>)],
+    input: &Input,
+    options: &Options,
+) -> Result<()> {
+    let mut lines = held.iter().flat_map(|(_, states)| states).flat_map(|state| &state.lines);
+    if input.traces.len() < 2 || !lines.any(|line| line.group == "others") {
+        return Ok(());
     }
+    let users = device_users::read_users(input, options)?;
     for (trace, states) in held.iter_mut() {
         for state in states.iter_mut() {
-            let Some(all) = users.get(&(trace.meta.host.clone(), state.ordinal)) else { continue };
-            let own = (trace.meta.rank, trace.pid());
-            let others: Vec<String> = all
-                .iter()
-                .filter(|user| **user != own)
-                .map(|(rank, pid)| format!("rank {rank} (pid {pid})"))
-                .collect();
-            for line in state.lines.iter_mut().filter(|line| line.group == "others" && !others.is_empty()) {
-                line.what = format!("other processes, of this run: {}", others.join(", "));
-                advice::OF_THIS_RUN.clone_into(&mut line.advice);
+            for line in state.lines.iter_mut().filter(|line| line.group == "others") {
+                let here = (state.ordinal, line.bytes);
+                if let Some(others) = device_users::neighbours(&users, trace, here, options) {
+                    line.what = format!("other processes: {}", others.text);
+                    others.remedy.clone_into(&mut line.advice);
+                }
             }
         }
     }
+    Ok(())
 }
 
 /// Facts about memory that only later rows show.
@@ -474,7 +474,7 @@ impl LedgerState {
         is_unified.then(|| (self.total - self.used).max(0))
     }
 
-    fn print(&self, printer: &mut Printer, trace: &TraceFile, options: &Options) {
+    fn print(&self, printer: &mut Printer, process: &str, options: &Options) {
         let units = options.units;
         let mut first = format!(" used on device {}", self.ordinal);
         if self.total > 0 {
@@ -483,9 +483,8 @@ impl LedgerState {
         if let Some(free) = self.free() {
             first += &format!(", with page cache; {} free", units.show(free));
         }
-        let rank = trace.meta.rank;
         printer.line([
-            format!("rank {rank}, at {}: ", duration(self.ts_ns)).into(),
+            format!("{process}, at {}: ", duration(self.ts_ns)).into(),
             Cell::new(units.show(self.used).to_string(), Style::Strong),
             first.into(),
         ]);

@@ -9,6 +9,7 @@ use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
 use super::super::advised::FirstAdvice;
+use super::super::device_users::Neighbours;
 use super::super::late_buckets::late_buckets;
 use super::cause::{Cause, Copies, Facts, Kept, StepTotals, with_inputs_of_checkpoints};
 use super::forwards::Forwards;
@@ -260,6 +261,8 @@ pub(super) struct OomCase<'a> {
     pub(super) cause: Cause,
     pub(super) kept: Option<(Holder, Kept)>,
     pub(super) facts: Facts,
+    /// The other processes of the run on this GPU, if they were looked for.
+    pub(super) neighbours: Option<Neighbours>,
     ooms: u64,
     /// The context of a simulated GPU; `None` on a real GPU, and if the request for a simulated GPU set the
     /// size of the context.
@@ -416,6 +419,7 @@ impl<'a> OomCase<'a> {
             server,
             cause,
             kept: kept.map(|(holder, why)| (holder.clone(), why)),
+            neighbours: None,
             ooms: seen.ooms,
             context,
             device_free,
@@ -561,10 +565,14 @@ impl<'a> OomCase<'a> {
                  fit",
                 show(facts.others)
             ),
-            (Cause::OtherProcess, _) => format!(
-                "other processes hold {} of this card's {card}; without them, {request} would fit",
-                show(facts.others)
-            ),
+            (Cause::OtherProcess, _) => {
+                let names = self.neighbours.as_ref().map(|others| format!(" ({})", others.text));
+                format!(
+                    "other processes hold {} of this card's {card}{}; without them, {request} would fit",
+                    show(facts.others),
+                    names.unwrap_or_default()
+                )
+            }
             (Cause::Fragmentation, _) if facts.is_private() => format!(
                 "{} is free in private pools (CUDA graphs, torch.cuda.MemPool), where a request of another pool may not use it",
                 show(facts.private)

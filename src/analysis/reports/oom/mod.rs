@@ -11,6 +11,7 @@ mod step_groups;
 use serde_json::{Value, json};
 
 use super::advised::{Advised, FirstAdvice};
+use super::device_users;
 use super::group_table::print_groups;
 use super::growth::growth_lines;
 use super::killed::Killed;
@@ -71,10 +72,15 @@ impl Report for Oom {
         let mut footer = Footer::new(input);
         let mut cases = Vec::new();
         for trace in &input.traces {
-            let Some(FoundCase { case, replayed, levels, searches }) = find_case(trace, options)? else {
+            let Some(FoundCase { mut case, replayed, levels, searches }) = find_case(trace, options)? else {
                 continue;
             };
             let row = case.row;
+            if case.facts.others > 0 && input.traces.len() > 1 {
+                let users = device_users::read_users(input, options)?;
+                case.neighbours =
+                    device_users::neighbours(&users, trace, (row.device, case.facts.others), options);
+            }
             let search = searches.at_oom();
             if cases.is_empty() {
                 heading(&mut printer, input, &trace.meta);

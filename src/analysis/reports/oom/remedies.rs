@@ -56,9 +56,10 @@ impl OomCase<'_> {
             (Cause::OtherProcess, _) if facts.host.is_some() => {
                 add(&["end other programs: each takes memory that the device shares"])
             }
-            (Cause::OtherProcess, _) => add(&[
+            (Cause::OtherProcess, _) => add(&[self.neighbours.as_ref().map_or(
                 "end the other process (nvidia-smi lists them), or choose another GPU: CUDA_VISIBLE_DEVICES",
-            ]),
+                |others| others.remedy,
+            )]),
             (Cause::Fragmentation, _) => add(self.against_holes()),
             (Cause::OutsideTorch, _) => add(&[
                 "look for libraries beside torch (NCCL, a second framework, plain cudaMalloc): memtrace peak --of used",

@@ -294,6 +294,12 @@ impl Replay {
         self.inside
     }
 
+    /// The devices on which the process has a context and no memory: the ordinal, the bytes of the context,
+    /// and the bytes of other processes.
+    pub fn contexts(&self) -> impl Iterator<Item = (i32, i64, i64)> {
+        self.memory.devices.contexts()
+    }
+
     /// The device `ordinal`, if a row named it.
     #[must_use]
     pub fn find(&self, ordinal: i32) -> Option<&Device> {

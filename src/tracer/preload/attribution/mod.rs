@@ -14,6 +14,7 @@ pub(crate) mod communicators;
 pub(crate) mod context;
 pub(crate) mod deferred_frees;
 pub(crate) mod detail;
+pub(crate) mod first_uses;
 pub(crate) mod fsdp;
 pub(crate) mod graph_captures;
 pub(crate) mod growth;

@@ -1,6 +1,7 @@
 //! Shared by every hook: the session, the state of a thread, the guard around our code, and the log.
 
 pub(crate) mod cache;
+pub(crate) mod command_line;
 pub(crate) mod fixed_text;
 pub(crate) mod fork;
 pub(crate) mod guard;

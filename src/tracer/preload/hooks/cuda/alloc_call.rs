@@ -10,7 +10,7 @@ use memtrace_record::clock::now_ns;
 use memtrace_trace::event::{self, AllocCall};
 use memtrace_trace::{Api, Event, Header, Payload};
 
-use crate::attribution::{communicators, context, private_pools, requested_sizes};
+use crate::attribution::{communicators, context, first_uses, private_pools, requested_sizes};
 use crate::ffi::callers::{Library, library_at};
 use crate::ffi::cuda::is_captured;
 use crate::ffi::cuda_types::{AllocNodeParams, SUCCESS};
@@ -106,6 +106,9 @@ pub(super) fn record_alloc(
             None if call.kind == CallKind::HostAlloc => Event::HOST,
             None => (call.device)(),
         };
+        if device != Event::HOST && call.kind == CallKind::DeviceAlloc && status == SUCCESS {
+            first_uses::note(device);
+        }
         let (header, known) = before_outcome(call, Some(device));
         if status == SUCCESS && known.from_torch_allocator {
             // Without caching, the call is the block.

@@ -1,7 +1,8 @@
-//! The CUDA runtime's calls that allocate and free memory.
+//! The CUDA runtime's calls that allocate and free memory, or create a context.
 
 mod arrays;
 mod call;
+mod first_use;
 mod graph_nodes;
 mod imported;
 mod linear;
@@ -14,4 +15,5 @@ pub(super) fn exported(name: &[u8]) -> Option<StandIn> {
         .or_else(|| arrays::exported(name))
         .or_else(|| imported::exported(name))
         .or_else(|| graph_nodes::exported(name))
+        .or_else(|| first_use::exported(name))
 }

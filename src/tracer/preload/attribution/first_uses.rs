@@ -1,0 +1,57 @@
+//! The Python lines with which the process first uses each of its devices, as marks.
+//!
+//! A process that uses one device has no such mark, unless it is a worker process of `multiprocessing`. In a
+//! distributed job, a second device mostly belongs to another rank: its context alone takes some 500 MiB, and
+//! the call that made it may allocate nothing.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use memtrace_record::intern::{Context, StackId};
+use memtrace_record::recorder::{context_id, text_id};
+use memtrace_trace::first_use::FirstUse;
+use memtrace_trace::{Api, Payload};
+
+use crate::attribution::{context, python_frames, range_rows};
+use crate::runtime::{command_line, session, thread};
+
+/// The devices that the process has used, one bit each.
+static USED: AtomicU64 = AtomicU64::new(0);
+/// The first of them: its bit position plus one, and its stack in the upper half. 0 before the first, and
+/// [`RECORDED`] once it has its mark.
+static FIRST: AtomicU64 = AtomicU64::new(0);
+const RECORDED: u64 = u64::MAX;
+
+/// Notes that the process uses a device.
+#[inline]
+pub(crate) fn note(device: i8) {
+    if let Some(bit) = u32::try_from(device).ok().and_then(|device| 1_u64.checked_shl(device))
+        && USED.load(Ordering::Relaxed) & bit == 0
+    {
+        first_use(device, bit);
+    }
+}
+
+#[cold]
+fn first_use(device: i8, bit: u64) {
+    if USED.fetch_or(bit, Ordering::Relaxed) & bit != 0 {
+        return;
+    }
+    let stack = python_frames::current(0);
+    if command_line::is_worker() {
+        FIRST.store(RECORDED, Ordering::Relaxed);
+    }
+    let packed = u64::from(stack) << 32 | (u64::from(device.unsigned_abs()) + 1);
+    let Err(first) = FIRST.compare_exchange(0, packed, Ordering::Relaxed, Ordering::Relaxed) else { return };
+    if first != RECORDED && FIRST.swap(RECORDED, Ordering::Relaxed) != RECORDED {
+        record((first as u32 - 1) as i32, (first >> 32) as StackId);
+    }
+    record(i32::from(device), stack);
+}
+
+fn record(device: i32, stack: StackId) {
+    let Some(recorder) = session::recorder() else { return };
+    let base = thread::with(context::base).unwrap_or_default();
+    let context = context_id(Context { stack, ..base });
+    let name = text_id(&FirstUse { device }.to_string());
+    range_rows::record(Api::FirstUse, recorder, || Payload::Mark { name }, context);
+}
