@@ -996,6 +996,34 @@ fn budget_limits_the_memory_of_the_host_and_refuses_a_trace_without_samples() {
     assert!(why.contains("no samples of the host"), "{why}");
 }
 
+/// A part of a rotated trace: its first sample comes after some steps, and the context is as old as the process.
+#[test]
+fn leaks_see_no_growth_where_the_first_sample_comes_late() {
+    const MIB: i64 = 1 << 20;
+    const TOTAL: i64 = 8000 * MIB;
+    let mut trace = TraceBuilder::default();
+    trace.segment(40 * MIB);
+    for step in 0..10 {
+        let row = Row { step, op: "aten::mm", ..Row::default() };
+        let block = trace.alloc(10 * MIB, row);
+        if step >= 4 {
+            let name = format!("total={TOTAL} free={} process={} others=0", TOTAL - 640 * MIB, 640 * MIB);
+            trace.raw(Row {
+                event: EventName::Sample,
+                api: "nvml",
+                name: &name,
+                device: 0,
+                ..Row::default()
+            });
+        }
+        trace.free(block, 10 * MIB, row);
+    }
+    let answer = answer_on(trace.finish(), "leaks", &[]);
+    let growth = &answer.json["processes"][0]["growth"][0];
+    assert_eq!((&growth["cause"], &growth["growth_bytes"]), (&Value::Null, &json!(0)), "{growth}");
+    assert_eq!(growth["from"]["parts_bytes"]["outside"], 600 * MIB, "{growth}");
+}
+
 #[test]
 fn leaks_split_the_growth_of_what_nvidia_smi_shows() {
     const MIB: i64 = 1 << 20;

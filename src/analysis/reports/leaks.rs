@@ -88,6 +88,14 @@ impl Report for Leaks {
                 printer.gap();
                 growth.print(&mut printer, options);
             }
+            let lost = whole.replay.counts.lost;
+            if lost > 0 && !grown.is_empty() {
+                footer.notes.push(format!(
+                    "{} lost: memory in use is exact, because each row has the allocator's totals; kept memory and the \
+                     peak of a step may lack the lost events",
+                    counted(lost, "event")
+                ));
+            }
             let is_flat = grown.iter().all(|growth| growth.cause().is_none());
             // First the holders of the memory, then its kinds.
             let searches = RetainedSearches::read(trace, options)?;

@@ -105,6 +105,8 @@ pub struct DeviceLevels {
     inputs: [i64; 2],
     /// True if a sample had the memory of other processes.
     knows_others: bool,
+    /// True once a sample had memory without a traced call.
+    is_sampled: bool,
     /// The large sizes of blocks: the first and last step of each, and the first op.
     sizes: FxHashMap<i64, (i64, i64, Symbol)>,
 }
@@ -121,6 +123,7 @@ impl DeviceLevels {
             now: Level::default(),
             inputs: [0; 2],
             knows_others: false,
+            is_sampled: false,
             sizes: FxHashMap::default(),
         }
     }
@@ -179,6 +182,11 @@ impl DeviceLevels {
             now.others = device.others().unwrap_or(0);
         }
         now.context = totals.untraced.saturating_sub(now.others).max(0);
+        if !self.is_sampled && totals.untraced != 0 {
+            self.is_sampled = true;
+            self.fill_before_sample(totals.untraced);
+        }
+        let now = &mut self.now;
         match MemoryKind::of(row.event) {
             Some((MemoryKind::Block, Effect::Alloc)) => {
                 if row.category == Category::Input {
@@ -217,6 +225,16 @@ impl DeviceLevels {
             self.slice();
         } else if !self.slices.is_empty() {
             self.slices = Vec::new();
+        }
+    }
+
+    /// Gives the levels before the first sample its memory without a traced call. A part of a rotated trace has
+    /// steps before its first sample, with a context that is as old as the process.
+    fn fill_before_sample(&mut self, untraced: i64) {
+        let Level { others, context, .. } = self.now;
+        for level in self.steps.iter_mut().chain(&mut self.slices).chain([&mut self.unfinished]) {
+            level.outside = level.outside.saturating_add(untraced);
+            (level.others, level.context) = (others, context);
         }
     }
 

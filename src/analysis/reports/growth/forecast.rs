@@ -11,6 +11,10 @@ const JUMP: f64 = 0.8;
 const SETTLED: f64 = 0.04;
 /// Growth slows down if the last quarter of the steps has less than this share of it.
 const SLOWING: f64 = 0.15;
+/// Sizes of steps have no clear upper bound if the largest is at least this multiple of the need that nine of
+/// ten steps do not exceed. Evenly spread sizes have 1.1, those of an exponential distribution 2.
+const LONG_TAIL: f64 = 1.5;
+const FEWEST_TO_COMPARE: usize = 20;
 
 /// The result of the growth if it continues.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -19,6 +23,12 @@ pub(super) enum Forecast {
     Jumped { at: usize },
     /// The last quarter of the steps hardly grew.
     Settled,
+    /// The last quarter of the steps hardly grew, but growth has paused for longer before: for `longest` levels,
+    /// and now for `now`.
+    Paused { now: usize, longest: usize },
+    /// It hardly grew since `now` levels, but the largest step needs `times` what nine of ten steps need at most:
+    /// a larger one is to be expected.
+    Varies { now: usize, times: f64 },
     /// The last quarter grew less than the others. `level` is the level in bytes at which memory settles if
     /// it continues to slow down as in the last half; `None` if that half does not slow down evenly.
     Slowing { level: Option<i64> },
@@ -78,8 +88,11 @@ impl Forecast {
         }
         let quarter = end - (end - from) / 4;
         let latest = used(end) - used(quarter);
-        if more <= 0.0 || latest <= SETTLED * more {
+        if more <= 0.0 {
             return Forecast::Settled;
+        }
+        if latest <= SETTLED * more {
+            return Forecast::of_flat_end(&levels[from..], SETTLED * more);
         }
         let before = used(quarter) - used(2 * quarter - end);
         let slowing = Forecast::Slowing {
@@ -98,6 +111,36 @@ impl Forecast {
         let left = (capacity as f64 - used(end)).max(0.0);
         Forecast::Grows { rate, full_at: (capacity > 0).then(|| (x(end) + left / rate).ceil() as i64) }
     }
+
+    /// Returns the forecast for growth whose last quarter is flat. Rises of less than `least` bytes do not count.
+    fn of_flat_end(levels: &[Level], least: f64) -> Forecast {
+        let mut highest = levels[0].used();
+        let mut rises = Vec::new();
+        for (at, level) in levels.iter().enumerate() {
+            if (level.used() - highest) as f64 > least {
+                rises.push(at);
+            }
+            highest = highest.max(level.used());
+        }
+        let longest = rises.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(0);
+        let now = levels.len() - 1 - rises.last().copied().unwrap_or(0);
+        if now < longest {
+            return Forecast::Paused { now, longest };
+        }
+        match largest_need(levels).filter(|times| *times >= LONG_TAIL) {
+            Some(times) => Forecast::Varies { now, times },
+            None => Forecast::Settled,
+        }
+    }
+}
+
+/// Returns the need of the largest step as a multiple of the need that nine of ten steps do not exceed. `None`
+/// for fewer than [`FEWEST_TO_COMPARE`] levels, and if these need nothing.
+fn largest_need(levels: &[Level]) -> Option<f64> {
+    let mut needs: Vec<i64> = levels.iter().map(|level| level.peak - level.allocated).collect();
+    needs.sort_unstable();
+    let usual = needs[(levels.len() * 9 / 10).saturating_sub(1)];
+    (levels.len() >= FEWEST_TO_COMPARE && usual > 0).then(|| needs[needs.len() - 1] as f64 / usual as f64)
 }
 
 #[cfg(test)]
@@ -171,6 +214,33 @@ mod tests {
         let Forecast::Slowing { level } = of(&converges) else { panic!("{:?}", of(&converges)) };
         assert!((890..=910).contains(&(level.unwrap() / MIB)), "{level:?}");
         assert_eq!(of(&[100; 20]), Forecast::Settled);
+        // It has risen at 5, 20 and 25 of 34 steps.
+        let rises = |step: i64| 100 + [5, 20, 25].iter().filter(|at| **at <= step).count() as i64 * 100;
+        let jumps: Vec<i64> = (0..34).map(rises).collect();
+        assert_eq!(of(&jumps), Forecast::Paused { now: 8, longest: 15 });
+        let longer: Vec<i64> = (0..45).map(rises).collect();
+        assert_eq!(of(&longer), Forecast::Settled);
+        // Steps 5 and 12 need 400 and 700 MiB, the others 100: a larger one may come.
+        let needs =
+            |step: i64| [(5, 400), (12, 700)].iter().find(|(at, _)| *at == step).map_or(100, |need| need.1);
+        let tail: Vec<[i64; 4]> = (0..40)
+            .map(|step| {
+                [
+                    0,
+                    needs(step),
+                    if step < 5 {
+                        100
+                    } else if step < 12 {
+                        400
+                    } else {
+                        700
+                    },
+                    0,
+                ]
+            })
+            .collect();
+        let forecast = Forecast::of(&levels(&tail), 1, 1000 * MIB, false);
+        assert_eq!(forecast, Forecast::Varies { now: 27, times: 7.0 });
         let shrinks: Vec<i64> = line.iter().rev().copied().collect();
         assert_eq!(of(&shrinks), Forecast::Settled);
     }

@@ -7,10 +7,10 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::Change;
 use crate::read::record::{Columns, Record};
-use crate::read::symbols::Symbol;
+use crate::read::symbols::{Symbol, SymbolTable};
 use crate::reports::ledger::library;
 use crate::state::layout::{self, Layout};
-use crate::state::replay::{MemoryKind, Replay};
+use crate::state::replay::Replay;
 use crate::state::replay_trace::Replayed;
 
 /// The place of free memory in the allocator's segments, in bytes.
@@ -32,8 +32,29 @@ pub(super) struct FreePlaces {
 pub(crate) struct Holders {
     layout: Layout,
     graph_pools: FxHashSet<i64>,
-    /// The library that took memory outside PyTorch, and its purpose, by `alloc_id`.
-    callers: FxHashMap<i64, (Symbol, Symbol)>,
+    /// The live memory outside PyTorch, by `alloc_id`, and its bytes.
+    libraries: Libraries,
+    /// The most of it so far that was followed by a free, within a twentieth: a program that ends well destroys
+    /// its communicators.
+    most_libraries: Libraries,
+}
+
+/// Memory that libraries took from CUDA.
+#[derive(Clone, Default)]
+struct Libraries {
+    bytes: i64,
+    taken: FxHashMap<i64, Taken>,
+}
+
+/// Memory of one call.
+#[derive(Clone, Copy)]
+struct Taken {
+    device: i32,
+    step: i64,
+    bytes: i64,
+    library: Symbol,
+    /// What the library works for, such as a communicator.
+    user: Symbol,
 }
 
 impl Holders {
@@ -48,10 +69,18 @@ impl Holders {
                 self.graph_pools.insert(row.pool);
             }
             EventName::ExtAlloc if row.alloc_id != 0 => {
-                self.callers.insert(row.alloc_id, (row.source, row.name));
+                let bytes = row.delta_bytes;
+                let Record { device, step, source: library, name: user, .. } = *row;
+                self.libraries.bytes += bytes;
+                self.libraries.taken.insert(row.alloc_id, Taken { device, step, bytes, library, user });
             }
             EventName::ExtFree if !replay.live().contains(row.alloc_id) => {
-                self.callers.remove(&row.alloc_id);
+                if self.libraries.bytes > self.most_libraries.bytes + self.most_libraries.bytes / 20 {
+                    self.most_libraries = self.libraries.clone();
+                }
+                if let Some(taken) = self.libraries.taken.remove(&row.alloc_id) {
+                    self.libraries.bytes -= taken.bytes;
+                }
             }
             _ => {}
         }
@@ -85,20 +114,18 @@ impl Holders {
     }
 
     /// Returns the memory outside PyTorch that was taken after `since`, by library.
-    pub(super) fn new_libraries(&self, replayed: &Replayed, ordinal: i32, since: i64) -> Vec<Change> {
-        let symbols = &replayed.symbols;
+    pub(super) fn new_libraries(&self, symbols: &SymbolTable, ordinal: i32, since: i64) -> Vec<Change> {
         // For each library: bytes, steps, and the purposes.
         let mut found: BTreeMap<String, (i64, Vec<i64>, FxHashSet<Symbol>)> = BTreeMap::new();
-        let here = replayed.replay.live().values().filter(|block| {
-            block.kind == MemoryKind::External && block.device == ordinal && block.owner.step > since
-        });
-        for block in here {
-            let (source, user) = self.callers.get(&block.id).copied().unwrap_or_default();
-            let (bytes, steps, users) = found.entry(library(&symbols.get(source))).or_default();
-            *bytes += block.bytes;
-            steps.push(block.owner.step);
-            if user != Symbol::NONE {
-                users.insert(user);
+        let Holders { libraries, most_libraries, .. } = self;
+        let most = if libraries.bytes < most_libraries.bytes { most_libraries } else { libraries };
+        let here = most.taken.values().filter(|taken| taken.device == ordinal && taken.step > since);
+        for taken in here {
+            let (bytes, steps, users) = found.entry(library(&symbols.get(taken.library))).or_default();
+            *bytes += taken.bytes;
+            steps.push(taken.step);
+            if taken.user != Symbol::NONE {
+                users.insert(taken.user);
             }
         }
         let change = |(name, (after, mut steps, users)): (String, (i64, Vec<i64>, FxHashSet<Symbol>))| {

@@ -311,7 +311,7 @@ impl Growth {
                 Part::LargerSteps => self.between_peaks(trace, options, known)?,
                 Part::Kept if !self.by_time => self.new_owners(before_last),
                 Part::Outside if !self.by_time => {
-                    holders.new_libraries(before_last, self.ordinal, self.first().step)
+                    holders.new_libraries(&before_last.symbols, self.ordinal, self.first().step)
                 }
                 _ => continue,
             };
@@ -442,6 +442,8 @@ impl Growth {
         let (kind, rate, full_at, stays_at) = match self.forecast {
             Forecast::Jumped { .. } => ("jumped", None, None, Some(used)),
             Forecast::Settled => ("settled", None, None, Some(used)),
+            Forecast::Paused { .. } => ("paused", None, None, None),
+            Forecast::Varies { .. } => ("varies", None, None, None),
             Forecast::Slowing { level } => ("slowing", None, None, level),
             Forecast::WithinCache { rate, until } => ("within_cache", Some(rate), Some(until), None),
             Forecast::Grows { rate, full_at } => ("grows", Some(rate), full_at, None),

@@ -157,7 +157,7 @@ impl Growth {
                     "crop, split or skip inputs like those of this step; run the largest batch first"
                 }
                 Shape::Varying => {
-                    "group inputs of about the same size, or crop the longest; run the largest batch first"
+                    "a limit for the sum of the lengths in a batch, or crop the longest input; run the largest batch first"
                 }
             },
             Part::Cached if matches!(self.apart(), Some(Apart::Graphs(..))) => {
@@ -264,6 +264,23 @@ impl Growth {
             }
             Forecast::Settled => {
                 format!("It has settled at {used}: the last quarter of the run hardly grew.")
+            }
+            Forecast::Paused { now, longest } => {
+                let of = if self.by_time { "slice" } else { "step" };
+                format!(
+                    "It grows in jumps: the last {} did not grow, but it has paused for {} before. So {used} may not be \
+                     the end.",
+                    counted(now as u64, of),
+                    count(longest as u64)
+                )
+            }
+            Forecast::Varies { now, times } => {
+                let of = if self.by_time { "slice" } else { "step" };
+                format!(
+                    "The last {} did not grow. The largest {of} so far decides, and it needs {times:.1} times what nine of \
+                     ten need at most: expect a larger one. So {used} may not be the end.",
+                    counted(now as u64, of)
+                )
             }
             Forecast::Slowing { level } => {
                 let mut text = format!(
