@@ -68,12 +68,22 @@ fn example_of_lightning_runs() {
 /// remedy is applied.
 #[test]
 fn leaks_explains_why_memory_of_programs_grows() {
+    growth_corpus(&["losses", "outlier", "lengths", "driver_memory", "flat"]);
+}
+
+/// A call that creates a context alone, and worker processes. The remedy is applied.
+#[test]
+fn ranks_and_ledger_name_what_put_other_ranks_on_a_gpu() {
+    growth_corpus(&["crowded/mem_get_info", "crowded/worker"]);
+}
+
+fn growth_corpus(programs: &[&str]) {
     if Torch::installed("2.11.0").is_none() {
         return;
     }
     let mut corpus = std::process::Command::new("python3");
     corpus.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/growth-corpus"));
-    corpus.args(["losses", "outlier", "lengths", "driver_memory", "flat"]);
+    corpus.args(programs);
     succeeded("growth-corpus", &corpus.output().unwrap());
 }
 
