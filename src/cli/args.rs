@@ -54,6 +54,14 @@ pub(crate) fn past_oom_arg() -> Arg {
     )
 }
 
+/// `--no-host-values`: plan a model that is larger than the host.
+pub(crate) fn no_host_values_arg() -> Arg {
+    Arg::new("no-host-values").long("no-host-values").requires("phantom").action(ArgAction::SetTrue).help(
+        "Keep no values of floating-point CPU tensors of 1 MiB or more: a model larger than the host's memory can \
+         be built on the CPU, in seconds",
+    )
+}
+
 /// `--ranks`: the ranks of a distributed job that run.
 pub(crate) fn ranks_arg() -> Arg {
     Arg::new("ranks").long("ranks").value_name("LIST").requires("phantom").allow_hyphen_values(true).help(

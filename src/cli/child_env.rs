@@ -10,7 +10,8 @@ use std::process::Command;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::ArgMatches;
 use memtrace_cards::{
-    CARD_VARIABLE, FAULT_VARIABLE, LOADING_VARIABLE, PAST_OOM_VARIABLE, Spec, parse_faults,
+    CARD_VARIABLE, FAULT_VARIABLE, HOST_VALUES_VARIABLE, LOADING_VARIABLE, PAST_OOM_VARIABLE, Spec,
+    parse_faults,
 };
 use memtrace_machine::{MACHINE_VARIABLE, libcuda};
 use memtrace_trace::counts::counted;
@@ -32,6 +33,8 @@ pub(crate) struct PhantomArgs<'a> {
     faults: String,
     /// True if the program continues when the card is full.
     goes_past_oom: bool,
+    /// True if large CPU tensors keep their values.
+    keeps_host_values: bool,
 }
 
 impl<'a> PhantomArgs<'a> {
@@ -62,9 +65,16 @@ impl<'a> PhantomArgs<'a> {
             let (text, count) = (&fault.text, counted(u64::from(spec.count), "card"));
             bail!("--phantom-fault `{text}`: --phantom {card} has {count}; their numbers start at 0");
         }
-        // Only `run` has the option.
-        let goes_past_oom = matches.try_get_one("past-oom").ok().flatten().is_some_and(|is_set| *is_set);
-        Ok(PhantomArgs { card, dynamic: text("phantom-dynamic"), spec, faults, goes_past_oom })
+        // Only `run` has these options.
+        let is_set = |name| matches.try_get_one(name).ok().flatten().is_some_and(|is_set| *is_set);
+        Ok(PhantomArgs {
+            card,
+            dynamic: text("phantom-dynamic"),
+            spec,
+            faults,
+            goes_past_oom: is_set("past-oom"),
+            keeps_host_values: !is_set("no-host-values"),
+        })
     }
 
     /// Returns the number of cards.
@@ -153,6 +163,9 @@ pub(crate) fn traced_command(
         }
         if phantom.goes_past_oom {
             child.env(PAST_OOM_VARIABLE, "1");
+        }
+        if !phantom.keeps_host_values {
+            child.env(HOST_VALUES_VARIABLE, "0");
         }
         if let Some(how) = phantom.dynamic {
             child.env("MEMTRACE_PHANTOM_DYNAMIC", how);

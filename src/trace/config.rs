@@ -520,6 +520,12 @@ const OTHERS: &[Variable] = &[
         help: "1 lets the program continue past the capacity of the simulated GPU; --past-oom sets it",
     },
     Variable {
+        name: "MEMTRACE_PHANTOM_HOST_VALUES",
+        default: "1",
+        help: "0 keeps no values of floating-point CPU tensors of 1 MiB or more, on a simulated GPU; \
+            --no-host-values sets it",
+    },
+    Variable {
         name: "MEMTRACE_PHANTOM_MACHINE",
         default: "",
         help: "an identifier: processes with the same identifier and card share the memory of the simulated \

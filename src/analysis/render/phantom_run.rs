@@ -36,6 +36,8 @@ pub struct PhantomRun {
     /// The number of operations answered for stand-ins; `None` if no trace of a job with stand-ins has an end
     /// row.
     pub stand_in_answers: Option<u64>,
+    /// True if a program ran with `--no-host-values`.
+    pub lost_host_values: bool,
 }
 
 impl PhantomRun {
@@ -46,6 +48,7 @@ impl PhantomRun {
             let text = |value: &Value| value.as_str().unwrap_or("unknown").to_owned();
             self.cards.insert(text(&about["card"]));
             self.dynamic.insert(text(&about["assumptions"]["dynamic"]));
+            self.lost_host_values |= about["host_values_kept"] == false;
             if let (Some(ranks), Some(world)) = (about["ranks"].as_str(), about["ranks_of"].as_u64()) {
                 // With `one-per-stage`, each rank is started separately, and its trace names only itself.
                 let first = |piece: &str| piece.split('-').next().and_then(|rank| rank.parse().ok());
@@ -116,6 +119,9 @@ impl PhantomRun {
             }
             None => {}
         }
+        if self.lost_host_values {
+            text.push_str("; values of CPU tensors of 1 MiB or more were not kept");
+        }
         match self.invented_reads {
             Some(0) => text.push_str("; no computed value was read"),
             Some(1) => text.push_str("; 1 value that no kernel computed was read"),
@@ -161,6 +167,7 @@ impl PhantomRun {
             "faults_that_did_not_happen": self.not_injected,
             "ranks": self.ranks().map(|(ranks, world)| json!({"ran": ranks, "of": world})).collect::<Vec<_>>(),
             "stand_in_answers": self.stand_in_answers,
+            "host_values_kept": !self.lost_host_values,
         })
     }
 }

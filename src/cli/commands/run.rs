@@ -45,6 +45,7 @@ pub(crate) fn command() -> Command {
         .arg(args::out_arg("Write the traces to this folder [default: a new folder in memtrace-out]"))
         .args(args::phantom_args())
         .arg(args::past_oom_arg())
+        .arg(args::no_host_values_arg())
         .arg(args::ranks_arg())
         .arg(
             Arg::new("quiet")

@@ -9,6 +9,9 @@ use crate::spec::MAX_DEVICES;
 /// The environment variable with the requested faults.
 pub const FAULT_VARIABLE: &str = "MEMTRACE_PHANTOM_FAULT";
 
+/// The environment variable that says whether large CPU tensors keep their values (0 or 1).
+pub const HOST_VALUES_VARIABLE: &str = "MEMTRACE_PHANTOM_HOST_VALUES";
+
 /// The environment variable that lets the program continue past the card's capacity (0 or 1).
 pub const PAST_OOM_VARIABLE: &str = "MEMTRACE_PHANTOM_PAST_OOM";
 

@@ -11,9 +11,10 @@ mod table;
 
 pub use card::{Card, Context, DEFAULT_CARD, Links, Unified};
 pub use fault::{
-    ALLOCATIONS, FAULT_VARIABLE, Fault, FaultError, FaultKind, Moment, PAST_OOM_VARIABLE, parse_faults,
+    ALLOCATIONS, FAULT_VARIABLE, Fault, FaultError, FaultKind, HOST_VALUES_VARIABLE, Moment,
+    PAST_OOM_VARIABLE, parse_faults,
 };
-pub use spec::{MAX_DEVICES, Spec, SpecError};
+pub use spec::{ADDRESSES, MAX_DEVICES, Spec, SpecError};
 pub use table::CARDS;
 
 /// The environment variable with the requested card, as the user typed it.

@@ -10,6 +10,10 @@ use crate::table::CARDS;
 const MIB: u64 = 1 << 20;
 /// The maximum number of devices: the phantom library has an address range for each.
 pub const MAX_DEVICES: u32 = 32;
+/// The size of the address range of all devices together, in bytes.
+pub const ADDRESSES: u64 = 32 << 40;
+/// The maximum memory of a device in bytes. Segments that PyTorch expands reserve 9/8 of it for each pool.
+const MAX_MEMORY: u64 = 8 << 40;
 
 /// The simulated devices: a preset with the user's changes. All devices are identical.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,6 +64,11 @@ pub enum SpecError {
     SeveralSlices,
     /// The context and the other processes leave no free memory.
     NothingFree,
+    /// The devices' memory needs more than [`ADDRESSES`].
+    NoAddresses {
+        /// The maximum number of devices with this memory.
+        most: u32,
+    },
 }
 
 impl fmt::Display for SpecError {
@@ -90,6 +99,10 @@ impl fmt::Display for SpecError {
                     f,
                     "CUDA shows a process one slice of a card: leave out the number before it and count="
                 )
+            }
+            Self::NoAddresses { most } => {
+                let cards = if *most == 1 { "card" } else { "cards" };
+                write!(f, "at most {most} {cards} can have so much memory: lower mem= or the number of cards")
             }
             Self::NothingFree => {
                 write!(
@@ -171,6 +184,10 @@ impl Spec {
         if spec.context.saturating_add(spec.others) >= spec.memory {
             return Err(SpecError::NothingFree);
         }
+        let most = (ADDRESSES >> spec.address_bits()) as u32;
+        if spec.count > most {
+            return Err(SpecError::NoAddresses { most });
+        }
         Ok(spec)
     }
 
@@ -194,6 +211,13 @@ impl Spec {
         [free(self.context), free(self.context_range.1), free(self.context_range.0)]
     }
 
+    /// Returns the number of bits of the address range of each device: of one TiB, or of the next power of two
+    /// above the memory and an eighth more.
+    #[must_use]
+    pub fn address_bits(&self) -> u32 {
+        (self.memory + self.memory / 8).max(1 << 40).next_power_of_two().trailing_zeros()
+    }
+
     /// Parses `h100-80g` or `8xh100-80g`.
     fn preset(word: &str) -> Result<Self, SpecError> {
         if let Some(card) = Card::find(word) {
@@ -215,8 +239,8 @@ impl Spec {
         match key {
             "mem" => {
                 self.memory = size::parse(value)
-                    .filter(|&n| (64 * MIB..=900 << 30).contains(&n))
-                    .ok_or_else(|| bad("mem", "a size such as 48g, 40960m, from 64m to 900g"))?;
+                    .filter(|&n| (64 * MIB..=MAX_MEMORY).contains(&n))
+                    .ok_or_else(|| bad("mem", "a size such as 48g, 40960m, from 64m to 8t"))?;
                 // Limits the context: the context of a large card would not fit into a small memory.
                 let most = self.memory / 8;
                 self.context = self.context.min(most);
@@ -333,6 +357,13 @@ mod tests {
     }
 
     #[test]
+    fn a_card_has_one_tib_of_addresses_or_more_than_its_memory() {
+        let bits = |text: &str| Spec::parse(text).unwrap().address_bits();
+        assert_eq!((bits("32xh100-80g"), bits("mem=900g,count=32"), bits("b300,mem=910g")), (40, 40, 40));
+        assert_eq!((bits("mem=911g"), bits("mem=1t,count=16"), bits("mem=8t,count=2")), (41, 41, 44));
+    }
+
+    #[test]
     fn an_empty_request_is_the_default_card() {
         assert_eq!(Spec::parse("").unwrap(), Spec::default());
     }
@@ -348,6 +379,9 @@ mod tests {
             ("999xh100-80g", "from 1 to 32"),
             ("-1xt4", "no card is called"),
             ("mem=lots", "mem=lots"),
+            ("mem=8.1t", "from 64m to 8t"),
+            ("mem=8t,count=3", "at most 2 cards"),
+            ("mem=1t,count=17", "at most 16 cards"),
             ("mem=48g,cc=89", "8.9"),
             ("mem=48g,speed=9", "speed="),
             ("mem=48g,t4", "come first"),

@@ -62,6 +62,8 @@ fn card_rows(text: &mut String, measured: &Measured, card: usize) {
         Some(_) => format!("{:<22}", "Not Supported"),
         None => format!("{}MiB / {:>6}MiB", used / MIB, spec.memory / MIB),
     };
+    // Two numbers of seven digits do not fit with spaces.
+    let usage = if usage.len() > 22 { usage.replace(' ', "") } else { usage };
     let _ = writeln!(
         text,
         "| N/A   N/A    P0              N/A /  N/A | {usage:>22} | {:>6}%      Default |",
@@ -124,6 +126,7 @@ mod tests {
             ("8xh100-80g", "ok"),
             ("t4,others=1g", "ok"),
             ("mem=900g,name=Ä card with a very long name", "x"),
+            ("mem=8t", "ok"),
         ] {
             let mut machine = Machine::empty("test", Spec::parse(card).unwrap());
             let at = CardUse { context: Some(u64::MAX / 4), allocated: u64::MAX, busy_ns: 0 };

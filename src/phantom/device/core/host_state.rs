@@ -8,16 +8,20 @@ use std::cell::Cell;
 use std::ffi::c_int;
 use std::sync::OnceLock;
 
-use memtrace_cards::{CARD_VARIABLE, FAULT_VARIABLE, LOADING_VARIABLE, PAST_OOM_VARIABLE, Spec, SpecError};
+use memtrace_cards::{
+    CARD_VARIABLE, FAULT_VARIABLE, HOST_VALUES_VARIABLE, LOADING_VARIABLE, PAST_OOM_VARIABLE, Spec, SpecError,
+};
 use memtrace_machine::identity;
 
 use crate::core::device::Device;
 use crate::core::faults;
 use crate::core::ffi::{INVALID_DEVICE, OK, Status};
+use crate::core::host_pages;
 use crate::core::loop_guard::{self, READS_VARIABLE};
 use crate::core::past_oom;
 use crate::core::triton;
 use crate::core::values::{DYNAMIC_VARIABLE, DynamicSizes};
+use crate::core::vram;
 
 /// The configuration and the devices.
 pub(crate) struct HostState {
@@ -33,6 +37,7 @@ pub(crate) fn host_state() -> &'static HostState {
     HOST.get_or_init(|| {
         triton::report_failure();
         let spec = requested_spec().unwrap_or_default();
+        vram::set_share_bits(spec.address_bits());
         let visible = visible_cards(spec.count, std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref());
         let devices = visible.into_iter().enumerate();
         let devices = devices.map(|(index, card)| Device::new(index, card, &spec)).collect();
@@ -64,10 +69,16 @@ fn check_request() {
             Some(format!("{READS_VARIABLE}: it must be a number of reads, or 0 for no limit"))
         }
         _ if past_oom::requested().is_none() => Some(format!("{PAST_OOM_VARIABLE}: it must be 0 or 1")),
+        _ if host_pages::are_values_kept().is_none() => {
+            Some(format!("{HOST_VALUES_VARIABLE}: it must be 0 or 1"))
+        }
         (_, _, Ok(requested)) => {
             faults::arm(requested);
             if past_oom::requested() == Some(true) {
                 past_oom::turn_on();
+            }
+            if host_pages::are_values_kept() == Some(false) {
+                host_pages::turn_on();
             }
             triton::find_libcuda();
             None

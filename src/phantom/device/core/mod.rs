@@ -15,6 +15,7 @@ pub(crate) mod driver_version;
 pub(crate) mod faults;
 pub(crate) mod ffi;
 pub(crate) mod flag_links;
+pub(crate) mod host_pages;
 pub(crate) mod host_state;
 pub(crate) mod loaded_library;
 pub(crate) mod lock;

@@ -10,6 +10,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use memtrace_cards::ADDRESSES;
 
 use crate::core::faults;
 use crate::core::machine::Share;
@@ -21,9 +24,12 @@ pub(crate) const PAGE: usize = 2 << 20;
 /// The lowest device address. Nothing else uses this range on x86-64 Linux: the heap of a program is above
 /// 0x5555_0000_0000, libraries and stacks above 0x7000_0000_0000.
 const FIRST: usize = 0x1000_0000_0000;
-/// Each device has one TiB of addresses: more than its memory, so that fragmentation never makes it fail.
-const SHARE_BITS: usize = 40;
-const MOST_DEVICES: usize = 32;
+/// Each device has a power of two of addresses, one TiB or `Spec::address_bits`: more than its memory, so
+/// that fragmentation never makes it fail.
+static SHARE_BITS: AtomicU32 = AtomicU32::new(40);
+/// The end of the devices' addresses.
+const LAST: usize = FIRST + ADDRESSES as usize;
+const _: () = assert!(LAST == RESERVED.start);
 /// After the devices' shares: the ranges that the driver's virtual memory calls reserve.
 pub(crate) const RESERVED: std::ops::Range<usize> = 0x3000_0000_0000..0x4800_0000_0000;
 /// After those: pinned host memory.
@@ -40,7 +46,12 @@ pub(crate) fn is_device(address: usize) -> bool {
 
 /// The device that owns an address; `None` for host addresses and for reserved ranges.
 pub(crate) fn share_of(address: usize) -> Option<usize> {
-    (FIRST..FIRST + (MOST_DEVICES << SHARE_BITS)).contains(&address).then(|| (address - FIRST) >> SHARE_BITS)
+    (FIRST..LAST).contains(&address).then(|| (address - FIRST) >> SHARE_BITS.load(Ordering::Relaxed))
+}
+
+/// Sets the addresses of each device, before the first device is created.
+pub(crate) fn set_share_bits(bits: u32) {
+    SHARE_BITS.store(bits, Ordering::Relaxed);
 }
 
 /// The purpose of a block. Only [`Plain`](Self::Plain) blocks are charged to the device here.
@@ -91,9 +102,10 @@ fn round_up(size: usize, to: usize) -> Option<usize> {
 impl Vram {
     /// An empty memory of `limit` bytes.
     pub(crate) fn new(device: usize, limit: u64, share: Option<Arc<Share>>) -> Self {
-        let start = FIRST + (device << SHARE_BITS);
+        let bits = SHARE_BITS.load(Ordering::Relaxed);
+        let start = FIRST + (device << bits);
         // The first page is left out, so that no block begins exactly at the start of a device's share.
-        let ranges = RangeAllocator::new(start + PAGE, start + (1 << SHARE_BITS));
+        let ranges = RangeAllocator::new(start + PAGE, start + (1 << bits));
         Self { ranges, blocks: BTreeMap::new(), slabs: BTreeMap::new(), used: 0, limit, share }
     }
 

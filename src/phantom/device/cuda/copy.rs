@@ -7,6 +7,7 @@ use crate::core::address_tables::{self, Targets};
 use crate::core::addresses;
 use crate::core::device::Device;
 use crate::core::ffi::{INVALID_VALUE, LAUNCH_TIMEOUT, OK, Status};
+use crate::core::host_pages;
 use crate::core::host_state::{fail, host_state};
 use crate::core::loop_guard;
 use crate::core::values::{self, HostRead, SMALL};
@@ -180,6 +181,8 @@ fn is_global_variable(device: &Device, address: usize) -> bool {
 unsafe fn read_to_host(to: usize, device: &Device, from: usize, size: usize) -> Status {
     let read = device.values().read(from, size);
     match read {
+        HostRead::Stop => return fail(stop_loop(size)),
+        _ if size > SMALL && host_pages::contains(to) => {}
         // SAFETY: the caller's promise.
         HostRead::Bytes => unsafe { move_bytes(to, from, size) },
         HostRead::Invented | HostRead::Mask => {
@@ -207,7 +210,6 @@ unsafe fn read_to_host(to: usize, device: &Device, from: usize, size: usize) -> 
                 remember(device, from, &bytes[..size]);
             }
         }
-        HostRead::Stop => return fail(stop_loop(size)),
     }
     OK
 }

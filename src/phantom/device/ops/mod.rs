@@ -13,12 +13,15 @@
 //! - [`samples`] has the rule for indices, samples and counts that nothing computed.
 //! - [`tensor`] describes the memory of a tensor and its known contents.
 //!
+//! [`host_tensors`] does the opposite for `--no-host-values`: it skips the writes of large CPU tensors.
+//!
 //! The second run is invisible to the program: it uses no callbacks, modes, gradients, warnings, random
 //! numbers or device memory, and only one thread. If a PyTorch function is missing, only the effects that
 //! kernel names reveal are known ([`kernel_effects`](crate::kernels::kernel_effects)).
 
 mod cxx;
 mod evaluate;
+mod host_tensors;
 mod ordinary;
 pub(crate) mod record;
 mod samples;

@@ -109,8 +109,13 @@ pub(super) fn load() -> bool {
     is_first && found.is_some()
 }
 
+/// Returns true if a `c10::ScalarType` is a floating-point or complex type.
+pub(super) fn is_floating_point(dtype: i32) -> bool {
+    matches!(dtype, 5..=10 | 15 | 23..=26 | 44)
+}
+
 /// Returns the handle of a loaded library.
-fn library(name: &CStr) -> Option<usize> {
+pub(super) fn library(name: &CStr) -> Option<usize> {
     // SAFETY: a lookup without side effects.
     let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
     (!handle.is_null()).then_some(handle as usize)
@@ -120,7 +125,7 @@ fn library(name: &CStr) -> Option<usize> {
 ///
 /// # Safety
 /// `F` is the type of the function.
-unsafe fn symbol<F: Copy>(library: usize, name: &CStr) -> Option<F> {
+pub(super) unsafe fn symbol<F: Copy>(library: usize, name: &CStr) -> Option<F> {
     const { assert!(size_of::<F>() == size_of::<usize>()) }
     // SAFETY: a lookup without side effects.
     let found = unsafe { libc::dlsym(library as *mut c_void, name.as_ptr()) };

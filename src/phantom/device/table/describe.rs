@@ -9,6 +9,7 @@ use memtrace_cards::CARDS;
 use crate::core::call_table::AnswerKind;
 use crate::core::faults;
 use crate::core::ffi::Out;
+use crate::core::host_pages;
 use crate::core::host_state::host_state;
 use crate::core::past_oom;
 use crate::core::stream::LAG_NS;
@@ -83,6 +84,9 @@ fn description() -> String {
         // A card without any allocation is not needed.
         let needed = if peak > 0 { peak + spec.context + spec.others } else { 0 };
         let _ = write!(text, ",\"needed_bytes\":{needed}");
+    }
+    if host_pages::is_on() {
+        text.push_str(",\"host_values_kept\":false");
     }
     for (label, kind) in [("guessed_calls", AnswerKind::Guess), ("refused_calls", AnswerKind::Unsupported)] {
         let _ = write!(text, ",\"{label}\":{{");
