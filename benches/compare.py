@@ -2,16 +2,20 @@
 
 compare.py MEMTRACE TRACE [ROUNDS]
 
-Each runs in a process of its own, once to warm the page cache and then ROUNDS times (3); the best
-counts. Every one answers all that memtrace prints: of `summary` the peaks of allocated, active, reserved
-and used memory with their rows, what was live at the peak by category, the end, the events by name,
-failed calls, lost events, steps and the shares that nobody owns; of `peak` what was live by module, in
-bytes and blocks, with the peak's row. The answers are held against memtrace's `--json`, and the first
-that differs ends it. pandas reads with its defaults; polars and DuckDB in the best form found, which
-reads only the columns of the question.
+Each tool runs in its own process: once to warm the page cache, then ROUNDS times (default 3). The fastest run
+counts. Every tool must answer everything that memtrace prints:
 
-The trace is one as `cargo bench --bench analysis -- generate FILE ROWS` makes it: of one GPU, with steps,
-and without tags; the others' programs rely on that, and on categories that the rows say themselves.
+- `summary`: the peaks of allocated, active, reserved and used memory with their rows; live memory by category
+  at the peak; the memory at the end; events by name; failed calls, lost events and steps; the shares of
+  memory without an owner.
+- `peak`: live memory by module, in bytes and blocks, and the row of the peak.
+
+The answers are compared with memtrace's `--json`; the first difference ends the benchmark. pandas runs with
+its defaults. polars and DuckDB run in the fastest form found, which reads only the columns that the question
+needs.
+
+TRACE must come from `cargo bench --bench analysis -- generate FILE ROWS`: one GPU, with steps, without tags.
+The programs for the other tools rely on this, and on rows that contain their own category.
 """
 
 import json
@@ -35,8 +39,8 @@ DEVICE += ["at_end_allocated_bytes", "at_end_reserved_bytes"]
 
 
 def figures(question, answer):
-    """The figures of memtrace's `--json`, in the form that the others print."""
-    # A block without an owner has (none) in its row; memtrace names the owner that it lacks.
+    """Returns the figures of memtrace's `--json` in the form that the other tools print."""
+    # The rows say (none) for a missing owner; memtrace prints which owner is missing.
     lacking = {"(no category)", "(no module)"}
     column = lambda groups: {"(none)" if name in lacking else name: value for name, value in groups.items()}
     if question == "peak":
@@ -52,7 +56,7 @@ def figures(question, answer):
 
 
 def differences(name, expected, found):
-    """Every figure that differs, by its path."""
+    """Returns each figure that differs, with its path."""
     if not (isinstance(expected, dict) and isinstance(found, dict)):
         return [] if expected == found else [f"{name}: memtrace says {expected}, not {found}"]
     keys = sorted(expected.keys() | found.keys())

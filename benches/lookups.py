@@ -4,12 +4,12 @@ torch`.
 
     benches/lookups.py [PYTHON...]      each PYTHON has torch; needs gcc and cargo build --release
 
-Look-ups: the smallest time of several rounds, traced over untraced, in one run.
+Look-ups: the shortest of several rounds, traced and as a ratio to untraced, in one run.
 
-Imports: each round runs every setting once, in turn, so a slow moment of the machine falls on all of them.
-A ratio compares two runs of one round. The table has the median of the ratios and their middle half, of
-wall time and of CPU time. "untraced again" shows the noise. MEMTRACE_ENABLED=0 shows the cost of the
-preload itself.
+Imports: each round runs every setting once, in turn, so a slow moment of the machine falls on all of them. A
+ratio compares two runs of one round. The table shows the median of the seconds, and the median and the
+quartiles of the ratios, for wall time and CPU time. "untraced again" shows the noise, MEMTRACE_ENABLED=0 the
+cost of the preload itself.
 """
 
 import os
@@ -75,7 +75,7 @@ def imports(python, folder):
     ways = [("untraced", None), ("untraced again", None), *list(WAYS.items())[1:]]
     taken = {way: [] for way, _ in ways}
     for number in range(IMPORTS):
-        # The first one runs on a colder machine, so the order rotates.
+        # The first setting of a round runs on a colder machine, so each round starts with another one.
         for way, enabled in ways[number % len(ways) :] + ways[: number % len(ways)]:
             before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
             subprocess.run([python, "-c", "import torch"], env=environment(enabled, folder), check=True)

@@ -1,12 +1,12 @@
-"""Trains a small GPT and prints wall and CPU seconds of each step; scripts/overhead runs it, and
-scripts/instructions under callgrind.
+"""Trains a small GPT, and prints the wall time and the CPU time of each step in seconds. scripts/overhead
+runs this program, and scripts/instructions runs it under callgrind.
 
     overhead_loop.py RECORDER STEPS PACE
 
-RECORDER is none, history, history-stacks, profiler, profiler-between (whose schedule records none of the
-steps) or callbacks. `callbacks` registers op callbacks that do nothing: torch itself charges this to every
-tool that observes ops. After each step, PACE products of matrices run on the CPU, as data loading and logging
-would.
+RECORDER is none, history, history-stacks, profiler, profiler-between (a profiler whose schedule records no
+step) or callbacks. `callbacks` registers op callbacks that do nothing: the cost that torch itself adds for
+every tool that observes ops. After each step, PACE matrix products run on the CPU, in place of data loading
+and logging.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ from train_gpt import GPT
 
 
 class Callback(ctypes.Structure):
-    """at::RecordFunctionCallback, of ATen/record_function.h."""
+    """The layout of at::RecordFunctionCallback in ATen/record_function.h."""
 
     _fields_ = [
         ("start", ctypes.c_void_p),
@@ -35,7 +35,7 @@ class Callback(ctypes.Structure):
 
 
 def machine_code(text):
-    """A mapping with this code, and its address. The mapping must stay as long as anybody calls it."""
+    """Returns an executable mapping of this code, and its address. Keep it while the code may run."""
     code = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
     code.write(text)
     return code, ctypes.addressof(ctypes.c_char.from_buffer(code))
@@ -44,8 +44,8 @@ def machine_code(text):
 def callgrind(request):
     """Asks callgrind to start (4) or stop (5) counting: CALLGRIND_START_INSTRUMENTATION of callgrind.h.
 
-    Natively the four rotations of rdi do nothing together, and neither does the exchange of rbx with itself.
-    The sleep before lets memtrace's writer take the events of the steps before.
+    Outside callgrind the code is a no-op: the four rotations of rdi add up to 128 bits, and rbx is exchanged
+    with itself. The sleep lets memtrace's writer take the events of the earlier steps.
     """
     time.sleep(2)
     # mov rax, rdi; the rotations by 3, 13, 61 and 51; xchg rbx, rbx; ret
@@ -56,8 +56,8 @@ def callgrind(request):
 
 
 def listen():
-    """Registers for the same ops as memtrace (with backward functions and user ranges), and does nothing."""
-    # mov qword ptr [rdi], 0; mov rax, rdi; ret: the start gives no state of its own. Then a ret for the end.
+    """Registers callbacks that do nothing, for memtrace's ops, backward functions and user ranges."""
+    # mov qword ptr [rdi], 0; mov rax, rdi; ret: the start returns no state. The end is a single ret.
     start = bytes.fromhex("48c707000000004889f8c3")
     code, at = machine_code(start + bytes.fromhex("c3"))
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
@@ -92,7 +92,7 @@ if recorder.startswith("profiler"):
     )
     profiler.start()
 
-# The code must stay as long as torch calls it.
+# Keeps the mapping of the callbacks' code as long as torch may call it.
 code = listen() if recorder == "callbacks" else None
 
 operand = torch.ones(512, 512)

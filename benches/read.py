@@ -1,7 +1,7 @@
-"""Measures `memtrace.read` beside `polars.read_csv`: read.py TRACE ROUNDS. scripts/read-bench calls it.
+"""Compares the speed of `memtrace.read` and `polars.read_csv`: read.py TRACE ROUNDS. For scripts/read-bench.
 
-Each read has a process of its own, because a second one in the same process finds warm memory.
-The two take turns, so both see the same machine."""
+Each read runs in its own process, because a second read in the same process would find warm memory. The two
+readers alternate, so both see the same machine."""
 
 import statistics
 import subprocess
@@ -23,7 +23,7 @@ print(seconds, frame.height, frame.width)
 
 
 def measure(read, path):
-    """The seconds of one read in a fresh process, and the shape of the frame."""
+    """Returns the seconds of one read in a fresh process, and the shape of the frame."""
     program = [sys.executable, "-c", PROGRAM.format(read=read), path]
     seconds, *shape = subprocess.run(program, check=True, capture_output=True, text=True).stdout.split()
     return float(seconds), shape

@@ -23,7 +23,7 @@ use memtrace_trace::event::{Block, Payload};
 use memtrace_trace::rounding::Rounding;
 use memtrace_trace::{Api, Header, Row};
 
-/// Set in the processes that the benchmark starts itself.
+/// Set in the child processes that the benchmark starts.
 const INSIDE: &str = "MEMTRACE_BENCH_INSIDE";
 const BATCHES: usize = 301;
 const PER_BATCH: usize = 2_000;
@@ -38,7 +38,7 @@ fn main() {
     if std::env::args().any(|argument| argument == "writer") {
         return writer();
     }
-    // The library to which the hook passes its arguments on, as in a process with torch.
+    // The libraries to which the hook forwards its arguments, as in a process with torch.
     let torch = tempfile::tempdir().unwrap();
     let mut preload = library().display().to_string();
     for name in ["c10", "torch_cpu"] {
@@ -80,7 +80,7 @@ fn writer() {
     println!("  {:32} {:.2} million", "into nothing", rows_per_second(io::sink()) / 1e6);
 }
 
-/// ns for one event (`Recorder::record` without a hook) and for one clock read.
+/// Returns the ns for one event (`Recorder::record` without a hook) and for one clock read.
 fn alone(threads: usize) -> (f64, f64) {
     let folder = tempfile::tempdir().unwrap().keep();
     let settings = Settings { out: folder.clone(), ..Settings::default() };
@@ -117,7 +117,7 @@ fn alone(threads: usize) -> (f64, f64) {
     on_threads(threads, |barrier, thread| measure(record, barrier, thread))
 }
 
-/// The means over threads that run at once.
+/// Runs `work` on concurrent threads; returns the means of their figures.
 fn on_threads(threads: usize, work: impl Fn(&Barrier, usize) -> (f64, f64) + Sync) -> (f64, f64) {
     let barrier = Barrier::new(threads);
     let medians: Vec<(f64, f64)> = std::thread::scope(|scope| {
@@ -129,7 +129,7 @@ fn on_threads(threads: usize, work: impl Fn(&Barrier, usize) -> (f64, f64) + Syn
     (mean(|m| m.0), mean(|m| m.1))
 }
 
-/// The library that `cargo bench` built, among the dependencies of this program.
+/// Returns the path of the library that `cargo bench` built, among the dependencies of this program.
 fn library() -> PathBuf {
     let own = std::env::current_exe().unwrap();
     let path = own.with_file_name("libmemtrace.so");
@@ -137,7 +137,7 @@ fn library() -> PathBuf {
     path
 }
 
-/// Runs in the preloaded process: prints ns and ratio.
+/// Runs in the preloaded process: prints the ratio of an event to a clock read, and both in ns.
 fn inside() {
     let inside = std::env::var(INSIDE).unwrap();
     let (what, threads) = inside.split_once(' ').unwrap();
@@ -155,16 +155,17 @@ fn inside() {
             std::mem::transmute::<*mut c_void, unsafe extern "C" fn()>(find(c"op_end")),
         )
     };
-    // SAFETY: by its signature.
+    // SAFETY: the signature is cudaGetDeviceCount's.
     unsafe { count(&mut 0) };
     let call = |thread: usize, live: bool| {
         let addr = (0x7f00_0000_0000 + thread * 512) as *mut c_void;
-        // SAFETY: by its signature; the address is only written down. The device is CUDA 0.
+        // SAFETY: the signature is `Report`'s; the hook records the address but does not read it. The last
+        // argument is CUDA 0.
         unsafe { report(addr, if live { 512 } else { -512 }, 512, 2 << 20, 1) };
     };
     // An op is a begin and an end, so each call is half an op.
     let half = |_: usize, begins: bool| {
-        // SAFETY: by their signatures; an end follows its begin.
+        // SAFETY: the signatures match torch_cpu.c; an end follows its begin.
         if begins { unsafe { begin() } } else { unsafe { end() } }
     };
     let (event, clock) = on_threads(threads, |barrier, thread| match what {
@@ -174,7 +175,7 @@ fn inside() {
             (half * 2.0, clock)
         }
         _ => {
-            // SAFETY: by its signature.
+            // SAFETY: the signature matches torch_cpu.c.
             unsafe { begin() };
             measure(call, barrier, thread)
         }
@@ -183,15 +184,15 @@ fn inside() {
     io::stdout().flush().unwrap();
 }
 
-/// A function of the preloaded libraries.
+/// Returns the address of a function of the preloaded libraries.
 fn find(name: &CStr) -> *mut c_void {
-    // SAFETY: looks the name up among what is loaded.
+    // SAFETY: `dlsym` only looks the name up among the loaded libraries.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
     assert!(!found.is_null(), "{name:?} was not preloaded");
     found
 }
 
-/// ns for one event and for one clock read, on one of the threads that meet at the barrier.
+/// Returns the ns for one event and for one clock read, on one of the threads that meet at the barrier.
 fn measure(event: impl Fn(usize, bool), barrier: &Barrier, thread: usize) -> (f64, f64) {
     let mut events = Vec::new();
     let mut clocks = Vec::new();

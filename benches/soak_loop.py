@@ -2,7 +2,7 @@
 
     soak_loop.py SECONDS
 
-Every 500 steps it evaluates; after a quarter of the time it runs out of memory once and goes on.
+It evaluates every 500 steps. After a quarter of the time, it runs out of memory once, and continues.
 """
 
 import contextlib

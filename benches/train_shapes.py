@@ -3,7 +3,7 @@
     train_shapes.py SHAPES STEPS
 
 torch is imported once, before the first fork. The sizes, the optimizer and the number of steps differ; every
-tenth keeps the graph of each loss, and grows.
+tenth model keeps the graph of each loss, so its memory grows.
 """
 
 import os

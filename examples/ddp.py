@@ -1,4 +1,4 @@
-"""DistributedDataParallel: the buckets of gradients beside the gradients, and NCCL's buffers.
+"""Trains with DistributedDataParallel, whose gradient buckets and NCCL buffers take memory of their own.
 
 memtrace run --phantom 2xh100-80g -o out -- torchrun --nproc-per-node 2 examples/ddp.py
 memtrace ranks out

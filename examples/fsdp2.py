@@ -1,4 +1,4 @@
-"""FSDP2: each rank holds a shard, and one layer at a time is gathered.
+"""Trains with FSDP2: each rank holds a shard of the model, and gathers one layer at a time.
 
 memtrace run --phantom 4xh100-80g -o out -- torchrun --nproc-per-node 4 examples/fsdp2.py
 memtrace ranks out

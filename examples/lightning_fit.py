@@ -1,4 +1,4 @@
-"""Lightning, with phases and peaks in the trainer's own log.
+"""Trains with Lightning. A callback marks phases in the trace, and adds the peaks to the trainer's own log.
 
 memtrace run --phantom h100-80g -o out -- python examples/lightning_fit.py
 memtrace peak --by phase out

@@ -1,4 +1,4 @@
-"""What does one rank of a cluster need? A model with the shape of Llama 3, under FSDP2.
+"""Shows the memory that one rank of a cluster needs, for a model with the shape of Llama 3 under FSDP2.
 
 memtrace run --phantom 512xh100-80g --ranks 0 -o out -- \\
     torchrun --nnodes 64 --nproc-per-node 8 examples/llama_cluster.py 405B --sequence 2048
@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
-# Width, layers, heads, heads of keys and values, and width of the MLP, as in "The Llama 3 Herd of Models".
+# For each model, from "The Llama 3 Herd of Models": width, layers, heads, key-value heads, width of the MLP.
 SHAPES = {
     "tiny": (256, 2, 4, 2, 512),
     "8B": (4096, 32, 32, 8, 14336),

@@ -1,6 +1,6 @@
 """Trains a small GPT on random tokens: the example of scripts/quickstart and of the README.
 
-An ordinary script: it does not import memtrace and has no marks.
+This is an ordinary script: it does not import memtrace, and has no marks.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Trains a vision transformer on random pictures: the script of docs/tutorial.md.
 
-It runs out of memory on a card of 24 GB, twice. --checkpoint and --no-grad are the two changes that mend it.
+It runs out of memory twice on a 24 GB card, in training and in validation. --checkpoint and --no-grad fix it.
 """
 
 import argparse

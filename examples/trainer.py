@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer, with phases and peaks in its own log.
+"""Trains with Hugging Face's Trainer. memtrace marks its phases, and adds the peaks to the Trainer's log.
 
 memtrace run --phantom h100-80g -o out -- python examples/trainer.py
 memtrace peak --by phase out

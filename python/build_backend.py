@@ -1,6 +1,6 @@
-"""Hatchling, with the hooks that tell pip the metadata without a build.
+"""Adds the hooks to hatchling with which pip gets the metadata without a build.
 
-Hatchling leaves these hooks out for pip, because a build hook may add dependencies. Ours adds none.
+Hatchling leaves these hooks out for pip, because a build hook may add dependencies. Our build hook adds none.
 Without these hooks, pip builds the wheel, for minutes, in the step that it calls "Preparing metadata".
 """
 

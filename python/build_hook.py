@@ -1,8 +1,9 @@
 """Builds the command and both libraries with cargo, and puts them into the wheel.
 
-`pip install .` calls it through hatchling. Two variables serve `scripts/wheel` and the tests:
+`pip install .` calls this hook through hatchling. `scripts/wheel` and the tests set
+two environment variables:
 
-GPU_MEMTRACE_BUILT      a folder with the three files, already built: cargo is not called
+GPU_MEMTRACE_BUILT      a folder that already has the three built files, so that cargo is not called
 GPU_MEMTRACE_PLATFORM   the platform of the wheel's name, such as manylinux_2_28_x86_64
 """
 
@@ -38,7 +39,7 @@ class BuildHook(BuildHookInterface):
         self.temporary = stripped
         for name in [COMMAND, *LIBRARIES]:
             strip(built / name, stripped / name)
-        # The command is no Python script: it starts without an interpreter, and finds its libraries itself.
+        # The command is a native program: it starts without an interpreter, and finds its libraries itself.
         build_data["shared_scripts"] = {str(stripped / COMMAND): COMMAND}
         include = "force_include_editable" if version == "editable" else "force_include"
         build_data[include].update({str(stripped / name): f"memtrace/lib/{name}" for name in LIBRARIES})
@@ -46,11 +47,11 @@ class BuildHook(BuildHookInterface):
         build_data["tag"] = f"py3-none-{os.environ.get('GPU_MEMTRACE_PLATFORM', 'linux_x86_64')}"
 
     def finalize(self, version, build_data, artifact_path):
-        """Removes the copies."""
+        """Removes the stripped copies."""
         shutil.rmtree(self.temporary, ignore_errors=True)
 
     def build(self):
-        """Builds the three files in the tree; returns their folder."""
+        """Builds the three files in the tree. Returns their folder."""
         cargo = shutil.which("cargo") or shutil.which("cargo", path=Path.home() / ".cargo/bin")
         if cargo is None:
             raise RuntimeError(
@@ -72,7 +73,7 @@ class BuildHook(BuildHookInterface):
 
 
 def strip(source, target):
-    """Copies a file without its symbols for debuggers, where binutils is there to remove them."""
+    """Copies a file, without the symbols for debuggers if binutils is installed."""
     shutil.copy2(source, target)
     program = shutil.which("strip")
     if program is not None:

@@ -1,5 +1,5 @@
-//! The functions with which a program names its memory: those of `include/memtrace.h` from C, and
-//! `python/memtrace/_marks.py` around them.
+//! The functions by which a program names its memory: the C functions of `include/memtrace.h`, and the
+//! wrappers of `python/memtrace/_marks.py`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -36,7 +36,8 @@ fn program(target: &str, more: &[&str]) -> PathBuf {
     compiled("api/api.c", target, &arguments)
 }
 
-/// Every process that inherits `LD_PRELOAD` also loads the dependencies of this library, so they are few.
+/// Every process that inherits `LD_PRELOAD` also loads the dependencies of this library, so their list stays
+/// short.
 #[test]
 fn the_preloaded_library_needs_only_libc_the_unwinder_and_the_loader() {
     let mut readelf = Command::new("readelf");
@@ -61,7 +62,7 @@ fn c_api_names_the_owner_of_memory_and_pause_loses_no_event() {
     };
     assert_eq!(owner(101), (NONE, NONE, 3));
     assert_eq!(owner(102), ("eval", "Net", 3));
-    // In a pause a range has no row, but memory still belongs to it.
+    // While tracing is paused, a range writes no row but still owns memory.
     assert_eq!(owner(103), ("eval", "Net.unseen", 3));
     assert_eq!(owner(104), ("eval", "Net.late", 4));
     assert_eq!(owner(105), ("decode", NONE, 4));
@@ -100,7 +101,7 @@ fn c_api_names_the_owner_of_memory_and_pause_loses_no_event() {
 
 #[test]
 fn c_api_does_nothing_without_the_preload() {
-    // Also in an executable at a fixed address, where the linker may resolve the missing functions to null.
+    // Also as an executable at a fixed address, in which the linker may resolve missing functions to null.
     for (target, more) in [("api", &[][..]), ("api-fixed", &["-no-pie", "-fno-pie"])] {
         let output = untraced(&program(target, more), &[]).output().unwrap();
         assert!(output.status.success(), "{target}: {}", output.status);
@@ -199,7 +200,7 @@ fn stepping() -> PathBuf {
     compiled("api/steps.c", "steps", &[&include, RUNTIME])
 }
 
-/// The marks of detail in a trace, with their steps.
+/// Returns the detail marks of a trace, with their steps.
 fn detail_marks(trace: &Trace) -> Vec<(i64, String)> {
     let marks = trace.of(EventName::Mark).into_iter().filter(|row| row.api == "detail");
     marks.map(|row| (row.step, row.name.clone())).collect()
@@ -212,12 +213,12 @@ fn c_api_asks_for_the_detail_of_the_next_steps() {
     let off = |step| (step, "detail off".to_owned());
     let expected = [on(3, "schedule"), off(4), on(6, "asked for"), on(7, "asked for"), off(8)];
     assert_eq!(detail_marks(&ran.trace()), expected);
-    // Every step is detailed already.
+    // By default every step is detailed, so the program's request adds no mark.
     let ran = Traced::new(&stepping(), &["/nowhere", "asks"]).run();
     assert_eq!(detail_marks(&ran.trace()), []);
 }
 
-/// `memtrace live --detail` with these arguments: its status, its answer and its messages.
+/// Runs `memtrace live --detail` with these arguments. Returns its status, stdout and stderr.
 fn ask_for_detail(arguments: &[&str]) -> (Option<i32>, String, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_memtrace"))
         .args(["live", "--detail"])
@@ -228,7 +229,7 @@ fn ask_for_detail(arguments: &[&str]) -> (Option<i32>, String, String) {
     (output.status.code(), text(output.stdout), text(output.stderr))
 }
 
-/// A running program that takes steps, or with `still` none.
+/// Starts a program that takes steps; in the mode `still` it takes none.
 fn running(mode: &str, detail: &str) -> Running {
     Running::start(&stepping(), &[Running::END, mode], &[("MEMTRACE_DETAIL", detail)])
 }
@@ -238,7 +239,7 @@ fn detail_of_a_running_process_is_asked_for_by_its_id() {
     let stepping = running("", "off");
     let (status, answer, messages) = ask_for_detail(&[&stepping.pid, "--steps", "3"]);
     assert_eq!((status, messages.as_str()), (Some(0), ""));
-    // Two at once: each has its answer, or says that the other one waits.
+    // Two requests at once: each is answered, or fails because the other one is pending.
     let both: Vec<_> = std::thread::scope(|scope| {
         let ask = || scope.spawn(|| ask_for_detail(&[&stepping.pid, "--steps", "1"]));
         [ask(), ask()].map(|thread| thread.join().unwrap()).into()
@@ -274,7 +275,7 @@ fn detail_of_a_process_that_cannot_give_it_is_an_error_or_waits() {
     gone.wait().unwrap();
     error(&[&gone.id().to_string()], "is running");
 
-    // It begins no step: the request stays.
+    // The program begins no step, so the command gives up after 0 s.
     let mut still = running("still", "off");
     let (status, _, messages) = ask_for_detail(&[&still.pid, "--wait", "0"]);
     assert_eq!(status, Some(2), "{messages}");
@@ -315,7 +316,8 @@ fn live_asks_for_detail_by_a_key() {
     assert_eq!(marks[..5], [on(first), on(first + 1), on(first + 2), on(first + 3), on(first + 4)]);
     assert!(screen.contains(&format!("steps {first} to {} in full", first + 4)), "{screen}");
 
-    // It begins no step; a second request takes the place of the first. Another command waits for neither.
+    // The program begins no step, so a request stays pending. `memtrace live --detail` gives up; a second key
+    // press makes a new request.
     let mut still = running("still", "off");
     let Some(terminal) = watch(&still, 60) else { return };
     terminal.keys("d");

@@ -1,5 +1,5 @@
-//! Small C programs under the preloaded library. A stand-in for the CUDA runtime hands out addresses, and
-//! each program exercises one feature.
+//! Runs small C programs under the preloaded library. A stand-in for the CUDA runtime hands out addresses,
+//! and each program exercises one feature.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -22,13 +22,13 @@ fn runtime() -> PathBuf {
     compiled("fakes/cudart.c", RUNTIME, &[])
 }
 
-/// `tests/programs/<source>.c`, linked against the stand-in for the CUDA runtime.
+/// Compiles `tests/programs/<source>.c` and links it against the stand-in for the CUDA runtime.
 fn program(source: &str) -> PathBuf {
     runtime();
     compiled(&format!("{source}.c"), file_name(source), &[RUNTIME])
 }
 
-/// The same, also linked against the stand-in for torch's caching allocator.
+/// Like [`program`], but also links the stand-in for torch's caching allocator.
 fn torch_program(source: &str) -> PathBuf {
     runtime();
     compiled("fakes/c10.c", "libc10.so", &[]);
@@ -36,12 +36,12 @@ fn torch_program(source: &str) -> PathBuf {
     compiled(&format!("{source}.c"), file_name(source), &["libc10_cuda.so", "libc10.so", RUNTIME])
 }
 
-/// The last part of `folder/name`.
+/// Returns the name after the last `/`.
 fn file_name(source: &str) -> &str {
     source.rsplit('/').next().unwrap()
 }
 
-/// The row in the form that `calls.c` prints: event, api, status, address, requested, delta.
+/// Formats a row as `calls.c` prints it: event, api, status, address, requested, delta.
 fn row_line(row: &Rec) -> String {
     let Rec { event, api, status, addr, requested, delta, .. } = row;
     format!("{event} {api} {status} {addr} {requested} {delta}")
@@ -148,7 +148,7 @@ fn threads_of_the_caching_allocator_agree_with_its_own_totals() {
         let oom = trace.of(EventName::Oom)[0];
         assert_eq!((oom.allocated, oom.reserved), (allocated, reserved));
         assert!(trace.rows.iter().all(|row| row.source == "libc10_cuda.so"));
-        // The traced process prints the owners at the OOM, and the next command.
+        // The traced process prints the owners at the OOM, and the command to run next.
         let messages = ran.stderr();
         assert!(
             messages.starts_with("memtrace: out of memory on GPU 0: 1.00 MiB were requested"),
@@ -156,7 +156,7 @@ fn threads_of_the_caching_allocator_agree_with_its_own_totals() {
         );
         assert!(messages.lines().last().unwrap().starts_with("memtrace: next: memtrace "), "{messages}");
     }
-    // A file that is compressed at the end is gone when the user reads this.
+    // With MEMTRACE_COMPRESS the CSV file is gone when the user reads the message, so it names the folder.
     let traced = Traced::new(&torch_program("threads/trains"), &["1", "10"]).env("MEMTRACE_COMPRESS", "gz");
     let folder = traced.out();
     let messages = traced.run().stderr();
@@ -179,7 +179,7 @@ fn allocator_without_caching_has_blocks_of_the_requested_size() {
 #[test]
 fn exit_of_every_kind_leaves_a_complete_trace_and_the_same_status() {
     let ends = program("processes/ends");
-    // The allocations and frees of each ending, beside the first two allocations and the first free.
+    // The allocations and frees of each ending, in addition to the first two allocations and the first free.
     let ways = [
         ("return", 0, 0),
         ("exit", 0, 0),
@@ -233,7 +233,7 @@ fn exec_ends_the_trace() {
 #[test]
 fn exec_of_a_program_for_musl_starts_it_without_the_library() {
     let starter = program("processes/foreign");
-    // A program that names a loader of musl: here that is a link to glibc's.
+    // The program names a loader of musl. Here that loader is a link to glibc's.
     let link = starter.with_file_name("ld-musl-x86_64.so.1");
     let _ = fs::remove_file(&link);
     symlink("/lib64/ld-linux-x86-64.so.2", &link).unwrap();
@@ -304,7 +304,7 @@ fn buffer_with_more_threads_than_chunks_loses_no_event() {
 #[test]
 fn fork_and_spawn_of_every_kind_leave_the_parents_trace_complete() {
     let children = program("processes/children");
-    // The number of traces: a child that allocates has its own.
+    // The expected number of traces: a child that allocates writes its own.
     let kinds = [
         ("fork", 1),
         ("fork and leave", 1),
@@ -315,7 +315,7 @@ fn fork_and_spawn_of_every_kind_leave_the_parents_trace_complete() {
         ("vfork and exec", 2),
         ("posix_spawn", 1),
         ("system", 1),
-        // None of these runs a handler of pthread_atfork.
+        // The ways from here on run no handler of `pthread_atfork`.
         ("_Fork", 2),
         ("_Fork first", 2),
         ("_Fork among threads", 1),
@@ -365,7 +365,7 @@ fn enabled_0_traces_nothing() {
     let ran = Traced::new(&program("calls/calls"), &[]).env("MEMTRACE_ENABLED", "0").run();
     assert_eq!((ran.status(), ran.stderr().as_str()), (0, ""));
     assert!(ran.files().is_empty());
-    // NVTX finds the tool that the variable names, and only this one.
+    // memtrace is disabled, so NVTX still loads the tool that `NVTX_INJECTION64_PATH` names.
     let log = tempfile::NamedTempFile::new().unwrap();
     let tool = compiled("other_tools/tool.c", "libtool.so", &[]);
     let ran = Traced::new(&program("ranges/ranges"), &[])
@@ -378,7 +378,7 @@ fn enabled_0_traces_nothing() {
     assert!(fs::read_to_string(log.path()).unwrap().starts_with("forward 0\n"));
 }
 
-/// Phase, module, op and step of the allocation of `bytes`.
+/// Returns the phase, module, op and step of the allocation of `bytes`.
 fn owner(trace: &Trace, bytes: i64) -> (&str, &str, &str, i64) {
     let row = trace.allocation(bytes);
     (&row.phase, &row.module, &row.op, row.step)
@@ -415,7 +415,7 @@ fn phases_adds_range_names_that_are_phases() {
     assert_eq!(owner(&trace, 102), ("forward", "encöder", NONE, -1));
 }
 
-/// Each of `count` ranges opens once and closes once.
+/// Checks that `count` ranges open once and close once each.
 fn assert_ranges_close(trace: &Trace, count: usize) {
     let names = |event| {
         let mut names: Vec<&str> = trace.of(event).iter().map(|row| row.name.as_str()).collect();
@@ -528,7 +528,8 @@ fn nvtx_legacy_library_ranges_mean_the_same_and_return_the_same() {
 #[test]
 fn nvtx_legacy_library_domains_have_their_own_stacks_categories_and_strings() {
     runtime();
-    // With a tool the library returns handles and range ids; without one it returns none.
+    // Built with `-DTOOL` the library returns handles and range ids, with `-DBARE` it returns neither, as
+    // without a tool.
     for (library, define) in [("libnvToolsExt.so.1", "-DTOOL"), ("libnvToolsBare.so.1", "-DBARE")] {
         compiled("fakes/nvtools.c", library, &[define]);
         let program = format!("domains{define}");
@@ -538,7 +539,7 @@ fn nvtx_legacy_library_domains_have_their_own_stacks_categories_and_strings() {
         assert_eq!(ran.status(), 0, "{}", ran.stderr());
         match define {
             "-DTOOL" => assert_eq!(ran.stdout(), String::from_utf8(alone.stdout).unwrap()),
-            // memtrace returns handles that differ between two strings.
+            // With `-DBARE` the handles come from memtrace, and two strings get different ones.
             _ => assert!(!ran.stdout().contains("none"), "{}", ran.stdout()),
         }
         let trace = ran.trace();
@@ -567,7 +568,7 @@ fn buffer_that_is_too_small_counts_and_reports_lost_events() {
     assert_eq!(reported, lost);
     let calls = ran.numbers()[0];
     let seen = (trace.rows.len() - trace.of(EventName::Lost).len()) as i64;
-    // A lost free shows as one more row, and is counted as missed.
+    // A lost free gets a row when its address is allocated again; `missed_frees` counts these rows.
     assert_eq!(seen - trace.end_count("missed_frees") + lost, calls, "{}", trace.end);
 }
 
@@ -576,7 +577,7 @@ fn names_beyond_the_limit_share_one_and_are_counted() {
     runtime();
     compiled("fakes/nvtools.c", "libnvToolsExt.so.1", &[]);
     let program = compiled("ranges/many_names.c", "many_names", &["libnvToolsExt.so.1", RUNTIME]);
-    // The limit of names follows a buffer of 8 MiB at least.
+    // The limits of names are computed from a buffer of at least 8 MiB.
     let ran = Traced::new(&program, &["20000", "900"]).env("MEMTRACE_BUFFER", "4m").run();
     assert_eq!(ran.status(), 0, "{}", ran.stderr());
     assert_eq!(ran.stderr().matches("too many names").count(), 1 + 1, "{}", ran.stderr());
@@ -591,7 +592,7 @@ fn names_beyond_the_limit_share_one_and_are_counted() {
         "{}",
         modules.len()
     );
-    // Later contexts keep their phase.
+    // Allocations beyond the limit of names keep their phase.
     assert_eq!(owner(&trace, 300).0, "eval");
 }
 
@@ -604,8 +605,8 @@ fn out_file_is_private_and_never_follows_a_link() {
     assert!(metadata.is_file());
     assert_eq!(metadata.permissions().mode() & 0o777, 0o600);
 
-    // A process takes its file name from its pid. A shell plants a link of this name, then becomes the
-    // process.
+    // The file name of a trace contains the process id. The shell plants a link of that name, then execs the
+    // program.
     let victim = tempfile::NamedTempFile::new().unwrap();
     fs::write(victim.path(), "precious").unwrap();
     let name = ran.files()[0].file_name().unwrap().to_str().unwrap().to_owned();
@@ -684,7 +685,7 @@ fn stacks_and_modules_are_recorded_in_every_python_version() {
             assert_eq!(ran.status(), 0, "{version:?} {how}: {}", ran.stderr());
             let [trace, stacks] = &ran.files()[..] else { panic!("{version:?} {how}: {:?}", ran.files()) };
             let lines = lines_of_blocks(trace, &lines_of_stacks(stacks));
-            // The first block was allocated before the hooks existed.
+            // Skip the first block: it was allocated before the hooks existed.
             let expected: Vec<String> = ran.stdout().lines().map(str::to_owned).collect();
             assert_eq!(lines[1..], expected, "{version:?} {how}");
             last = Some((ran, python, expected));
@@ -705,7 +706,7 @@ fn profilers_and_debuggers_of_every_python_version_see_the_same_events_as_withou
         if version >= (3, 12) {
             arguments.push("monitoring");
         }
-        // The order of sets would differ.
+        // A fixed hash seed, because the order of sets would differ otherwise.
         let variables = [("PYTHONHASHSEED", "0"), ("LIBC10_CUDA", torch.to_str().unwrap())];
         let expected = untraced(&python, &arguments).envs(variables).output().unwrap();
         assert!(expected.status.success(), "{version:?}: {}", String::from_utf8_lossy(&expected.stderr));
@@ -748,7 +749,7 @@ fn preload_of_a_tool_that_reads_each_write_harms_no_python_program() {
     }
 }
 
-/// Compares the entries of memory_viz and the flame graphs with the output of `any_python.py`.
+/// Checks that the entries of memory_viz and the flame graphs have the lines that `any_python.py` printed.
 fn exports_have_lines(python: &Path, trace: &Path, expected: &[String]) {
     let folder = tempfile::TempDir::new().unwrap();
     let [pickle, flames] = ["snapshot", "collapsed"].map(|export| {
@@ -773,7 +774,7 @@ fn exports_have_lines(python: &Path, trace: &Path, expected: &[String]) {
     }
 }
 
-/// Prints the module and the lines of `any_python.py`, outermost first, of each entry that has any.
+/// Prints, for each entry with lines of `any_python.py`, the module and these lines, outermost first.
 const ENTRIES: &str = r#"
 import pickle, sys
 (entries,) = pickle.load(open(sys.argv[1], "rb"))["device_traces"]
@@ -785,7 +786,7 @@ for entry in entries:
         print(module, *reversed(lines[1:]), lines[0].split()[1], sep="|")
 "#;
 
-/// For each block its module and the lines of `any_python.py` that allocated it, outermost first.
+/// Returns, for each block, its module and the lines of `any_python.py` that allocated it, outermost first.
 fn lines_of_blocks(trace: &Path, stacks: &BTreeMap<i64, Vec<String>>) -> Vec<String> {
     let mut reader = memtrace_trace::csv::RowReader::open(trace).unwrap();
     let mut blocks = Vec::new();
@@ -798,20 +799,20 @@ fn lines_of_blocks(trace: &Path, stacks: &BTreeMap<i64, Vec<String>>) -> Vec<Str
     blocks
 }
 
-/// The lines of `any_python.py` in each stack: `file:line function` without the file. A frame of `block`,
-/// which allocates all blocks, has no line number.
+/// Maps each stack id to its lines of `any_python.py`: `file:line function` without the file. A frame of
+/// `block`, the function that makes all allocations, has no line number.
 fn lines_of_stacks(stacks: &Path) -> BTreeMap<i64, Vec<String>> {
     let mut found: BTreeMap<i64, Vec<String>> = BTreeMap::from([(0, Vec::new())]);
     for row in csv::Reader::from_path(stacks).unwrap().records().map(Result::unwrap) {
         let [id, parent] = [0, 1].map(|column| row[column].parse::<i64>().unwrap());
-        // The parent of a stack has a smaller number.
+        // A parent has a smaller id than its children, so its lines are already known.
         let lines = [found[&parent].clone(), lines_in([&row[3]].into_iter())].concat();
         found.insert(id, lines);
     }
     found
 }
 
-/// The lines of `any_python.py` among frames.
+/// Returns the lines of `any_python.py` among frames.
 fn lines_in<'a>(frames: impl Iterator<Item = &'a str>) -> Vec<String> {
     let line_of = |frame: &'a str| {
         let (_, line) = frame.split_once("any_python.py:")?;
@@ -850,7 +851,8 @@ fn writes_into_a_live_journal_by_others_neither_stop_the_program_nor_the_writer(
         };
         let length = file.metadata().unwrap().len();
         for _ in 0..1000 {
-            // Never longer than the journal, which is empty at first: that would be no write but a growth.
+            // Write inside the journal, so that it never grows. At first it is empty: then the remainder is
+            // `None`.
             let Some(place) = next().checked_rem(length / 64) else { break };
             file.seek(SeekFrom::Start(place * 64)).unwrap();
             let values = [next(), next(), next() % 256, next() % 1024];
@@ -874,7 +876,7 @@ fn threads_that_run_on_while_the_trace_is_finished_have_rows_or_are_counted() {
         let trace = Trace::read_lossy(&ran.files()[0]);
         let lost = trace.end_count("lost");
         let calls = ran.numbers()[0];
-        // The end row is written a moment before the process is gone.
+        // The end row is written a moment before the process ends, so a few calls come after it.
         let missing = calls - trace.rows.len() as i64 - lost;
         eprintln!("{buffer}: {calls} calls, {} rows, {lost} lost, {missing} missing", trace.rows.len());
         assert!(lost > 0 && missing < calls / 20, "{buffer}: {calls} {} {lost}", trace.rows.len());

@@ -1,5 +1,5 @@
-//! `action.yml`, which compares the memory of a pull request with its base: its steps run as shell, with git and torch.
-//! Only `gh`, which comments, is a stand-in that keeps its arguments.
+//! `action.yml` compares the memory of a pull request with its base. Its steps run in a shell, with git and
+//! torch. Only `gh`, which posts the comment, is a stand-in that keeps its arguments.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ mod harness;
 #[path = "common/venv.rs"]
 #[expect(dead_code, reason = "each test crate uses its own part")]
 mod venv;
-// The name under which venv.rs knows the harness.
+// venv.rs refers to the harness by this name.
 use harness as torch;
 use harness::{Torch, on_every_torch};
 
@@ -159,13 +159,13 @@ fn action_sees_growth_though_the_package_is_installed_from_the_checkout(torch: &
         pull.git(&["add", "."]);
         pull.git(&["-c", "user.name=a", "-c", "user.email=a@a", "commit", "--quiet", "-m", "package"]);
     }
-    // As `pip install -e .` of a src layout makes it.
+    // As `pip install -e .` installs a src layout: a path file in site-packages.
     let site = venv::packages(&pull.python);
     fs::write(site.join("editable.pth"), format!("{checkout}/src\n")).unwrap();
     let ran = pull.run(&["base=HEAD~1", "fail-over=1m"]);
     assert_eq!(ran.status.code(), Some(3), "{}", text(&ran.stdout) + &text(&ran.stderr));
 
-    // A finder, as setuptools may install it, leads to the checkout wherever the program runs.
+    // An import finder, as setuptools may install, leads both runs to this checkout, so the action refuses.
     let finder = format!(
         "import sys\nfrom importlib.machinery import PathFinder\nclass Finder:\n    @staticmethod\n    \
          def find_spec(name, path=None, target=None):\n        \
@@ -196,7 +196,7 @@ fn action_sees_growth_of_an_installed_copy_of_a_path_in_the_environment_and_of_h
         pull.git(&["add", "."]);
         pull.git(&["-c", "user.name=a", "-c", "user.email=a@a", "commit", "--quiet", "-m", "package"]);
     }
-    // As `pip install .` makes it.
+    // As `pip install .` does: a copy in site-packages.
     let copy = venv::packages(&plain).join("grown");
     fs::create_dir(&copy).unwrap();
     fs::copy(&package, copy.join("__init__.py")).unwrap();
@@ -207,7 +207,8 @@ fn action_sees_growth_of_an_installed_copy_of_a_path_in_the_environment_and_of_h
     let (status, said) = verdict(&pull, &[]);
     assert_eq!(status, Some(3), "{said}");
 
-    // The command names the checkout by a variable, by a link and by its working folder.
+    // A path through a link or the working folder is refused. A path in the environment leads each run to its
+    // own checkout.
     let link = pull.folder.path().join("link");
     std::os::unix::fs::symlink(&checkout, &link).unwrap();
     for (before, expected) in [
@@ -233,8 +234,8 @@ fn action_sees_growth_of_an_installed_copy_of_a_path_in_the_environment_and_of_h
     assert!(said.contains("it is not known which modules the command imported"), "{said}");
 }
 
-/// Runs scripts/comment-comparison with a `gh` that knows a comment of this comparison, and may refuse. Returns the
-/// calls of `gh`, and what was printed.
+/// Runs scripts/comment-comparison with a stand-in for `gh`. `knows`: a comment of this comparison exists.
+/// `refuses`: `gh` fails. Returns the calls of `gh`, and the output.
 fn comment(knows: bool, refuses: bool) -> (String, String) {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);

@@ -21,7 +21,7 @@ mod commands;
 fn memtrace(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_memtrace"));
     command.args(arguments).env_remove("NO_COLOR").env_remove("LD_PRELOAD");
-    // Help has each command and option on one line.
+    // A wide terminal, so that help prints each command and option on one line.
     command.env("COLUMNS", "500");
     command
 }
@@ -137,7 +137,7 @@ fn input_that_cannot_be_read_exits_with_2_and_a_reason() {
     assert!(lenient.contains("skipped 1 invalid line; the first: "), "{lenient}");
 }
 
-/// Selectors with a value that matches nothing in the trace of the test, and the list in the error.
+/// Selectors with a value that matches nothing in the test's trace, and the error with the values that exist.
 const SELECTORS: [(&str, &str, &str); 12] = [
     ("rank", "7", "--rank 7: no match in TRACE; its ranks: 0-1"),
     ("rank", "-1", "--rank -1: no match in TRACE; its ranks: 0-1"),
@@ -153,10 +153,10 @@ const SELECTORS: [(&str, &str, &str); 12] = [
     ("limits", "LIMITS", "[modules] \"Net.fd\": no match in TRACE; its modules: Net.fc, Net"),
 ];
 
-/// Numbers that must be at least 1.
+/// Options whose number must be at least 1.
 const COUNTS: [&str; 6] = ["top", "depth", "calls", "width", "height", "tokens"];
 
-/// Options that select no part of a trace.
+/// Options that do not select a part of a trace.
 const OTHER_OPTIONS: &[&str] = &[
     "against",
     "as",
@@ -219,7 +219,7 @@ const OTHER_OPTIONS: &[&str] = &[
     "write",
 ];
 
-/// The options with a value in the help of a command.
+/// Returns the options that take a value, from the help of a command.
 fn options_of(command: &str) -> Vec<String> {
     let help = stdout(&output(&[command, "--help"]));
     let names = help.lines().filter_map(|line| {
@@ -230,7 +230,7 @@ fn options_of(command: &str) -> Vec<String> {
     names.collect()
 }
 
-/// The ways to give `command` the trace `TRACE`; empty for a command that reads none.
+/// Returns the ways to give `command` the trace `TRACE`; empty for a command that reads no trace.
 fn ways_to_read(command: &str) -> Vec<Vec<&str>> {
     match command {
         "run" | "fit" | "doctor" | "help" | "lib" => Vec::new(),
@@ -246,7 +246,7 @@ fn ways_to_read(command: &str) -> Vec<Vec<&str>> {
     }
 }
 
-/// The name of a report, as long as the program lives.
+/// Returns the `'static` name of a report.
 fn find_report(name: &str) -> &'static str {
     memtrace_analysis::reports::find(name)
         .unwrap_or_else(|| panic!("{name}: a command that no test knows"))
@@ -394,7 +394,7 @@ fn summary_says_that_the_process_of_a_trace_still_runs() {
     std::fs::write(folder.path().join(name), trace.unfinished()).unwrap();
     let text = || stdout(&output(&["summary", path(&folder)]));
     assert!(text().contains("its process still runs"), "{}", text());
-    // A killed process has no journal after its trace was finished.
+    // Without the journal, summary cannot distinguish a killed process from a running one.
     std::fs::remove_file(journal).unwrap();
     assert!(text().contains("was killed or still runs"), "{}", text());
 }
@@ -406,7 +406,7 @@ fn summary_names_the_rows_that_a_trace_lacks() {
     lines.drain(6..8);
     let folder = folder_with(&[("a.csv", format!("{}\n", lines.join("\n")).into_bytes())]);
     let told = "damaged: a.csv: 2 rows are missing, first after seq 5: totals and peaks may be wrong";
-    // frag and ledger stop at a moment; the gap lies before the end.
+    // frag and ledger describe one moment, by default before the gap in the rows: ask for the end.
     let at_end = ["--at", "end"];
     for report in ["summary", "peak", "frag", "ledger", "peak --mem-tracker", "ranks"] {
         let mut arguments: Vec<&str> = report.split(' ').chain([path(&folder)]).collect();
@@ -514,8 +514,8 @@ fn help_describes_every_variable_every_column_and_every_event() {
     }
 }
 
-/// A copy of the command beside a stand-in for the library. The stand-in only proves that it was loaded, so
-/// the launcher is tested alone.
+/// A copy of the command next to a stand-in for the library. The stand-in only proves that it was loaded, so
+/// these tests cover the launcher alone.
 struct Installed {
     folder: tempfile::TempDir,
     command: PathBuf,
@@ -651,7 +651,7 @@ fn run_reports_a_program_that_did_not_load_the_library() {
 fn run_leaves_a_program_under_the_loader_of_musl_as_it_is_and_says_so() {
     let Some(installed) = Installed::new() else { return };
     let place = |name: &str| installed.folder.path().join(name);
-    // A program that names a loader of that name: here it is glibc's.
+    // The program names a loader of musl. Here that loader is a link to glibc's.
     fs::write(place("program.c"), "int main(void) { return 3; }").unwrap();
     let loader = ["/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-x86-64.so.2"];
     let loader = loader.into_iter().find(|path| Path::new(path).exists()).expect("glibc's loader");
@@ -698,7 +698,7 @@ fn run_says_how_much_of_a_phantom_card_is_free_at_the_start() {
 #[test]
 fn run_prints_the_summary_of_its_trace_on_stderr() {
     let Some(installed) = Installed::new() else { return };
-    // The trace of this run: `training` with the run's id in its meta row.
+    // The program of this run writes a trace: `training` with the run's id in its meta row.
     let trace = String::from_utf8(training(0)).unwrap();
     fs::write(installed.folder.path().join("template.csv"), trace).unwrap();
     let script = r#"sed "s/\"\"run_id\"\":\"\"/\"\"run_id\"\":\"\"$MEMTRACE_RUN_ID/" template.csv > "$MEMTRACE_OUT/h.r0.1.csv"; echo done"#;

@@ -1,4 +1,4 @@
-//! `memtrace run --phantom 512xh100-80g --ranks 0`: a rank of a job among stand-ins.
+//! `memtrace run --phantom 512xh100-80g --ranks 0`: runs one rank of a job; the other ranks are stand-ins.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,12 +17,13 @@ use harness::{Torch, memtrace, on_every_torch, scripts, text, traces};
 mod common;
 use common::compiled;
 
-/// `memtrace run --ranks RANKS` of the script for clusters on this many ranks, as torchrun would start it.
+/// Runs of `phantom/cluster.py` on `world` ranks, as torchrun starts them, under `memtrace run --ranks
+/// RANKS`.
 struct Cluster<'a> {
     torch: &'a Torch,
     world: u32,
     ranks: &'a str,
-    /// Holds NCCL's watchdog: see [`same_as_among_real_ranks`].
+    /// True to hold back NCCL's watchdog: see [`same_as_among_real_ranks`].
     is_held: bool,
 }
 
@@ -45,7 +46,7 @@ impl Cluster<'_> {
         (out, output)
     }
 
-    /// The memory events of each rank that ran. The run must succeed.
+    /// Returns the memory events of each rank that ran. The run must succeed.
     fn events(&self, arguments: &[&str]) -> BTreeMap<i32, Vec<String>> {
         let (out, output) = self.run(arguments);
         assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
@@ -57,7 +58,7 @@ impl Cluster<'_> {
     }
 }
 
-/// The rank of a trace, and its memory events without times and addresses.
+/// Returns the rank of a trace, and its memory events without times and addresses.
 fn events(trace: &Path) -> (i32, Vec<String>) {
     let mut reader = RowReader::open(trace).unwrap();
     let (mut lines, mut rank) = (Vec::new(), -1);
@@ -84,7 +85,7 @@ fn events(trace: &Path) -> (i32, Vec<String>) {
     (rank, lines)
 }
 
-/// The requests in events: size, op and module of each allocated block.
+/// Returns the requests among events: size, op and module of each allocated block.
 fn requests(events: &[String]) -> Vec<String> {
     let request = |line: &String| -> Option<String> {
         let words: Vec<&str> = line.split(' ').collect();
@@ -95,9 +96,10 @@ fn requests(events: &[String]) -> Vec<String> {
 
 /// Compares ranks that ran alone with the same ranks among four real processes.
 ///
-/// NCCL's watchdog is a thread that looks every 100 ms which collectives have ended, and lets their tensors go. Where
-/// such a free stands among the allocations depends on the clock, between two runs of real ranks, too. So the
-/// watchdog is held, and whole sequences are compared. With a watchdog at large the requests are the same still.
+/// NCCL's watchdog is a thread that checks every 100 ms which collectives have ended, and releases their
+/// tensors. The position of such a free among the allocations depends on the clock, even between two runs of
+/// real ranks. So the watchdog is held back, and whole sequences are compared. For the first kind the
+/// requests are compared with a running watchdog, too.
 fn same_as_among_real_ranks(torch: &Torch, kinds: &[(&str, &str)]) {
     let mut differing = Vec::new();
     for (index, &(kind, ranks)) in kinds.iter().enumerate() {
@@ -145,7 +147,7 @@ fn ranks_that_run_alone_have_the_same_events_as_all_tensor_and_sequence_parallel
 fn ranks_that_run_alone_have_the_same_events_as_all_pipeline_context_and_expert_parallel_ranks(
     torch: &Torch,
 ) {
-    // On torch 2.6 the four real stages of the pipeline do not end; why is not known.
+    // Torch 2.11 only: on torch 2.6 four real pipeline stages never end, for an unknown reason.
     same_as_among_real_ranks(torch, &[("pp", "0,2,3"), ("ep", "2"), ("cp", "0")]);
 }
 
@@ -199,7 +201,8 @@ fn ledger_names_the_communicators_of_a_rank_and_what_each_takes(torch: &Torch) {
         }
         assert_ne!(holder, "NCCL", "all of it belongs to a communicator");
     }
-    // Two nodes of eight. `nccl_memory.rs` has the sources: 16 channels between machines, 24 inside one.
+    // Two nodes of eight ranks. `nccl_memory.rs` has the sources: 16 channels between machines, 24 inside
+    // one.
     let expected = [
         ("default_pg, 16 ranks, 8 on this node", 134 + 16 * 10 + 14 * 2 + 2 * 10),
         ("mesh_dp, 8 ranks, 4 on this node", 134 + 16 * 10 + 12 * 2 + 4 * 10),
@@ -209,8 +212,8 @@ fn ledger_names_the_communicators_of_a_rank_and_what_each_takes(torch: &Torch) {
     assert_eq!(held, expected.map(|(group, mib)| (group.to_owned(), mib)).into());
 }
 
-/// A rank that accelerate or deepspeed starts has their variables and arguments, and the memory of one that torchrun
-/// starts.
+/// A rank that accelerate or deepspeed starts has that launcher's variables and arguments, and the memory of
+/// a rank that torchrun starts.
 fn launchers_accelerate_and_deepspeed_start_ranks_as_torchrun_does(torch: &Torch) {
     let run = |card: &str, launcher: &[&str], script: &str, arguments: &[&str]| {
         let out = TempDir::new().unwrap();
@@ -246,7 +249,7 @@ fn launchers_accelerate_and_deepspeed_start_ranks_as_torchrun_does(torch: &Torch
     for (name, value) in expected {
         assert_eq!(variables[name], value, "{name}");
     }
-    // A file of settings, and the cards of the node alone.
+    // First a settings file, then the 8 cards of one node without any settings.
     let folder = TempDir::new().unwrap();
     let file = folder.path().join("fsdp.yaml");
     let settings = "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nmachine_rank: 0\nnum_machines: 64\n\
@@ -257,7 +260,7 @@ fn launchers_accelerate_and_deepspeed_start_ranks_as_torchrun_does(torch: &Torch
     assert_eq!(names.map(|name| variables[name].as_str().unwrap()), ["true", "2", "512", "511"]);
     let (_, variables) = given("8xh100-80g", &accelerate);
     assert_eq!((&variables["WORLD_SIZE"], &variables["RANK"]), (&"8".into(), &"7".into()));
-    // deepspeed's own code does not run.
+    // memtrace replaces deepspeed's launcher, whose own code does not run.
     let deepspeed = ["-m", "deepspeed.launcher.runner", "--num_nodes", "64", "--num_gpus", "8"];
     let (argv, variables) = given(all, &deepspeed);
     assert_eq!(argv, serde_json::json!(["--local_rank=7", "--x", "1"]));
@@ -270,7 +273,7 @@ fn launchers_accelerate_and_deepspeed_start_ranks_as_torchrun_does(torch: &Torch
     assert!(torchrun.len() == 1 && torchrun[0].len() > 100, "{torchrun:?}");
     assert_eq!(of(&options.concat()), torchrun);
     assert_eq!(of(&[&deepspeed[..], &["--no_local_rank"]].concat()), torchrun);
-    // What accelerate refuses or would start without torchrun is an error, with its own message.
+    // Arguments that accelerate refuses, or that ask for other processes than torchrun's ranks, are errors.
     for (launcher, part) in [
         (&["--nonsense"][..], "unrecognized arguments: --nonsense"),
         (&["--num_processes", "1"], "would start other processes than the ranks of torchrun"),
@@ -294,7 +297,7 @@ on_every_torch![
     ranks_alone_join_groups_splits_stores_and_object_collectives: "the protocol of its store",
 ];
 
-/// On one torch only: four real ranks of each kind take a minute.
+/// Runs on one torch only, because four real ranks of each kind take a minute.
 mod torch_2_11_0_alone {
     use super::Torch;
 
@@ -335,7 +338,7 @@ mod torch_2_11_0_alone {
     }
 }
 
-/// The line of the script that ends in a comment, as messages name it.
+/// Returns the line of the script that ends in this comment, in the form that messages have.
 fn line_of(script: &Path, comment: &str) -> String {
     let text = std::fs::read_to_string(script).unwrap();
     let line = text.lines().position(|line| line.contains(&format!("  # {comment}"))).unwrap() + 1;
@@ -414,7 +417,7 @@ fn ranks_take_their_number_from_the_environment_without_a_launcher() {
     assert!(json["phantom"]["stand_in_answers"].as_u64() > Some(0), "{}", json["phantom"]);
 }
 
-/// `MEMTRACE_PHANTOM_RANKS` and `MEMTRACE_PHANTOM_STORE` are set for a rank among stand-ins and for no other.
+/// `MEMTRACE_PHANTOM_RANKS` and `MEMTRACE_PHANTOM_STORE` are set only for a rank among stand-ins.
 #[test]
 fn ranks_phantom_ranks_and_phantom_store_are_set_for_a_rank_among_stand_ins() {
     let print = r#"printf '%s ' "${MEMTRACE_PHANTOM_RANKS-none}" "${MEMTRACE_PHANTOM_STORE:+port}" $RANK $LOCAL_RANK $WORLD_SIZE"#;
@@ -505,7 +508,7 @@ fn ranks_that_fail_give_their_status() {
     assert!(text(&run.stderr).contains("rank 1 failed (exit status: 7)"), "{}", text(&run.stderr));
 }
 
-/// Runs this script of the shell as each rank of four, of which `ranks` run.
+/// Runs this shell script as the ranks `ranks` of four.
 fn shell_ranks(ranks: &str, script: &str) -> Command {
     let out = TempDir::new().unwrap().keep();
     let mut run = memtrace();
@@ -514,7 +517,7 @@ fn shell_ranks(ranks: &str, script: &str) -> Command {
     run
 }
 
-/// The processes whose command line has this word.
+/// Returns the number of processes whose command line has this word.
 fn processes_with(word: &str) -> usize {
     let processes = std::fs::read_dir("/proc").unwrap().flatten();
     let lines = processes.filter_map(|process| std::fs::read(process.path().join("cmdline")).ok());
@@ -523,7 +526,7 @@ fn processes_with(word: &str) -> usize {
 
 #[test]
 fn ranks_that_are_real_end_when_one_fails_and_its_status_counts() {
-    // The number of seconds is the word: `sleep` takes the place of the shell.
+    // The seconds identify this test's processes: `exec` replaces the shell by `sleep` with this number.
     let word = format!("sleep 600.{}", std::process::id());
     let run = shell_ranks("all", &format!("test $RANK != 1 || exit 7; exec {word}")).output().unwrap();
     let stderr = text(&run.stderr);
@@ -538,7 +541,8 @@ fn ranks_end_by_the_signal_that_memtrace_gets() {
     for ranks in ["all", "0,1,2"] {
         let word = format!("sleep 60{}.{}", ranks.len(), std::process::id());
         let mut run = shell_ranks(ranks, &format!("exec {word}")).spawn().unwrap();
-        // Memtrace's own command line has the word, too. Not all need to have started.
+        // Wait for two processes: memtrace itself, whose command line has the word, too, and at least one
+        // rank.
         while processes_with(&word) < 2 {
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
@@ -584,7 +588,7 @@ fn a_rank_ends_when_memtrace_run_is_killed() {
         run.wait().unwrap();
         for _ in 0..600 {
             let stat = std::fs::read_to_string(format!("{rank}/stat")).unwrap_or_default();
-            // A zombie waits for init.
+            // A zombie has ended and only waits for init to reap it.
             if stat.is_empty() || stat.contains(") Z") {
                 return;
             }

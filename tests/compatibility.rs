@@ -13,7 +13,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// `scripts/programs` with these arguments.
+/// Runs `scripts/programs` with these arguments.
 fn programs(arguments: &[&str]) -> Output {
     Command::new("python3").arg(root().join("scripts/programs")).args(arguments).output().unwrap()
 }

@@ -1,6 +1,7 @@
 //! Detail by schedule (`MEMTRACE_DETAIL`) with torch, on the simulated GPU.
 //!
-//! If `scripts/env torch` has not installed a torch, its tests are skipped with a message; with `CI=true` they fail.
+//! If `scripts/env torch` has not installed a version of torch, the tests on it are skipped with a message;
+//! with `CI=true` they fail.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +20,7 @@ on_every_torch![
     repeats_and_a_sigkill_leave_a_trace_that_replays_as_torch,
 ];
 
-/// For each step, whether torch has callbacks for ops, backward functions and user scopes.
+/// Returns, for each step, whether torch has callbacks for ops, backward functions and user scopes.
 fn callbacks(run: &Run) -> Vec<String> {
     let text = std::fs::read_to_string(run.folder().join("callbacks")).unwrap();
     text.lines().map(str::to_owned).collect()
@@ -31,7 +32,8 @@ fn detail_by_schedule_replays_as_torch_and_is_off_between_its_steps(torch: &Torc
     torch.check(memtrace().arg("check").arg(run.file()));
     let is_detailed = |step: i64| [0, 1, 2, 5].contains(&step.max(0));
 
-    // The callbacks of user scopes say when a step ends. The simulated GPU has callbacks for ops of its own.
+    // Between detailed steps the callbacks of user scopes stay, to detect the end of a step. The simulated
+    // GPU always has its own callbacks for ops.
     let expected: Vec<_> = (0..STEPS).map(|step| if is_detailed(step) { "1 1 1" } else { "1 0 1" }).collect();
     assert_eq!(callbacks(&run), expected);
 
@@ -48,7 +50,7 @@ fn detail_by_schedule_replays_as_torch_and_is_off_between_its_steps(torch: &Torc
     assert_eq!(marks, [on(0), on(1), on(2), off(3), on(5), off(6)]);
 }
 
-/// The rows of each step that the program's own work makes: what they say, but for times and addresses.
+/// Returns the rows that the program's own work makes in each step, without times and addresses.
 fn by_step(run: &Run) -> BTreeMap<i64, Vec<String>> {
     let mut steps: BTreeMap<i64, Vec<String>> = BTreeMap::new();
     for row in run.rows() {
@@ -71,7 +73,8 @@ fn detail_gives_a_step_the_rows_of_a_full_trace_and_the_program_its_own_output()
             assert_eq!((run.stdout(), run.stderr()), (text(&untraced.stdout), text(&untraced.stderr)));
         }
         let (full, some) = (by_step(&full), by_step(&some));
-        // The blocks of the step before, which a tag moves, were made without detail.
+        // Steps 0, 3 and 6 are detailed, so their rows are the same in both traces; -1 is before the first
+        // step.
         for step in [-1, 0, 3, 6] {
             assert_eq!(full[&step], some[&step], "step {step}");
         }
@@ -83,14 +86,14 @@ fn detail_gives_a_step_the_rows_of_a_full_trace_and_the_program_its_own_output()
     });
 }
 
-/// What a run of weeks meets: a new peak, an OOM, parts, and a child that traces itself.
+/// The events of a run of weeks: a new peak, an OOM, several parts, and a forked child that is traced, too.
 #[test]
 fn detail_follows_a_new_peak_and_an_oom_in_parts_and_in_a_forked_child() {
     Torch::run("2.11.0", |torch| {
         let variables = [("MEMTRACE_DETAIL", "steps:0"), ("MEMTRACE_ROTATE", "64k")];
         let run = torch.trace_with(SCRIPT, &["rough"], &variables).expect_success();
         torch.check(memtrace().arg("check").arg(run.dir()));
-        // A part is `NAME.partN.csv`; the parts of a process follow each other.
+        // The first part of a process is `NAME.csv`, the others are `NAME.partN.csv`: join them in order.
         let mut rows: BTreeMap<String, Vec<(usize, Rec)>> = BTreeMap::new();
         for file in run.files() {
             let name = file.file_name().unwrap().to_str().unwrap().trim_end_matches(".csv").to_owned();
@@ -147,7 +150,8 @@ fn detail_follows_a_new_peak_and_an_oom_in_parts_and_in_a_forked_child() {
 
 const LOOPS: &str = "detail/loops.py";
 
-/// The lines of a trace without times; the ids of the process and of its threads are those of any run.
+/// Returns the rows of a trace as lines, without the columns that differ between runs: row numbers, times,
+/// and process and thread ids.
 fn lines(run: &Run) -> Vec<String> {
     const TIMES: [&str; 5] = ["seq", "ts_ns", "pid", "tid", "latency_ns"];
     let rows = harness::plain(&run.file());
@@ -157,7 +161,7 @@ fn lines(run: &Run) -> Vec<String> {
     let text = |row: &csv::StringRecord, name: &str| {
         row[names.iter().position(|known| known == name).unwrap()].to_owned()
     };
-    // Samples come with the clock.
+    // Skip rows whose number or text depends on the clock or on the run.
     let timed = ["sample", "meta", "end", "op"];
     let kept: Vec<_> = rows.iter().filter(|row| !timed.contains(&text(row, "event").as_str())).collect();
     let place: BTreeMap<String, usize> =
@@ -165,7 +169,7 @@ fn lines(run: &Run) -> Vec<String> {
     kept.iter()
         .map(|row| {
             let columns = names.iter().filter(|name| !TIMES.contains(name)).map(|name| match name {
-                // The allocation, by its place among the rows that both runs have.
+                // The ids differ between runs: name the allocation by its index among the kept rows.
                 "alloc_id" => format!("{:?}", place.get(&text(row, name))),
                 name => text(row, name),
             });
@@ -188,14 +192,15 @@ fn repeats_leave_every_row_of_a_loop_as_it_is(torch: &Torch) {
         let (mut found, mut expected) = (lines(&some), lines(&all));
         assert_eq!(found.len(), expected.len(), "{mode}");
         if mode == "amp" {
-            // Autocast frees the weights that it cast in the order of a hash of addresses of the process.
+            // Autocast frees its casts in the order of their hashed addresses, which differ between
+            // processes.
             (found, expected) = (Vec::new(), Vec::new());
         }
         for (found, expected) in found.iter().zip(&expected) {
             assert_eq!(found, expected, "{mode}");
         }
         assert!(short.contains(",repeat,") && !long.contains(",repeat,"), "{mode}");
-        // The detailed steps are the same, and those in between are most of the rest.
+        // Repeats save at least a third of the trace, unless the steps vary.
         assert!(
             mode == "varying" || short.len() * 3 < long.len() * 2,
             "{mode}: {} of {}",
@@ -210,14 +215,14 @@ fn repeats_and_a_sigkill_leave_a_trace_that_replays_as_torch(torch: &Torch) {
         let variables = [("MEMTRACE_DETAIL", "steps:0"), ("MEMTRACE_FLUSH_MS", flush)];
         let run = torch.trace_with(LOOPS, &["kill", "30"], &variables);
         assert_eq!(harness::exit_of(&run.output), 128 + 9, "{}", run.stderr());
-        // The first command that reads the trace finishes it; `check` finds no gap and no other total.
+        // `check` finishes the trace of the killed process, and finds no gap and no wrong total.
         torch.check(memtrace().arg("check").arg(run.file()));
         torch.verify_file(&run.file(), &run.checkpoints);
         assert!(std::fs::read_to_string(run.file()).unwrap().contains("killed"));
     }
 }
 
-/// Two threads, whose rows come in any order, and parts, each of which is read by itself.
+/// Two threads, whose rows come in any order; then several parts, each of which can be read alone.
 #[test]
 fn repeats_of_two_threads_and_in_parts_replay_as_torch() {
     Torch::run("2.11.0", |torch| {
@@ -237,7 +242,7 @@ fn repeats_of_two_threads_and_in_parts_replay_as_torch() {
     });
 }
 
-/// The package reads such a trace as one that has all rows, in each of its backends.
+/// The package reads a trace with repeats as one that has all rows, in each of its backends.
 #[test]
 fn repeats_are_rows_in_the_frames_of_the_package() {
     Torch::run("2.11.0", |torch| {

@@ -1,4 +1,4 @@
-//! The documentation agrees with the code: its tables are generated, and its links have targets.
+//! Checks that the documentation agrees with the code: its tables are generated, and its links have targets.
 //!
 //! `MEMTRACE_BLESS=1 cargo test --test docs` rewrites the tables.
 
@@ -76,7 +76,7 @@ fn escaped(text: &str) -> String {
 
 /// Checks that the part of `page` between the markers `NAME` and `/NAME` is `expected`.
 fn assert_table(page: &str, name: &str, expected: &str) {
-    // Tests run concurrently, and each may write its own part of a page.
+    // Tests run concurrently, and several of them may rewrite the same page.
     static PAGES: Mutex<()> = Mutex::new(());
     let _guard = PAGES.lock();
     let path = root().join(page);
@@ -148,7 +148,7 @@ fn every_file_that_the_architecture_names_exists() {
                 || text.ends_with(".md"))
             && !text.contains(['{', ' ', '*', '<'])
     };
-    // The text between backticks outside code blocks: every second piece.
+    // Look between backticks outside code blocks: every second piece.
     let text: String = page.split("```").step_by(2).collect();
     let mut found = 0;
     for path in text.split('`').skip(1).step_by(2).filter(is_path) {
@@ -250,7 +250,7 @@ fn the_causes_of_the_ooms_follow_from_their_reruns() {
     assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr));
 }
 
-/// Every folder below `folder`: the crates and their folders.
+/// Returns every folder below `folder`, at any depth.
 fn folders_below(folder: &Path) -> Vec<std::path::PathBuf> {
     let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     entries
@@ -259,7 +259,7 @@ fn folders_below(folder: &Path) -> Vec<std::path::PathBuf> {
         .collect()
 }
 
-/// The targets of a page's links and pictures, without those on the web.
+/// Returns the targets of a page's links and pictures, except those on the web.
 fn links(text: &str) -> impl Iterator<Item = &str> {
     text.split("](")
         .skip(1)
@@ -268,14 +268,14 @@ fn links(text: &str) -> impl Iterator<Item = &str> {
         .filter(|link| !link.starts_with("http") && !link.is_empty() && !link.contains([' ', '(', '`']))
 }
 
-/// The anchor that a heading gets: lower case, spaces as dashes, no punctuation.
+/// Returns the anchor of a heading: lower case, spaces as dashes, no punctuation.
 fn anchor_of(heading: &str) -> String {
     let text = heading.trim_start_matches('#').trim().to_lowercase();
     let kept = text.chars().filter(|c| c.is_alphanumeric() || [' ', '-', '_'].contains(c));
     kept.map(|c| if c == ' ' { '-' } else { c }).collect()
 }
 
-/// The project's folder.
+/// Returns the project's folder.
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }

@@ -1,4 +1,4 @@
-//! `memtrace doctor`: without a torch, and on every torch that is installed.
+//! `memtrace doctor` for a Python without torch, and for every installed torch.
 
 use std::path::Path;
 use std::process::Output;
@@ -14,7 +14,7 @@ fn doctor(arguments: &[&str]) -> Output {
     memtrace().arg("doctor").args(arguments).current_dir(env!("CARGO_TARGET_TMPDIR")).output().unwrap()
 }
 
-/// The findings by subject: the worst state, and all lines.
+/// Returns the findings by subject, each with its worst state and all its lines.
 fn findings(output: &Output) -> Vec<(String, String, String)> {
     let json: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|error| {
         panic!(
@@ -44,7 +44,7 @@ fn doctor_sees_every_hook_work_on_the_phantom() {
             assert!(found.iter().any(|line| line.0 == what), "{what} is not judged");
         }
         assert!(found.iter().any(|line| line.0 == "phantom" && line.2.contains("h100-80g")));
-        // The phantom's own table has the number of functions by kind of answer.
+        // The JSON lists the functions by the phantom's kind of answer.
         let json: Value = serde_json::from_slice(&output.stdout).unwrap();
         let answers = |kind: &str, name: &str| {
             json["phantom_answers"][kind].as_array().unwrap().iter().any(|answer| answer == name)
@@ -74,7 +74,7 @@ fn doctor_says_why_a_python_without_torch_cannot_be_traced() {
         let line = found.iter().find(|line| line.0 == what && line.1 == "missing");
         assert!(line.is_some_and(|line| line.2.contains(says)), "{python:?}: {found:#?}");
     }
-    // It makes no folder, not even the parents.
+    // doctor creates no folder, not even the parents of the given one.
     let inner = empty.path().join("a/b/c");
     let output = doctor(&["-o", inner.to_str().unwrap(), "--", "python3", "-S", "-I"]);
     let text = String::from_utf8_lossy(&output.stdout);

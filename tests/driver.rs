@@ -1,5 +1,5 @@
-//! Driver calls, for every way in which a program gets the functions. A stand-in for `libcuda.so.1` hands out
-//! another range of addresses for each way.
+//! Driver calls, for every way in which a program can get the functions. A stand-in for `libcuda.so.1`
+//! returns addresses of a different range for each way.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -16,19 +16,20 @@ use installer::missing;
 
 const DRIVER: &str = "libcuda.so.1";
 
-/// Built once: another test may be running it.
+/// Builds the stand-in once, because another test may be running it.
 fn driver() -> PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| compiled("fakes/libcuda.c", DRIVER, &[])).clone()
 }
 
-/// The row in the form that `driver.c` prints: event, api, status, address, requested, delta.
+/// Formats a row as `driver.c` prints it: event, api, status, address, requested, delta.
 fn row_line(row: &Rec) -> String {
     let Rec { event, api, status, addr, requested, delta, .. } = row;
     format!("{event} {api} {status} {addr} {requested} {delta}")
 }
 
-/// The ways in which a program gets the driver's functions: the argument of `driver.c`, and its build.
+/// Returns the ways in which a program gets the driver's functions: the argument of `driver.c`, and the
+/// program.
 fn ways() -> Vec<(&'static str, PathBuf)> {
     static WAYS: OnceLock<Vec<(&str, PathBuf)>> = OnceLock::new();
     WAYS.get_or_init(build_ways).clone()
@@ -79,7 +80,8 @@ fn driver_0_ignores_driver_calls() {
             let arguments = [how, library.to_str().unwrap()];
             let ran = Traced::new(&program, &arguments).env(variable, "0").run();
             assert_eq!(ran.status(), 0, "{how}: {}", ran.stderr());
-            // Without the dlsym hook, linked functions are still traced.
+            // Without the dlsym hook linked functions are still traced, so only this variable leaves no
+            // trace.
             if variable == "MEMTRACE_DRIVER" {
                 assert!(ran.files().is_empty(), "{how}");
             }
@@ -111,11 +113,11 @@ fn driver_calls_of_a_runtime_linked_into_a_library_have_one_row_each() {
     assert_eq!(trace.of(EventName::HostAlloc).len(), 1);
 }
 
-/// A program with a runtime, and a library that contains another one.
+/// Builds a program with a runtime, and a library that contains another runtime.
 fn both() -> PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     let build = || {
-        // Also builds the runtime.
+        // This builds the runtime, too.
         ways();
         compiled("fakes/runtime.c", "libworks.so.12", &["-DHIDDEN"]);
         compiled("lookups/both.c", "both", &["libcudart-of-driver.so.12", "libworks.so.12"])
@@ -123,7 +125,7 @@ fn both() -> PathBuf {
     BUILT.get_or_init(build).clone()
 }
 
-/// A program under both libraries, as `memtrace run --phantom` loads them.
+/// Runs a program under both libraries, in the order of `memtrace run --phantom`.
 fn on_phantom(program: &Path) -> Ran {
     of_phantom(program, &[]).run()
 }
@@ -133,7 +135,7 @@ fn of_phantom(program: &Path, args: &[&str]) -> Traced {
     Traced::new(program, args).env("LD_PRELOAD", ours).env("MEMTRACE_PHANTOM", "a10")
 }
 
-/// The program is this test, which starts itself.
+/// The traced program is this test binary, which starts itself.
 #[test]
 fn driver_calls_of_a_cudarc_program_have_one_row_each() {
     const INSIDE: &str = "DRIVER_TEST_INSIDE";
@@ -181,14 +183,14 @@ fn phantom_driver_serves_a_runtime_linked_into_a_library() {
     ];
     assert_eq!(rows[..4], taken);
     assert_eq!((rows.len(), trace.live()), (8, 0));
-    // The program uses the phantom's runtime, whose call has one row.
+    // The program calls the phantom's runtime; this call has one row.
     let of_program: Vec<_> =
         trace.of(EventName::ExtAlloc).into_iter().filter(|row| row.source == "both").collect();
     assert_eq!((of_program.len(), of_program[0].delta), (1, 1000));
 }
 
-/// A launch allocates a graph's memory. So the rows of captured calls have 0 bytes, and device samples have
-/// the memory that graphs hold.
+/// The memory of a graph is allocated when the graph is launched. So the rows of captured calls have 0 bytes,
+/// and device samples contain the memory of graphs.
 #[test]
 fn graph_memory_is_in_device_samples_only_and_counted_once() {
     let include = format!("-I{}/include", env!("CARGO_MANIFEST_DIR"));
@@ -201,9 +203,9 @@ fn graph_memory_is_in_device_samples_only_and_counted_once() {
     let rows: Vec<String> = calls.iter().map(|row| row_line(row)).collect();
     assert_eq!(rows, ran.stdout().lines().collect::<Vec<_>>());
     let mut held: Vec<&str> = samples.iter().filter_map(|row| row.name.split("graphs=").nth(1)).collect();
-    // A slow run has more samples.
+    // A slow run has more samples, so drop the repeats.
     held.dedup();
-    // The sample after the last free has 0; later samples have no count.
+    // The sample after the last free has `graphs=0`; later samples have no such count.
     assert_eq!(held[..2], ["8388608", "0"], "{samples:?}");
     assert_eq!(trace.live(), 0);
 }
@@ -257,7 +259,7 @@ fn sample_ms_0_takes_no_device_samples() {
     assert_eq!(samples("0"), 0);
 }
 
-/// Both orders of the two preloaded libraries.
+/// Returns `LD_PRELOAD` with memtrace and the other library, in both orders.
 fn orders(other: &Path) -> [String; 2] {
     let (ours, other) = (library("libmemtrace.so"), other.display());
     [format!("{}:{other}", ours.display()), format!("{other}:{}", ours.display())]
@@ -277,11 +279,11 @@ fn preload_of_another_tool_before_or_after_sees_the_same_calls() {
                 .env("LD_PRELOAD", &order)
                 .env("INTERPOSER_TELLS", "1")
                 .run();
-            // The program's own addresses differ between runs.
+            // Compare the number of lines, because the program's addresses differ between runs.
             assert_eq!(ran.stdout().lines().count(), String::from_utf8_lossy(&alone.stdout).lines().count());
             assert_eq!(ran.stderr(), String::from_utf8_lossy(&alone.stderr), "{how}, {order}");
-            // A tool loaded before memtrace calls glibc's dlsym directly, so functions that the program samples
-            // up are not traced.
+            // A tool that is loaded before memtrace calls glibc's dlsym directly, so functions that the
+            // program looks up by dlsym are not traced.
             let is_past_us =
                 order.ends_with("libmemtrace.so") && ["dlsym", "legacy", "per_thread"].contains(&how);
             if is_past_us {
@@ -300,7 +302,7 @@ fn preload_of_another_tool_before_or_after_sees_the_same_calls() {
     }
 }
 
-/// A file of a Debian package that a test needs; with `CI=true` it must exist.
+/// Returns a file of a Debian package that a test needs; with `CI=true` a missing file fails the test.
 fn installed(path: &str, package: &str) -> Option<PathBuf> {
     let path = PathBuf::from(path);
     if path.exists() {
@@ -310,7 +312,7 @@ fn installed(path: &str, package: &str) -> Option<PathBuf> {
     None
 }
 
-/// jemalloc samples symbols up during its initialization; calling back into it then would hang.
+/// jemalloc looks up symbols during its initialization; calling back into it at that time would hang.
 #[test]
 fn preload_beside_jemalloc_runs_and_traces() {
     let Some(jemalloc) = installed("/usr/lib/x86_64-linux-gnu/libjemalloc.so.2", "libjemalloc2") else {
@@ -323,7 +325,7 @@ fn preload_beside_jemalloc_runs_and_traces() {
     }
 }
 
-/// A debugger calls functions of the program: the return address lies in no library.
+/// A debugger calls functions of the program, so their return address is in no library.
 #[test]
 fn dlsym_may_be_called_by_a_debugger_at_any_moment() {
     both();
@@ -332,6 +334,6 @@ fn dlsym_may_be_called_by_a_debugger_at_any_moment() {
     let ran = Traced::new(&program, &[driver().to_str().unwrap()]).run();
     assert_eq!(ran.status(), 0, "{}", ran.stderr());
     assert_eq!(ran.stdout(), "dlopen 1\ndlsym 1\ndlsym default 1\nexited 0\n");
-    // The debugged program has a trace and its debugger has none; both make the calls of `both.c`.
+    // Only the debugged child has a trace: the rows of the calls of `both.c`.
     assert_eq!(ran.trace().rows.len(), 10);
 }

@@ -1,4 +1,4 @@
-//! The programs of `examples/` run on the simulated GPU, and their traces say what torch says.
+//! Runs the programs of `examples/` on the simulated GPU, and compares their traces with torch's figures.
 
 use std::path::{Path, PathBuf};
 
@@ -13,14 +13,15 @@ fn examples() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("examples")
 }
 
-/// Runs an example on `ranks` simulated GPUs. The peak that it prints is that of rank 0 in the trace.
+/// Runs an example on `ranks` simulated GPUs. The peak that it prints must be the peak of rank 0 in the
+/// trace.
 fn runs(example: &str, ranks: usize) {
     let Some(torch) = Torch::installed("2.11.0") else { return };
     let folder = TempDir::new().unwrap();
     let out = folder.path().join("out");
     let mut command = torch.traced_command_on(&format!("{ranks}xh100-80g"), &out);
     if ranks > 1 {
-        // Standalone: a port of its own, because tests run side by side.
+        // `--standalone` chooses a free port, because tests run in parallel.
         command.args(["-m", "torch.distributed.run", "--standalone", &format!("--nproc-per-node={ranks}")]);
     }
     command.arg(examples().join(example)).current_dir(folder.path());
@@ -64,8 +65,8 @@ fn example_of_lightning_runs() {
     runs("lightning_fit.py", 1);
 }
 
-/// Programs of `tests/growth`, one of each cause. The parts are compared with PyTorch's own figures after each step, and the
-/// remedy is applied.
+/// Runs programs of `tests/growth` with different causes. The parts of the growth are compared with PyTorch's
+/// own figures after each step, and the remedy is applied.
 #[test]
 fn leaks_explains_why_memory_of_programs_grows() {
     growth_corpus(&["losses", "outlier", "lengths", "driver_memory", "flat"]);
@@ -111,8 +112,9 @@ fn example_of_a_cluster_runs_one_rank_of_512() {
     assert!((printed - peak / f64::from(1 << 20)).abs() <= 0.05, "{printed} MiB, {peak} bytes");
 }
 
-/// A line with one space for several, and `T` for what differs between runs: each time, the number of events, and what
-/// one request lacks, because Python's garbage collector frees a segment sooner or later.
+/// Returns the line with single spaces, and with `T` in place of what differs between runs: times, the number
+/// of events, and the bytes that one request lacks, because Python's garbage collector frees a segment sooner
+/// or later.
 fn comparable(line: &str) -> String {
     let words: Vec<&str> = line.split_whitespace().collect();
     let differs = |at: usize| {
@@ -126,7 +128,7 @@ fn comparable(line: &str) -> String {
     (0..words.len()).map(word).collect::<Vec<_>>().join(" ")
 }
 
-/// The first console block of README holds what its commands print.
+/// The first console block of README must show what its commands print.
 #[test]
 fn the_readme_shows_what_its_commands_print() {
     shows_what_its_commands_print("README.md", 1);
@@ -142,8 +144,8 @@ fn the_page_of_predictions_shows_what_its_commands_print() {
     shows_what_its_commands_print("docs/whatif.md", 1);
 }
 
-/// Runs the commands of a page's first console blocks in one folder. Each prints every line that the page shows, in this
-/// order; `...` stands for the rest of a line.
+/// Runs the commands of a page's first console blocks in one folder. Each command must print every line that
+/// the page shows, in this order; `...` stands for the rest of a line.
 fn shows_what_its_commands_print(page: &str, blocks: usize) {
     let Some(torch) = Torch::installed("2.11.0") else { return };
     let folder = TempDir::new().unwrap();
@@ -155,7 +157,7 @@ fn shows_what_its_commands_print(page: &str, blocks: usize) {
         let (command, shown) = text.split_once('\n').unwrap();
         let arguments = command.replace("-- python", &format!("-- {}", torch.python.display()));
         let mut run = memtrace();
-        // The shell takes the quotes off.
+        // A shell would remove the quotes.
         run.args(arguments.split_whitespace().map(|word| word.trim_matches('\'')))
             .current_dir(folder.path())
             .env_remove("MEMTRACE_OUT");

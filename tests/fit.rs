@@ -16,7 +16,7 @@ struct Fit {
 }
 
 impl Fit {
-    /// Runs a search in its own folder.
+    /// Runs a search in its own folder, on a card of 1 GiB.
     fn of(arguments: &[&str]) -> Fit {
         Fit::on("mem=1g,cc=8.0,context=0", arguments)
     }
@@ -46,7 +46,7 @@ impl Fit {
             .unwrap_or_else(|error| panic!("{error}: {}", self.stderr()))
     }
 
-    /// The folders of traces that the search left.
+    /// Returns the names of the trace folders that the search left.
     fn left(&self) -> Vec<String> {
         let Ok(entries) = std::fs::read_dir(self.folder.path().join("out")) else { return Vec::new() };
         let folders = entries.map(Result::unwrap).filter(|entry| entry.path().is_dir());
@@ -56,7 +56,7 @@ impl Fit {
     }
 }
 
-/// A script of `tests/scripts/fit`.
+/// Returns the path of a script of `tests/scripts/fit`.
 fn script(name: &str) -> String {
     scripts().join("fit").join(name).to_str().unwrap().to_owned()
 }
@@ -76,7 +76,7 @@ fn fit_finds_the_largest_number_and_keeps_both_traces() {
     assert_eq!(json["trials"][2]["peak_used_bytes"], 32 << 20);
     assert_eq!(json["values_between"], false);
     assert!(json["trials"].as_array().unwrap().len() <= 12, "{json}");
-    // A line for each run as it ends, on stderr and in a file.
+    // Each run that ends adds a line on stderr and in a file.
     let lines = fit.stderr();
     assert_eq!(lines.lines().count(), json["trials"].as_array().unwrap().len(), "{lines}");
     assert!(lines.starts_with("1: fits, peak ") && lines.contains("\n1025: out of memory, "), "{lines}");
@@ -116,7 +116,8 @@ fn fit_finds_the_largest_number_and_keeps_both_traces() {
     assert!(!text.contains("the values in between"), "{text}");
 }
 
-/// A pipe that nobody reads would stop the search for ever; a link would lead the lines into a file of somebody else.
+/// A pipe that nobody reads would block the search forever; a link could lead the lines into another user's
+/// file.
 #[test]
 fn fit_writes_no_list_through_a_pipe_or_a_link() {
     let folder = TempDir::new().unwrap();
@@ -205,7 +206,8 @@ fn fit_counts_an_oom_of_torch_as_too_large_and_shows_the_holders() {
 
 #[test]
 fn fit_and_oom_say_if_the_answer_depends_on_the_size_of_the_context() {
-    // The context takes 612 MiB here, and 518 to 614 on a real card: 7580 MiB are free, or 7578 to 7674.
+    // The simulated context takes 612 MiB, a real one 518 to 614 MiB. So 7580 MiB are free here, and 7578 to
+    // 7674 MiB on a real card.
     let tensor = script("one_tensor.py");
     Torch::run("2.11.0", |torch| {
         let python = torch.python.to_str().unwrap();
@@ -233,7 +235,7 @@ fn fit_and_oom_say_if_the_answer_depends_on_the_size_of_the_context() {
         let told = oom("--top=1");
         assert!(told.contains("uncertain: 20.00 MiB were missing"), "{told}");
 
-        // Far from the limit, and with a context that the request sets, nothing is said.
+        // Far from the limit, or with a context that the card sets, no range is printed.
         for (card, values) in [("mem=8g,cc=9.0", "4000,7900"), ("mem=8g,cc=9.0,context=612m", "7580,7600")] {
             let fit = Fit::on(card, &["--values", values, "-o", "out", "--", python, &tensor, "{}"]);
             assert!(fit.text().contains("free at the start: 7.40 GiB"), "{}", fit.text());
@@ -255,7 +257,7 @@ fn fit_ends_on_a_signal_with_what_it_knows() {
     command.args(["--", "python3", &calls, "{}", "waits-at-30"]).current_dir(folder.path());
     command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
     let child = command.spawn().unwrap();
-    // The last run waits: its folder has the process's id.
+    // Wait until the last run, which does not end by itself, has started.
     let waits = folder.path().join("out/30/stdout.txt");
     for _ in 0..6000 {
         if std::fs::read_to_string(&waits).is_ok_and(|text| text.contains("waits")) {
@@ -290,7 +292,8 @@ fn fit_finds_the_fewest_gpus() {
     assert_eq!(fit.status(), 3);
     assert!(fit.text().contains("even 16 GPUs, the largest number that you gave, are not"), "{}", fit.text());
 
-    // A number that the program cannot use is left out; a program that fails with all of them has no answer.
+    // A number of GPUs that the program cannot use is left out. If the program fails with all numbers, there
+    // is no answer.
     let fit = Fit::on(cards, &["--max", "32", "--", "python3", &calls, "{}", "100", "fails-at-16"]);
     let text = fit.text();
     assert!(text.contains("32 GPUs are enough, 8 GPUs are not"), "{text}");
@@ -299,7 +302,7 @@ fn fit_finds_the_fewest_gpus() {
     assert_eq!(fit.status(), 1);
     assert!(fit.text().contains("on 32 GPUs the program failed"), "{}", fit.text());
 
-    // One rank stands for the job.
+    // Only rank 0 runs, in place of the whole job.
     let launcher = ["python3", "-m", "torch.distributed.run", "--nnodes", "{nodes}"];
     let job = ["--nproc-per-node", "{per-node}", &calls, "{}"];
     let ranks = ["--ranks", "0", "--gpus", "16,32,64", "--json", "--"];
@@ -319,7 +322,7 @@ fn fit_makes_a_table_by_card_and_by_number_of_gpus() {
     let trials: usize = rows.iter().map(|row| row["trials"].as_array().unwrap().len()).sum();
     assert!(trials <= 8, "{trials}: what one row shows is known in the others");
 
-    // Without --values the largest is searched for. Of two cards each has a row.
+    // Without --values fit searches for the largest value. With two cards, each has a row.
     let program = ["--within", "2%", "--min", "10", "--", "python3", &calls, "{gpus}", "{}"];
     let fit = Fit::on(cards, &[&["--gpus", "20,32"][..], &program].concat());
     assert!(fit.status() == 0 && fit.text().contains("largest value"), "{}{}", fit.text(), fit.stderr());
@@ -479,12 +482,12 @@ fn fit_ask_prints_a_figure_of_the_program_for_each_card_and_value() {
 
     let fit = ask(&["--phantom", "l4", "-o", "out", "--", "python3", &calls, "5", "says"]);
     assert!(fit.text().contains("1,005") && fit.status() == 0, "{}{}", fit.text(), fit.stderr());
-    // Nothing is printed that matches, and the program fails.
+    // The program prints no matching line, or fails.
     let fit = ask(&["--phantom", "l4", "--", "python3", &calls, "5"]);
     assert!(fit.text().contains("not printed") && fit.status() == 1, "{}", fit.text());
     let fit = ask(&["--phantom", "l4", "--", "python3", &calls, "9", "fails-at-8"]);
     assert!(fit.text().contains("the data set has 7 samples") && fit.status() == 1, "{}", fit.text());
-    // Wrong requests.
+    // Invalid requests.
     for (arguments, hint) in [
         (&["--phantom", "l4", "--", "python3", &calls, "{}"][..], "give both or neither"),
         (&["--values", "1,2", "--", "python3", &calls, "5"], "give both or neither"),
@@ -519,7 +522,8 @@ fn fit_counts_the_host_memory_of_the_ranks_of_a_node_that_did_not_run() {
         (&"out of memory".into(), &1.into())
     );
     assert!(one["next"][0].as_str().unwrap().starts_with("memtrace ledger --host"), "{one}");
-    // Rank 0 gathers 512 MiB, so its memory is no measure of the others': two ranks tell.
+    // Only rank 0 gathers 512 MiB. A run of rank 0 alone counts them for every rank, a run of two ranks does
+    // not.
     let two = run("0,1").json();
     assert!(host(&one) > 4 * 512 && host(&two) > 512, "{one} {two}");
     assert!(host(&two) < host(&one) - 512, "{} {}", host(&two), host(&one));

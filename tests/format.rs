@@ -11,7 +11,7 @@ use memtrace_analysis::testing::TraceBuilder;
 use memtrace_trace::columns::{MAX_BYTES, MAX_NUMBER};
 use memtrace_trace::{EventName, Row};
 
-/// A trace with more rows than a block has.
+/// Returns a trace with more rows than a block.
 fn long() -> Vec<u8> {
     let mut trace = TraceBuilder::default();
     trace.segment(20 << 20);
@@ -112,7 +112,7 @@ fn hostile_trace_files_give_an_error_and_no_panic() {
         let path = write(&folder, "a.csv", &bytes);
         let error = summary(&path, false).expect_err(what);
         assert!(error.contains("a.csv"), "{what}: {error}");
-        // A lenient reading may find an answer in the rest of the file, or return the same error.
+        // A lenient read may answer from the rest of the file, or return the same error.
         let _ = summary(&path, true);
     }
 }
@@ -172,7 +172,7 @@ fn extreme_numbers_in_a_trace_overflow_nothing() {
     }
 }
 
-/// A generator of numbers, the same in every run.
+/// A pseudo-random generator, with the same numbers in every run.
 struct Random(u64);
 
 impl Random {
@@ -183,7 +183,7 @@ impl Random {
         self.0
     }
 
-    /// A number at, or next to, a bound of a column or of its type.
+    /// Returns a number at, or next to, a bound of a column or of its type.
     fn extreme(&mut self) -> i64 {
         let bound = [0, 1 << 20, 1 << 47, LARGE, MOST, i64::MAX][self.next() as usize % 6];
         let near = bound.saturating_add(self.next() as i64 % 3);
@@ -194,7 +194,7 @@ impl Random {
 const LARGE: i64 = MAX_BYTES.cast_signed();
 const MOST: i64 = MAX_NUMBER.cast_signed();
 
-/// Takes rows as the writer of a traced process does.
+/// Writes rows as the writer of a traced process does.
 struct Sink(memtrace_trace::csv::RowWriter<Vec<u8>>);
 
 impl memtrace_encode::RowSink for Sink {
@@ -209,7 +209,7 @@ fn the_reader_reads_everything_that_the_writer_writes() {
     let folder = tempfile::tempdir().unwrap();
     let mut random = Random(0x9E37_79B9_7F4A_7C15);
     for round in 0..8 {
-        // Any bytes as events, as a journal may hold them, through the encoder.
+        // Feed arbitrary bytes to the encoder as events, as a journal may contain them.
         let mut encoder = memtrace_encode::Encoder::new(
             random.next() >> (random.next() % 64),
             0,
@@ -246,7 +246,7 @@ fn the_reader_reads_everything_that_the_writer_writes() {
         let mut reader = memtrace_trace::csv::RowReader::open(&path).unwrap();
         while reader.next_row().unwrap().is_some() {}
 
-        // Any rows, straight to the writer.
+        // Give arbitrary rows straight to the writer.
         let mut trace = TraceBuilder::default();
         for _ in 0..2000 {
             trace.raw(Row {

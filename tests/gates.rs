@@ -1,4 +1,5 @@
-//! `memtrace budget` and `memtrace diff --fail-over` on traces that could make a check pass without grounds.
+//! `memtrace budget` and `memtrace diff --fail-over` refuse traces on which a check would pass without
+//! evidence.
 
 use std::path::Path;
 
@@ -57,7 +58,7 @@ fn options(values: &[(&'static str, &str)]) -> Options {
     }
 }
 
-/// The answer of `memtrace budget` with these limits.
+/// Returns the answer of `memtrace budget` with these limits.
 fn budget(path: &Path, limits: &str) -> Result<Answer> {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("limits.toml");
@@ -66,7 +67,7 @@ fn budget(path: &Path, limits: &str) -> Result<Answer> {
     reports::find("budget").unwrap().run(&[Input::open(path).unwrap()], &options)
 }
 
-/// The answer of `memtrace diff --fail-over` on two runs.
+/// Returns the answer of `memtrace diff --fail-over` on two runs.
 fn diff(limit: &str, before: &[Process], after: &[Process]) -> Result<Answer> {
     let inputs = [before, after].map(|processes| {
         let folder = tempfile::tempdir().unwrap();
@@ -95,7 +96,8 @@ fn budget_sums_the_processes_that_share_a_device_at_the_same_time() {
     let (over, broken, text) = verdict(&[process(0, 90_000, 0, 90), process(10_000, 80_000, 0, 90)]);
     assert_eq!((over, broken), (Verdict::OverLimit, json!(1)), "{text}");
     assert!(text.contains("180.00 MiB") && text.contains("at most, in 2 processes"), "{text}");
-    // One after the other, or on the device of another rank.
+    // The peaks of processes that run one after the other, or on devices of different ranks, are not added
+    // up.
     assert_eq!(verdict(&[process(0, 90_000, 0, 90), process(90_001, 180_000, 0, 90)]).0, Verdict::Fine);
     assert_eq!(verdict(&[process(0, 90_000, 0, 90), process(0, 90_000, 1, 90)]).0, Verdict::Fine);
 }
@@ -146,7 +148,7 @@ fn budget_and_diff_count_a_request_that_failed_before_the_program_went_on() {
     assert_eq!(over.verdict, Verdict::OverLimit, "{}", over.text());
     assert!(over.text().contains("130.00 MiB") && over.text().contains("a request that failed (OOM)"));
     assert_eq!(budget(trace(20 * MIB, "cudaMalloc").path(), limit).unwrap().verdict, Verdict::Fine);
-    // The simulated GPU granted it.
+    // The simulated GPU granted this request, so it did not fail.
     assert_eq!(budget(trace(80 * MIB, "past_oom").path(), limit).unwrap().verdict, Verdict::Fine);
     let compare = |before: &Path, after: &Path| {
         let inputs = [before, after].map(|path| Input::open(path).unwrap());
@@ -186,7 +188,7 @@ fn budget_refuses_modules_and_categories_of_steps_without_detail() {
     assert!(why.contains("[modules] GPT cannot be checked: some steps have no modules"), "{why}");
     let why = refusal(budget(&file, "[categories]\nactivation = \"100m\"\n"));
     assert!(why.contains("some steps have no categories"), "{why}");
-    // Phases and totals are known in each step.
+    // Phases and totals are known in every step, so their limits can be checked.
     let over = budget(&file, "[phases]\nforward = \"100m\"\n[total]\nallocated = \"100m\"\n").unwrap();
     assert_eq!((over.verdict, &over.json["broken"]), (Verdict::OverLimit, &json!(2)));
     write("(without detail)", Category::Activation);
@@ -208,7 +210,7 @@ fn budget_refuses_limits_that_removed_parts_could_have_exceeded() {
         }
         std::fs::write(folder.path().join(format!("vm.r0.1.part{part}.csv")), trace.finish()).unwrap();
     }
-    // The part with the highest allocated memory is never removed.
+    // The part with the highest allocated memory is never removed, so a limit on the total can be checked.
     let total = budget(folder.path(), "[total]\nallocated = \"100m\"\n");
     assert_eq!(total.unwrap().verdict, Verdict::Fine);
     let why = refusal(budget(folder.path(), "[modules]\nGPT = \"100m\"\n"));

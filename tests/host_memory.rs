@@ -1,4 +1,4 @@
-//! Host memory from end to end: what is hidden from the writer thread is called unknown.
+//! Host memory from end to end: a figure that is hidden from the writer thread is reported as unknown.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -25,8 +25,7 @@ fn json(arguments: &[&str], path: &Path) -> Value {
     serde_json::from_str(&memtrace(arguments, path)).unwrap()
 }
 
-/// Runs a shell command in a mount namespace of its own, as a root that it makes, and then the waiting program with the same
-/// process id.
+/// Runs a shell command as root of a new mount namespace, and then the waiting program in the same process.
 fn hidden(prepare: &str, out: &Path) {
     let script = format!("{prepare} && exec \"$0\" \"$@\"");
     let mut command = untraced(Path::new("unshare"), &["--map-root-user", "--mount", "bash", "-c"]);
@@ -35,7 +34,7 @@ fn hidden(prepare: &str, out: &Path) {
         .env("MEMTRACE_OUT", out)
         .env("MEMTRACE_SAMPLE_MS", "10")
         .env("PRELOAD", library("libmemtrace.so"));
-    // `$ORIGIN` needs `/proc`.
+    // `$ORIGIN` needs `/proc`, which the command may hide.
     command.env("LD_LIBRARY_PATH", parts_program("host_memory").parent().unwrap());
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
@@ -88,7 +87,8 @@ fn host_memory_outside_a_control_group_has_no_container() {
     assert!(text.contains("container: unknown"), "{text}");
 }
 
-/// The files of version 2 as the kernel writes them, where only a group around the process's own has a limit; and version 1.
+/// The files of control groups as the kernel writes them, in version 2 and in version 1. Only a parent of the
+/// process's own group has a limit.
 #[test]
 fn host_memory_of_a_control_group_has_the_lowest_limit_in_both_versions() {
     let v2 = "mkdir -p G/pod/box && echo 900000000 >G/pod/memory.current && echo 1000000000 >G/pod/memory.max && \
@@ -116,8 +116,8 @@ fn host_memory_of_a_control_group_has_the_lowest_limit_in_both_versions() {
     }
 }
 
-/// 500 children, a hundred of which end while they are read: each counts once or not at all, and what only their pages show is
-/// unknown. Of few children the shares are known.
+/// Starts 500 children, 100 of which end while they are read. Each child counts once or not at all, and
+/// figures that need a read of its pages are unknown. With few children the shares are known.
 #[test]
 fn host_memory_of_500_children_is_read_though_some_end_meanwhile() {
     for (children, brief, shares_known) in [(400, 100, false), (20, 5, true)] {
@@ -125,7 +125,7 @@ fn host_memory_of_500_children_is_read_though_some_end_meanwhile() {
         let start = format!(
             "for i in $(seq {children}); do sleep 20 & done; for i in $(seq {brief}); do sleep 0.$((i % 9)) & done"
         );
-        // The children are those of the program, which keeps the process id of the shell.
+        // The program keeps the process id of the shell, so the shell's children are its children.
         hidden(&format!("{{ {start}; }} >/dev/null && {PRELOAD}"), folder.path());
         let host = &json(&["ledger", "--host", "--json"], folder.path())["host"][0];
         let all = &host["children"];

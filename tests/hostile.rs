@@ -1,5 +1,5 @@
-//! Hostile traces against every command: no panic, bounded memory, an end within seconds, nothing deleted, and no
-//! control sequence on the terminal.
+//! Runs every command on hostile traces: no panic, bounded memory, an end within seconds, nothing deleted,
+//! and no control sequence on the terminal.
 
 use std::fs;
 use std::io::Write;
@@ -18,12 +18,12 @@ use tempfile::TempDir;
 /// The address space that a command may use, in KiB: the stacks of its threads, the program itself, and what it reads.
 const MOST_KIB: u64 = 1 << 20;
 
-/// A command that may use little memory and little time.
+/// Runs a command that may use little memory and little time.
 fn bounded(arguments: &[&str]) -> Output {
     bounded_by(MOST_KIB, arguments)
 }
 
-/// A command that may use so much address space, in KiB, and little time.
+/// Runs a command that may use `kib` KiB of address space and 60 s.
 fn bounded_by(kib: u64, arguments: &[&str]) -> Output {
     let script = format!("ulimit -v {kib}; exec timeout -s KILL 60 \"$0\" \"$@\"");
     let mut command = Command::new("sh");
@@ -31,7 +31,8 @@ fn bounded_by(kib: u64, arguments: &[&str]) -> Output {
     command.env_remove("LD_PRELOAD").env("RUST_BACKTRACE", "0").output().unwrap()
 }
 
-/// The arguments of every command that reads a trace, with each of them at `path`. Files go to `folder`.
+/// Returns the arguments of every command that reads a trace, with the trace at `path` and output in
+/// `folder`.
 fn commands(path: &str, folder: &Path) -> Vec<Vec<String>> {
     let mut all: Vec<Vec<&str>> = Vec::new();
     for report in with_views() {
@@ -58,7 +59,7 @@ fn commands(path: &str, folder: &Path) -> Vec<Vec<String>> {
     all.into_iter().map(|words| words.into_iter().map(str::to_owned).collect()).collect()
 }
 
-/// Runs every command on the trace at `path` and gives what they printed.
+/// Runs every command on the trace at `path` and returns what each printed.
 fn every_command(path: &Path) -> Vec<(String, Output)> {
     let folder = TempDir::new().unwrap();
     let run = |words: &Vec<String>| {
@@ -73,7 +74,7 @@ fn every_command(path: &Path) -> Vec<(String, Output)> {
     commands(path.to_str().unwrap(), folder.path()).iter().map(run).collect()
 }
 
-/// A trace of a process that was killed; its meta row names `journal`.
+/// Returns a trace of a process that was killed; its meta row names `journal`.
 fn killed(journal: &Path) -> Vec<u8> {
     let mut trace = TraceBuilder::new(Meta { journal: journal.display().to_string(), ..Meta::default() });
     trace.segment(2 << 20);
@@ -88,7 +89,7 @@ fn with_trace(bytes: &[u8]) -> (TempDir, PathBuf) {
     (folder, path)
 }
 
-/// A journal of no running process, for the trace at `trace`.
+/// Writes a journal of a process that does not run, for the trace at `trace`.
 fn write_journal(path: &Path, trace: &Path) {
     let run = Run { pid: u32::MAX, process_start: 1, ..Run::default() };
     fs::write(path, of_trace(journal(&run, &Checkpoints::default(), &[]), trace)).unwrap();
@@ -133,7 +134,7 @@ fn a_journal_is_removed_only_by_the_trace_that_it_was_made_for() {
     let own = folder.path().join("memtrace-1-2.journal");
     let (_folder, trace) = with_trace(&killed(&own));
     write_journal(&own, &trace);
-    // A copy is completed as far as the journal goes, and the original can still be.
+    // Completing a copy leaves the journal, so that the original can still be completed.
     let copies = TempDir::new().unwrap();
     let copy = copies.path().join(trace.file_name().unwrap());
     fs::copy(&trace, &copy).unwrap();
@@ -145,7 +146,7 @@ fn a_journal_is_removed_only_by_the_trace_that_it_was_made_for() {
     }
 }
 
-/// A member of a gzip file that unpacks to 16 MiB of one letter.
+/// Returns a gzip member that unpacks to 16 MiB of one letter.
 fn packed_letters() -> Vec<u8> {
     let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     packer.write_all(&vec![b'a'; 16 << 20]).unwrap();
@@ -164,7 +165,7 @@ fn a_file_without_a_line_end_exhausts_no_memory() {
     let gz = gz.finish().unwrap();
     let folder = TempDir::new().unwrap();
     let place = |name: &str| folder.path().join(name);
-    // 2 GiB of one line: packed, in a hole of a file, and after an open quote.
+    // A line of 2 GiB: packed, in a hole of a file, and after an open quote.
     fs::write(place("packed.csv.gz"), [gz, packed_letters().repeat(128)].concat()).unwrap();
     for (name, end) in [("hole.csv", &b""[..]), ("quote.csv", b"9,\"")] {
         fs::write(place(name), [&good[..], end].concat()).unwrap();
@@ -174,7 +175,7 @@ fn a_file_without_a_line_end_exhausts_no_memory() {
         every_command(&place(name));
         fs::remove_file(place(name)).unwrap();
     }
-    // The same as stacks, beside a good trace.
+    // The same long line in the stacks file of a good trace.
     let header = b"stack_id,parent_id,depth,frame,stack,kind\n1,0,1,a,a,op\n2,1,2,b,a / b,op\n3,1,2,";
     fs::write(place("good.csv"), &good).unwrap();
     fs::write(place("good.stacks"), header).unwrap();
@@ -206,7 +207,7 @@ fn the_message_about_a_bad_file_is_short() {
     for text in cases {
         let (_folder, trace) = with_trace(text.as_bytes());
         let answer = bounded(&["check", trace.to_str().unwrap()]);
-        // The file cannot be read, or `check` found the line.
+        // Either the file cannot be read (2), or `check` found the line (1).
         assert!(matches!(answer.status.code(), Some(1 | 2)), "{:?}", answer.status);
         let said = [answer.stderr, answer.stdout].concat();
         let said = String::from_utf8_lossy(&said).into_owned();
@@ -214,7 +215,7 @@ fn the_message_about_a_bad_file_is_short() {
     }
 }
 
-/// Texts that a terminal would obey.
+/// Characters that control a terminal.
 const ORDERS: &str = "\u{1b}]0;owned\u{7}\u{1b}[2J\u{9b}31m\u{202e}\r\u{8}\u{7f}";
 
 #[test]
@@ -248,7 +249,7 @@ fn no_control_sequence_of_a_trace_reaches_the_terminal() {
     fs::write(folder.path().join(format!("{ORDERS}host.stacks")), stacks).unwrap();
     let is_order = |char: char| (char.is_control() && !matches!(char, '\n' | '\t')) || char == '\u{202e}';
     let mut answers = every_command(&path);
-    // Errors that quote the trace, and a file that is not there.
+    // Then a damaged trace, which errors quote, and a file that does not exist.
     let mut bad = fs::read(&path).unwrap();
     bad.extend_from_slice(format!("5,{text}{}\n", ",1".repeat(27)).as_bytes());
     bad.extend_from_slice(format!("{text}\n").as_bytes());
@@ -289,7 +290,7 @@ fn only_one_source_file_of_the_command_prints_lines() {
                 && !path.ends_with("terminal.rs")
             {
                 let text = fs::read_to_string(&path).unwrap();
-                // A line without a text ends one that was printed before.
+                // A macro without a text only ends a line that was printed before.
                 let prints = |line: &str| {
                     let line = line.trim_start();
                     ["print!(", "println!(", "eprint!(", "eprintln!("]
@@ -309,7 +310,7 @@ fn only_one_source_file_of_the_command_prints_lines() {
     check(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cli"));
 }
 
-/// A generator of numbers, the same in every run.
+/// A pseudo-random generator, with the same numbers in every run.
 struct Random(u64);
 
 impl Random {
@@ -321,7 +322,7 @@ impl Random {
     }
 }
 
-/// A copy of `text` with a few bytes, fields or lines changed.
+/// Returns a copy of `text` with a few bytes, fields or lines changed.
 fn mutated(text: &[u8], random: &mut Random) -> Vec<u8> {
     let mut lines: Vec<Vec<u8>> = text.split_inclusive(|byte| *byte == b'\n').map(<[u8]>::to_vec).collect();
     const VALUES: &[&str] = &[
@@ -395,7 +396,8 @@ fn mutated_traces_make_no_command_panic() {
     }
 }
 
-/// A trace with a block, marks, and rows `repeat` with these values: the first row that is repeated and the number.
+/// Returns a trace with a block, marks, and `repeat` rows with these values: the first repeated row, and the
+/// number of rows.
 fn with_repeats(repeats: &[(i64, i64)]) -> Vec<u8> {
     let mut trace = TraceBuilder::new(Meta { repeats: true, ..Meta::default() });
     trace.segment(2 << 20);
@@ -431,14 +433,14 @@ fn with_repeats(repeats: &[(i64, i64)]) -> Vec<u8> {
 
 #[test]
 fn repeats_of_repeats_exhaust_neither_memory_nor_time() {
-    // The marks are rows 4 to 67. Each repeat doubles them, and more follow.
+    // The marks are rows 4 to 67. Nine repeats double the rows, and eight more follow.
     let mut repeats: Vec<(i64, i64)> = (6..15).map(|power| (4, 1 << power)).collect();
     repeats.extend((0..8).map(|_| (4, 1 << 15)));
     let (_folder, path) = with_trace(&with_repeats(&repeats));
     let answers = every_command(&path);
     let check = &answers.iter().find(|(said, _)| said.contains("\"check\"")).unwrap().1;
     let said = String::from_utf8_lossy(&check.stdout);
-    // The last of them reach further back than they may: those are damage, which is told.
+    // The last repeats reach further back than they may, which `check` reports as damage.
     assert!(said.contains("further back") && said.contains("rows"), "{said}");
 }
 
@@ -460,20 +462,20 @@ fn a_trace_in_a_pipe_or_a_device_gives_an_error_and_waits_for_nothing() {
     let folder = TempDir::new().unwrap();
     let fifo = folder.path().join("a.csv");
     assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
-    // A folder with a pipe named as a trace has no trace.
+    // A folder in which the only trace is a pipe has no trace.
     let answer = bounded(&["summary", folder.path().to_str().unwrap()]);
     assert_eq!(answer.status.code(), Some(2), "{}", String::from_utf8_lossy(&answer.stderr));
     for path in ["/dev/zero", "/dev/null"] {
         let answer = bounded(&["summary", path]);
         assert_eq!(answer.status.code(), Some(2), "{path}");
     }
-    // Without a writer, opening the pipe would wait for ever.
+    // Open a writer, because without one opening the pipe would wait forever.
     let _writer = fs::OpenOptions::new().read(true).write(true).open(&fifo).unwrap();
     let answer = bounded(&["summary", fifo.to_str().unwrap()]);
     assert_eq!(answer.status.code(), Some(2), "{}", String::from_utf8_lossy(&answer.stderr));
 }
 
-/// A folder with the traces of so many ranks.
+/// Returns a folder with the traces of `ranks` ranks.
 fn with_ranks(ranks: i32) -> TempDir {
     let folder = TempDir::new().unwrap();
     for rank in 0..ranks {
@@ -520,7 +522,7 @@ fn a_command_that_runs_out_of_memory_ends_with_one_line() {
     }
     let (_folder, path) = with_trace(&trace.finish());
     assert!(bounded(&["summary", path.to_str().unwrap()]).status.success());
-    // Until the file does not fit: the commands's own needs differ from machine to machine.
+    // Lower the limit until the file does not fit: the command's own needs differ between machines.
     let mut ended = None;
     for mib in [400, 300, 200, 150, 100, 70] {
         let output = bounded_by(mib << 10, &["summary", path.to_str().unwrap()]);
@@ -579,7 +581,7 @@ fn a_gate_refuses_a_trace_that_lacks_rows_and_sees_growth_of_any_device() {
         let ran = bounded(&["budget", "--limits", file.to_str().unwrap(), after]);
         assert_eq!(ran.status.code(), budget, "{devices:?}: {}", String::from_utf8_lossy(&ran.stderr));
     }
-    // A second process on the same device, and a rank that the first run has not.
+    // A second process on the same device, or a rank that the first run does not have.
     for (rank, status, said) in
         [(0, Some(3), "of rank 0, device 0"), (1, Some(2), "only the second run has rank 1")]
     {
@@ -593,7 +595,7 @@ fn a_gate_refuses_a_trace_that_lacks_rows_and_sees_growth_of_any_device() {
         let text = String::from_utf8_lossy(&ran.stdout).into_owned() + &String::from_utf8_lossy(&ran.stderr);
         assert_eq!((ran.status.code(), text.contains(said)), (status, true), "{text}");
     }
-    // Memory outside PyTorch's allocator, which a program may use instead.
+    // Memory outside PyTorch's allocator: growth there counts, too.
     let mut trace = TraceBuilder::new(Meta { world_size: 1, ..Meta::default() });
     block(&mut trace, 0, 10 << 20);
     trace.change(
@@ -689,7 +691,7 @@ fn an_output_replaces_no_device_pipe_or_link_and_keeps_the_owner_and_mode_of_a_f
         assert!(kind("pipe").is_fifo(), "{writer:?}");
         assert!(reader.join().unwrap().len() > 50, "{writer:?}");
 
-        // A device like /dev/null, where this user can make one.
+        // A device like /dev/null, if this user may create one.
         let null =
             mknodat(CWD, at("null"), FileType::CharacterDevice, Mode::RUSR | Mode::WUSR, makedev(1, 3));
         if null.is_ok() && fs::File::options().write(true).open(at("null")).is_ok() {
@@ -718,7 +720,7 @@ fn an_output_replaces_no_device_pipe_or_link_and_keeps_the_owner_and_mode_of_a_f
             (before.uid(), before.gid(), before.mode()),
             "{writer:?}"
         );
-        // Nothing else was left.
+        // Nothing else is in the folder.
         let mut names: Vec<_> =
             fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         names.retain(|name| name != "null");
@@ -770,21 +772,22 @@ fn an_export_into_a_folder_follows_no_link_when_it_removes_files() {
     let output = bounded(&["export", "--to", "parquet", "-o", at("out").to_str().unwrap(), trace]);
     assert!(!output.status.success());
     assert!(at("precious/file.parquet").exists());
-    // A folder that another tool has partitioned by rank.
+    // A folder that another tool has partitioned by rank is refused.
     fs::create_dir_all(at("data/rank=0")).unwrap();
     fs::write(at("data/rank=0/part.parquet"), "PAR1").unwrap();
     let export = || bounded(&["export", "--to", "parquet", "-o", at("data").to_str().unwrap(), trace]);
     let output = export();
     assert_eq!(output.status.code(), Some(2), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(at("data/rank=0/part.parquet").exists());
-    // An earlier export is replaced.
+    // An export replaces an earlier export.
     fs::remove_dir_all(at("data")).unwrap();
     assert!(export().status.success());
     let output = export();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Runs the reports that predict changes on a trace and gives what each printed. All must end within [`bounded`].
+/// Runs the reports that predict changes on a trace and returns what each printed. All must end within
+/// [`bounded`].
 fn predictions(trace: Vec<u8>) -> Vec<String> {
     let (_folder, path) = with_trace(&trace);
     drop(trace);
@@ -805,18 +808,18 @@ fn predictions(trace: Vec<u8>) -> Vec<String> {
     [&change[..], &["advise"], &["oom"]].into_iter().map(run).collect()
 }
 
-/// A trace of a device of 1 GiB.
+/// Returns an empty trace of a device of 1 GiB.
 fn of_small_card() -> TraceBuilder {
     let devices = vec![Device { ordinal: 0, name: "card".to_owned(), total_bytes: 1 << 30 }];
     TraceBuilder::new(Meta { devices, ..Meta::default() })
 }
 
-/// A row of a forward pass of a module.
+/// Returns a row of a module's forward pass.
 fn of_module() -> Row<'static> {
     Row { device: 0, module: "Net", name: "Net", api: "module", phase: "forward", ..Row::default() }
 }
 
-/// The row of a request that no card has room for.
+/// Returns the row of a request that is too large for any card.
 fn too_big() -> Row<'static> {
     Row { event: EventName::Oom, requested_bytes: 1 << 40, rounded_bytes: 1 << 40, ..of_module() }
 }
@@ -825,7 +828,7 @@ fn too_big() -> Row<'static> {
 fn predictions_take_a_time_that_grows_with_the_rows_of_a_step() {
     const MANY: usize = 100_000;
     let backward = Row { phase: "backward", op: "MmBackward0", ..of_module() };
-    // Ops that began before every allocation, and losses.
+    // Many losses, and many ops that began before every allocation.
     let mut trace = of_small_card();
     for _ in 0..MANY {
         trace.alloc(512, Row { op: "aten::_log_softmax", ..of_module() });
@@ -834,7 +837,8 @@ fn predictions_take_a_time_that_grows_with_the_rows_of_a_step() {
     }
     trace.raw(too_big());
     predictions(trace.finish());
-    // Calls of a module with one block each; one backward function frees all, and gradients are tagged.
+    // Many calls of a module, each with two blocks. One backward function frees them all and makes a gradient
+    // for each.
     let mut trace = of_small_card();
     let mut blocks = Vec::new();
     for _ in 0..MANY {
@@ -853,7 +857,7 @@ fn predictions_take_a_time_that_grows_with_the_rows_of_a_step() {
     }
     trace.raw(too_big());
     predictions(trace.finish());
-    // A step for each of many blocks that stay.
+    // Many steps, each with a block that stays.
     let mut trace = of_small_card();
     for step in 0..MANY {
         trace.alloc(512, Row { step: step as i64, ..of_module() });

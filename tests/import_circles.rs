@@ -94,7 +94,7 @@ fn import_circles_ignores_comments_texts_and_tests() {
         "made_up: 3 files, 0 circles, the largest of 1",
         0,
     );
-    // In an inner module `super` is the file itself; a visibility is no import.
+    // In an inner module `super` is the file itself, and a visibility is no import.
     let inner = "mod inner { use super::helper; pub(in crate::a) fn f() { helper() } } fn helper() {}";
     let files_with_inner = [("lib.rs", "mod a;"), ("a/mod.rs", "mod b; use b::B;"), ("a/b.rs", inner)];
     assert_output(
@@ -102,7 +102,7 @@ fn import_circles_ignores_comments_texts_and_tests() {
         "made_up: 3 files, 0 circles, the largest of 1",
         0,
     );
-    // Code after a test module counts.
+    // Code after a test module is not skipped.
     let behind = format!("{}fn last() {{ crate::b::b() }}", files[1].1);
     let files = [files[0], ("a.rs", behind.as_str()), files[2]];
     assert_output(

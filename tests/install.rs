@@ -1,4 +1,4 @@
-//! Installed as a user installs it: a wheel of this build, in each layout, on a `PATH` without cargo.
+//! Installs a wheel of this build as a user would, in each layout, with a `PATH` without cargo.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,14 +22,14 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// `memtrace` as it was installed, on a machine without Rust.
+/// Returns a command for the installed `memtrace`, on a machine without Rust.
 fn installed(command: &Path) -> Command {
     let mut command = clean(command);
     command.env("PATH", NO_CARGO);
     command
 }
 
-/// The path that `memtrace lib` prints.
+/// Returns the path that `memtrace lib` prints.
 fn lib(command: &Path) -> PathBuf {
     let output = succeeds(installed(command).arg("lib"));
     PathBuf::from(text(&output.stdout).trim_end())
@@ -58,7 +58,7 @@ fn a_wheel_in_a_fresh_environment_runs_the_main_job_without_cargo() {
     assert!(memtrace(&["report", "out", "-o", "report.html"]).contains("wrote report.html"));
     assert!(memtrace(&["doctor", "--phantom", "--", &interpreter]).contains("blocks"));
 
-    // The same without the launcher.
+    // Run the same script without the launcher.
     let shell = "LD_PRELOAD=$(memtrace lib):$(memtrace lib --phantom) python \"$0\" --steps 1";
     let path = format!("{}:{NO_CARGO}", python.parent().unwrap().display());
     let mut preloaded = clean(Path::new("sh"));
@@ -70,7 +70,7 @@ fn a_wheel_in_a_fresh_environment_runs_the_main_job_without_cargo() {
 #[test]
 fn the_lib_command_finds_the_libraries_in_every_layout() {
     let Some(tools) = wheel_python() else { return };
-    // A folder with a space in its name, and one without.
+    // Folders with and without a space in the name.
     for prefix in ["memtrace ", "memtrace-"] {
         let folder = TempDir::with_prefix(prefix).unwrap();
         let Some(wheel) = wheel(folder.path()) else { return };
@@ -83,7 +83,8 @@ fn the_lib_command_finds_the_libraries_in_every_layout() {
         let phantom = text(&succeeds(installed(&command).args(["lib", "--phantom"])).stdout);
         assert!(phantom.ends_with("memtrace/lib/libmemtrace_phantom.so\n"), "{phantom}");
 
-        // `pip install --target`: the packages lie beside `bin`, and a Python finds them through PYTHONPATH.
+        // With `pip install --target` the packages are next to `bin`, and Python finds them through
+        // PYTHONPATH.
         let target = folder.path().join("target");
         pip_install(&python, &[Path::new("--target"), &target, &wheel]);
         assert_eq!(lib(&target.join("bin/memtrace")), target.join("memtrace/lib/libmemtrace.so"));
@@ -115,7 +116,7 @@ fn an_editable_install_uses_the_package_of_the_tree() {
 
 #[test]
 fn a_command_alone_says_how_to_get_its_libraries() {
-    // As `cargo install` leaves it.
+    // `cargo install` installs only the command, without libraries.
     let folder = TempDir::new().unwrap();
     let alone = folder.path().join("memtrace");
     copy_program(env!("CARGO_BIN_EXE_memtrace").as_ref(), &alone);
@@ -127,7 +128,7 @@ fn a_command_alone_says_how_to_get_its_libraries() {
     }
 }
 
-/// A command of the documentation, with the simulated GPU beside the tracer.
+/// Returns a command of the documentation that preloads the simulated GPU, too.
 fn on_a_phantom(shell: &str) -> String {
     assert!(shell.contains("$(memtrace lib)"), "{shell}");
     shell.replace("$(memtrace lib)", "$(memtrace lib):$(memtrace lib --phantom)")
@@ -139,7 +140,7 @@ fn the_shell_of_the_docker_slurm_and_kubernetes_examples_traces_each_process() {
     let folder = TempDir::new().unwrap();
     let work = folder.path();
     std::fs::write(work.join("train.py"), "import torch\ntorch.zeros(1 << 20, device='cuda')\n").unwrap();
-    // Starts two ranks, as srun does on two nodes or one.
+    // A stand-in for srun that starts two ranks, one after the other.
     let srun = "#!/bin/sh\nfor rank in 0 1; do SLURM_PROCID=$rank SLURM_LOCALID=$rank SLURM_NTASKS=2 \"$@\" || \
                 exit 1; done\n";
     let bin = work.join("bin");
@@ -183,7 +184,7 @@ fn a_build_without_cargo_says_so() {
     let build = |variable: &str, value: &Path| {
         let mut build = clean(&tools);
         build.args(["-m", "hatchling", "build", "-t", "wheel", "-d"]).arg(folder.path());
-        // No cargo in the home folder either.
+        // The home folder has no cargo either.
         build.current_dir(root()).env("PATH", NO_CARGO).env("HOME", folder.path()).env(variable, value);
         let output = build.output().unwrap();
         assert!(!output.status.success());
@@ -204,7 +205,7 @@ fn pip_learns_the_metadata_without_a_build() {
         "-c",
         "import build_backend, sys; build_backend.prepare_metadata_for_build_wheel(sys.argv[1])",
     ]);
-    // pip sets the first of these; the second is the `backend-path` of pyproject.toml.
+    // pip sets the first variable; the second stands in for the `backend-path` of pyproject.toml.
     asks.arg(folder.path()).env("PIP_BUILD_TRACKER", folder.path()).env("PYTHONPATH", root().join("python"));
     succeeds(asks.current_dir(root()).env("PATH", NO_CARGO).env("HOME", folder.path()));
     let version = env!("CARGO_PKG_VERSION");

@@ -19,7 +19,7 @@ fn run(torch: &Torch, script: &str, folder: &Path, traced: bool) -> Output {
     command.env("CUDA_VISIBLE_DEVICES", "0").output().unwrap()
 }
 
-/// The phases of the rows of a run.
+/// Returns the phases of a run's rows.
 fn phases(folder: &Path) -> Vec<String> {
     let output = memtrace().args(["check", "--files"]).arg(folder.join("out")).output().unwrap();
     let file = succeeded("files", &output);
@@ -36,7 +36,7 @@ fn the_trainer_has_phases_and_logs_its_peaks_only_when_it_is_traced() {
     let folder = TempDir::new().unwrap();
     let output = run(&torch, "trainer.py", folder.path(), true);
     let said = succeeded("trainer.py", &output);
-    // Two entries of the loss, two of the evaluation, one at the end.
+    // Five log entries: two with the loss, two of the evaluation, one at the end.
     assert!(said.contains("logged 5 callbacks 1"), "{said}");
     let phases = phases(folder.path());
     for phase in ["backward", "checkpoint", "eval", "forward", "generate", "optimizer"] {

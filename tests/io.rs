@@ -2,7 +2,7 @@
 //! profiler and trackers in the same process.
 //!
 //! Each test runs once for every torch of [`on_every_torch`]. If `scripts/env torch` has not installed a
-//! torch, its tests are skipped with a message; with `CI=true` they fail.
+//! version, the tests on it are skipped with a message; with `CI=true` they fail.
 
 use std::path::PathBuf;
 
@@ -49,7 +49,7 @@ fn ops_actions_without_tags_follow_from_the_data_flow_alone(torch: &Torch) {
     let parameters = &device["categories"]["PARAMETER"]["PREEXISTING"];
     assert_eq!(parameters, &expected["categories"]["PARAMETER"]["PREEXISTING"]);
     assert!(device["categories"]["ACTIVATION"]["CREATE"]["count"].as_i64().unwrap() > 5);
-    // The other reports use the same categories, and mark them.
+    // The other reports use the same inferred categories, and mark them.
     let peak = run.report("peak", &["--by", "category"]);
     assert!(peak.contains("parameter *") || peak.contains("parameter*"), "{peak}");
     assert!(peak.contains("torch.profiler's passes"), "{peak}");
@@ -83,10 +83,10 @@ fn modules_memory_equals_mem_trackers(torch: &Torch) {
     assert_eq!(root["input_bytes"], Value::Null);
 }
 
-/// Names of the form `{module}.forward.{op}.{overload}_{n}`.
+/// The names have MemoryTracker's form: `{module}.forward.{op}.{overload}_{n}`.
 fn ops_names_equal_memory_trackers(torch: &Torch) {
-    // torch 2.6 does not show the dispatch mode to callbacks. With nested ops nothing tells which one the
-    // mode saw, so `ops` counts all of them there.
+    // torch 2.6 does not show the dispatch mode to callbacks. For nested ops it is unknown which one the mode
+    // saw, so `ops` counts all of them there.
     if torch.version == "2.6.0" {
         return;
     }

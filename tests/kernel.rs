@@ -14,7 +14,7 @@ mod venv;
 use torch::{clean, succeeded, text};
 use venv::{Installed, installed};
 
-/// A program of the environment, for a user whose home is `home`.
+/// Returns a command for a program of the environment, for a user whose home is `home`.
 fn program(installed: &Installed, name: &str, home: &Path) -> Command {
     let mut command = clean(&installed.python.with_file_name(name));
     command.current_dir(home).env("HOME", home).env("PATH", venv::NO_CARGO);
@@ -28,14 +28,14 @@ fn kernel(installed: &Installed, arguments: &[&str], home: &Path) -> Output {
     program(installed, "python", home).args(["-m", "memtrace.kernel"]).args(arguments).output().unwrap()
 }
 
-/// The text that an invalid request prints on stderr.
+/// Returns the text that an invalid request prints on stderr.
 fn refused(installed: &Installed, arguments: &[&str], home: &Path) -> String {
     let output = kernel(installed, arguments, home);
     assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", text(&output.stdout));
     text(&output.stderr)
 }
 
-/// The outputs of a notebook's cells: the texts of each, and its HTML.
+/// Returns the outputs of a notebook's cells: the texts of each, and its HTML.
 fn outputs(notebook: &Path) -> Vec<String> {
     let notebook: Value = serde_json::from_slice(&std::fs::read(notebook).unwrap()).unwrap();
     let text_of = |value: &Value| match value {
@@ -60,7 +60,7 @@ fn kernel_runs_the_notebook_of_the_examples_with_its_magics_and_the_page() {
     assert!(said.contains("installed the kernel memtrace-h100-80g in"), "{said}");
     assert!(said.contains("JupyterLab shows it as Python (memtrace, h100-80g)"), "{said}");
 
-    // A copy, because the traces lie beside the notebook.
+    // Copy the notebook, because its traces are written next to it.
     let notebook = home.path().join("memory.ipynb");
     let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/notebook/memory.ipynb");
     std::fs::copy(example, &notebook).unwrap();
@@ -74,7 +74,7 @@ fn kernel_runs_the_notebook_of_the_examples_with_its_magics_and_the_page() {
     let peak = cells.iter().find(|cell| cell.contains("peak of allocated memory")).expect("a report");
     assert!(peak.contains("Sequential.0") && peak.contains("Sequential.2"), "{peak}");
     assert!(cells.last().unwrap().contains("<iframe srcdoc="), "{cells:?}");
-    // The kernel traced beside the notebook, and its process ended with the notebook.
+    // The kernel wrote its traces next to the notebook.
     let files = std::fs::read_dir(home.path().join("memtrace-out")).unwrap().count();
     assert!(files > 0);
 
@@ -99,7 +99,7 @@ fn kernel_that_cannot_run_is_not_installed_and_says_why() {
         let said = refused(installed, arguments, home.path()).replace('\n', " ");
         assert!(said.contains(words), "{arguments:?}: {said}");
     }
-    // A Python without Jupyter is named with what it lacks.
+    // For a Python without Jupyter the error names the missing package.
     let bare = home.path().join("bare");
     venv::succeeds(Command::new(&installed.python).args(["-m", "venv", "--without-pip"]).arg(&bare));
     let package = Path::new(env!("CARGO_MANIFEST_DIR")).join("python");
@@ -107,7 +107,7 @@ fn kernel_that_cannot_run_is_not_installed_and_says_why() {
     command.args(["-m", "memtrace.kernel", "install"]).env("PYTHONPATH", package);
     let said = text(&command.output().unwrap().stderr);
     assert!(said.contains("lacks ipykernel") && said.contains("pip install ipykernel"), "{said}");
-    // A kernel of somebody else stays.
+    // A kernel that memtrace did not install is not removed.
     let kernels = home.path().join(".local/share/jupyter/kernels/other");
     std::fs::create_dir_all(&kernels).unwrap();
     let spec = r#"{"argv": ["python3", "{connection_file}"], "display_name": "Other", "language": "python"}"#;

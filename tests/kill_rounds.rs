@@ -1,4 +1,4 @@
-//! Kills of traced programs, by `scripts/kill-rounds`: each event is in the trace or counted as lost.
+//! Kills traced programs with `scripts/kill-rounds`: each event must be in the trace or counted as lost.
 
 #[expect(dead_code, reason = "each test crate uses its own part")]
 mod common;
@@ -8,7 +8,7 @@ use std::process::Command;
 
 use common::library;
 
-/// `scripts/kill-rounds` with this build and these arguments. Succeeds if each round does.
+/// Runs `scripts/kill-rounds` with this build and these arguments. Every round must succeed.
 fn kill_rounds(arguments: &[&str]) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let build = Path::new(env!("CARGO_BIN_EXE_memtrace")).parent().unwrap();

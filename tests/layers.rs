@@ -12,7 +12,8 @@ use tempfile::TempDir;
 mod harness;
 use harness::{Torch, json, output, printed, scripts, succeeded, text};
 
-/// A model with `layers` blocks, each of a class and with 2 MiB of its own and 1 MiB in its `fc`; `head` has 4 MiB.
+/// Returns a trace of a model with `layers` blocks. Each is of class `class` and has 2 MiB of its own and 1
+/// MiB in its `fc`; `head` has 4 MiB.
 fn model(layers: usize, class: &str) -> Vec<u8> {
     let mut trace = TraceBuilder::default();
     let mut call = |path: &str, class: &str, bytes: i64| {
@@ -59,7 +60,7 @@ fn layers_join_in_peak_and_modules_and_an_option_shows_each() {
     assert!(said.contains("N.h.*.fc") && !said.contains("N.h.1"), "{said}");
     let said = printed(&["modules", "--apart"], &path);
     assert!(said.contains("N.h.1.fc"), "{said}");
-    // What the depth leaves out is counted.
+    // The table counts the modules that the depth leaves out.
     let said = printed(&["modules", "--depth", "2"], &path);
     assert!(said.contains("6 modules at deeper levels of their path left out"), "{said}");
     let said = printed(&["modules", "--full"], &path);
@@ -69,7 +70,7 @@ fn layers_join_in_peak_and_modules_and_an_option_shows_each() {
 #[test]
 fn layers_of_unknown_or_different_classes_stay_apart_unless_they_are_many() {
     let folder = TempDir::new().unwrap();
-    // As in a trace of an older version.
+    // Traces of older versions have the library's name in place of the class.
     let old = written(&folder, "old.csv", &model(8, "libmemtrace.so"));
     assert_eq!(keys(&json(&["peak", "--depth=3"], &old), "groups").len(), 9);
     let many = written(&folder, "many.csv", &model(9, "libmemtrace.so"));
@@ -82,7 +83,7 @@ fn layers_of_unknown_or_different_classes_stay_apart_unless_they_are_many() {
 fn peak_each_layer_phase_and_step_has_its_own() {
     let folder = TempDir::new().unwrap();
     let mut trace = TraceBuilder::default();
-    // By phase, step and module: the bytes of a block that lives until the next one.
+    // Phase, step, module and MiB of each block, which lives until the next one.
     for (phase, step, module, mib) in [
         ("forward", 0, "N.h.0", 4),
         ("backward", 0, "N.h.1.fc", 7),

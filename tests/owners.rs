@@ -1,8 +1,8 @@
-//! The owner of every byte: scripts of every common kind without marks, on the simulated GPU, compared with
-//! torch's own knowledge of their tensors.
+//! The owner of every byte. Scripts of every common kind run without marks on the simulated GPU, and their
+//! traces are compared with torch's own knowledge of their tensors.
 //!
 //! Each test runs once for every torch of [`on_every_torch`]. If `scripts/env torch` has not installed a
-//! torch, its tests are skipped with a message; with `CI=true` they fail.
+//! version, the tests on it are skipped with a message; with `CI=true` they fail.
 
 use std::path::PathBuf;
 use std::process::Output;
@@ -54,7 +54,7 @@ on_every_torch![
 ];
 
 fn owners_of_eight_models_cover_every_byte_and_agree_with_torch_per_module(torch: &Torch) {
-    // Workspaces of libraries would outweigh models of this size, and hide errors.
+    // Use small workspaces: the default ones would outweigh models of this size and hide errors.
     let run = torch.trace_with("owners/owner_models.py", &MODELS, SMALL_WORKSPACES);
     assert!(run.output.status.success(), "{}", text(&run.output.stderr));
     let printed = text(&run.output.stdout);
@@ -103,7 +103,7 @@ fn owners_of_parameters_are_shown_when_loading_the_model_runs_out_of_memory(torc
     assert_eq!(run.output.status.code(), Some(1));
     let messages = text(&run.output.stderr);
     assert!(messages.contains("OutOfMemoryError"));
-    // memtrace's own lines also name the owner: the model.
+    // memtrace's own lines name the owner, too: parameters of the model.
     let ours: Vec<&str> = messages.lines().filter(|line| line.starts_with("memtrace:")).collect();
     assert!(ours.iter().any(|line| line.contains("for: parameter")), "{ours:?}");
     assert!(ours.iter().any(|line| line.contains("Sequential.")), "{ours:?}");
@@ -245,7 +245,7 @@ fn owners_of_caches_attributes_workspaces_and_graphs_have_their_categories(torch
     let run = held(torch, "own_pool");
     let serving = memtrace().args(["serving", "--json", "--at", "end"]).arg(run.file()).output().unwrap();
     let serving: serde_json::Value = serde_json::from_slice(&serving.stdout).unwrap();
-    // One block, and the rest of its segment of 20 MiB: the other pool's 24 MiB are the cache's.
+    // CUDA graphs hold one block and the rest of its 20 MiB segment. The other pool's 24 MiB count as cache.
     let rows = serving["devices"][0]["rows"].as_array().unwrap();
     let of = |name: &str| rows.iter().find(|row| row["held_by"] == name).unwrap()["bytes"].as_i64().unwrap();
     assert!((3 << 20..=20 << 20).contains(&of("CUDA graphs")), "{serving:#}");
@@ -260,7 +260,7 @@ fn owners_of_buckets_and_of_a_scripts_own_tensors_have_their_categories(torch: &
     let run = held(torch, "buckets");
     let tags: Vec<_> =
         run.rows().into_iter().filter(|row| row.event == "tag" && row.name == "bucket").collect();
-    // Of each model one bucket of all weights, and from the second forward on two.
+    // Each model has one bucket of all its weights, and two buckets from the second forward on.
     let bytes = |module: &str| -> i64 {
         tags.iter().filter(|row| row.module == module).map(|row| row.delta_bytes.max(0)).sum()
     };
@@ -270,7 +270,8 @@ fn owners_of_buckets_and_of_a_scripts_own_tensors_have_their_categories(torch: &
 fn owners_of_an_optimizers_step_are_temporary_unless_they_outlive_it(torch: &Torch) {
     held(torch, "own_optimizer");
     let flat = held(torch, "flat_buffers");
-    // Two weights of 512 KiB in one storage: the block belongs to the module that has both, and keeps its owner.
+    // Two weights of 512 KiB share a storage. The block belongs to the module that has both, and keeps its
+    // owner.
     let size = 2 * 512 * 512 * 2;
     let tags: Vec<(String, i64)> = flat
         .rows()
@@ -283,7 +284,7 @@ fn owners_of_an_optimizers_step_are_temporary_unless_they_outlive_it(torch: &Tor
     let expected = [("Sequential.0".to_owned(), 1), ("Sequential.0".to_owned(), 1)];
     assert_eq!(tags, expected, "the parameters, and the gradients");
     let run = held(torch, "optimizer");
-    // At the peak, inside a step, its own tensors are no state.
+    // At the peak, inside an optimizer step, the step's own tensors are temporary, not state.
     let summary = memtrace().args(["summary", "--json"]).arg(run.file()).output().unwrap();
     let json: serde_json::Value = serde_json::from_slice(&summary.stdout).unwrap();
     let held = &json["processes"][0]["devices"][0]["at_peak_by_category_bytes"];
@@ -312,7 +313,7 @@ fn owners_of_what_an_optimizer_holds_are_known_from_its_first_step(torch: &Torch
 
 fn steps_follow_one_optimizer_object_or_updates_without_an_optimizer(torch: &Torch) {
     let run = torch.trace("steps/counted.py", &[]).expect_success();
-    // The last iteration of `critic` and of the second stages counts as docs/ranges.md says.
+    // docs/ranges.md explains why the last iteration of `critic` and of the second stages counts.
     let expected = [6, 6, 6, 11, 18, 6, 6];
     for (line, steps) in run.stdout().lines().zip(expected) {
         let (pid, case) = line.split_once(' ').unwrap();
@@ -341,7 +342,7 @@ fn serving_adds_up_to_what_the_device_has_in_use(torch: &Torch) {
     };
     let sum: i64 = device["rows"].as_array().unwrap().iter().map(|row| row["bytes"].as_i64().unwrap()).sum();
     assert_eq!(Some(sum), device["used_bytes"].as_i64(), "{device:#}");
-    // Two tensors of 2 x 4 x 64 x 64 floats for each of three layers.
+    // The cache has two tensors of 2 x 4 x 64 x 64 floats for each of three layers.
     assert_eq!(
         (bytes("KV cache"), device["kv_bytes_per_token"].as_i64()),
         (786_432, Some(6144)),
@@ -356,16 +357,17 @@ fn serving_adds_up_to_what_the_device_has_in_use(torch: &Torch) {
         String::from_utf8_lossy(&text.stdout).contains("a sequence of 8,192 tokens takes 48.00 MiB"),
         "{text:?}"
     );
-    // Before the cache: the tokens that it will have room for.
+    // At 0 s the cache does not exist yet; the report answers all the same.
     let early = memtrace().args(["serving", "--at", "0s", "--json"]).arg(run.file()).output().unwrap();
     assert!(early.status.success(), "{early:?}");
-    // A trace of another program.
+    // The report answers on a program that is no server.
     let fixture = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/gpt");
     let other = memtrace().args(["serving", "--json"]).arg(fixture).output().unwrap();
     assert!(other.status.success(), "{other:?}");
 }
 
-/// The ledger and the serving report at the marks of a server that gives its memory up for a while.
+/// Compares the ledger and the serving report with the memory in use, at the marks of a server that gives its
+/// memory up for a while.
 fn serving_leaves_sleeping_memory_out_of_its_sum(torch: &Torch) {
     let run = torch.trace("allocators/sleeping_pool.py", &[]).expect_success();
     torch.check(memtrace().arg("check").arg(run.file()));
@@ -410,7 +412,8 @@ fn serving_leaves_sleeping_memory_out_of_its_sum(torch: &Torch) {
     {
         assert!(printed.lines().any(|each| words(each) == words(line)), "{line:?} is not in\n{printed}");
     }
-    // What torch counts as reserved and what is mapped differ only by what sleeps: nothing had to be corrected.
+    // No row corrects torch's reserved total: it differs from the mapped memory only by the memory that
+    // sleeps.
     assert!(rows.iter().all(|row| row.api != "reconciled"), "{rows:?}");
     let outside = rows.iter().filter(|row| row.event.starts_with("ext_") && row.api.starts_with("cuMem"));
     assert_eq!(outside.map(|row| row.delta_bytes).sum::<i64>(), 0);
@@ -423,7 +426,7 @@ fn leaks_of_a_server_are_found_by_its_forwards(torch: &Torch) {
         serde_json::from_slice(&output.stdout).unwrap()
     };
     let leaking = &leaks("leak")["processes"][0];
-    // Eight requests of three tokens; a forward before the last one ends no step.
+    // Eight requests of three tokens are 24 steps, the last of which is not finished.
     assert_eq!(leaking["finished_steps"], 23, "{leaking:#}");
     let found = leaking["leaks"].as_array().unwrap();
     assert!(found.iter().any(|leak| leak["category"] == "kv_cache"), "{leaking:#}");
@@ -441,7 +444,7 @@ fn same_with_and_without(torch: &Torch, script: &str, cases: &[&str], variables:
     same_when_launched(torch, CARD, &[], script, cases, variables)
 }
 
-/// Same as `same_with_and_without` on a card, with options for Python.
+/// Like `same_with_and_without`, on a card and with options for Python.
 fn same_when_launched(
     torch: &Torch,
     card: &str,
@@ -467,14 +470,14 @@ fn same_when_launched(
     run
 }
 
-/// The trace of a process.
+/// Returns the trace of a process.
 fn trace_of(run: &Run, pid: &str) -> PathBuf {
     let ending = format!(".{pid}.csv");
     let mut files = run.files().into_iter();
     files.find(|file| file.to_string_lossy().ends_with(&ending)).unwrap()
 }
 
-/// The program's lines on stderr, without memtrace's lines and those that differ between runs.
+/// Returns the program's lines on stderr, without memtrace's lines and those that differ between runs.
 fn messages(output: &Output) -> Vec<String> {
     let lines = text(&output.stderr);
     let differs = |line: &&str| {

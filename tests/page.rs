@@ -39,7 +39,7 @@ fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
 }
 
-/// The Python that has playwright; `None` when it is not installed and not required.
+/// Returns the Python that has playwright, or `None` if it is not installed and not required.
 fn browser() -> Option<PathBuf> {
     let python = cache().join("browser/bin/python");
     if python.exists() && Path::new("/usr/bin/chromium").exists() {
@@ -49,7 +49,7 @@ fn browser() -> Option<PathBuf> {
     None
 }
 
-/// Writes the page of `traces` and opens it with a check.
+/// The report page of some traces in a folder, and the Python that checks it.
 struct Page {
     folder: TempDir,
     python: PathBuf,
@@ -66,7 +66,7 @@ impl Page {
         Some(Page { folder, python })
     }
 
-    /// The JSON answer of another command, in a file beside the page.
+    /// Writes the JSON answer of another command next to the page. Returns its path.
     fn answer(&self, name: &str, arguments: &[&str], traces: &[&Path]) -> String {
         let json = run(memtrace().args(arguments).args(traces).args(["--json", "--top", "1000"]));
         let file = self.folder.path().join(name);
@@ -96,7 +96,7 @@ fn report_page_has_the_figures_of_peak() {
     }
 }
 
-/// Ten thousand ranks on the page and in the terminal, from digests that a script makes up.
+/// Shows ten thousand ranks on the page and in the terminal, from digests that a script generates.
 #[test]
 fn ranks_by_the_thousand_are_a_map_on_a_page_and_in_forty_lines() {
     let Some(python) = browser() else { return };
@@ -138,13 +138,14 @@ fn report_page_shows_the_curve_under_each_advice() {
         let answer = page.answer("advise.json", &["advise"], &[&trace]);
         page.check("advice", &[&answer]);
     }
-    // A run with nothing to change says so.
+    // If no known change lowers the peak, the page says so.
     if let Some(page) = Page::of(&[&fixture("oom-big")], &[]) {
         page.check("no_advice", &["no known change lowers this peak"]);
     }
 }
 
-/// An OOM in the first forward of a trace without tags. What was live is freed; then the program ends, or goes on.
+/// Returns a trace without tags that has an OOM in the first forward. What was live is freed; then the
+/// program ends, or goes on.
 fn oom_without_tags(goes_on: bool) -> TempDir {
     const MIB: i64 = 1 << 20;
     let gpu = Device { ordinal: 0, name: "Test GPU".to_owned(), total_bytes: 200 * MIB };
@@ -168,7 +169,8 @@ fn oom_without_tags(goes_on: bool) -> TempDir {
 
 #[test]
 fn page_oom_and_peak_at_give_a_block_one_category_at_the_oom_and_at_the_peak() {
-    // The frees of a program that ends are no sign that a block was temporary; those before further work are.
+    // If the program ends after its frees, the block counts as a parameter. If it goes on, the block has no
+    // category.
     for (goes_on, category) in [(false, "parameter *"), (true, "(no category)")] {
         let folder = oom_without_tags(goes_on);
         let oom = run(memtrace().arg("oom").arg(folder.path()));
@@ -208,7 +210,7 @@ fn report_page_shows_ranks_side_by_side() {
     }
 }
 
-/// A folder with a trace of `blocks` of 100 MiB after a sample of 600 MiB in use.
+/// Returns a folder with a trace: a sample of 600 MiB in use, and then `blocks` blocks of 100 MiB.
 fn sampled_trace(blocks: usize) -> TempDir {
     let gpu = Device { ordinal: 0, name: "Test GPU".to_owned(), total_bytes: 4 << 30 };
     let mut trace = TraceBuilder::new(Meta { world_size: 1, devices: vec![gpu], ..Meta::default() });
@@ -243,7 +245,8 @@ fn report_page_hides_a_sampled_line_that_flattens_the_others() {
     }
 }
 
-/// What holds memory stands on the page as in the report, also where a name is markup; without a search nothing does.
+/// The page lists the holders of retained memory like the report, even if a name is markup. Without a search
+/// the list is hidden.
 #[test]
 fn report_page_names_the_holders_of_retained_memory() {
     let mut trace = TraceBuilder::new(Meta { world_size: 1, ..Meta::default() });
@@ -281,14 +284,14 @@ fn report_page_escapes_names_that_are_markup() {
     for (step, name) in names.iter().enumerate() {
         let row = Row { module: name, op: name, phase: name, step: step as i64, ..Row::default() };
         let block = trace.alloc(1 << 20, Row { category: Category::Activation, ..row });
-        // A tag, so that the page has advice.
+        // The tag gives the page some advice to show.
         let tagged = Row { category: Category::OptimizerState, ..row };
         trace.tag(block, 1 << 20, Row { category: Category::Activation, ..row }, tagged);
     }
     let row = Row { device: 0, event: EventName::Oom, module: names[0], op: names[1], ..Row::default() };
     trace.change(Row { requested_bytes: 1 << 24, status: 2, ..row }, [0; 3]);
     let folder = TempDir::new().unwrap();
-    // The title contains the name of the folder.
+    // The folder's name is markup, too, because the title contains it.
     let path = folder.path().join("<b>x<!--{style}-->");
     std::fs::create_dir(&path).unwrap();
     std::fs::write(path.join("host.r0.1.csv"), trace.finish()).unwrap();
@@ -297,7 +300,8 @@ fn report_page_escapes_names_that_are_markup() {
     }
 }
 
-/// Twelve steps of a second each, with samples of the host that grow by 64 MiB in each. `on_gpu`: with blocks of a GPU, too.
+/// Returns twelve steps of one second each, with host samples that grow by 64 MiB a step; with `on_gpu` also
+/// with blocks of a GPU.
 fn sampled_host(on_gpu: bool, end: &str) -> TempDir {
     const MIB: i64 = 1 << 20;
     let devices = vec![Device { ordinal: 0, name: "Test GPU".to_owned(), total_bytes: 4 << 30 }];
@@ -318,7 +322,7 @@ fn sampled_host(on_gpu: bool, end: &str) -> TempDir {
         let anon = (100 + 64 * step) * MIB;
         let rss = anon + 60 * MIB;
         let current = rss + 200 * MIB;
-        // The kernel hides a figure now and then.
+        // One sample lacks the limit, because the kernel hides a figure now and then.
         let limit = if step == 5 { String::new() } else { format!(" limit={}", 1000 * MIB) };
         for (api, name) in [
             ("proc_status", format!("rss={rss} anon={anon} file={} shmem={}", 40 * MIB, 20 * MIB)),
@@ -344,12 +348,12 @@ fn report_page_has_the_memory_of_the_host_below_that_of_the_gpu() {
         "host",
         &["GPU 0", peak, "limit of 1000.00 MiB", "because the memory of the container ran out"],
     );
-    // Of a program without a GPU it has the CPU tensors, too.
+    // The page of a program without a GPU shows the CPU tensors, too.
     let folder = sampled_host(false, "exit lost=0");
     let page = Page::of(&[folder.path()], &[]).unwrap();
     page.check("host", &["host", peak, "limit of 1000.00 MiB", ""]);
     page.check("host_blocks", &["384.00 MiB"]);
-    // `--device -1` chooses the host of a program that uses a GPU, which has two pages.
+    // A program that uses a GPU has two pages: `--device -1` chooses the page of the host.
     let folder = sampled_host(true, "exit lost=0");
     let page = Page::of(&[folder.path()], &["--device", "-1"]).unwrap();
     page.check("host_blocks", &["384.00 MiB"]);
@@ -409,7 +413,7 @@ fn report_page_of_many_events_is_small_exact_and_smooth() {
         .collect();
     page.check("peak", &answers.iter().map(String::as_str).collect::<Vec<_>>());
     page.check("smooth", &["50"]);
-    // The command that the page prints makes a page with shorter intervals.
+    // The page prints a command for a page with shorter intervals: run it.
     let printed = page.check("finer", &[]);
     let words: Vec<&str> = printed.split_whitespace().skip(1).collect();
     let finer = folder.path().join("finer.html");
@@ -437,7 +441,7 @@ fn timeline_in_the_terminal_shows_the_peak_phases_and_steps() {
     let peak: Value = serde_json::from_str(&run(memtrace().args(["peak", "--json"]).arg(&trace))).unwrap();
     let highest = |name: &str| json[name].as_array().unwrap().iter().filter_map(Value::as_i64).max();
     assert_eq!(highest("high_bytes"), peak["peak"]["bytes"].as_i64());
-    // The parts add up to the total, also in the interval of the peak.
+    // In the interval of the peak, the categories add up to the total.
     let at = (peak["peak"]["ts_ns"].as_i64().unwrap() - json["start_ns"].as_i64().unwrap())
         / json["width_ns"].as_i64().unwrap();
     let parts: i64 = json["by_category_bytes"]
@@ -449,7 +453,7 @@ fn timeline_in_the_terminal_shows_the_peak_phases_and_steps() {
     assert_eq!(Some(parts), peak["peak"]["bytes"].as_i64());
 }
 
-/// A trace, in pieces as a running program writes it.
+/// Returns a trace that the test writes in two pieces, as a running program would.
 fn pieces() -> Vec<u8> {
     let devices = vec![Device { ordinal: 0, name: "Test GPU".to_owned(), total_bytes: 80 << 20 }];
     let argv = vec!["python".to_owned(), "train.py".to_owned()];
@@ -494,7 +498,7 @@ fn live_follows_a_run_from_before_its_start_to_its_end() {
     terminal.wait("activation");
     terminal.keys("Space");
     terminal.wait("PAUSED");
-    // While the view is paused, nothing changes.
+    // While the view is paused, new rows change nothing.
     std::fs::OpenOptions::new()
         .append(true)
         .open(&file)
@@ -511,7 +515,7 @@ fn live_follows_a_run_from_before_its_start_to_its_end() {
     terminal.keys("x");
     terminal.keys("s");
     terminal.wait("sort: growth");
-    // The view restores the terminal.
+    // `q` restores the terminal.
     terminal.keys("q");
     let screen = terminal.wait("LEFT WITH 0");
     assert!(!screen.contains("Net.fc"), "{screen}");
@@ -543,7 +547,7 @@ fn live_openmetrics_has_the_numbers_of_the_reports() {
         assert_eq!(lines.len(), 1, "{name} {labels:?}\n{text}");
         lines[0].rsplit(' ').next().unwrap().parse().unwrap()
     };
-    // The dashboard asks for these metrics and for no others.
+    // The text has every metric that the dashboard asks for.
     let dashboard = include_str!("../docs/grafana.json");
     let asked: std::collections::BTreeSet<&str> = dashboard
         .match_indices("memtrace_")
@@ -556,7 +560,7 @@ fn live_openmetrics_has_the_numbers_of_the_reports() {
         assert!(text.contains(&format!("\n{name}{{")), "{name}\n{text}");
     }
     assert!(!text.contains(" *\""), "an inferred category has the label of a told one: {text}");
-    // In a loop, too, a rank that is not there is an error.
+    // With `live`, too, a rank that does not exist is an error.
     let wrong = memtrace().args(["live", "--rank", "9", "--openmetrics", "-"]).arg(&trace).output().unwrap();
     assert_eq!(wrong.status.code(), Some(2));
     let ranks = run(memtrace().args(["ranks", "--json"]).arg(&trace));

@@ -1,4 +1,4 @@
-//! `memtrace run --past-oom`: a program continues where the simulated GPU is full.
+//! `memtrace run --past-oom`: a program continues when the simulated GPU is full.
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -8,7 +8,7 @@ use tempfile::TempDir;
 mod harness;
 use harness::{Torch, exit_of, scripts, text};
 
-/// A card on which `past_oom.py` does not fit, with the libraries and the context of the large one.
+/// A card on which `past_oom.py` does not fit, with the libraries and the context of [`LARGE`].
 const SMALL: &str = "h100-80g,mem=6g";
 const LARGE: &str = "h100-80g";
 
@@ -50,13 +50,13 @@ impl Run {
         self.summary["needed_bytes"].as_f64().unwrap_or_else(|| panic!("{}", self.stderr))
     }
 
-    /// The highest use of the device.
+    /// Returns the highest use of the device, in bytes.
     fn used(&self) -> f64 {
         self.summary["devices"][0]["peak_used"]["bytes"].as_f64().unwrap()
     }
 }
 
-/// Whether two sizes differ by at most 1 %.
+/// Returns true if two sizes differ by at most 1%.
 fn are_near(a: f64, b: f64) -> bool {
     (a - b).abs() <= 0.01 * b
 }
@@ -67,7 +67,7 @@ fn past_oom_measures_what_a_large_card_uses_and_names_the_moment() {
         let (small, large) = (Run::new(torch, SMALL, true, ""), Run::new(torch, LARGE, false, ""));
         assert_eq!((small.status, large.status), (0, 0), "{}\n{}", small.stderr, large.stderr);
         assert!(are_near(small.needed(), large.used()), "{} for {}", small.needed(), large.used());
-        // The samples of a full card do not count twice.
+        // The used memory is the needed memory: samples of the full card do not add to it.
         assert!(are_near(small.used(), small.needed()), "{} for {}", small.used(), small.needed());
         // The allocator freed its cache and asked again, and raised no error.
         assert!(small.counts[1] > 0 && small.counts[2] == 0, "{:?}", small.counts);

@@ -1,8 +1,7 @@
 //! The simulated GPU (the phantom) under real PyTorch, without the tracer.
 //!
-//! Each script of the table runs on every version of torch and asserts the expected results. If
-//! `scripts/env torch` has not installed a version, its tests are skipped with a message; with `CI=true` they
-//! fail.
+//! Each script of the table runs on every version of torch and asserts the expected results. If `scripts/env
+//! torch` has not installed a version, the tests on it are skipped with a message; with `CI=true` they fail.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -69,7 +68,7 @@ fn stdout_of(torch: &Torch, script: &str, card: &str, variables: &[(&str, &str)]
     torch.untraced_on(card, &[], &format!("phantom/{script}"), &[], variables).expect_success().stdout()
 }
 
-/// The library under test.
+/// Returns the library under test.
 fn library() -> PathBuf {
     built("libmemtrace_phantom.so")
 }
@@ -80,7 +79,7 @@ fn phantom_runs_compiled_models_and_triton_kernels() {
         let folder = tempfile::TempDir::new().unwrap();
         let caches = folder.path().join("caches");
         let variables = [
-            // The library itself tells Triton where libcuda is, in the place of a folder that has none.
+            // This folder has no libcuda: the library itself must tell Triton where libcuda is.
             ("TRITON_LIBCUDA_PATH", "/nonexistent"),
             ("TRITON_CACHE_DIR", caches.to_str().unwrap()),
             ("TORCHINDUCTOR_CACHE_DIR", caches.to_str().unwrap()),
@@ -111,7 +110,7 @@ fn phantom_gives_the_same_addresses_in_two_runs() {
     });
 }
 
-/// The symbols that a library defines or imports.
+/// Returns the symbols that a library defines or imports.
 fn names(library: &Path, which: &str) -> BTreeSet<String> {
     let output = Command::new("nm").args(["-D", which]).arg(library).output().expect("nm is installed");
     let text = succeeded(&format!("nm {}", library.display()), &output);
@@ -129,8 +128,8 @@ fn of_cuda(name: &str) -> bool {
     driver || families.iter().any(|family| name.starts_with(family))
 }
 
-/// Returns true if the function is left to the real library. The list has names, and prefixes that end in
-/// `.*`.
+/// Returns true if the real library answers this function. `passthrough.txt` lists names, and prefixes that
+/// end in `.*`.
 fn left_to_the_real_library(name: &str) -> bool {
     let list = include_str!("../src/phantom/device/table/passthrough.txt");
     list.lines()
@@ -195,7 +194,7 @@ fn phantom_with_an_unknown_card_ends_the_program_with_one_line_of_advice() {
     );
 }
 
-/// The JSON that `scripts/calibrate` prints, and all that it prints.
+/// Returns the JSON line of `scripts/calibrate`, and its whole output.
 fn calibration(torch: &Torch, card: &str) -> (serde_json::Value, String) {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/calibrate");
     let output = on_phantom(&torch.python, card).arg(script).output().unwrap();
@@ -213,11 +212,11 @@ fn phantom_calibrate_prints_the_figures_that_the_phantom_was_given() {
         assert_eq!(mib(&json["eager_context_bytes"]), 612 + 362);
         for (step, bytes) in json["steps"].as_object().unwrap().iter().filter(|(step, _)| *step != "context")
         {
-            // 128 KiB and 10 KiB for each node, in whole pages.
+            // A graph takes 128 KiB and 10 KiB per node, in whole pages.
             let expected = if step.starts_with("graph") { 2 << 20 } else { 0 };
             assert_eq!(bytes.as_i64(), Some(expected), "{step}: {json:#}");
         }
-        // NCCL 2.28.9, of one rank and of two, with its code; the code is not loaded for a second communicator.
+        // NCCL 2.28.9 with one rank and with two. Only the first communicator loads the code.
         let nccl: Vec<_> = json["nccl"].as_array().unwrap().iter().collect();
         let both = |name: &str| (mib(&nccl[0][name]), mib(&nccl[1][name]));
         assert_eq!(both("communicator_bytes"), (388 + 172, 518 + 172 + 206), "{json:#}");

@@ -5,10 +5,11 @@
 mod common;
 use common::{compiled, library, untraced};
 
-/// The output of a program of `tests/programs/phantom`, linked with the simulated GPU and without the tracer.
+/// Returns the output of a program of `tests/programs/phantom`, linked with the simulated GPU and without the
+/// tracer.
 fn told(source: &str, card: &str, arguments: &[&str]) -> String {
     let phantom = library("libmemtrace_phantom.so");
-    // The loader knows the library by its soname, which preloading makes known.
+    // The program needs the library by its soname, and the preloaded library has this soname.
     let program = compiled(
         &format!("phantom/{source}.c"),
         &format!("phantom-{source}"),
@@ -81,7 +82,7 @@ end 0 0 0
 #[test]
 fn phantom_is_the_nvml_of_libraries_that_are_linked_against_its_file() {
     let folder = tempfile::TempDir::new().unwrap();
-    // The file is there when the library is linked, and not when it is loaded.
+    // The file exists when the library is linked, but not when it is loaded.
     let stub = compiled("phantom/own_runtime.c", "libnvidia-ml.so.1", &[]);
     let linked = compiled(
         "phantom/linked_nvml.c",

@@ -64,7 +64,7 @@ fn phantom_fault_oom_ends_a_script_that_does_not_recover() {
             "{}",
             run.stderr
         );
-        // A limit in bytes: the first request beyond it fails, and later smaller ones do not.
+        // A limit in bytes: the first request beyond it fails, and later smaller ones succeed.
         let run = Faulty::run(torch, "a10", &["oom@bytes:150m"], &["--recover"]);
         assert_eq!(run.status, 0, "{}", run.stderr);
         assert!(run.stdout.contains("2048, 2048"), "{}", run.stdout);
@@ -151,7 +151,7 @@ fn memtrace_phantom_fault_is_checked_before_the_program_starts() {
         assert_eq!(output.status.code(), Some(if refused { 2 } else { 0 }), "{fault}");
         assert!(text(&output.stderr).contains(part), "{fault}: {}", text(&output.stderr));
     }
-    // Only the simulated GPU knows the names of its calls.
+    // The launcher does not know the names of calls, so the simulated GPU refuses this one.
     let output = run("ecc@call:cudaLaunchRocket:1", "true");
     assert_eq!(output.status.code(), Some(2));
     assert!(
@@ -159,7 +159,7 @@ fn memtrace_phantom_fault_is_checked_before_the_program_starts() {
             .contains("MEMTRACE_PHANTOM_FAULT: `ecc@call:cudaLaunchRocket:1`: no call is named")
     );
     assert!(!text(&output.stderr).contains("removes LD_PRELOAD"), "{}", text(&output.stderr));
-    // A fault that never happens is said at the end.
+    // Faults that did not happen are reported at the end.
     let Some(torch) = Torch::installed("2.11.0") else { return };
     let run = Faulty::run(&torch, "a10", &["lost@step:99", "oom@bytes:20g"], &[]);
     assert_eq!(run.status, 0);

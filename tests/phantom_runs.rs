@@ -13,17 +13,17 @@ use tempfile::TempDir;
 mod harness;
 use harness::{Torch, built, on_phantom, scripts, succeeded, text, traces};
 
-/// The script that trains a small model and prints torch's statistics.
+/// Returns the script that trains a small model and prints torch's statistics.
 fn stats() -> PathBuf {
     scripts().join("phantom/stats.py")
 }
 
-/// `memtrace ARGUMENTS`, in the folder.
+/// Runs `memtrace ARGUMENTS` in the folder.
 fn memtrace(folder: &TempDir, arguments: &[&str]) -> Output {
     harness::memtrace().args(arguments).current_dir(folder.path()).output().unwrap()
 }
 
-/// The memory events of the only trace in a folder, without times.
+/// Returns the memory events of the only trace in a folder, without times.
 fn sizes(folder: &Path) -> String {
     let files = traces(folder);
     assert_eq!(files.len(), 1, "{files:?}");
@@ -73,7 +73,7 @@ fn phantom_runs_repeat_byte_for_byte_and_match_the_statistics_of_an_untraced_run
         let untraced = torch.untraced_on("a10", &[], "phantom/stats.py", &[], &[]).expect_success();
         assert_eq!(untraced.stdout(), first.0, "torch {version}");
 
-        // The reports name the simulated GPU and count the values that no kernel computed.
+        // The reports name the simulated GPU and count the reads of values that no kernel computed.
         let summary = memtrace(&folder, &["summary", "--json", "first"]);
         let json: Value = serde_json::from_slice(&summary.stdout).unwrap();
         assert_eq!(json["phantom"]["invented_reads"], 3, "{json:#}");
@@ -122,7 +122,8 @@ fn oom_marks_advice_that_may_not_be_enough_where_the_rest_of_the_step_is_unknown
         let card = "t4,mem=6g";
         memtrace(&folder, &["run", "--phantom", card, "-o", "out", "--", python, "-c", code]);
         let oom = text(&memtrace(&folder, &["oom", "out"]).stdout);
-        // Modules of several classes are no repeated layers, so that nothing tells what is to come.
+        // The modules are of several classes, so they are no repeated layers, and the rest of the step is
+        // unknown.
         assert!(
             oom.contains("verdict: too big") && !oom.contains("was reached: about"),
             "torch {version}: {oom}"
@@ -134,7 +135,8 @@ fn oom_marks_advice_that_may_not_be_enough_where_the_rest_of_the_step_is_unknown
         assert!(last[1].contains("memtrace run --past-oom"), "torch {version}: {oom}");
         let is_marked = |line: &&str| line.contains("may not be enough alone");
         assert!(!changes.is_empty() && changes.iter().all(is_marked), "torch {version}: {oom}");
-        // As that line says: the need is measured, and a set of changes is found with which the program runs.
+        // Follow that line: `--past-oom` measures the need, and `oom` then finds changes with which the
+        // program runs.
         memtrace(&folder, &["run", "--phantom", card, "--past-oom", "-o", "past", "--", python, "-c", code]);
         let past = text(&memtrace(&folder, &["oom", "past"]).stdout);
         assert!(past.contains("The run needs ") && !past.contains("--past-oom"), "torch {version}: {past}");
@@ -202,7 +204,7 @@ fn phantom_runtime_that_a_program_loads_itself_gives_memory_and_rows() {
     });
 }
 
-/// The `libcudart.so.MAJOR` among the packages of a torch.
+/// Returns the `libcudart.so.MAJOR` among the packages of a torch.
 fn runtime_library(packages: &Path) -> PathBuf {
     let folders = packages.join("nvidia").read_dir().unwrap();
     let files = folders.filter_map(|folder| folder.unwrap().path().join("lib").read_dir().ok()).flatten();
@@ -211,7 +213,7 @@ fn runtime_library(packages: &Path) -> PathBuf {
     files.map(|file| file.unwrap().path()).find(is_runtime).expect("torch comes with the runtime")
 }
 
-/// The output of `scripts/gpu-compare`, where one simulated GPU plays the real one.
+/// Returns the output of `scripts/gpu-compare`, with one simulated GPU in place of the real one.
 fn compared(torch: &Torch, real: &str, phantom: &str) -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let target = built("libmemtrace.so");
@@ -234,7 +236,7 @@ fn gpu_compare_on(torch: &Torch) {
     // (`parseChosenWorkspaceSize` in ATen/cuda/CublasHandlePool.cpp).
     let other = compared(torch, "a100-80g", "h100-80g");
     assert!(other.contains("1 parted") && other.contains("they differ at event"), "{other}");
-    // At this point no segment has room for either workspace.
+    // At this point no segment has room for either workspace, so each card allocates a new one.
     for words in
         ["real     seq", "segment_alloc of asked 20971520", "phantom  seq", "segment_alloc of asked 33554432"]
     {

@@ -25,7 +25,7 @@ fn nvidia_smi_and_pynvml_agree_with_torch_with_other_processes_and_with_the_trac
         let run = torch.trace_on("2xa10", &[], "phantom/smi.py", &[], &env).expect_success();
         let printed = run.stdout();
         let used: i64 = printed.lines().next().unwrap().parse().unwrap();
-        // The trace's samples at that moment have the same number.
+        // A sample of the trace has the same number.
         let total = 22592 << 20;
         let mut samples = Vec::new();
         for file in harness::traces(&run.folder().join("trace")) {
@@ -52,7 +52,7 @@ fn nvidia_smi_shows_a_running_program_to_another_terminal_until_it_is_killed() {
     std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stdout.as_mut().unwrap()), &mut line)
         .unwrap();
     assert_eq!(line, "ready\n");
-    // Other tests run on machines of their own, so only this process counts.
+    // Other tests run on simulated machines of their own, so the only process here is this one.
     let query = ["--query-compute-apps=pid,gpu_bus_id,used_memory", "--format=csv,noheader,nounits"];
     let pid = child.id();
     let of_child = || {
@@ -71,7 +71,7 @@ fn nvidia_smi_shows_a_running_program_to_another_terminal_until_it_is_killed() {
     let screen = text(&nvidia_smi(&[], &[]).stdout);
     assert!(screen.contains("Tesla T4") && screen.contains(&pid.to_string()), "{screen}");
     child.kill().unwrap();
-    // Killed, and its parent has not waited for it.
+    // The child is killed, but not yet waited for.
     let is_gone = (0..500).any(|_| {
         std::thread::sleep(std::time::Duration::from_millis(10));
         of_child().is_none()
@@ -147,7 +147,7 @@ fn a_card_without_memory_of_its_own_shares_the_memory_of_the_machine() {
         let told: Value = serde_json::from_str(run.stdout().lines().last().unwrap()).unwrap();
         let mib = |name: &str| told[name].as_i64().unwrap_or_else(|| panic!("{told}")) >> 20;
         assert_eq!(told["integrated"], 1);
-        // The page cache is read at almost the same moment.
+        // Allow a difference, because the page cache is read a moment later.
         let near = |found: i64, expected: i64| (found - expected).abs() < 128;
         assert!(
             near(mib("device"), 4096) && near(mib("host"), 1024) && near(mib("file"), 0),
@@ -155,7 +155,8 @@ fn a_card_without_memory_of_its_own_shares_the_memory_of_the_machine() {
         );
         assert_eq!(told["memory"], "Not Supported");
         assert_eq!(told["processes"] == "Not Supported", !lists_processes, "{told}");
-        // PyTorch asks for the processes to report an OOM.
+        // PyTorch asks NVML for the processes to report an OOM, and fails an assertion if NVML cannot list
+        // them.
         let error = told["error"].as_str().unwrap();
         assert_eq!(error.contains("INTERNAL ASSERT FAILED"), !lists_processes, "{error}");
         assert_eq!(error.contains("CUDA out of memory"), lists_processes, "{error}");
@@ -164,7 +165,8 @@ fn a_card_without_memory_of_its_own_shares_the_memory_of_the_machine() {
         let oom = oom["ooms"].as_array().unwrap();
         assert_eq!((oom.len(), &oom[0]["device"]), (1, &Value::from(0)), "{card}: {oom:?}");
         assert_eq!(oom[0]["requested_bytes"], told["total"], "{card}: {oom:?}");
-        // One ledger: its rows and what is free are the machine's memory, with the host's part as the kernel counts it.
+        // The rows of the one ledger and the free memory add up to the machine's memory. The host's part is
+        // what the kernel counts.
         let ledger = run.json("ledger", &["--at", "end"]);
         let device = &ledger["devices"][0];
         let rows = device["rows"].as_array().unwrap();
@@ -180,7 +182,7 @@ fn a_card_without_memory_of_its_own_shares_the_memory_of_the_machine() {
         let summary = run.json("summary", &[]);
         assert!(summary["processes"][0]["devices"][0]["host_peak_bytes"].as_i64().unwrap() >> 20 >= 1024);
     }
-    // nvidia-smi, without a process.
+    // nvidia-smi on a machine without a process.
     let machine = [("MEMTRACE_PHANTOM_MACHINE", "test-unified"), ("MEMTRACE_PHANTOM", "gb10")];
     let screen = text(&nvidia_smi(&[], &machine).stdout);
     assert!(screen.contains("NVIDIA GB10") && screen.contains("| Not Supported          |"), "{screen}");

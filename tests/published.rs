@@ -20,12 +20,12 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// `scripts/published` with these arguments.
+/// Runs `scripts/published` with these arguments.
 fn published(arguments: &[&str]) -> Output {
     Command::new("python3").arg(root().join("scripts/published")).args(arguments).output().unwrap()
 }
 
-/// A folder of figures with one case, a script of this code.
+/// Returns a folder of figures with one case: a script of this code.
 fn cases(sources: &str, figures: &str, code: &str) -> TempDir {
     let folder = TempDir::new().unwrap();
     std::fs::write(folder.path().join("sources.csv"), sources).unwrap();
@@ -54,7 +54,7 @@ fn figures_are_met(part: &str, least: usize) {
     let figures: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
     let equal = figures.iter().filter(|figure| figure["equal"] == true).count();
     assert!(figures.len() >= least, "only {} figures", figures.len());
-    // The differences of a whole run are in docs/accuracy.csv; most figures have none.
+    // At least 70% of the figures are equal. docs/accuracy.csv has the differences of a whole run.
     assert!(equal * 10 >= figures.len() * 7, "{equal} of {} are equal", figures.len());
     for figure in &figures {
         let error = figure["error"].as_f64().unwrap();
@@ -95,7 +95,7 @@ fn published_figures_are_all_in_the_data_of_the_docs() {
     assert!(page.contains(&format!("| figures | {} |", figures.len())), "run scripts/published --write");
 }
 
-/// The page and README's sentence are what the data says: nothing on them was typed or is older.
+/// The page and README's sentence are generated from the data, so neither is edited by hand or out of date.
 #[test]
 fn published_page_is_written_from_its_data() {
     let code = "import sys; sys.path.insert(0, 'scripts')\n\

@@ -14,14 +14,14 @@ mod venv;
 use torch::{cache, clean, text};
 use venv::{Installed, installed};
 
-/// A folder with one file of tests.
+/// Returns a folder with one file of tests.
 fn suite(code: &str) -> TempDir {
     let folder = TempDir::new().unwrap();
     std::fs::write(folder.path().join("test_it.py"), code).unwrap();
     folder
 }
 
-/// The suite of `examples/pytest`.
+/// Returns a folder with the suite of `examples/pytest`.
 fn example() -> TempDir {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/pytest/test_memory.py");
     suite(&std::fs::read_to_string(path).unwrap())
@@ -62,7 +62,7 @@ fn the_page_shows_what_pytest_prints() {
     let block = page.split("```console\n").nth(1).unwrap().split("```").next().unwrap();
     let (_, printed) = pytest(installed, example().path(), &["--memtrace=h100-80g", "-q"]);
     let mut lines = printed.lines().map(str::trim_end);
-    // The first two lines have the command and the path; each of the others is printed, in this order.
+    // Skip the command and the path; pytest must print every other line, in this order.
     for shown in block.lines().skip(2).filter(|line| !line.is_empty() && *line != "...") {
         assert!(lines.any(|line| line == shown), "docs/pytest.md has {shown:?}; pytest printed\n{printed}");
     }
@@ -126,7 +126,8 @@ def test_wrong(): pass
         &said,
         &["2 failed, 2 passed", "more than its limit of 190.00 MiB", "limit_host_memory takes one size"],
     );
-    // Less by what the interpreter had free before the test, more by what it needs itself.
+    // The figure lacks memory that the interpreter had free before the test, and includes what it needs
+    // itself.
     let took = said.split("the test took ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap();
     assert!((199.0..202.0).contains(&took.parse::<f64>().unwrap()), "{took} MiB: {said}");
     has(&said, &["FAILED test_it.py::test_large", "FAILED test_it.py::test_wrong"]);
@@ -150,7 +151,7 @@ fn limits_do_not_depend_on_the_order_of_tests_nor_on_the_xdist_worker() {
     };
     let one_process = peaks(&["--memtrace=h100-80g"]);
     assert_eq!(peaks(&["--memtrace=h100-80g", "-n", "2"]), one_process);
-    // The last test is now the first.
+    // In another order: the last test is now the first.
     let tests = ["shape", "kept_by_mistake", "leaves_nothing_behind", "over_its_limit", "step_fits"];
     let code = std::fs::read_to_string(folder.path().join("test_it.py")).unwrap();
     let names: Vec<String> = tests
@@ -219,14 +220,14 @@ def test_without_a_card():
             "PASSED test_it.py::test_after_the_crash[a b::c]",
         ],
     );
-    // Nobody reads the traces of an untraced pytest afterwards.
+    // An untraced pytest suggests no report and leaves no traces.
     assert!(!said.contains("memtrace report") && !folder.path().join("memtrace-out").exists(), "{said}");
 }
 
 #[test]
 fn limits_hold_on_classes_parameters_and_unittest_and_in_a_changed_environment() {
     let Some(installed) = installed() else { return };
-    // A test whose name ends in `fails` must fail, and no other.
+    // Exactly the tests whose names end in `fails` must fail.
     let folder = suite(
         r#"
 import os, threading, unittest, pytest, torch
@@ -306,7 +307,7 @@ def test_nothing():
     }
     assert_eq!(outcomes, 12, "{said}");
 
-    // A process that dies takes its pytest along, with the status of the signal.
+    // If the process of a test dies, pytest ends with the status of the signal.
     let code = "import ctypes, pytest, torch\n@pytest.mark.limit_gpu_memory('1m')\ndef test_dies():\n    \
                 torch.zeros(9, device='cuda')\n    ctypes.string_at(0)\n";
     let (status, said) = pytest(installed, suite(code).path(), &["--memtrace=t4"]);
@@ -356,7 +357,7 @@ fn marks_that_are_written_wrongly_are_usage_errors() {
 #[test]
 fn the_restart_happens_once_and_takes_no_test_for_a_card() {
     let Some(installed) = installed() else { return };
-    // A test in whose process, and in whose child, another pytest is asked to start again.
+    // A test that asks for another traced pytest, first in its own process, then in a child.
     let folder = suite(
         r#"
 import os, subprocess, sys, pytest
@@ -384,7 +385,7 @@ def test_outer(pytester):
         assert_eq!(status, Some(0), "{arguments:?}: {said}");
         assert_eq!(said.matches("test session starts").count(), 1, "{said}");
     }
-    // In a configuration the next word of the command line would be the card.
+    // In a configuration, `--memtrace` would take the next word of the command line for the card.
     let config = folder.path().join("pytest.ini");
     std::fs::write(&config, "[pytest]\naddopts = --memtrace\n").unwrap();
     let (status, said) = pytest(installed, folder.path(), &["-p", "no:randomly", "test_it.py"]);
@@ -398,7 +399,7 @@ def test_outer(pytester):
     let (status, words) = self::said(&command.args(["-m", "pytest", "test_it.py"]).output().unwrap());
     assert_eq!(status, Some(0), "{words}");
 
-    // The package without its command.
+    // The package is there without its command.
     let alone = suite("def test_x(): pass\n");
     let package = Path::new(env!("CARGO_MANIFEST_DIR")).join("python/memtrace");
     venv::succeeds(Command::new("cp").arg("-r").arg(package).arg(alone.path()));
@@ -456,7 +457,7 @@ fn limits_of_a_run_without_a_gpu_fail_it_and_say_that_nothing_was_checked() {
 fn a_test_whose_trace_ends_early_or_is_cut_fails_its_limits() {
     let Some(installed) = installed() else { return };
     let spoilers = [
-        // The disk is full.
+        // As if the disk were full.
         "resource.setrlimit(resource.RLIMIT_FSIZE, (os.path.getsize(trace), resource.RLIM_INFINITY))",
         "os.close(descriptor)",
         "os.truncate(trace, 0)",
@@ -548,7 +549,7 @@ def test_last_of_the_module(of_module):
 #[test]
 fn memory_of_child_processes_and_of_extensions_counts_for_its_test() {
     let Some(installed) = installed() else { return };
-    // A test whose name ends in `passes` must pass, and no other.
+    // Exactly the tests whose names end in `passes` must pass.
     let folder = suite(
         r#"
 import ctypes, multiprocessing, os, signal, subprocess, sys, time
@@ -686,7 +687,7 @@ fn limits_are_checked_where_tracing_is_switched_off_or_another_plugin_runs_the_t
     let (status, words) = said(&off.output().unwrap());
     assert_eq!(status, Some(4), "{words}");
     has(&words, &["was started to be traced", "MEMTRACE_ENABLED is 0"]);
-    // As the plugins do that run a test again, or in a process of its own.
+    // Like plugins that run a test again, or in its own process.
     let conftest = "import pytest\nfrom _pytest.runner import runtestprotocol\n\
                     class Runner:\n    @pytest.hookimpl(tryfirst=True)\n    \
                     def pytest_runtest_protocol(self, item, nextitem):\n        \

@@ -14,7 +14,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Runs Python code with the package of the tree, in a folder.
+/// Runs Python code in a folder, with the package of this repository.
 fn python(torch: &Torch, folder: &Path, code: &str) -> Output {
     let mut command: Command = torch.command();
     command.args(["-c", code]).current_dir(folder).env("PYTHONPATH", root().join("python"));
@@ -29,7 +29,7 @@ fn checked(torch: &Torch, case: &str, folder: &Path) {
     succeeded(case, &command.output().unwrap());
 }
 
-/// Four ranks on simulated GPUs, in parts of 64 KiB that are compressed.
+/// Traces four ranks on simulated GPUs, in compressed parts of 64 KiB.
 fn four_ranks(torch: &Torch) -> TempDir {
     let folder = TempDir::new().unwrap();
     let mut run = memtrace();

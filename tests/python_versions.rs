@@ -1,4 +1,4 @@
-//! Versions of Python that differ from those before: untried ones, free-threaded builds, lazy imports.
+//! Python versions that differ from the earlier ones: untried versions, free-threaded builds, lazy imports.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ mod interpreters;
 use common::{Trace, Traced, compiled, untraced};
 use interpreters::pythons;
 
-/// The stand-in for torch's caching allocator, compiled with its libraries.
+/// Compiles the stand-in for torch's caching allocator, and its libraries.
 fn stand_in_for_torch() -> PathBuf {
     let runtime = "libcudart.so.12";
     compiled("fakes/cudart.c", runtime, &[]);
@@ -25,7 +25,7 @@ fn degraded_names_a_python_that_was_never_tried_and_a_free_threaded_one() {
     let fake = compiled("other_tools/python_version.c", "libpython_version.so", &[]);
     let preload = format!("{}:{}", fake.display(), common::library("libmemtrace.so").display());
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts/owners/any_python.py");
-    // A Python without a shared library has the function itself, before any preloaded one.
+    // A Python without a shared library defines this function itself, before any preloaded library.
     let query = "import ctypes; f = ctypes.CDLL(None).Py_GetVersion; f.restype = ctypes.c_char_p; print(f())";
     let is_faked = |python: &PathBuf| {
         let mut command = untraced(python, &["-c", query]);
@@ -63,14 +63,14 @@ fn degraded_names_a_python_that_was_never_tried_and_a_free_threaded_one() {
         let found = RowReader::open(trace).unwrap().meta().degraded.clone();
         let of_python = found.into_iter().filter(|line| line.starts_with("Python "));
         assert_eq!(of_python.collect::<Vec<_>>(), degraded, "{version}");
-        // Modules are known in each.
+        // Every version knows its modules.
         let rows = Trace::read(trace).rows;
         assert!(rows.iter().any(|row| row.module.starts_with("Net.inner")), "{version}");
     }
 }
 
-/// Python 3.15 imports through another built-in function where a program has made all imports lazy, and that function
-/// needs the name that the loader deletes.
+/// If a program makes all imports lazy, Python 3.15 imports through another built-in function, which needs
+/// the name that the loader deletes.
 #[test]
 fn lazy_imports_of_the_tracer_equal_the_list_of_its_loader() {
     let loader = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/tracer/preload/python/tracer/loader.py");

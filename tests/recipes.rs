@@ -1,4 +1,5 @@
-//! `memtrace fit --recipe`: scripts for a model that the user names, on the simulated GPU and, as written, on the CPU.
+//! `memtrace fit --recipe`: scripts for a model that the user names, on the simulated GPU and unchanged on
+//! the CPU.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +13,7 @@ use tempfile::TempDir;
 mod harness;
 use harness::{Torch, memtrace, text};
 
-/// The `config.json` of a model that a CPU trains in seconds.
+/// Returns the `config.json` of a model that a CPU trains in seconds.
 fn tiny() -> Value {
     json!({
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64,
@@ -52,11 +53,12 @@ fn fit_recipe_has_a_row_for_each_card_and_length_and_writes_a_script_that_trains
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
             .collect();
-        // The scripts and configurations of the search are gone; the loader's names for libcuda stay for the next run.
+        // The search removed its scripts and configurations; the loader's names for libcuda stay for the next
+        // run.
         let is_rest = |name: &String| name.starts_with("memtrace-") && !name.starts_with("memtrace-libcuda");
         assert!(!left.iter().any(is_rest), "{left:?}");
 
-        // The script by itself: neither traced nor on a simulated GPU.
+        // Run the script alone: neither traced nor on a simulated GPU.
         let mut script = std::process::Command::new(&torch.python);
         script.args(["train.py", "--random", "--model", ".", "--steps", "40"]).current_dir(&folder);
         let output = script.env("HF_HUB_OFFLINE", "1").output().unwrap();
@@ -65,14 +67,14 @@ fn fit_recipe_has_a_row_for_each_card_and_length_and_writes_a_script_that_trains
         assert_eq!(losses.len(), 40, "{}", text(&output.stderr));
         assert!(losses[39] < losses[0], "{losses:?}");
 
-        // Refused before the search, not after it.
+        // An existing file is refused before the search, not after it.
         let output = fit(torch, folder.path(), &tiny(), &arguments.replace("-o out", "-o again"));
         assert!(text(&output.stderr).contains("--write train.py: File exists"), "{}", text(&output.stderr));
         assert_eq!((output.status.code(), folder.path().join("again").exists()), (Some(2), false));
     });
 }
 
-/// A folder whose name would end the text at the top of the script, and run what follows.
+/// The folder's name would end the text at the top of the script, so that the rest of it would run.
 #[test]
 fn fit_recipe_of_a_folder_with_a_hostile_name_writes_a_script_that_runs_nothing_of_it() {
     Torch::run("2.11.0", |torch| {
@@ -107,7 +109,7 @@ fn fit_recipe_generates_with_a_cache() {
             trial["peak_allocated_bytes"].as_i64().unwrap()
         };
         assert_eq!((rows[0]["tokens"].as_i64(), rows[1]["tokens"].as_i64()), (Some(32), Some(512)));
-        // Keys and values of 2 layers and 2 heads of 16 numbers in two bytes.
+        // The cache has keys and values of 2 layers and 2 heads, with 16 numbers of two bytes.
         let cache = |batch: i64, tokens: i64| batch * tokens * 2 * 2 * 2 * 16 * 2;
         assert!(peak(1) - peak(0) >= cache(64, 512 - 32), "{told:#}");
     });

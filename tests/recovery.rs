@@ -1,4 +1,4 @@
-//! The traces of killed processes, as the command finds and completes them.
+//! How the command finds and completes the traces of killed processes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,8 @@ use parts::parts_program;
 
 const RUNTIME: &str = "libcudart.so.12";
 
-/// A process that kills itself after `rounds` rounds, in the folder `out`; most of its events are in its journal.
+/// Runs a process that kills itself after `rounds` rounds, with traces in `out`; most of its events are in
+/// its journal.
 fn killed(out: &Path, run: &str, rounds: &str) -> i64 {
     let traced = Traced::new(&parts_program("recovered"), &["kill", rounds]).env("MEMTRACE_OUT", out);
     let ran = traced.env("MEMTRACE_RUN_ID", run).env("MEMTRACE_FLUSH_MS", "60000").run();
@@ -49,7 +50,7 @@ fn journal(trace: &Path) -> PathBuf {
     PathBuf::from(&RowReader::open(trace).unwrap().meta().journal)
 }
 
-/// The answer of `summary --json` about memory, without the notes.
+/// Returns the memory figures of `summary --json`, without the notes.
 fn summary(output: &Output) -> Value {
     assert!(output.status.success(), "{}", stderr(output));
     let mut answer: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -75,8 +76,8 @@ fn repair_finishes_every_killed_run_of_a_folder_and_names_each() {
     }
 }
 
-/// `memtrace run` is the parent of a program that kills itself: it sees the signal, and the kernel counts no kill for want
-/// of memory. The samples of the host that were due are in the journal alone.
+/// `memtrace run` is the parent of a program that kills itself. It sees the signal, and the kernel counts no
+/// OOM kill. The host samples that were due are in the journal alone.
 #[test]
 fn run_names_the_signal_that_killed_a_program_and_its_samples_of_the_host_survive() {
     let folder = tempfile::TempDir::new().unwrap();
@@ -118,7 +119,7 @@ fn repair_ends_the_part_before_when_the_process_was_killed_between_two_parts() {
     fs::write(old, &whole[..without_end.len() + 7]).unwrap();
     let check = memtrace(&["check", "--repair"], folder.path());
     assert!(check.status.success(), "{}", String::from_utf8_lossy(&check.stdout));
-    // The time of the row is that of the row before it: when the new part began is in no file.
+    // The row has the time of the row before it, because no file says when the new part began.
     let fields = |text: &str| -> Vec<String> {
         let last = text.lines().last().unwrap();
         last.split(',')
@@ -127,11 +128,11 @@ fn repair_ends_the_part_before_when_the_process_was_killed_between_two_parts() {
             .map(|(_, field)| field.to_owned())
             .collect()
     };
-    // Nor does a repair say how many texts hide a formula: it may not know all of them.
+    // A repair also omits how many texts hide a formula, because it may not know all of them.
     let said = whole.trim_end().strip_suffix(" formulas=0").unwrap();
     assert_eq!(fields(&fs::read_to_string(old).unwrap()), fields(said));
-    // The last part is complete now, so nothing is repaired, as in a folder that cannot be written. The row that the part
-    // before lacks is no gap; a second one is.
+    // The last part is complete now, so nothing is repaired, as in a folder that cannot be written. The
+    // missing end row of the part before is no gap; a second missing row is one.
     fs::write(old, without_end).unwrap();
     let check = memtrace(&["check"], folder.path());
     assert!(check.status.success(), "{}", String::from_utf8_lossy(&check.stdout));
@@ -169,7 +170,7 @@ fn repair_of_a_trace_that_cannot_be_written_reads_the_journal_and_says_so() {
         let ran = traced.env("MEMTRACE_ROTATE", rotate).env("MEMTRACE_STACKS", "ops").run();
         assert_eq!(ran.status(), 128 + 9, "{}", ran.stderr());
         let before: Vec<_> = traces(&out).iter().map(|file| fs::read(file).unwrap()).collect();
-        // A mount that nobody can write to, root included.
+        // A read-only mount, which even root cannot write to.
         let shown = out.display();
         let mount =
             format!("mount --bind {shown} {shown} && mount -o remount,ro,bind {shown} && exec \"$@\"");
@@ -227,12 +228,13 @@ fn repair_of_a_trace_that_a_full_disk_cut_counts_the_events_that_came_later() {
         // A free that was lost gets a row when its address is allocated again.
         let of_calls = recorded as i64 - trace.end_count("missed_frees");
         assert_eq!(of_calls + trace.end_count("lost"), calls, "{}", trace.end);
-        // The larger buffer can hold them all; it loses those that come after the writer met the full disk.
+        // The larger buffer can hold all events. It loses only events that come after the writer met the full
+        // disk.
         assert!(trace.end_count("lost") > 0 || buffer == "16m", "{}", trace.end);
     }
 }
 
-/// A program that allocated memory must not be told that it allocated none.
+/// The message must not say that the program allocated no memory.
 #[test]
 fn run_on_a_full_disk_says_that_the_trace_could_not_be_written() {
     let folder = tempfile::TempDir::new().unwrap();
@@ -278,7 +280,7 @@ fn doctor_lists_the_journal_of_a_killed_process_and_removes_those_without_a_trac
     };
     assert!(is_listed());
     assert!(!nameless.exists() && journal.exists());
-    // Nobody can use the journal of a deleted trace.
+    // The journal of a deleted trace has no use, so it is removed.
     fs::remove_file(&trace).unwrap();
     assert!(!is_listed());
     assert!(!journal.exists() && !journal.with_extension("names").exists());

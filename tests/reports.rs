@@ -1,5 +1,5 @@
-//! Each report on real traces, compared with numbers that pandas computed
-//! (`tests/scripts/fixtures/expected.py`), and with the known behaviour of the scripts that made them.
+//! Compares each report on real traces with numbers that pandas computed
+//! (`tests/scripts/fixtures/expected.py`), and with what the recorded scripts are known to do.
 //!
 //! `tests/fixtures/record` made the traces. `tests/fixtures/expected.json` is the output of the pandas
 //! script; one test runs it again if a torch environment with pandas is installed.
@@ -29,7 +29,7 @@ fn expected() -> Value {
     serde_json::from_str(&text).unwrap()
 }
 
-/// The names of the recorded traces.
+/// Returns the names of the recorded traces.
 fn names() -> Vec<String> {
     expected().as_object().unwrap().keys().cloned().collect()
 }
@@ -54,7 +54,7 @@ fn answer(report: &str, traces: &[&str], options: &Options) -> Answer {
     report.run(&inputs, &options).unwrap()
 }
 
-/// The answer's JSON for rank 0.
+/// Returns the JSON of the answer for rank 0.
 fn json_of(report: &str, trace: &str, values: &[(&'static str, &str)]) -> Value {
     let rank0 = |mut input: Input| {
         input.only_rank(0);
@@ -160,8 +160,8 @@ fn peak_blocks_equal_those_computed_with_pandas() {
     }
 }
 
-/// A trace without the owner of every third block. Returns the bytes of those blocks and of all blocks, at
-/// the peak and over the whole trace.
+/// Writes a trace in which every third block has no owner. Returns the bytes of those blocks and of all
+/// blocks, at the peak and over the whole trace.
 fn without_some_owners(from: &Path, to: &Path) -> [(i64, i64); 2] {
     let file = std::fs::File::open(from).unwrap();
     let mut reader = csv::Reader::from_reader(flate2::read::MultiGzDecoder::new(file));
@@ -369,7 +369,7 @@ fn oom_subtracts_memory_of_other_processes_from_the_free_memory() {
     assert_eq!(found["reserved_bytes"], 600 * MIB);
 }
 
-/// vLLM's error for its part of the card fails no request, and the mark in the trace has the part.
+/// If vLLM finds no room in its part of the card, no request fails; a mark in the trace has that part.
 #[test]
 fn oom_has_the_categories_that_later_rows_give_the_blocks() {
     const MIB: i64 = 1 << 20;
@@ -419,7 +419,7 @@ fn oom_explains_a_server_that_found_no_room_in_its_part_of_the_card() {
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
-    // It has not ended, or it has its cache: nothing is known to be wrong.
+    // The server has not ended, or it has a cache: nothing is known to be wrong.
     for mark in [
         "vllm: gpu_memory_utilization=0.5 blocks=0",
         "vllm: gpu_memory_utilization=0.15 blocks=7 ended",
@@ -594,7 +594,7 @@ fn ranks_and_ledger_name_the_processes_that_fill_another_ranks_gpu() {
         ledger.contains("other processes: rank 1 of this run (pid 2), 200.00 MiB by aten::copy_"),
         "{ledger}"
     );
-    // Rank 1 has 200 of the 300 MiB that rank 0 sees beside its own.
+    // Of the 300 MiB that rank 0 sees in other processes, rank 1 has 200.
     assert_eq!(answer.json["unnamed_others"], json!([]), "less than a context");
     let alone = answer_on_ranks(&run(false, 0), "ranks", &[]);
     assert_eq!(alone.json["shared_devices"], json!([]));
@@ -727,7 +727,7 @@ fn budget_refuses_a_limit_that_matches_nothing_unless_it_is_optional_and_takes_p
     assert!(many.len() < 5000 && many.contains("990 more limits match nothing"), "{many}");
     let optional = ask("[modules]\n\"GPT.layers\" = { limit = \"9g\", optional = true }\n").unwrap();
     assert_eq!(optional.verdict, Verdict::Fine);
-    // Of the layers, each by itself: the highest is as high as the limit that names it.
+    // `GPT.h.*` limits each layer by itself, so its highest value is the highest layer's.
     let each = ask("[modules]\n\"GPT.h.*\" = 1\n\"GPT.h.0\" = 1\n\"GPT.h.1\" = 1\n\"GPT.h\" = 1\n").unwrap();
     let highest = |name: &str| {
         let limits = each.json["limits"].as_array().unwrap();
@@ -738,12 +738,12 @@ fn budget_refuses_a_limit_that_matches_nothing_unless_it_is_optional_and_takes_p
     assert_eq!(each.verdict, Verdict::OverLimit);
 }
 
-/// The answer of a report on a trace made for the test.
+/// Returns the answer of a report on a trace made for the test.
 fn answer_on(trace: Vec<u8>, report: &str, values: &[(&'static str, &str)]) -> Answer {
     answer_on_ranks(&[trace], report, values)
 }
 
-/// The traces of ranks 0, 1, ... of a run, whose process ids are 1, 2, ...
+/// Returns the answer of a report on one run, from the traces of ranks 0, 1, ... with process ids 1, 2, ...
 fn answer_on_ranks(traces: &[Vec<u8>], report: &str, values: &[(&'static str, &str)]) -> Answer {
     let folder = tempfile::tempdir().unwrap();
     for (rank, trace) in traces.iter().enumerate() {
@@ -758,9 +758,9 @@ fn answer_on_ranks(traces: &[Vec<u8>], report: &str, values: &[(&'static str, &s
     reports::answer(report, &input, &options).unwrap()
 }
 
-/// Five steps without a tag and without a module: two parameters, a batch, two activations, and their gradients. After
-/// the last optimizer the program allocates once more, as `loss.item()` does. The first matrix products of forward and
-/// backward leave workspaces of a parameter's size.
+/// Returns five steps without tags and modules: two parameters, and in each step a batch, two activations, a
+/// loss and two gradients. After each optimizer the program allocates once more, as `loss.item()` does. The
+/// first matrix products of forward and backward leave workspaces of a parameter's size.
 fn plain_tensors() -> Vec<u8> {
     const KIB: i64 = 1024;
     let mut trace = TraceBuilder::default();
@@ -768,7 +768,7 @@ fn plain_tensors() -> Vec<u8> {
     let script = |step| Row { op: "aten::empty", step, ..Row::default() };
     let [first, second] = [0, 1].map(|_| trace.alloc(8 * KIB, script(-1)));
     for step in 0..5 {
-        // The forward of the first step comes before any sign of training.
+        // The first forward comes before any sign of training, so it has no step.
         let forward = script(if step == 0 { -1 } else { step });
         let backward = Row { phase: "backward", category: Category::Temporary, ..script(step) };
         let batch = trace.alloc(KIB, forward);
@@ -808,8 +808,9 @@ fn peak_infers_categories_of_plain_tensors_without_tags_and_without_a_forward_ph
     };
     assert_eq!(bytes("parameter"), 16 << 10);
     assert_eq!(bytes("gradient"), 16 << 10);
-    // The loss is kept until the next iteration; the batch of the first was there before its first activation, and so
-    // was the workspace of its first product.
+    // Activations include the loss, which is kept until the next iteration, and the workspace of the
+    // forward's first product. The batch of the first step was there before its first activation, so it has
+    // no category.
     assert_eq!(bytes("activation"), (7 << 10) + 512 + (8 << 10));
     assert_eq!(bytes("temporary"), 8 << 10);
     assert_eq!(bytes("(no category)"), 1 << 10);
@@ -857,7 +858,8 @@ fn ledger_and_summary_mean_the_same_by_device_used_and_name_it_apart_without_sam
             format!("total={} free={} process={process} others={others}", 100 * MIB, 95 * MIB - process);
         trace.raw(Row { event: EventName::Sample, device: 0, name: &name, ..Row::default() });
     };
-    // The first sample comes after the first segment, the second has a larger context, and the peak lies between.
+    // The first sample follows the first segment, the second sample has a larger context, and the peak is
+    // between them.
     for samples in [0, 1, 2, 3] {
         let mut trace = TraceBuilder::new(meta.clone());
         trace.segment(20 * MIB);
@@ -891,7 +893,7 @@ fn ledger_and_summary_mean_the_same_by_device_used_and_name_it_apart_without_sam
     }
 }
 
-/// A trace with samples of the host: it grows from 100 MiB to 300 MiB in a container of 320 MiB.
+/// Returns a trace with host samples: the process grows from 100 MiB to 280 MiB, in a container of 320 MiB.
 fn host_trace(parts: bool) -> TraceBuilder {
     host_trace_of(Meta::default(), parts, 240)
 }
@@ -953,7 +955,7 @@ fn ledger_of_the_host_sums_to_the_process_and_says_what_is_unknown() {
     let first = at("1.5s");
     let host = &first.json["host"][0];
     assert_eq!((&host["pss_bytes"], &host["rss_bytes"]), (&json!(95 * MIB), &json!(100 * MIB)));
-    // At the peak there is no full sample: what has changed since is a row of its own.
+    // The peak has no full sample, so a row of its own has the change since the last one.
     let peak = at("used-peak");
     let host = &peak.json["host"][0];
     assert_eq!((&host["pss_bytes"], &host["rss_bytes"]), (&json!(275 * MIB), &json!(280 * MIB)));
@@ -968,7 +970,7 @@ fn ledger_of_the_host_sums_to_the_process_and_says_what_is_unknown() {
     {
         assert!(text.contains(part), "{part}: {text}");
     }
-    // Without `/proc/self/smaps` there are no parts, and without `/proc` nothing.
+    // Without `/proc/self/smaps` the ledger has no parts, and without `/proc` it has nothing.
     let hidden = answer_on(host_trace(false).finish(), "ledger", &[("host", "")]);
     assert!(hidden.text().contains("No full sample of the host"), "{}", hidden.text());
     let none = answer_on(TraceBuilder::default().finish(), "ledger", &[("host", "")]);
@@ -1027,7 +1029,8 @@ fn leaks_see_no_growth_where_the_first_sample_comes_late() {
 #[test]
 fn leaks_split_the_growth_of_what_nvidia_smi_shows() {
     const MIB: i64 = 1 << 20;
-    // Each step keeps 1 MiB, and step 6 has a larger input and larger temporaries; nothing else changes.
+    // Each step keeps 1 MiB. Step 6 has an input and temporaries that are `large` times as large; nothing
+    // else changes.
     let run = |steps: i64, large: i64| {
         let mut trace = TraceBuilder::default();
         trace.segment(40 * MIB);
@@ -1060,8 +1063,8 @@ fn leaks_split_the_growth_of_what_nvidia_smi_shows() {
     let answer = run(12, 5);
     let growth = &answer.json["processes"][0]["growth"][0];
     let parts = &growth["growth_parts_bytes"];
-    // The last step has no successor. Until the large step, each needed 12 MiB beyond what the steps before kept, and 1 MiB
-    // of this stays.
+    // The last step has no successor, so steps 1 and 10 are compared. Each step keeps 1 MiB, which makes 9
+    // MiB.
     assert_eq!(growth["from"]["step"], 1, "{growth}");
     assert_eq!(growth["to"]["step"], 10, "{growth}");
     assert_eq!(parts["kept"], 9 * MIB, "{growth}");
@@ -1079,13 +1082,14 @@ fn leaks_split_the_growth_of_what_nvidia_smi_shows() {
     ] {
         assert!(text.contains(wanted), "{wanted}\n{text}");
     }
-    // What is kept fits into the segment that is there: nvidia-smi shows nothing, and it is told.
+    // What is kept fits into the existing segment: the memory in use does not grow, but the report names the
+    // cause.
     let answer = run(12, 1);
     let growth = &answer.json["processes"][0]["growth"][0];
     assert_eq!((&growth["growth_bytes"], &growth["cause"]), (&json!(0), &json!("kept")), "{growth}");
     assert_eq!(growth["forecast"]["kind"], "within_cache", "{growth}");
     assert!(answer.text().contains("GPU 0: 9.00 MiB more is kept, and 0 B more in use"), "{}", answer.text());
-    // Two steps are too few.
+    // Two steps are too few to compare.
     assert_eq!(run(2, 1).json["processes"][0]["growth"], json!([]));
 }
 
@@ -1198,7 +1202,7 @@ fn summary_and_oom_say_who_killed_a_process() {
         let summary = answer_on(ended(text), "summary", &[]);
         assert!(summary.json["processes"][0]["killed"].is_null(), "{text}");
     }
-    // A program that ends because it was refused memory was not killed, and no container ran out.
+    // A program that ends because a request was refused was not killed, and no container ran out of memory.
     for (name, part) in [
         (
             "limit=3000000000 size=2900000000 peak=2990000000 what=MemoryError",
@@ -1259,7 +1263,7 @@ fn serving_adds_the_processes_of_each_host_and_says_when_they_exceed_a_card() {
         trace.finish()
     };
     let folder = tempfile::TempDir::new().unwrap();
-    // Two processes of the first host fit on its card together, those of the second do not.
+    // The two processes of the first host fit on its card together; the two of the second host do not.
     let processes = [("alpha", 0, 20), ("alpha", 1, 25), ("be\x1bta", 2, 60), ("be\x1bta", 3, 50)];
     for (host, rank, cache) in processes {
         std::fs::write(
@@ -1296,12 +1300,12 @@ fn serving_adds_the_processes_of_each_host_and_says_when_they_exceed_a_card() {
     assert_eq!(found, expected, "{}", answer.text());
     let text = answer.text();
     assert!(text.contains("device 0 of alpha") && text.contains("by 2 processes"), "{text}");
-    // A host's name ends on a terminal.
+    // The host's name is printed on a terminal, so its control character must go.
     assert!(!text.contains('\x1b'), "{text}");
     let warning = "This is more than the device has";
     assert_eq!(text.matches(warning).count(), 1, "{text}");
     assert!(text.find("of alpha").unwrap() < text.find(warning).unwrap());
-    // One process alone: its host needs no name, and it fits.
+    // For one process alone the report omits the host's name. The process fits on its card.
     let one = serving(&folder.path().join("host.r2.3.csv"));
     assert!(!one.text().contains(" of be") && !one.text().contains(warning), "{}", one.text());
     assert_eq!(one.json["devices"][0]["processes"], 1);
@@ -1310,7 +1314,7 @@ fn serving_adds_the_processes_of_each_host_and_says_when_they_exceed_a_card() {
 #[test]
 fn ranks_that_ran_among_stand_ins_are_in_one_list() {
     let folder = tempfile::TempDir::new().unwrap();
-    // With `one-per-stage` each rank is started by itself, and its trace names no other.
+    // Ranks from separate starts: each trace names only the ranks of its own start.
     for (rank, ran) in [(0, "0"), (10, "10"), (2, "2,4-6")] {
         let phantom = json!({ "card": "t4", "ranks": ran, "ranks_of": 512 });
         let trace = TraceBuilder::new(Meta { rank, run_id: "a".to_owned(), phantom, ..Meta::default() });
@@ -1400,7 +1404,7 @@ fn json_fields_of_every_report_are_documented() {
     }
 }
 
-/// The output of one of PyTorch's own trackers in the traced process.
+/// Returns the output of one of PyTorch's own trackers in the traced process.
 fn tracker(name: &str) -> Value {
     let text = std::fs::read_to_string(fixtures().join(name).join("tracker.json")).unwrap();
     serde_json::from_str(&text).unwrap()
@@ -1461,7 +1465,7 @@ fn ops_series_equals_memory_trackers_in_the_same_process() {
         .collect();
     assert_eq!(allocated, theirs);
     for marker in ["fw_start", "fw_bw_boundary"] {
-        // The tracker keeps the last of each marker.
+        // The tracker keeps only the last value of each marker.
         assert_eq!(found["series"][marker].as_array().unwrap().last(), Some(&wanted["markers"][marker]));
     }
     assert_eq!(found["num_alloc_retries"], wanted["retries"]);

@@ -1,6 +1,7 @@
 //! The search for what holds memory that earlier steps left behind, with torch, on the simulated GPU.
 //!
-//! If `scripts/env torch` has not installed a torch, its tests are skipped with a message; with `CI=true` they fail.
+//! If `scripts/env torch` has not installed a version of torch, the tests on it are skipped with a message;
+//! with `CI=true` they fail.
 
 use std::path::Path;
 
@@ -33,7 +34,7 @@ fn trace(torch: &Torch, script: &str, args: &[&str], env: &[(&str, &str)]) -> Ru
     torch.trace_on(CARD, &[], &script, args, &variables).expect_success()
 }
 
-/// The holders that the program printed.
+/// Returns the holders that the program printed.
 fn printed(run: &Run) -> Vec<Value> {
     run.stdout().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
@@ -57,7 +58,7 @@ fn retained_names_the_holder_of_each_of_seven_mistakes_and_none_of_a_clean_scrip
         let line = text.lines().nth(found["line"].as_u64().unwrap() as usize - 1).unwrap();
         let name = found["name"].as_str().unwrap().rsplit('.').next().unwrap();
         assert!(line.contains(name), "{mistake}: {line}");
-        // The line that fills a container, and the one that adds to a total.
+        // The line must be the one that fills the container or adds to the total.
         let filled = match mistake {
             "losses" | "function" => "total = total + ",
             "outputs" => "outputs.append(output)",
@@ -68,7 +69,7 @@ fn retained_names_the_holder_of_each_of_seven_mistakes_and_none_of_a_clean_scrip
         };
         assert!(line.contains(filled), "{mistake}: {line}");
         assert_eq!(found["line_is"] == "filled", !filled.is_empty(), "{mistake}: {found}");
-        // The pause of the search belongs to no phase.
+        // The rows of the search have no phase and no module.
         let rows = run.rows();
         let marks: Vec<_> = rows.iter().filter(|row| row.api == "retained").collect();
         assert!(marks[0].name.contains("\"begins\": \"call\""), "{mistake}: {}", marks[0].name);
@@ -96,7 +97,7 @@ fn retained_names_the_holder_of_each_of_seven_mistakes_and_none_of_a_clean_scrip
             assert!(report.contains(&shown), "docs/retained.md has {shown:?}; memtrace printed\n{report}");
         }
         let leaks = run.report("leaks", &[]);
-        // Who keeps it, and then what it is.
+        // First the report says who keeps the memory, then what it is.
         assert!(leaks.find(holder).unwrap() < leaks.find("never freed").unwrap(), "{mistake}: {leaks}");
         let answer = run.json("leaks --holders", &[]);
         let in_trace = &answer["processes"][0]["searches"][0]["holders"][0];
@@ -112,8 +113,8 @@ fn retained_names_the_holder_of_each_of_seven_mistakes_and_none_of_a_clean_scrip
     assert!(off.report("leaks --holders", &[]).contains("No search has run"));
 }
 
-/// The script searches often when its argument says so, and prints its peak, the bytes after each step and when each
-/// of its tensors died.
+/// Compares a script that searches often (`with`) with one that does not. It prints its peak, the bytes after
+/// each step, and when each of its tensors died.
 fn retained_keeps_nothing_alive_and_changes_no_peak(torch: &Torch) {
     let without = trace(torch, "alive.py", &["without"], &[]);
     let with = trace(torch, "alive.py", &["with"], &[]);
@@ -155,7 +156,7 @@ fn retained_does_not_report_a_bounded_window_or_a_lookup_table(torch: &Torch) {
         assert!(run.stdout().lines().any(|found| found == line), "{line}: {}", run.stdout());
     }
     let searches = &run.json("leaks --holders", &["--all"])["processes"][0]["searches"];
-    // The list grows, so there are searches that nobody asked for, too.
+    // The list grows, so memtrace also searches without being asked.
     let mut cut = searches.as_array().unwrap().iter().filter(|search| search["is_whole"] == false);
     let reason = cut.next().unwrap_or_else(|| panic!("{searches}"))["reason"].as_str().unwrap();
     assert!(reason.contains("20 million objects") && cut.next().is_none(), "{searches}");
@@ -173,7 +174,7 @@ fn retained_reports_the_growth_that_has_no_holder(torch: &Torch) {
         let of = |name: &str| process[name].as_i64().unwrap_or_else(|| panic!("{way}: {process}"));
         let (growth, named) = (of("growth_bytes_per_step"), report.contains(" keeps "));
         assert!(growth > 900 << 10, "{way}: {process}");
-        // Another version may find a name for it, which is as good.
+        // Another version may find the holder's name, which is as good as reporting the bytes.
         assert_ne!(named, of("unnamed_bytes_per_step") > growth / 2, "{way}: {report}");
         let reason = if way == "optimizer" {
             "does the program keep"
@@ -184,7 +185,7 @@ fn retained_reports_the_growth_that_has_no_holder(torch: &Torch) {
     }
 }
 
-/// Nobody asks: memory grows from step to step.
+/// Nobody asks for these searches: memory grows from step to step.
 #[test]
 fn retained_is_found_while_memory_grows_and_when_the_program_ends() {
     Torch::run("2.11.0", |torch| {
@@ -203,8 +204,8 @@ fn retained_is_found_while_memory_grows_and_when_the_program_ends() {
     });
 }
 
-/// A search of a heap of a million objects is whole in the time that it has by default; with no time to speak of it
-/// says that it is not, and the program goes on.
+/// With a minute a search of a million objects is complete. With 2 ms it is not: the report says so, and the
+/// program goes on.
 #[test]
 fn retained_search_of_a_million_objects_ends_when_its_time_is_over() {
     Torch::run("2.11.0", |torch| {
@@ -219,7 +220,7 @@ fn retained_search_of_a_million_objects_ends_when_its_time_is_over() {
     });
 }
 
-/// `memtrace leaks --holders` with these arguments: its status, its answer and its messages.
+/// Runs `memtrace leaks --holders` with these arguments. Returns its status, stdout and stderr.
 fn ask(arguments: &[&str]) -> (Option<i32>, String, String) {
     let output = memtrace().args(["leaks", "--holders"]).args(arguments).output().unwrap();
     (output.status.code(), harness::text(&output.stdout), harness::text(&output.stderr))

@@ -1,4 +1,4 @@
-//! What memtrace answers where PyTorch's own tools do: marks as moments, and the ops that allocate.
+//! Answers that PyTorch's own tools also give: memory at marks, and the ops that allocate.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use tempfile::TempDir;
 mod harness;
 use harness::{Torch, json, output, printed, text};
 
-/// The error of arguments that the command refuses.
+/// Returns the error of arguments that the command refuses.
 fn refused(arguments: &[&str], trace: &Path) -> String {
     let output = output(arguments, trace);
     assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
@@ -28,7 +28,8 @@ fn written(folder: &TempDir, bytes: &[u8]) -> PathBuf {
 
 const MIB: i64 = 1 << 20;
 
-/// Four marks `loaded` with 1, 3, 6 and 10 MiB, one in each step; around the third a range `epoch`.
+/// Returns a trace with four marks `loaded` at 1, 3, 6 and 11 MiB, one in each step. The range `epoch` is
+/// around the third mark and 1 MiB more.
 fn marked() -> Vec<u8> {
     let mut trace = TraceBuilder::default();
     for step in 0..4 {
@@ -43,7 +44,7 @@ fn marked() -> Vec<u8> {
             trace.alloc(MIB, Row { op: "aten::mm", module: "N", ..row });
             trace.raw(Row { event: EventName::RangeEnd, ..range });
         }
-        // Not the program's own marks.
+        // Marks and ranges that are not the program's own.
         trace.raw(Row { event: EventName::Mark, api: "detail", name: "detail off", ..row });
         trace.raw(Row { event: EventName::RangeEnd, api: "module", name: "N", ..row });
     }
@@ -102,7 +103,7 @@ fn a_mark_that_is_not_in_the_trace_is_refused_with_those_that_are() {
     assert!(refused(&["peak", "--at", "mark:epoch#2"], &path).contains("its marks and ranges: epoch"));
     assert!(refused(&["peak", "--at", "mark:"], &path).contains("mark:NAME"));
     assert!(refused(&["peak", "--at", "mark:epoch", "--step", "3"], &path).contains("--at mark:epoch"));
-    // The steps that a range of the library ends with are no marks.
+    // A module's range is no mark.
     assert!(refused(&["peak", "--at", "mark:N"], &path).contains("no match"));
     let none = written(&folder, &TraceBuilder::default().finish());
     assert!(refused(&["peak", "--at", "mark:x"], &none).contains("its marks and ranges: none"));
@@ -120,39 +121,40 @@ fn a_mark_whose_name_ends_like_a_number_is_found_by_its_name() {
     assert_eq!(json(&["peak", "--at", "mark:epoch#7"], &path)["allocated_bytes"], MIB);
 }
 
-/// The row of an op on `tid` that began `latency_ns` before.
+/// Returns the row of an op on `tid` that began `latency_ns` before its row.
 fn op(name: &'static str, tid: i32, latency_ns: i64) -> Row<'static> {
     let row =
         Row { event: EventName::Op, api: "record_function", device: 0, tid, latency_ns, ..Row::default() };
     Row { op: name, module: "N", phase: "forward", step: 0, ..row }
 }
 
-/// Rows are 1 µs apart. The first op of a process has no row.
+/// Returns a trace with rows 1 µs apart. The first op of the process has no row.
 fn ops() -> Vec<u8> {
     let mut trace = TraceBuilder::default();
     let row = Row { tid: 1, module: "N", phase: "forward", step: 0, ..Row::default() };
     let owner = |op: &'static str| Row { op, ..row };
     let first = trace.alloc(MIB, owner("aten::empty"));
     trace.free(first, MIB, row);
-    // What an op frees before its end counts too: 3 MiB.
+    // Memory that an op frees before its end counts, too: 3 MiB.
     let block = trace.alloc(3 * MIB, owner("aten::empty"));
     trace.free(block, 3 * MIB, row);
     trace.raw(op("aten::zeros", 1, 2500));
-    // A nested op with a row, and a block of the outer op itself, while another thread runs an op: 4 + 5 and 2 MiB.
+    // A nested op with its own row allocates 4 MiB, and its outer op 5 MiB, while another thread's op
+    // allocates 2 MiB.
     trace.alloc(4 * MIB, owner("aten::mm"));
     trace.alloc(2 * MIB, Row { tid: 2, ..owner("aten::relu") });
     trace.raw(op("aten::mm", 1, 2500));
     trace.alloc(5 * MIB, owner("aten::add"));
     trace.raw(op("aten::relu", 2, 4500));
     trace.raw(op("autograd::engine::evaluate_function: AddmmBackward0", 1, 6500));
-    // Outside every op.
+    // A block outside every op.
     trace.alloc(7 * MIB, Row { op: "(none)", ..row });
     // An op that allocates nothing.
     trace.raw(op("aten::view", 1, 500));
     trace.finish()
 }
 
-/// The op, MiB and blocks of each listed call.
+/// Returns the op, MiB and blocks of each listed call.
 fn calls(found: &Value) -> Vec<(&str, i64, u64)> {
     let calls = found["processes"][0]["calls"].as_array().unwrap();
     calls
@@ -196,7 +198,7 @@ fn ops_count_what_each_op_allocated_itself() {
     let said = printed(&["ops", "--top", "1"], &path);
     assert!(said.contains("4 more; --top N lists them") && said.contains("AddmmBackward0"), "{said}");
     assert!(!said.contains("evaluate_function"), "{said}");
-    // MemoryTracker's rule: growth from one op's end to the next.
+    // MemoryTracker's rule: growth from the end of one op to the end of the next.
     let said = printed(&["ops", "--legacy"], &path);
     assert!(said.contains("aten::mm_0: 6.0MB") && !said.contains("aten::zeros_0: 3"), "{said}");
     // One device, and a trace without blocks.
@@ -283,7 +285,7 @@ fn workspaces_have_their_category_with_every_setting() {
                 .filter(is_workspace)
                 .map(|row| row.delta_bytes)
                 .sum();
-            // Without caching torch counts nothing.
+            // Without caching torch has no statistics.
             assert!(tagged == freed || settings == [no_caching], "{settings:?}: {tagged}, {freed}");
             assert!(tagged >= 33 << 20, "{settings:?}: {tagged}: of cuBLAS and of cuBLASLt");
             if settings[0].1 == "io" {
@@ -315,7 +317,7 @@ fn what_is_loaded_without_an_op_has_its_line_and_a_category() {
         let rows = run.rows();
         let loaded: Vec<_> = rows.iter().filter(|row| row.event == "alloc" && row.phase == "load").collect();
         assert!(loaded.iter().all(|row| row.category == "loaded" && row.module == "(script)"));
-        // Four parameters, three states of each, and two storages.
+        // Four parameters, three state tensors of each, and two storages.
         assert_eq!(loaded.len(), 18);
         let lines = run.report("peak", &["--at", "step:1", "--by", "line"]);
         for line in ["load.py:25 resume", "load.py:29 copy_storage", "load.py:46 main"] {
@@ -343,7 +345,7 @@ fn modules_have_a_backward_for_each_call_of_a_block_in_a_row() {
                     assert_eq!(count, calls, "{mode}: {name}, {state}");
                 }
             }
-            // Each call frees its activations: the calls of a step begin with less and less.
+            // Each call frees its activations, so each later call of the step begins with less.
             let activations: Vec<i64> = states("Shared.block")["Pre-Backward"]
                 .as_array()
                 .unwrap()

@@ -1,4 +1,4 @@
-//! The effect of settings on the files: names, parts, compression, and the place of messages.
+//! The effect of settings on the files: names, parts, compression, and where messages go.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -126,7 +126,7 @@ fn parts(ran: &Ran) -> Vec<Part> {
     parts
 }
 
-/// Each part replays on its own, the parts form one trace, and both readings agree.
+/// Checks that each part replays on its own, that the parts form one trace, and that both readings agree.
 fn assert_one_trace(parts: &[Part]) {
     let mut seq = 1;
     for (index, part) in parts.iter().enumerate() {
@@ -163,7 +163,7 @@ fn rotate_writes_parts_that_replay_alone_and_read_as_one() {
     let count = |events: &[EventName]| new.iter().filter(|event| events.contains(event)).count() as i64;
     assert_eq!(count(&[EventName::Alloc, EventName::ExtAlloc, EventName::HostAlloc]), taken);
     assert_eq!(count(&[EventName::Free, EventName::ExtFree, EventName::HostFree]), given);
-    // The command agrees, on each part and on the whole trace.
+    // `check` accepts each part and the whole trace.
     for file in ran.files() {
         memtrace(&["check"], &file);
     }
@@ -202,7 +202,7 @@ fn rotate_and_compress_lose_nothing_when_the_process_is_killed() {
         assert_eq!(ran.status(), 128 + 9);
         let [taken, given] = ran.numbers()[..] else { panic!("{}", ran.stdout()) };
         let folder = ran.files()[0].parent().unwrap().to_owned();
-        // Another process removes orphaned journals. The first part of this trace is compressed by now, and
+        // Another process removes orphaned journals. The first part of this trace is already compressed, but
         // its journal must stay.
         traced_by_others();
         memtrace(&["check", "--repair"], &folder);
@@ -220,10 +220,11 @@ fn rotate_and_compress_lose_nothing_when_the_process_is_killed() {
     }
 }
 
-/// The live blocks of a trace by id: bytes, address and module. The totals of each device, and the highest bytes of a GPU.
+/// The live blocks of a trace by id (bytes, address and module), the totals of each device, and the highest
+/// bytes of a GPU.
 type End = (BTreeMap<i64, (i64, i64, String)>, Vec<[i64; 4]>, i64);
 
-/// The state at the end of the only trace of a folder.
+/// Returns the state at the end of the only trace in a folder.
 fn replayed(folder: &Path) -> End {
     let input = Input::open(folder).unwrap();
     let [trace] = &input.traces[..] else { panic!("{:?}", input.traces) };
@@ -251,7 +252,7 @@ fn trace_replays_over_removed_parts_to_the_same_end() {
         ran.files().iter().filter(|file| file.extension().is_some_and(|end| end == "csv")).count() as u64;
     assert!(count > 8, "{:?}", ran.files());
     let name = |part| if part == 1 { ran.files()[0].clone() } else { part_of(&ran.files()[0], part) };
-    // The first, one in the middle, several, and all but the first and the last.
+    // Remove the first part, one in the middle, several, and all but the first and the last.
     for gone in [vec![1], vec![4], vec![2, 3, 6], (2..count).collect()] {
         let copy = tempfile::tempdir().unwrap();
         for part in (1..=count).filter(|part| !gone.contains(part)) {
@@ -259,8 +260,8 @@ fn trace_replays_over_removed_parts_to_the_same_end() {
         }
         let (live, totals, _) = replayed(copy.path());
         assert_eq!((&live, &totals), (&whole.0, &whole.1), "{gone:?}");
-        // Nobody asked memtrace to remove them, so something is wrong. A file may be read alone: nothing is said of the
-        // parts before the first.
+        // Nobody asked memtrace to remove these parts, so `check` reports them. Parts before the first one
+        // that is there are not reported, because a file may be read alone.
         let missing = gone.iter().filter(|part| **part > 1).count() as u64;
         let mut check = Command::new(env!("CARGO_BIN_EXE_memtrace"));
         let checked = check.args(["check", "--json"]).arg(copy.path()).output().unwrap();
@@ -303,7 +304,7 @@ fn keep_bounds_the_disk_and_leaves_the_highest_peak() {
     }
 }
 
-/// The bytes of the files of a run.
+/// Returns the bytes of the files of a run.
 fn disk(files: &[PathBuf]) -> u64 {
     files.iter().map(|file| file.metadata().unwrap().len()).sum()
 }
@@ -328,7 +329,7 @@ fn keep_counts_the_rows_that_every_part_repeats() {
 
 #[test]
 fn keep_bounds_what_is_left_when_the_program_ends() {
-    // The program is faster than the writer, so most of its rows are written at its end: 5 MB.
+    // The program is faster than the writer, so most of its rows (5 MB) are written when it ends.
     let ran = traced("burst", "30000").env("MEMTRACE_KEEP", "1m").run();
     assert_eq!((ran.status(), ran.stderr().as_str()), (0, ""));
     let bytes = disk(&ran.files());
@@ -359,14 +360,14 @@ fn reports_go_on_while_keep_removes_the_parts_that_they_read() {
             let said = String::from_utf8(output.stdout).unwrap();
             assert!(!said.contains("damaged: "), "{said}");
         }
-        // Otherwise nothing was tried.
+        // Parts must have been removed meanwhile, or the rounds above test nothing.
         assert!(first().iter().all(|part| !before.contains(part) || *part < before[before.len() / 2]));
         running.end();
         memtrace(&["check"], &out);
     }
 }
 
-/// The numbers of the parts that a folder has.
+/// Returns the numbers of the parts in a folder.
 fn kept(folder: &Path) -> Vec<u32> {
     let files = memtrace(&["check", "--files", "--json"], folder);
     let files: serde_json::Value = serde_json::from_str(&files).unwrap();
@@ -399,7 +400,7 @@ fn recovery_leaves_a_live_process_of_another_container_alone() {
     let status = check.args(["check", "--repair"]).arg(folder.path()).output().unwrap().status;
     assert_eq!(status.code(), Some(1));
     assert_eq!(std::fs::read(&trace).unwrap(), before);
-    // Another process removes orphaned journals while this one's trace is elsewhere.
+    // Another process removes orphaned journals while the trace of this process is elsewhere.
     let moved = tempfile::TempDir::new_in(folder.path()).unwrap();
     let elsewhere = moved.path().join("trace.csv");
     std::fs::rename(&trace, &elsewhere).unwrap();
@@ -420,7 +421,7 @@ fn name_and_run_id_are_in_the_file_name_and_the_meta_row() {
     let name = file.file_name().unwrap().to_string_lossy().into_owned();
     assert!(name.starts_with("launch7-") && name.ends_with(".csv"), "{name}");
     assert_eq!(RowReader::open(file).unwrap().meta().run_id, "launch7");
-    // No id gives a hidden file, another folder, or a name that is too long.
+    // No run id may give a hidden file, another folder, or a name that is too long.
     for run in ["", ".hidden", "../up", &"x".repeat(4000)] {
         let ran = traced("exit", "10").env("MEMTRACE_RUN_ID", run).env("MEMTRACE_NAME", "{run}.{pid}").run();
         let [file] = &ran.files()[..] else { panic!("{run}: {:?}{}", ran.files(), ran.stderr()) };

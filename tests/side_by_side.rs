@@ -1,4 +1,4 @@
-//! PyTorch's own tools beside memtrace, on the programs of `tests/scripts/seeds/programs.py`.
+//! Compares PyTorch's own tools with memtrace on the programs of `tests/scripts/seeds/programs.py`.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! PyTorch's memory snapshots as input: one run is traced by memtrace and recorded by PyTorch at once, and both files
+//! PyTorch's memory snapshots as input: memtrace traces a run while PyTorch records it, and both files must
 //! give the same answers.
 
 use std::fs;
@@ -13,23 +13,23 @@ use tempfile::TempDir;
 mod harness;
 use harness::{Run, Torch, on_every_torch};
 
-/// `memtrace ARGUMENTS` with little memory and little time.
+/// Runs `memtrace ARGUMENTS` with little memory and little time.
 fn memtrace(arguments: &[&str], place: &Path) -> Output {
-    // 768 MiB of address space: the stacks of its threads, the program itself, and what it reads.
+    // 768 MiB of address space: for the stacks of its threads, the program itself, and what it reads.
     let script = "ulimit -v 786432; exec timeout -s KILL 60 \"$0\" \"$@\"";
     let mut command = Command::new("sh");
     command.args(["-c", script, env!("CARGO_BIN_EXE_memtrace")]).args(arguments).arg(place);
     command.env_remove("LD_PRELOAD").output().unwrap()
 }
 
-/// The answer of a report that must succeed.
+/// Returns the answer of a report that must succeed.
 fn json(arguments: &[&str], place: &Path) -> Value {
     let output = memtrace(&[arguments, &["--json"]].concat(), place);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// Runs a script that leaves `rank0.pickle` in the folder of the run.
+/// Runs a script that leaves `rank0.pickle` in a folder. Returns the run, this file, and its folder.
 fn recorded(torch: &Torch, script: &str, entries: &str, settings: &str) -> (Run, PathBuf, TempDir) {
     let folder = TempDir::new().unwrap();
     let file = folder.path().join("rank0.pickle");
@@ -42,7 +42,7 @@ fn recorded(torch: &Torch, script: &str, entries: &str, settings: &str) -> (Run,
     (run.expect_success(), file, folder)
 }
 
-/// The figures of memory that a snapshot and a trace both have.
+/// Returns the memory figures that a snapshot and a trace both have.
 fn figures(summary: &Value, frag: &Value) -> Vec<(String, Value)> {
     let mut figures = Vec::new();
     let device = &summary["processes"][0]["devices"][0];
@@ -73,7 +73,7 @@ fn figures(summary: &Value, frag: &Value) -> Vec<(String, Value)> {
     figures
 }
 
-/// The snapshot and the trace of one run have the same memory, to the byte.
+/// Checks that the snapshot and the trace of one run have the same memory, to the byte.
 fn agree(torch: &Torch, script: &str, settings: &str) {
     let (run, file, _folder) = recorded(torch, script, "1000000", settings);
     let of =
@@ -112,7 +112,7 @@ fn a_snapshot_of_an_oom_observer_has_the_memory_of_its_trace_and_a_verdict(torch
     assert!(text.contains("oom.py:18 fill\n"), "{text}");
 }
 
-/// A history of few events begins with memory that was there before.
+/// If a snapshot keeps only a few events, its history begins with memory that was there before.
 fn a_snapshot_whose_history_begins_in_the_middle_ends_with_the_memory_of_its_trace(torch: &Torch) {
     for settings in ["", "expandable_segments:True"] {
         for entries in ["7", "300"] {
@@ -134,7 +134,7 @@ fn a_snapshot_whose_history_begins_in_the_middle_ends_with_the_memory_of_its_tra
     }
 }
 
-/// The stacks of a snapshot give lines, ops and phases; annotations give steps.
+/// The stacks in a snapshot give lines, ops and phases; its annotations give steps.
 fn a_snapshot_has_the_lines_ops_phases_and_steps_of_its_stacks(torch: &Torch) {
     let (run, file, _folder) = recorded(torch, "amp", "1000000", "");
     let of = |place: &Path| {
@@ -204,7 +204,7 @@ fn a_folder_of_snapshots_has_a_rank_for_each_file() {
     assert_eq!(about, 1, "{notes:?}");
 }
 
-/// A pickle with these opcodes between PROTO and STOP.
+/// Returns a pickle with these opcodes between PROTO and STOP.
 fn pickle(body: &[u8]) -> Vec<u8> {
     [&[0x80, 4], body, b"."].concat()
 }

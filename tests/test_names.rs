@@ -1,6 +1,6 @@
 //! Every feature has a test with the feature in its name: `cargo test leaks` finds the tests of `leaks`.
 //!
-//! The features are the commands, which include the reports, the exports and the variables. A name counts if it has
+//! The features are the commands (with the reports), the exports and the variables. A name counts if it has
 //! the words of the feature in sequence: `peak-at` is in `peak_at_end_is_the_sum_of_the_deltas`.
 
 use std::collections::BTreeSet;
@@ -14,7 +14,7 @@ use memtrace_trace::config;
 #[expect(dead_code, reason = "each test crate uses its own part")]
 mod commands;
 
-/// The names of all tests in the sources of the workspace.
+/// Returns the names of all tests in the sources of the workspace.
 fn test_names() -> BTreeSet<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut names = BTreeSet::new();
@@ -35,7 +35,7 @@ fn collect(folder: &Path, names: &mut BTreeSet<String>) {
     }
 }
 
-/// The functions under `#[test]`, and the names in the tables `on_every_torch!` and `scripts!`.
+/// Returns the functions under `#[test]`, and the names in the tables `on_every_torch!` and `scripts!`.
 fn tests_of(text: &str) -> Vec<String> {
     let mut names = Vec::new();
     let (mut is_test, mut table) = (false, false);
@@ -65,7 +65,7 @@ fn is_named_in(feature: &str, test: &str) -> bool {
     format!("_{test}_").contains(&format!("_{feature}_"))
 }
 
-/// The name of a report without the value of the option that asks for a view: `peak-at` of `peak --at end`.
+/// Returns the name of a report without the value of a view's option: `peak-at` for `peak --at end`.
 fn named(report: &str) -> String {
     let words: Vec<&str> = report.split(' ').take(2).collect();
     words.join("-").replace("---", "-")

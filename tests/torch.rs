@@ -1,8 +1,8 @@
-//! Real scripts on PyTorch's CUDA builds and the simulated GPU, compared with torch's own statistics of its
-//! memory.
+//! Runs real scripts on PyTorch's CUDA builds and the simulated GPU, and compares their traces with torch's
+//! own memory statistics.
 //!
 //! Each test runs once for every torch of [`on_every_torch`]. If `scripts/env torch` has not installed a
-//! torch, its tests are skipped with a message; with `CI=true` they fail.
+//! version, the tests on it are skipped with a message; with `CI=true` they fail.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -47,13 +47,13 @@ on_every_torch![and_of_the_matrix:
     thread_that_the_main_thread_waits_for_has_owners_and_steps,
 ];
 
-/// The program and the tools of `observers/observers.py`.
+/// The arguments of `observers/observers.py`: the program and the tools.
 const OBSERVERS: [&str; 7] =
     ["training", "profile", "trace", "cprofile", "coverage", "debugger", "torch_profiler"];
 
 fn profilers_debuggers_and_coverage_see_the_same_events_as_without_memtrace(torch: &Torch) {
     const SCRIPT: &str = "observers/observers.py";
-    // The order of sets would differ.
+    // A fixed hash seed, because the order of sets would differ otherwise.
     let fixed = ("PYTHONHASHSEED", "0");
     let expected = torch.untraced_on(CARD, &[], SCRIPT, &OBSERVERS, &[fixed]).expect_success().stdout();
     for settings in [[fixed; 2], [fixed, ("MEMTRACE_OPS", "io")], [fixed, ("MEMTRACE_STACKS", "python")]] {
@@ -151,8 +151,8 @@ fn trace_of_expandable_segments_agrees_with_torch_to_the_byte(torch: &Torch) {
     }
 }
 
-/// Device samples have torch's statistics of its pool, and the blocks sum to the tensors that the script
-/// holds.
+/// Compares the device samples with torch's statistics of its pool, and the sum of the blocks with the
+/// tensors that the script holds.
 fn trace_of_the_cuda_malloc_async_pool_agrees_with_torchs_statistics(torch: &Torch) {
     let conf = [("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")];
     let run = torch.trace_with("allocators/async_backend.py", &[], &conf).expect_success();
@@ -202,7 +202,7 @@ fn trace_of_a_pluggable_allocator_has_its_blocks(torch: &Torch) {
     assert_eq!(sizes, (1..=20).map(|i| 1000 * i).collect::<Vec<_>>());
     assert!(blocks.iter().all(|row| row.op.starts_with("aten::empty") || row.delta_bytes < 0), "{blocks:?}");
     assert!(rows.iter().all(|row| row.event != "ext_alloc" && row.event != "segment_alloc"));
-    // The script's own count after ten frees.
+    // The script prints its own count after ten frees.
     let after_ten: i64 = blocks.iter().take(30).map(|row| row.delta_bytes).sum();
     assert_eq!(text(&run.output.stdout), format!("{after_ten} 20010\n"));
     assert_eq!(blocks.iter().map(|row| row.delta_bytes).sum::<i64>(), 0);
@@ -255,18 +255,18 @@ fn ledger_adds_up_to_the_devices_own_figure(torch: &Torch) {
     assert_eq!(of("library"), (300 + 40 + 10 + 64 + 8) << 20);
     assert_eq!(held("CUDA graphs' own memory"), 8 << 20);
     assert_eq!(held("the driver's pool: cached and free"), 22 << 20);
-    // The card's figure for a context, a page for the instantiated graph, and the driver's rounding to pages of 2 MiB.
+    // The context is the card's figure and a 2 MiB page for the instantiated graph. Nothing is unexplained.
     assert_eq!((of("context"), of("unexplained")), ((612 + 2) << 20, 0), "{device:#}");
     for category in ["parameter", "gradient"] {
         assert_eq!(held(&format!("torch: {category}")), (2048 * 2048 + 2048) * 4, "{device:#}");
     }
-    // The same report as text.
+    // The text of the report names other processes.
     let shown = memtrace().arg("ledger").arg(out.path()).output().unwrap();
     assert!(text(&shown.stdout).contains("other processes"), "{}", text(&shown.stdout));
 }
 
 fn trace_without_caching_has_the_exact_request(torch: &Torch) {
-    // Neither allocator reports blocks, so its CUDA calls are the blocks.
+    // Neither allocator reports blocks, so the rows come from its CUDA calls.
     for (name, value) in
         [("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"), ("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")]
     {
@@ -281,7 +281,7 @@ fn trace_without_caching_has_the_exact_request(torch: &Torch) {
     }
 }
 
-/// A checker that cannot fail proves nothing: it must notice each of these small changes.
+/// A checker that cannot fail proves nothing: `verify` must notice each of these small changes.
 fn verify_rejects_a_doctored_trace(torch: &Torch) {
     let run = torch.trace("truth/gpt.py", &[]).expect_success();
     let text = std::fs::read_to_string(run.file()).unwrap();
@@ -289,7 +289,7 @@ fn verify_rejects_a_doctored_trace(torch: &Torch) {
     let header: Vec<&str> = lines[0].split(',').collect();
     let column = |name| header.iter().position(|column| *column == name).unwrap();
     let last = |event: &str| lines.iter().rposition(|line| line.contains(&format!(",{event},"))).unwrap();
-    // Adds to a column of a line without quotes.
+    // Adds to a column of a line, which must have no quotes.
     let plus = |line: usize, name, more: i64| {
         let mut fields: Vec<String> = lines[line].split(',').map(str::to_owned).collect();
         let field = &mut fields[column(name)];
@@ -393,7 +393,7 @@ fn ops_of_blocks_equal_the_profilers(torch: &Torch) {
     assert_eq!(ours.len(), profiled.len());
 }
 
-/// Phase, module, op and step of the block of `count` * 512 bytes.
+/// Returns the phase, module, op and step of the block of `count` * 512 bytes.
 fn owner(rows: &[Rec], count: i64) -> (&str, &str, &str, i64) {
     let row = rows
         .iter()
@@ -491,9 +491,9 @@ fn ranks_of_torchrun_have_traces_of_their_own(torch: &Torch) {
         assert_eq!((taken[0].device, taken[0].rank), (rank as i64, rank as i64));
         assert_eq!(taken[0].delta_bytes, 512 * (rank as i64 + 1));
         assert!(rows[0].name.contains(r#""world_size":2"#), "{}", rows[0].name);
-        // NCCL's own memory until the communicator is destroyed: a ring of 24 channels with 10 and 2 MiB each,
-        // three allocations for each of 32 channels and two for the communicator. NCCL 2.28 adds those of
-        // multicast; 2.21 a shared buffer of 256 MiB.
+        // NCCL keeps its own memory until the communicator is destroyed: a ring of 24 channels with 10 and 2
+        // MiB each, three allocations for each of 32 channels and two for the communicator. NCCL 2.28 adds
+        // allocations for multicast, NCCL 2.21 a shared buffer of 256 MiB.
         let (count, mib) = if torch.version == "2.6.0" { (147, 740) } else { (163, 518) };
         let nccl: Vec<&Rec> = rows.iter().filter(|row| row.source == "libnccl.so.2").collect();
         let taken: Vec<i64> = nccl.iter().map(|row| row.delta_bytes).filter(|bytes| *bytes > 0).collect();
@@ -522,7 +522,7 @@ fn ipc_tensors_of_another_process_have_rows_and_no_bytes(torch: &Torch) {
         let opened: Vec<&Rec> =
             rows.iter().filter(|row| row.event == "ext_alloc" && row.source == "libc10_cuda.so").collect();
         assert!(opened.iter().all(|row| (row.delta_bytes, row.requested_bytes) == (0, 0)), "{opened:?}");
-        // The peaks of the process's own memory are torch's own figures.
+        // The peaks of the process's own memory must equal torch's figures.
         let most = |events: [&str; 2]| {
             let own = rows.iter().filter(|row| events.contains(&row.event.as_str()));
             let totals = own.scan(0, |total, row| {
@@ -581,7 +581,7 @@ fn faults_of_the_file_system_cost_the_trace_and_not_the_program(torch: &Torch) {
         let mut command = torch.preloaded_command(&dir.path().join(how));
         unharmed(how, &command.arg(scripts().join("processes/faults.py")).arg(how).output().unwrap());
     }
-    // A full disk: 256 KiB of tmpfs in a mount namespace of its own.
+    // A full disk: 256 KiB of tmpfs in a new mount namespace.
     let out = dir.path().join("full");
     std::fs::create_dir(&out).unwrap();
     let mut command = Command::new("unshare");
@@ -608,7 +608,7 @@ fn out_file_never_overwrites_a_file_of_somebody_else(torch: &Torch) {
             command.arg(scripts().join("processes/faults.py")).arg(how).arg(&victim).output().unwrap();
         assert!(output.status.success(), "{how}: {}", text(&output.stderr));
         assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious\n");
-        // The planted file is unchanged, and the trace beside it is readable by the user only.
+        // The planted file is unchanged, and only the user can read the trace next to it.
         let (planted, ours): (Vec<_>, Vec<_>) = traces(&out).into_iter().partition(|file| {
             file.is_symlink() || std::fs::read_to_string(file).unwrap() == "somebody else's\n"
         });

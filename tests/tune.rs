@@ -1,4 +1,4 @@
-//! `memtrace tune`: its replays against runs of the same script with the same settings.
+//! `memtrace tune`: compares its replays with runs of the same script under the same settings.
 
 use std::fs;
 use std::path::Path;
@@ -12,8 +12,8 @@ use tempfile::TempDir;
 mod harness;
 use harness::{Torch, scripts, succeeded, text};
 
-/// Runs `tests/scripts/allocators/odd_requests.py` on a simulated card, with these allocator settings; its trace goes to
-/// `out`. Returns the highest reserved bytes.
+/// Runs `tests/scripts/allocators/odd_requests.py` with these allocator settings on a simulated card, with
+/// its trace in `out`. Returns the highest reserved bytes.
 fn reserved_with(torch: &Torch, settings: &str, out: &Path) -> i64 {
     let script = scripts().join("allocators/odd_requests.py");
     let output = harness::memtrace()
@@ -41,7 +41,7 @@ fn tune_predicts_the_reserved_bytes_of_runs_with_other_settings() {
         let reserved = reserved_with(torch, "", &here.join("out"));
         let python = torch.python.to_str().unwrap();
         let output = tune(here, &["out", "--json", "--python", python]);
-        // One request is larger than the card, so no settings help.
+        // One request is larger than the card, so no settings make the program fit.
         assert_eq!(output.status.code(), Some(3), "{}", text(&output.stderr));
         let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!(answer["replay_differences"], 0, "{answer:#}");
@@ -79,7 +79,8 @@ fn tune_names_the_python_or_library_that_it_lacks() {
         refused(&[fixture, "--python", "/usr/bin/python3"], "has no PyTorch for CUDA");
         refused(&[fixture, "--device", "7", "--python", python], "device");
         refused(&["nothing-here", "--python", python], "no such file");
-        // No settings help a request that is larger than the card; an unknown setting is torch's to refuse.
+        // No settings help a request that is larger than the card. A setting that torch refuses has no
+        // answer.
         let output = tune(here, &[fixture, "--python", python, "--conf", "no_such_setting:1"]);
         assert_eq!(output.status.code(), Some(3), "{}", text(&output.stderr));
         let said = text(&output.stdout);

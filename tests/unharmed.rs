@@ -1,5 +1,5 @@
-//! Files and messages of the library never harm the program: no signal, no endless wait, no file of somebody
-//! else.
+//! The library's files and messages never harm the program: no signal, no endless wait, no overwritten file
+//! of another user.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -20,7 +20,7 @@ mod copied;
 use common::{Traced, compiled, library};
 use copied::copy_program;
 
-/// A program under the library, which warns at once: `MEMTRACE_OPS` is invalid.
+/// Returns a command for a program under the library, which warns at once, because `MEMTRACE_OPS` is invalid.
 fn warned(program: &Path) -> Command {
     let mut command = common::untraced(program, &[]);
     command.env("LD_PRELOAD", library("libmemtrace.so")).env("MEMTRACE_OPS", "nothing such");
@@ -131,7 +131,8 @@ fn setuid_program_writes_no_file_that_its_user_names() {
         return eprintln!("skipped: only root can make a setuid program of another user");
     }
     let tracer = library("libmemtrace.so");
-    // The loader drops LD_PRELOAD for such a program. The library comes as it does from /etc/ld.so.preload.
+    // The loader ignores LD_PRELOAD for such a program. So the program links the library, which has the
+    // effect of /etc/ld.so.preload.
     let link = [tracer.to_str().unwrap(), "-Wl,--no-as-needed"];
     let program = folder.path().join("privileged");
     copy_program(&compiled("processes/empty.c", "privileged", &[link[1], link[0]]), &program);
@@ -177,11 +178,11 @@ fn out_folder_may_have_a_name_of_any_bytes() {
 #[test]
 fn library_that_contains_nccl_gets_its_own_answers() {
     let source = "lookups/contains_nccl.c";
-    // The calls go through the loader.
+    // `-fsemantic-interposition`, so that the calls go through the loader.
     let library = |name: &str, answer: &str| {
         compiled(source, name, &[&format!("-DANSWER={answer}"), "-fsemantic-interposition"])
     };
-    // libnccl.so.8 is what a library needs; libnccl.so.9 is loaded by its path.
+    // A library links libnccl.so.8; libnccl.so.9 is loaded by its path.
     let libraries =
         [library("libcontains-nccl.so", "40"), library("libnccl.so.8", "50"), library("libnccl.so.9", "60")];
     let user = compiled(source, "libuses-nccl.so", &["-DUSER", "libnccl.so.8"]);
@@ -199,11 +200,12 @@ fn library_that_contains_nccl_gets_its_own_answers() {
         &[user, other],
         &[contains, user, other],
         &[other, user, contains],
-        // What is global first is for all that come later, and what comes later for none of those before.
+        // A library that is global first serves all later ones. One that becomes global later serves none of
+        // the earlier ones.
         &[&global_user, contains, other],
         &[contains, &global_user, other],
         &[contains, other, &global_other, user],
-        // One takes the place of another in memory.
+        // A closed library leaves its address to the next one.
         &[&closed[0], &closed[1], &closed[2], &closed[0], other],
     ];
     for arguments in cases {
@@ -230,7 +232,7 @@ fn hook_of_a_function_that_no_library_has_is_not_found() {
     assert!(!ran.stdout().contains("found") && ran.stdout().contains("undefined"), "{}", ran.stdout());
 }
 
-/// Runs `program` with and without the library: its output must be the same, and it must have `lines`.
+/// Runs `program` with and without the library. Both outputs must be `lines`.
 fn answers(program: &Path, arguments: &[&str], lines: &[&str]) {
     let untraced = common::untraced(program, arguments).output().unwrap();
     let ran = Traced::new(program, arguments).run();
@@ -241,7 +243,7 @@ fn answers(program: &Path, arguments: &[&str], lines: &[&str]) {
 
 const COPIES: &str = "lookups/copies.c";
 
-/// A library of [`COPIES`], whose calls go through the loader.
+/// Compiles a library of [`COPIES`] whose calls go through the loader.
 fn copy(name: &str, more: &[&str]) -> String {
     let arguments = [&["-fsemantic-interposition", "-Wl,--no-as-needed"], more].concat();
     compiled(COPIES, name, &arguments).to_str().unwrap().to_owned()
@@ -257,10 +259,10 @@ fn library_that_contains_the_cuda_runtime_gets_its_own_answers() {
 #[test]
 fn function_that_only_another_library_has_is_found() {
     let program = compiled(COPIES, "copies", &[]);
-    // The return address is in the program.
+    // A tail call, so the return address is in the program.
     let tail = copy("libtail-nccl.so", &["-DANSWER=40", "-DTAIL", "-O2"]);
     answers(&program, &[&tail, "fn=tail", "fn=tail"], &["fn=tail 40", "fn=tail 40"]);
-    // The caller does not name the library: one that needs both does.
+    // The caller does not name the library that has the function; a third library needs both.
     copy("libunder-nccl.so", &["-DCALLS=1"]);
     copy("libbeside-nccl.so", &["-DANSWER=40", "-Wl,--hash-style=sysv"]);
     let root = copy("libroot-nccl.so", &["-DNOTHING", "libunder-nccl.so", "libbeside-nccl.so"]);
@@ -275,7 +277,7 @@ fn library_that_called_nccl_is_unloaded_as_without_the_hook() {
     let once = ["fn=nccl", "fn=count", "close"];
     let arguments = [&[&leaves[..]], &once[..], &[&other, "fn=nccl", "close", &leaves], &once].concat();
     let told = ["fn=nccl 41", "fn=count 1", "unloaded", "closed 0"];
-    // Another library takes its place in memory, and it takes that of the other.
+    // Each library is loaded at the address that the one before left.
     answers(&program, &arguments, &[&told[..], &["fn=nccl 61", "closed 0"], &told].concat());
     copy("libleaves-needed.so", &["-DANSWER=40", "-DLEAVES"]);
     let user = copy("libuses-needed.so", &["-DCALLS=1", "libleaves-needed.so"]);
@@ -288,17 +290,17 @@ fn library_gets_the_copy_that_its_other_calls_are_bound_to() {
     let contains = copy("libcontains-copy.so", &["-DANSWER=40", "-DCALLS=1"]);
     let user = copy("libuses-copy.so", &["-DCALLS=1", "libnccl.so.7"]);
     let program = compiled(COPIES, "copies", &[]);
-    // The loader searches the libraries of the program, and of a root, in their order.
+    // The loader searches the libraries of the program, or of a root library, in their order.
     let link = ["-DSTART", "-Wl,--no-as-needed", "libuses-copy.so", "libcontains-copy.so"];
     answers(&compiled(COPIES, "copies-start", &link), &[], &["start 4040"]);
     let root = copy("libroot-copy.so", &["-DNOTHING", "libuses-copy.so", "libcontains-copy.so"]);
     answers(&program, &[&root, "fn=nccl_after"], &["fn=nccl_after 4040"]);
-    // A copy that is made global later is not for calls that were made before.
+    // A copy that becomes global later does not serve calls that were made before.
     let (global, call) = (format!("+{contains}"), "fn=nccl_after");
     let early = [&contains, &user, call, &global, &user, call];
     answers(&program, &early, &["fn=nccl_after 5050", "fn=nccl_after 5050"]);
     answers(&program, &[&contains, &user, &global, &user, call, call], &["fn=nccl_after 4040"; 2]);
-    // The version of a name tells the library too.
+    // The version of a name decides the library, too.
     let versioned = |name: &str, answer: &str| copy(name, &[answer, "-Wl,--default-symver"]);
     versioned("libcublas.so.12", "-DANSWER=12");
     let other = format!("+{}", versioned("libcublas.so.13", "-DANSWER=13"));
@@ -319,6 +321,6 @@ fn new_thread_that_a_constructor_waits_for_does_not_wait_for_the_loader() {
     command.env("LD_PRELOAD", library("libmemtrace.so")).env("MEMTRACE_OUT", folder.path().join("out"));
     let output = ends(command);
     assert_eq!(String::from_utf8_lossy(&output.stdout), "0\n7070\n".repeat(3), "{output:?}");
-    // The memory of the thread is in the trace.
+    // The thread's allocation has a trace.
     assert_eq!(fs::read_dir(folder.path().join("out")).unwrap().count(), 1);
 }

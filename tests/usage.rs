@@ -1,5 +1,5 @@
-//! What the command offers beside reports: settings as options, other forms of an answer, completions, manual pages, and
-//! the explanation of words.
+//! What the command offers in addition to reports: settings as options, other forms of an answer,
+//! completions, manual pages, and explanations of terms.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -28,7 +28,7 @@ fn fixtures() -> Vec<PathBuf> {
     folders.filter(|path| path.is_dir()).collect()
 }
 
-/// The heads of the tables of a Markdown text.
+/// Returns the heads of the tables in a Markdown text.
 fn heads(text: &str) -> Vec<String> {
     let lines: Vec<&str> = text.lines().collect();
     let tables = lines.windows(2).filter(|pair| pair[1].starts_with("| ---"));

@@ -1,4 +1,5 @@
-//! `memtrace advise` with a change: its predictions against the same script with the change made, and the errors of wrong requests.
+//! `memtrace advise` with a change: compares its predictions with runs of the same script in which the change
+//! is made, and checks the errors of wrong requests.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -16,18 +17,18 @@ use tempfile::TempDir;
 mod harness;
 use harness::{Torch, scripts, succeeded, text};
 
-/// The most that a predicted peak may differ from the real one, in hundredths of a percent.
+/// The largest accepted difference between a predicted and a real peak, in hundredths of a percent.
 const BOUND: i64 = 200;
 
-/// Trains a model of `tests/scripts/whatif` on a simulated GPU with these options; its trace goes to `out`. Returns torch's
-/// own peak of allocated bytes.
+/// Trains a model of `tests/scripts/whatif` on a simulated GPU with these options and its trace in `out`.
+/// Returns torch's own peak of allocated bytes.
 fn train(torch: &Torch, out: &Path, model: &str, options: &[&str]) -> i64 {
     trained(torch, out, model, options).1
 }
 
-/// The same with the peaks of reserved and of allocated bytes.
+/// Like [`train`], but returns the peaks of reserved and of allocated bytes.
 fn trained(torch: &Torch, out: &Path, model: &str, options: &[&str]) -> (i64, i64) {
-    // Rank 0 of eight; the others are stand-ins.
+    // With `--shard`: rank 0 of eight; the other ranks are stand-ins.
     let ranks: &[&dyn AsRef<OsStr>] =
         &[&"--quiet", &"--phantom", &"8xh100-80g", &"--ranks", &"0", &"-o", &out];
     let is_sharded = options.contains(&"--shard");
@@ -43,7 +44,7 @@ fn whatif(arguments: &[&str], trace: &Path) -> Output {
     harness::memtrace().arg("advise").args(arguments).arg(trace).output().unwrap()
 }
 
-/// The answer for one device.
+/// Returns the answer for one device.
 fn answer(arguments: &[&str], trace: &Path) -> Value {
     let output = whatif(&[&["--json"], arguments].concat(), trace);
     assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
@@ -51,7 +52,8 @@ fn answer(arguments: &[&str], trace: &Path) -> Value {
     answer["devices"][0].clone()
 }
 
-/// Holds the prediction of each list of options against a run of the model with the change made by other options.
+/// Compares the prediction for each list of options with a run of the model in which other options make the
+/// change.
 fn predicts(torch: &Torch, model: &str, changes: &[(&[&str], &[&str])]) {
     let folder = TempDir::new().unwrap();
     let base = folder.path().join("base");
@@ -137,7 +139,7 @@ fn advise_predicts_other_optimizers_of_a_diffusion_transformer() {
     });
 }
 
-/// The trace has no types: the bound is wider than that of other changes.
+/// The trace has no types, so the bound is wider than for other changes.
 #[test]
 fn advise_predicts_autocast_of_a_language_model_and_of_convolutions() {
     Torch::run("2.11.0", |torch| {
@@ -149,7 +151,7 @@ fn advise_predicts_autocast_of_a_language_model_and_of_convolutions() {
             let predicted = found["after"]["bytes"].as_i64().unwrap();
             let error = (predicted - real).abs() * 10_000 / real;
             assert!(error <= bound, "{model}: {predicted} predicted, {real} real, {before} before");
-            // The changed run has autocast already.
+            // The changed run uses autocast already, so autocast saves nothing.
             let again = answer(&["--autocast", "bf16"], &folder.path().join("changed"));
             assert_eq!(again["saved_bytes"], 0, "{model}");
             // Which of its blocks are float32 is unknown.
@@ -182,7 +184,7 @@ fn advise_reserved_asks_the_allocator_of_torch() {
         for (asked, made, bound) in [
             (&["--batch", "x2"][..], &["--batch", "2"][..], BOUND),
             (&["--optimizer", "sgd"], &["--optimizer", "sgd"], 0),
-            // The blocks of the second forward are requested at once.
+            // The prediction requests the blocks of the second forward at once, so its bound is wider.
             (&["--checkpoint", "GPT.h.*"], &["--checkpoint"], 1200),
         ] {
             let changed = folder.path().join("changed");
@@ -199,7 +201,8 @@ fn advise_reserved_asks_the_allocator_of_torch() {
             assert!(error <= bound, "{asked:?}: {predicted} predicted, {real} real");
             assert_eq!(found["is_lower_bound"], asked[0] == "--checkpoint");
         }
-        // What is reduced behind the last allocation of each step is gone with it: one step more reserves no more.
+        // What is reduced after the last allocation of a step is freed with the step, so further steps
+        // reserve no more.
         let shards = |more: &[&str]| {
             let words = [&["--shard", "8", "--optimizer", "sgd"], more].concat();
             answer(&words, &base)
@@ -282,7 +285,7 @@ fn advise_names_changes_that_make_a_script_fit_on_a_t4() {
         let impossible = advise(&["--fit", "100m"]);
         assert_eq!(impossible.status.code(), Some(3), "{}", text(&impossible.stderr));
         assert!(text(&impossible.stdout).contains("of these changes reaches 100.00 MiB"));
-        // What the run would have needed after the OOM is unknown: the changes are named, and nothing is promised.
+        // The need after the OOM is unknown, so changes are named without a promise.
         let unknown = advise(&["--fit", "13g"]);
         assert!(text(&unknown.stdout).contains("is unknown: it needs at least"), "{}", text(&unknown.stdout));
         let output = advise(&["--fit", "13g", "--json"]);
@@ -301,7 +304,7 @@ fn advise_names_changes_that_make_a_script_fit_on_a_t4() {
             text(&oom.stdout)
         );
 
-        // The named changes, made by the options of the script.
+        // Make the named changes with the options of the script.
         let mut options = model("5");
         for change in changes.iter().map(|change| change.as_str().unwrap()) {
             match change.split_once(' ').unwrap() {
@@ -352,7 +355,7 @@ fn advise_without_blocks_takes_them_out_of_the_peak() {
     assert!(said.contains("sure: high, because blocks only disappear"), "{said}");
 }
 
-/// The bytes of a trace in a file of its own.
+/// Writes a trace into its own file.
 fn written(bytes: &[u8]) -> (TempDir, PathBuf) {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("host.r0.1.csv");
@@ -364,7 +367,7 @@ const MIB: i64 = 1 << 20;
 
 #[test]
 fn advise_knows_the_blocks_that_a_part_of_a_rotated_trace_begins_with() {
-    // A later part, read alone: the parameter and its state are in opening rows, before any allocation.
+    // A later part is read alone: the parameter and its state are in opening rows, before any allocation.
     let mut trace = TraceBuilder::new(Meta { part: 2, opening_rows: 2, ..Meta::default() });
     for (alloc_id, category) in [(1, Category::Parameter), (2, Category::OptimizerState)] {
         let live = Row { event: EventName::Live, device: 0, alloc_id, category, ..Row::default() };
@@ -395,7 +398,8 @@ fn advise_rounds_as_the_allocator_of_the_trace_does() {
     }
 }
 
-/// A trace of calls of these modules, which keep blocks for a backward, and of a request then that is too big.
+/// Returns a trace with calls of these modules, which keep blocks for a backward, and with a later request
+/// that is too big.
 fn of_calls(modules: &[&str]) -> Vec<u8> {
     let devices = vec![Device { ordinal: 0, name: "card".to_owned(), total_bytes: 1 << 30 }];
     let mut trace = TraceBuilder::new(Meta { devices, ..Meta::default() });
@@ -423,7 +427,7 @@ fn of_calls(modules: &[&str]) -> Vec<u8> {
 #[test]
 fn advise_answers_for_lists_of_modules_in_lists_and_any_name() {
     for (modules, pattern) in [
-        // Of lucidrains' transformers: ModuleList([ModuleList([attention, feed_forward]), ...]).
+        // From lucidrains' transformers: ModuleList([ModuleList([attention, feed_forward]), ...]).
         (["Net.h.0.0", "Net.h.0.1", "Net.h.1.0", "Net.h.1.1"], "Net.h.*.*"),
         (["Net.a,b.0", "Net.a,b.1", "Net.a,b.2", "Net.a,b.3"], "Net.a*b.*"),
         (["Net.it's.0", "Net.it's.1", "Net.it's.2", "Net.it's.3"], "Net.it*s.*"),
@@ -442,8 +446,8 @@ fn advise_answers_for_lists_of_modules_in_lists_and_any_name() {
     }
 }
 
-/// Steps of a model: the first one with many more ops, and three groups of modules of which one keeps little and one is a
-/// sequence of ops.
+/// Returns three steps of a model, the first with many more ops. One of its three groups of modules keeps
+/// little, and one is a sequence of ops.
 fn of_steps() -> Vec<u8> {
     let mut trace = TraceBuilder::default();
     for step in 0..3 {
@@ -459,11 +463,11 @@ fn of_steps() -> Vec<u8> {
             let row = Row { module, phase: "forward", step, ..Row::default() };
             let range = Row { api: "module", name: module, source: class, ..row };
             trace.raw(Row { event: EventName::RangeBegin, ..range });
-            // What the call keeps for its backward, and its result.
+            // The call keeps one block for its backward, and its result.
             for _ in 0..2 {
                 live.push((trace.alloc(bytes, Row { op, ..row }), bytes, module));
             }
-            // Each op outside the first step is one of its kind.
+            // Each call runs one op, and 50 in the first step.
             for _ in 0..if step == 0 { 50 } else { 1 } {
                 trace.raw(Row { event: EventName::Op, op, device: 0, latency_ns: 1500, api: "op", ..row });
             }
@@ -474,7 +478,7 @@ fn of_steps() -> Vec<u8> {
             trace.free(id, bytes, row);
             trace.raw(Row { event: EventName::Op, device: 0, latency_ns: 1500, api: "op", ..row });
         }
-        // The optimizer's ops are no part of the share.
+        // The optimizer's ops do not count in the share.
         let row = Row { phase: "optimizer", step, op: "aten::add_", ..Row::default() };
         for _ in 0..100 {
             trace.raw(Row { event: EventName::Op, device: 0, latency_ns: 1500, api: "op", ..row });
@@ -529,14 +533,14 @@ fn advise_names_memory_that_is_kept_before_any_change() {
     assert!(kept.is_some() && kept < peak, "{printed}");
     assert!(printed.contains("  try: keep numbers, not tensors: .item()"), "{printed}");
     assert_eq!(json["devices"][0]["kept"]["verdict"], "memory grows");
-    // Too little to matter.
+    // 1 MiB is too little to be named.
     let (printed, json) = advised(MIB);
     assert!(!printed.contains("losses") && json["devices"][0]["kept"].is_null(), "{printed}");
 }
 
 #[test]
 fn advise_divides_a_loss_once_for_each_part_of_an_accumulated_batch() {
-    // Two micro-batches in a step, each with logits of 64 MiB and a gradient of them.
+    // Two micro-batches in a step, each with 64 MiB of logits and their gradient.
     let mut trace = TraceBuilder::default();
     for _ in 0..2 {
         let row = Row { module: "Net", phase: "forward", ..Row::default() };

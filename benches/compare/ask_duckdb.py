@@ -1,8 +1,8 @@
 """Answers the benchmark's questions with DuckDB: ask_duckdb.py summary|peak TRACE.
 
-Of the forms tried (a pass over the file for each question; a table, in the order of the file or in any;
-`arg_max`, of columns or of structs) this was the fastest: one pass into a table of the columns of the
-question, in any order, and many small questions to that.
+The fastest form tried: one pass copies the columns of the question into a table, in any row order, and many
+small queries read that table. Also tried: a pass over the file per question, a table in file order, and
+`arg_max` of columns or of structs.
 """
 
 import json
@@ -23,14 +23,14 @@ COMMON = f"""
 
 
 def ask(query):
-    """The rows as dicts."""
+    """Returns the rows as dicts."""
     answer = duckdb.execute(query)
     names = [column[0] for column in answer.description]
     return [dict(zip(names, row)) for row in answer.fetchall()]
 
 
 def moments(totals):
-    """The first rows with the highest totals of the GPU. `arg_max` returns any of them."""
+    """Returns, for each total, the first GPU row with its maximum. (`arg_max` may return any such row.)"""
     tops = ", ".join(f"max({total}) {name}" for name, total in totals.items())
     tops = ask(f"select {tops} from t where device >= 0")[0]
     at = ", ".join(f"min(seq) filter ({total} = {tops[name]}) {name}" for name, total in totals.items())
@@ -41,7 +41,7 @@ def moments(totals):
 
 
 def live(by, at, what):
-    """The blocks that are live at `at`."""
+    """Returns the live memory at `at`, grouped by `by`."""
     blocks = f"seq <= {at} and event in ('alloc', 'free', 'tag', 'live')"
     return ask(f"select {by}, sum(delta_bytes)::bigint bytes, {what} from t where {blocks} group by {by}")
 
@@ -49,7 +49,7 @@ def live(by, at, what):
 def summary():
     used = "reserved_bytes"
     if ask(f"select count(*) rows from t where {OUTSIDE}")[0]["rows"]:
-        # Costs a sort, so it is left out where there is nothing to add.
+        # The running sum costs a sort, so skip it if there is no memory outside PyTorch.
         outside = (
             f"sum(case when {OUTSIDE} then delta_bytes else 0 end) "
             "over (order by seq rows unbounded preceding)"

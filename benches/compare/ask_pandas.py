@@ -17,12 +17,12 @@ def moment(t, total):
 
 
 def nobody(rows):
-    """The bytes without an owner in any column."""
+    """Returns the bytes without an owner in any column."""
     return rows.delta_bytes[(rows.op == NONE) & (rows.module == NONE) & (rows.category == NONE)].sum()
 
 
 def prefix(t, at):
-    """The rows whose deltas sum to the memory live at `at`."""
+    """Returns the rows whose deltas sum to the memory live at `at`."""
     return t[(t.seq <= at) & t.event.isin(["alloc", "free", "tag", "live"])]
 
 

@@ -1,7 +1,7 @@
 """Answers the benchmark's questions with polars: ask_polars.py eager|projected summary|peak TRACE.
 
-Of the forms tried (all of it lazy and streaming, with a pass for each question; in memory; texts as they
-are or as categoricals) `projected` was the fastest: one pass over the columns of the question.
+The fastest form tried is `projected`: one pass over the columns of the question. Also tried: everything lazy
+and streaming with a pass per question; everything in memory; strings as they are or as categoricals.
 """
 
 import json
@@ -23,7 +23,7 @@ DELTA = col("delta_bytes")
 
 
 def first(total):
-    """The first row with the highest total of the GPU. `arg_max` returns any of them."""
+    """Returns the first GPU row with the highest total. (`arg_max` may return any such row.)"""
     return pl.struct(
         total.filter(GPU).max().alias("bytes"),
         col("seq").filter(GPU & (total == total.filter(GPU).max())).min(),
@@ -38,7 +38,7 @@ def moment(t, top):
 
 
 def prefix(t, at):
-    """The rows whose deltas sum to the memory live at `at`."""
+    """Returns the rows whose deltas sum to the memory live at `at`."""
     return t.lazy().filter((col("seq") <= at) & col("event").is_in(["alloc", "free", "tag", "live"]))
 
 

@@ -1,4 +1,4 @@
-"""Limits of GPU memory in a test suite. Two of the five tests are meant to fail.
+"""Checks limits of GPU memory in a test suite. Two of the five tests fail on purpose.
 
 pytest --memtrace=h100-80g test_memory.py     on a simulated GPU: this machine needs none
 pytest --memtrace test_memory.py              on the GPU of this machine

@@ -1,13 +1,13 @@
-"""memtrace: the GPU memory of a PyTorch program, in Python.
+"""Marks the GPU memory of a PyTorch program, and reads the traces that memtrace writes.
 
-Marks name the memory of a script while it runs, and do nothing when it is not traced:
+Marks name the memory of a script while it runs, and do nothing if the script is not traced:
 
     for number, batch in enumerate(loader):
         memtrace.step(number)
         with memtrace.phase("forward"):
             loss = model(batch)
 
-A trace that `memtrace run -o out -- python train.py` wrote is read with:
+These functions read a trace that `memtrace run -o out -- python train.py` wrote:
 
     memtrace.read("out")                       # the rows, as a DataFrame
     memtrace.peak("out", by="module").table()  # a report's answer
@@ -97,7 +97,7 @@ __all__ = [
 
 
 def load_ipython_extension(ipython: _Any) -> None:
-    """`%load_ext memtrace`: adds the magics `%memtrace` and `%%memtrace`."""
+    """Adds the magics `%memtrace` and `%%memtrace`. IPython calls this function for `%load_ext memtrace`."""
     from ._magics import register
 
     register(ipython)

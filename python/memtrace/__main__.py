@@ -1,4 +1,4 @@
-"""`python -m memtrace` runs the command `memtrace`, but answers `ranks --engine` itself."""
+"""Runs the command `memtrace` for `python -m memtrace`, but answers `ranks --engine` in Python."""
 
 import os
 import sys

@@ -1,7 +1,8 @@
-"""Measures the memory of a part of this process (a test, a cell of a notebook) from the rows that it wrote.
+"""Measures the memory that this process allocates between two moments (for a test or a cell of a notebook).
 
-The sum rule of the trace format is enough: the sum of `delta_bytes` over the rows of a block is its live
-memory. Only blocks that the part allocated count, so the answer does not depend on the rest of the process.
+The rows of this time in the process's own trace are enough, because the sum of `delta_bytes` over the rows of
+a block is its live memory. Blocks that were allocated earlier do not count, so the result does not depend on
+the rest of the process.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from . import _marks, _sizes
 
 _ALLOCATIONS, _FREES = {"alloc", "ext_alloc"}, {"free", "ext_free"}
 _EVENTS = _ALLOCATIONS | _FREES | {"tag"}
-# CUDA's own libraries keep memory for the process from its first use on. If it counted, the memory of a test
+# CUDA's own libraries allocate memory at their first use and keep it. If it counted, the memory of a test
 # would depend on earlier tests.
 _KEPT = tuple(
     f"lib{name}"
@@ -37,7 +38,7 @@ _SPLIT_BY = [name for name in SPLITTING if os.environ.get(name, "0") not in ("",
 
 
 class NotMeasured(Exception):
-    """The rows cannot be read; the text is the reason."""
+    """Raised if the memory cannot be measured. The text is the reason."""
 
 
 @dataclass
@@ -52,7 +53,8 @@ class Owner:
 
 @dataclass
 class Use:
-    """The memory of a part on the device that it used most, in bytes, with the blocks that held it."""
+    """The memory that was allocated between two positions, on the device with the highest
+    peak. Sizes are in bytes."""
 
     is_traced: bool = True
     device: int = 0
@@ -65,13 +67,13 @@ class Use:
 
     @property
     def left_bytes(self) -> int:
-        """Returns the bytes that the part allocated and that are still in use, on all devices."""
+        """Returns the bytes that are still in use at the end, on all devices."""
         return sum(size for size, _ in self.left)
 
 
 @dataclass(frozen=True)
 class Position:
-    """A place in the trace of this process: everything before it was recorded earlier."""
+    """A position in the trace of this process. The rows of all earlier events are before it."""
 
     path: Path | None
     offset: int
@@ -82,7 +84,7 @@ class Position:
 
 
 def here() -> Position:
-    """Writes everything recorded so far, and returns the end of this process's trace."""
+    """Writes everything recorded so far. Returns the position at the end of this process's trace."""
     least = _ever_allocated()
     if not _marks.flush():
         raise NotMeasured("the trace of this process ended early, or cannot be written fast enough")
@@ -117,10 +119,10 @@ def _own_trace() -> Path | None:
 
 
 def use_between(start: Position, end: Position, others: list[tuple[Position, Position]]) -> Use:
-    """Returns the memory of the blocks that were allocated between two places, except the blocks allocated
-    between the places of `others`.
+    """Returns the memory of the blocks that were allocated between two positions, except the blocks that were
+    allocated between the positions of a pair in `others`.
 
-    Raises NotMeasured when the trace lacks rows of that time."""
+    Raises NotMeasured if the trace lacks rows of that time."""
     if end.path is None and start.path is None:
         return Use(is_traced=False)
     if start.path not in (None, end.path) or end.offset < start.offset:
@@ -140,7 +142,7 @@ def use_between(start: Position, end: Position, others: list[tuple[Position, Pos
                 continue
             sizes[key] = delta
         elif key not in sizes:
-            # Allocated before the test, or by a fixture that other tests share.
+            # The block was allocated before `start`, or between the positions of `others`.
             continue
         if delta > 0 or row["event"] in _ALLOCATIONS:
             # A tag moves a block in two rows. The second row has the new owner.
@@ -177,7 +179,9 @@ def use_between(start: Position, end: Position, others: list[tuple[Position, Pos
 
 
 def rows(path: Path, start: int, end: int) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yields the rows of blocks between two offsets, as dicts, each with its own offset."""
+    """Yields the rows of GPU blocks between two offsets of the file. Each is a dict, after its own offset.
+
+    Leaves out the memory of CUDA's own libraries. Raises NotMeasured if rows are missing or damaged."""
     with path.open("rb") as file:
         header = file.readline()
         at = max(start, file.tell())
@@ -212,8 +216,8 @@ def row_of(header: bytes, line: bytes) -> dict[str, str]:
 
 
 def by_owner(blocks: list[tuple[int, Owner]], top: int = 8) -> list[tuple[str, str, int, int]]:
-    """Returns the owners with the most bytes: module, category, bytes and number of blocks. The last entry
-    sums the rest."""
+    """Returns the `top` owners with the most bytes: module, category, bytes and number of blocks. If there
+    are more owners, the last entry sums the rest."""
     groups: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
     for size, owner in blocks:
         name = owner.module if owner.module != "(none)" else "(no module)"

@@ -16,7 +16,7 @@ _LIBRARIES = ("libmemtrace.so", "libmemtrace_phantom.so")
 
 
 class TraceError(Exception):
-    """A trace cannot be read, or a request is invalid. The text is the command's own message."""
+    """Raised if a trace cannot be read, or a request is invalid. The text is the command's own message."""
 
 
 @functools.cache
@@ -45,7 +45,7 @@ def _folders() -> list[Path]:
         folders.append(tree / "target" / "release")
     folders.append(Path(sysconfig.get_path("scripts")))
     folders.append(Path(sysconfig.get_path("scripts", "posix_user")))
-    # pip install --target.
+    # `pip install --target` puts commands there.
     folders.append(package.parent / "bin")
     return folders
 
@@ -63,7 +63,7 @@ def untraced_environment() -> dict[str, str]:
 def run(arguments: list[str]) -> subprocess.CompletedProcess[str]:
     """Runs the command with these arguments.
 
-    Raises TraceError with the text of stderr when the request was invalid or the trace cannot be read."""
+    Raises TraceError with the text of stderr if the request is invalid or the trace cannot be read."""
     result = subprocess.run(
         [find(), *arguments],
         env=untraced_environment(),

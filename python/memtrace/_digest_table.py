@@ -1,7 +1,8 @@
 """Loads the digests of a job into tables of DuckDB. A digest that cannot be read is left out and reported.
 
-`digests` has the rows of processes, devices and leaks. `steps` has the rows of steps. If there are many,
-neighboring steps are joined: ten thousand ranks with ten thousand steps would have a hundred million rows."""
+`digests` has the rows of processes, devices and leaks. `steps` has the rows of steps. If there are
+many steps, neighboring steps share a row, because ten thousand ranks with ten thousand steps would
+have a hundred million rows."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from typing import Any
 
 from ._text import first_line
 
-# The columns that the answers need. If an older digest lacks a column, it is null.
+# The columns that the answers need. A column that an older digest lacks is null.
 _INTEGERS = (
     "rank",
     "world_size",
@@ -29,7 +30,8 @@ _INTEGERS = (
 )
 _TEXTS = ("kind", "host", "run_id", "phase", "op", "module", "category", "line")
 _FLOATS = ("bytes_per_step",)
-# The number of files per statement. If one is damaged, the others of its batch are read again.
+# The number of files per statement. If one file is damaged, the files of its batch
+# are read again, one by one.
 _BATCH = 50
 # The maximum number of rows of a digest. A small file can have any number of rows, and one row of a step
 # takes up to 500 bytes.

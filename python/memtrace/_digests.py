@@ -1,4 +1,4 @@
-"""Digests of many traces, made where the traces are, by one process or by Ray, and collected in a folder."""
+"""Creates the digests of many traces, in one process or on the nodes of a Ray cluster, and collects them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Collected:
     """The digests of a job."""
 
     files: dict[Path, str] = field(default_factory=dict)
-    """The path of each digest, which is named after its trace, with the place that it is from."""
+    """The path of each digest in the folder, with a text that names the trace or the file that it is from."""
     failed: dict[str, str] = field(default_factory=dict)
     """The traces without a digest, and the reason for each."""
 
@@ -66,7 +66,8 @@ _Digests = tuple[list[tuple[str, bytes]], "str | None"]
 def places(paths: Iterable[str]) -> list[str]:
     """Returns the folders and files at `paths` on this machine, each once.
 
-    A folder without a trace stands for its subfolders, so a path can name the folder of all runs of a job."""
+    A folder without a trace is replaced by its subfolders, so a path can name the
+    folder of all runs of a job."""
     found: dict[str, None] = {}
     for path in paths:
         # An existing path is not a pattern: a folder may be called `run[1]`.
@@ -98,7 +99,7 @@ def _is_trace(name: str) -> bool:
 
 
 def digest(place: str) -> _Digests:
-    """Returns the digests of the traces at one place."""
+    """Returns the digests of the traces in one folder or file, or the reason why there are none."""
     if place.endswith(ENDING):
         try:
             return [(os.path.basename(place), Path(place).read_bytes())], None
@@ -136,7 +137,8 @@ def _by_ray(paths: list[str], every_node: bool) -> Iterator[tuple[str, _Digests]
 def _on_cluster(ray: Any, paths: list[str], every_node: bool) -> Iterator[tuple[str, _Digests]]:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    # If a node dies, Ray runs its tasks on other nodes. A trace that only the dead node had is given up.
+    # If a node dies, Ray runs its tasks on other nodes. A trace that only the dead node
+    # could read has no digest.
     settings = {"max_retries": RETRIES, "num_cpus": 1}
     find, make = ray.remote(**settings)(places), ray.remote(**settings)(digest)
     nodes = [node for node in ray.nodes() if node["Alive"]] if every_node else [None]

@@ -1,4 +1,4 @@
-"""The difference of each rank from its peers, step by step, as a grid of bounded size.
+"""Computes the difference of each rank from its peers, step by step, as a grid of bounded size.
 
 A line of the grid is a device of a rank. A column is a group of neighboring steps, as in the table `steps`. A
 cell is a level: the difference between the highest peak of these steps and the median of all devices' peaks,
@@ -17,7 +17,7 @@ PARTED = 0.001
 # The number of levels per power of ten above PARTED. The last level begins at twice the median.
 PER_DECADE = 10
 LAST_LEVEL = 1 + PER_DECADE * round(math.log10(1 / PARTED))
-# The level of a cell without a row of that device.
+# The level of a cell whose devices have no row for its steps.
 MISSING = -128
 # The maximum number of lines. If there are more devices, several share a line.
 MOST_LINES = 16_384
@@ -127,7 +127,8 @@ def percent(share: float) -> str:
     return f"{share * 100:.3g} %"
 
 
-# The shades of the text form: within PARTED, up to ten times as far, and so on, and from LAST_LEVEL on.
+# The shades of the grid as text. The first shade is for differences within PARTED, each further shade for
+# differences up to ten times as large, and the last shade for all larger differences.
 SHADES = "·░▒▓█"
 _PLAIN_SHADES = ".-+*#"
 

@@ -17,10 +17,10 @@ from ._text import printable
 
 # The maximum number of lines of the answer as text, unless the length of its lists is given.
 LINES = 40
-# Among these lines: the bands of ranks in the map, and the ranks that differ most.
+# The maximum number of bands of ranks in the map, and of the listed ranks that differ most.
 BANDS = 6
 FURTHEST = 5
-# The maximum number of differing ranks whose place the page names.
+# The maximum number of differing devices that the page describes.
 ON_PAGE = 500
 
 # A digest may have any numbers, so sums, medians and differences use wider types than its columns.
@@ -66,8 +66,8 @@ select * from (
     from digests where kind = 'leak' group by module, category, line
 ) order by bytes_per_step::double * ranks desc nulls last, module, category, line limit $top
 """
-# A digest may have any world size. To find the first missing ranks, it is enough to search as many more ranks
-# as there are.
+# A digest may have any world size. To find the first $top missing ranks, it is enough to search $top more
+# ranks than there are digests.
 _MISSING = """
 with known as (
     select max(world_size) as ranks from digests where kind = 'process'
@@ -275,7 +275,7 @@ def _size(count: int | None) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """`python -m memtrace ranks --engine ENGINE PATH...`"""
+    """Runs `python -m memtrace ranks --engine ENGINE PATH...`. Returns the exit status."""
     import argparse
 
     parser = argparse.ArgumentParser(
@@ -305,7 +305,7 @@ def main(arguments: list[str]) -> int:
     if options.top is not None and options.top < 0:
         parser.error("--top: expected 0 or more")
     try:
-        # Ray prints to stdout when a node dies.
+        # Ray prints to stdout when a node dies, but stdout is only for the answer.
         with contextlib.redirect_stdout(sys.stderr):
             top = 10 if options.top is None else options.top
             result, grid = compared(options.paths, options.engine, options.every_node, top, options.keep)

@@ -1,10 +1,10 @@
-"""`%memtrace` and `%%memtrace` in IPython and Jupyter.
+"""Implements `%memtrace` and `%%memtrace` in IPython and Jupyter.
 
     %memtrace peak --by module      a report on the trace of this kernel; %memtrace alone is the summary
     %memtrace report                the page, inline
     %%memtrace                      on a cell: what it added, and which modules hold it
 
-The kernel of `python -m memtrace.kernel install` loads them; elsewhere: %load_ext memtrace
+The kernel that `python -m memtrace.kernel install` adds loads them. In other kernels, run: %load_ext memtrace
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ def cell_magic(ipython: Any, line: str, cell: str) -> Any:
 
 
 def _position() -> _blocks.Position | None:
-    """Returns the position in the trace; prints a message and returns None if it is not traced."""
+    """Returns the position in the trace. Prints a message and returns None if the
+    memory cannot be measured."""
     try:
         if not _marks.is_traced():
             raise _blocks.NotMeasured(UNTRACED)
@@ -83,7 +84,7 @@ def _position() -> _blocks.Position | None:
 def own_trace() -> str:
     """Returns the path of this kernel's trace, after all rows so far were written.
 
-    Raises NotMeasured without one."""
+    Raises NotMeasured if this kernel is not traced or has not used the GPU yet."""
     if not _marks.is_traced():
         raise _blocks.NotMeasured(UNTRACED)
     path = _blocks.here().path

@@ -1,4 +1,4 @@
-"""Marks, ranges and steps of a traced script.
+"""Lets a script set marks, ranges and steps in its own trace.
 
     for n, batch in enumerate(loader):
         memtrace.step(n)
@@ -35,7 +35,7 @@ __all__ = [
 
 
 def _find_library() -> ctypes.CDLL | None:
-    """Returns the functions of the preloaded library, or None without it."""
+    """Returns the preloaded library with the types of its functions, or None if it is not loaded."""
     try:
         library = ctypes.CDLL(None)
         _ = library.memtrace_is_traced
@@ -62,7 +62,8 @@ _LIBRARY = _find_library()
 
 
 def _find_tracker():
-    """Returns the library function for `track_external`, which needs the GIL, or None without it."""
+    """Returns the library function for `track_external`, or None if there is none. It must
+    be called with the GIL."""
     try:
         function = ctypes.PyDLL(None).memtrace_python_track
     except (AttributeError, OSError):
@@ -83,8 +84,8 @@ def is_traced() -> bool:
 
 @contextlib.contextmanager
 def range(name: str) -> Iterator[None]:
-    """Opens a range on this thread, for a `with` statement or as a decorator. It owns the memory that is
-    allocated inside.
+    """Opens a range on this thread, for a `with` statement or as a decorator. The range owns the memory
+    that is allocated inside.
 
     The name has the meaning of an NVTX range's name: a phase word sets the phase, any other name adds a level
     to the module path."""
@@ -173,7 +174,7 @@ def track_external(*external: object) -> None:
     their own categories. `MemTracker.track_external` in torch takes the same objects.
 
     Raises TypeError for any other object, whether the script is traced or not."""
-    # Imported here: the rest of this file needs no torch.
+    # Imported here, because the rest of this file needs no torch.
     import torch
     from torch.utils._pytree import tree_flatten
 
@@ -196,9 +197,10 @@ def retained(*, everything: bool = False) -> list[dict]:
     Each holder is a dict: `holder` names it in a line, `bytes` is the size of the blocks that it keeps, and
     `verdict` is `grows` (blocks from more and more steps) or `traceback`. With `everything`, also returns
     holders with the verdict `window` (only blocks of the last steps), `old` (only blocks of early steps) or
-    `recent`. The trace has these too.
+    `recent`. The trace has all holders.
 
-    Returns an empty list when the script is not traced, uses no GPU yet, or MEMTRACE_RETAINED is off."""
+    Returns an empty list if the script is not traced, has not used the GPU yet, or
+    MEMTRACE_RETAINED is off."""
     if not is_traced():
         return []
     try:

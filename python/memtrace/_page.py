@@ -1,4 +1,4 @@
-"""The page of a run, in a notebook or as a file."""
+"""Creates the HTML page of a run, for a notebook or as a file."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""One HTML page of the ranks of a job: a zoomable map of their differences, and the ranks that differ.
+"""Writes an HTML page about the ranks of a job: a zoomable map of their differences,
+and the ranks that differ.
 
-It opens from disk and makes no network request."""
+The page opens from disk and makes no network request."""
 
 from __future__ import annotations
 

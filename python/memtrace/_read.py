@@ -1,4 +1,4 @@
-"""The rows of a run as a DataFrame."""
+"""Reads the rows of a run into a DataFrame."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ def read(
     rank: int | None = None,
     backend: str | None = None,
 ) -> Any:
-    """Returns the rows of a run as one DataFrame: of all ranks, and of all parts of a rotated trace.
+    """Returns the rows of all ranks of a run, and of all parts of a rotated trace, as one DataFrame.
 
     trace    a file, or the folder of a run; by default the newest run in `memtrace-out`
     columns  only these columns; reading fewer columns is faster
     rank     only this rank
-    backend  `polars`, `pandas` or `pyarrow`; by default polars if it is installed, else pandas. The data are
-             in Arrow's memory in each case.
+    backend  `polars`, `pandas` or `pyarrow`; by default polars if it is installed, else pandas. Each backend
+             keeps the data in Arrow's format.
 
     The columns follow the trace format: integers are 64-bit and text is text. Rows are ordered by rank,
     process and file. A later part of a rotated trace begins with rows that repeat the live memory. These are
     left out, so the sum of `delta_bytes` over the `alloc`, `free`, `tag` and `live` rows is the live memory.
     The trace of a killed process is completed first, as by every command.
 
-    Raises TraceError when there is no trace, or it cannot be read.
+    Raises TraceError if there is no trace, or it cannot be read.
 
     >>> rows = read("gpt", columns=["event", "delta_bytes"])
     >>> len(rows)

@@ -37,7 +37,8 @@ def _read_file(file: Source, columns: list[dict[str, Any]]) -> polars.DataFrame:
         polars.lit(column["default"], TYPES[column["type"]]).alias(column["name"]) for column in missing
     )
     texts = [column["name"] for column in present if column["type"] == "text" and file.may_have_formulas]
-    # A text that begins with `'` sorts before `(`, like few others. This test costs less than a search.
+    # Finds the columns that may have a quoted text: it begins with `'`, which sorts before `(`, as few other
+    # texts do. This comparison costs less than a search with the pattern.
     candidates = frame.select((polars.col(texts) < "(").any()) if texts else polars.DataFrame()
     for name in candidates.columns:
         if candidates[name].item():

@@ -1,4 +1,4 @@
-"""The answers of the reports, as objects and tables."""
+"""Returns the answers of the reports as objects and tables."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Answer(dict[str, Any]):
     def table(self, name: str | None = None, *, backend: str | None = None) -> Any:
         """Returns a DataFrame of the list `name`, by default of the longest list.
 
-        Raises KeyError when the answer has no such list."""
+        Raises KeyError if the answer has no such list."""
         lists = self.lists()
         if name is None:
             name = max(lists, key=lambda path: len(lists[path]), default=None)
@@ -74,7 +74,7 @@ def _rows(node: dict[str, Any], path: str, around: dict[str, Any]) -> Iterator[t
 
 
 def _flat(node: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns the numbers and texts of an object, and of the objects in it."""
+    """Returns the numbers and texts of an object and of the objects in it, but not its lists."""
     flat: dict[str, Any] = {}
     for key, value in node.items():
         if isinstance(value, dict):
@@ -126,7 +126,7 @@ def peak(trace: Trace = DEFAULT, **options: Any) -> Answer:
 
 
 def oom(trace: Trace = DEFAULT, **options: Any) -> Answer:
-    """Returns the reason why the run ran out of memory: the request, the free memory, the cause, and the
+    """Returns the reason why the run ran out of memory, with the request, the free memory, the cause and the
     remedies.
 
     `options` are the options of `memtrace oom`, with `_` for `-`.
@@ -137,15 +137,16 @@ def oom(trace: Trace = DEFAULT, **options: Any) -> Answer:
 
 
 def ledger(trace: Trace = DEFAULT, **options: Any) -> Answer:
-    """Returns the memory that nvidia-smi shows: torch, its cache, libraries, context, others.
+    """Returns the memory that nvidia-smi shows, split into torch, its cache,
+    libraries, the context and others.
 
     `options` are the options of `memtrace ledger`, with `_` for `-`."""
     return _answer("ledger", [trace], options)
 
 
 def serving(trace: Trace = DEFAULT, **options: Any) -> Answer:
-    """Returns a model server's memory on each device: weights, KV cache, activations, graphs, NCCL, context,
-    free.
+    """Returns a model server's memory on each device, split into weights, KV cache, activations, graphs,
+    NCCL, context and free memory.
 
     `options` are the options of `memtrace serving`, with `_` for `-`."""
     return _answer("serving", [trace], options)
@@ -159,7 +160,8 @@ def modules(trace: Trace = DEFAULT, **options: Any) -> Answer:
 
 
 def ops(trace: Trace = DEFAULT, **options: Any) -> Answer:
-    """Returns the ops that allocated the most memory, by op and module and by call, and the retries.
+    """Returns the ops that allocated the most memory, by op and module and by call,
+    and the allocator's retries.
 
     With `actions=True`, returns the blocks created, changed in place and destroyed, by torch.profiler's
     categories.
@@ -168,8 +170,8 @@ def ops(trace: Trace = DEFAULT, **options: Any) -> Answer:
 
 
 def frag(trace: Trace = DEFAULT, **options: Any) -> Answer:
-    """Returns the reserved memory that is not in use: rounding, holes, empty segments, and blocks that pin
-    segments.
+    """Returns the reserved memory that is not in use (rounding, holes and empty segments), and the
+    blocks that pin segments.
 
     `options` are the options of `memtrace frag`, with `_` for `-`."""
     return _answer("frag", [trace], options)
@@ -211,8 +213,8 @@ def timeline(trace: Trace = DEFAULT, **options: Any) -> Answer:
 
 
 def check(trace: Trace = DEFAULT, **options: Any) -> Answer:
-    """Returns the problems of the trace, found by comparing each row with a replay. `status` is 1 if there is
-    any.
+    """Returns the problems of the trace, which are found by comparing each row with a replay. `status`
+    is 1 if there is a problem.
 
     `options` are the options of `memtrace check`, with `_` for `-`."""
     return _answer("check", [trace], options)

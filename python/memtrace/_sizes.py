@@ -1,4 +1,4 @@
-"""Sizes in marks: `2 GiB`, `500 MB`, `64k`."""
+"""Parses sizes such as `2 GiB`, `500 MB` and `64k`, and formats sizes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?\s*", re.IGNORECASE)
 
 
 def parse(text: object) -> int:
-    """Returns a size in bytes. Each unit is a power of 1024, as in the command: `KiB`, `KB` and `k` are
-    1,024.
+    """Returns a size in bytes. As in the command, each unit is a power of 1024: `KiB`, `KB`
+    and `k` are all 1024 bytes.
 
     Raises ValueError for anything else."""
     if isinstance(text, int) and not isinstance(text, bool) and text >= 0:

@@ -1,4 +1,4 @@
-"""`python -m memtrace.kernel`: adds a Jupyter kernel that is traced, or removes it.
+"""Adds a Jupyter kernel that is traced, or removes it, for `python -m memtrace.kernel`.
 
 The kernel runs the same Python as this module. Jupyter's own code finds the folders of kernels."""
 
@@ -58,7 +58,8 @@ def _arguments() -> argparse.Namespace:
 
 
 def _check_card(command: str, card: str) -> None:
-    """Refuses a card that `memtrace run` would refuse, which would end the kernel at its start."""
+    """Ends the program with a message if `memtrace run` rejects the card, because the
+    kernel could not start."""
     with tempfile.TemporaryDirectory() as folder:
         tried = subprocess.run(
             [command, "run", "--quiet", "--phantom", card, "-o", folder, "--", "true"],

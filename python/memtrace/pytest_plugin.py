@@ -1,13 +1,13 @@
-"""The pytest plugin: limits of GPU memory, and tests on a simulated GPU.
+"""Implements the pytest plugin, which checks limits of memory and runs tests on a simulated GPU.
 
-    @pytest.mark.limit_gpu_memory("2 GiB")    the test must not hold more at once than this
-    @pytest.mark.limit_gpu_leaks("1 MiB")     the test must not leave more behind than this; 0 by default
-    @pytest.mark.limit_host_memory("40 GiB")  the process must not have more memory of the host in the test
+    @pytest.mark.limit_gpu_memory("2 GiB")    the test must not hold more GPU memory at once than this
+    @pytest.mark.limit_gpu_leaks("1 MiB")     the test must not leave more GPU memory behind; 0 by default
+    @pytest.mark.limit_host_memory("40 GiB")  the process must not have more host memory during the test
     @pytest.mark.phantom("h100-80g")          the test runs on this simulated GPU, in a process of its own
 
-`pytest --memtrace` checks the limits on the GPU of this machine, `pytest --memtrace=h100-80g` on a simulated
-GPU. Without the option, the tests run unchanged, and a message at the end says that limits were not checked.
-docs/pytest.md has the details.
+`pytest --memtrace` checks the limits of GPU memory on the GPU of this machine, `pytest --memtrace=h100-80g`
+on a simulated GPU. Without the option, these limits are not checked, and a message at the end says so. Limits
+of host memory are always checked. docs/pytest.md has the details.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    # Errors in marks are reported whether or not the run is traced.
+    # Reads all marks even if the run is not traced, so that errors in them are reported.
     limited = 0
     for item in items:
         found = [limits.limit_of(item, name) for name in (limits.MEMORY, limits.LEAKS)]
@@ -77,7 +77,7 @@ UNCHECKED = pytest.StashKey[int]()
 
 
 class Untraced:
-    """Fails a traced run that has limits but no trace, because no GPU was found and nothing was checked."""
+    """Fails a traced run that has limits but allocated no GPU memory, because then no limit was checked."""
 
     def __init__(self) -> None:
         self._limited: set[str] = set()

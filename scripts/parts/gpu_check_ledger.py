@@ -11,7 +11,7 @@ TOLERANCE = 4 * MIB
 
 
 def check(checks, script):
-    """Checks each step in its own process."""
+    """Runs each step in its own process, and compares the ledger of its trace with the driver's figures."""
     for how in STEPS:
         problem, detail = step(checks, script, how)
         checks.report(f"ledger: {how}", problem, detail)
@@ -45,7 +45,8 @@ def step(checks, script, how):
 
     in_bytes = lambda mib: None if mib is None else mib * MIB
     same("used, by nvidia-smi", device["used_bytes"], in_bytes(figures["smi_used_mib"]))
-    # cudaMemGetInfo's used memory may include the driver's reserve; NVML's total then differs too.
+    # cudaMemGetInfo may count the driver's reserve as used memory. It does so only where its total
+    # memory differs from NVML's.
     if device["total_bytes"] == figures["total"]:
         same("used, by cudaMemGetInfo", device["used_bytes"], figures["total"] - figures["free"])
     if figures["smi_own_mib"] is not None and device["looked_process_bytes"] >= 0:

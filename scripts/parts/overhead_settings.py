@@ -1,4 +1,4 @@
-"""Shared by scripts/overhead and scripts/instructions: the loop, its settings, and the page."""
+"""Defines the loop, its settings and the page that scripts/overhead and scripts/instructions share."""
 
 from pathlib import Path
 
@@ -10,7 +10,8 @@ CARD = "h100-80g"
 
 UNTRACED = "untraced"
 
-# For each setting: label, recorder of overhead_loop.py, whether memtrace traces it, and its variables.
+# For each setting: its label, the recorder of overhead_loop.py, whether memtrace traces the run, and the
+# environment variables.
 SETTINGS = [
     (UNTRACED, "none", False, {}),
     ("memtrace: `MEMTRACE_ENABLED=0`", "none", True, {"MEMTRACE_ENABLED": "0"}),
@@ -30,7 +31,7 @@ SETTINGS = [
 
 
 def write(text, mark):
-    """Replaces the text between two comments of docs/overhead.md."""
+    """Replaces the text between the comments `<!-- mark -->` and `<!-- /mark -->` of docs/overhead.md."""
     before, rest = PAGE.read_text().split(f"<!-- {mark} -->\n")
     after = rest.split(f"<!-- /{mark} -->")[1]
     PAGE.write_text(f"{before}<!-- {mark} -->\n{text}\n<!-- /{mark} -->{after}")

@@ -1,4 +1,4 @@
-"""The table of docs/contributors/programs.md, which scripts/programs writes."""
+"""Reads and writes the table of docs/contributors/programs.md, for scripts/programs."""
 
 from __future__ import annotations
 

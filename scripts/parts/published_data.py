@@ -1,4 +1,4 @@
-"""`docs/accuracy.csv`: each published figure with our number, from the last run that computed it."""
+"""Reads and writes `docs/accuracy.csv`, which has each published figure and our last number for it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ COLUMNS = [*KEY, "published", "unit", "ours", "newest", "error_percent", "comput
 
 @dataclass(frozen=True)
 class Row:
-    """A published figure and our number. Both are texts in the unit of the source."""
+    """A published figure and our number. Both numbers are texts, in the unit of the source."""
 
     figure: Figure
     ours: str
-    # Our number on the newest torch, empty if it is the same or was not computed.
+    # Our number on the newest torch; empty if it equals `ours` or was not computed.
     newest: str
     error_percent: str
     # When the number was computed, and with which build.
@@ -43,7 +43,7 @@ def key(figure: Figure) -> tuple[str, ...]:
 
 
 def read_rows(path: Path, figures: list[Figure]) -> dict[Figure, Row]:
-    """Returns the rows of figures whose published number in the file is unchanged."""
+    """Returns the rows of the figures whose published number and unit are still the ones in the file."""
     rows = {tuple(row[name] for name in KEY): row for _, row in read_table(path, COLUMNS)}
     found = {}
     for figure in figures:

@@ -1,4 +1,5 @@
-"""Figures that others published: `tests/published/figures.csv` and `sources.csv`, read and checked."""
+"""Reads and checks the figures that others published: `figures.csv` and
+`sources.csv` of `tests/published`."""
 
 from __future__ import annotations
 
@@ -29,12 +30,13 @@ UNITS = {
 
 
 class FigureError(Exception):
-    """A file or a request cannot be used. The text is one line for the user."""
+    """Raised if a file or a request cannot be used. The text is one line for the user."""
 
 
 @dataclass(frozen=True, order=True)
 class Run:
-    """One process: a case on a card with given versions. It computes all figures of its arguments."""
+    """One process, which runs a case with its arguments on a card and with given versions of libraries. It
+    computes every figure of the case with these arguments."""
 
     card: str
     torch: str
@@ -91,7 +93,7 @@ class Figure:
         return float(self.in_unit(measured) / self.number - 1)
 
     def equal(self, measured: int) -> bool:
-        """Returns whether both numbers are equal at the precision of the published one."""
+        """Returns whether our number equals the published number when it is rounded in the same way."""
         ours = self.in_unit(measured)
         if self.source.rounding == "float32":
             ours = Decimal(struct.unpack("f", struct.pack("f", float(ours)))[0])
@@ -103,7 +105,9 @@ class Figure:
 
 
 def read_table(path: Path, columns: list[str]) -> list[tuple[str, dict[str, str]]]:
-    """Returns the rows of a CSV file with these columns, each with its place in the file."""
+    """Returns the rows of a CSV file with these columns, each after a text that names the file and the row.
+
+    Raises FigureError if the file cannot be read or has other columns."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
             rows = list(csv.reader(file))

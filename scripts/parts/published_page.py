@@ -1,4 +1,4 @@
-"""The comparison as text, as JSON, as `docs/accuracy.csv` and as a part of `docs/accuracy.md`."""
+"""Writes the comparison as text, as JSON, into `docs/accuracy.csv` and into `docs/accuracy.md`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ LIMIT = 0.005
 
 @dataclass
 class Compared:
-    """A published figure and our numbers by version of torch; the empty name is the source's."""
+    """A published figure, and our numbers by version of torch. The number of the run with the figure's own
+    torch has the empty name."""
 
     figure: Figure
     ours: dict[str, int | None]
@@ -50,7 +51,8 @@ class Compared:
         return 0.0 if self.equal() else self.figure.error(self.measured)
 
     def shown(self, torch: str = "") -> str:
-        """Returns our number with one digit more than the published one."""
+        """Returns our number with one digit more than the published number, or the published
+        number if both are equal."""
         measured = self.ours.get(torch)
         if measured is None:
             return "-"
@@ -122,9 +124,9 @@ def print_table(compared: list[Compared]) -> None:
 
 
 def write_page(ran: list[Compared], figures: list[Figure]) -> None:
-    """Writes the data, then from it the page, README's sentence and the picture.
+    """Writes docs/accuracy.csv, and from it the page, README's sentences and the picture.
 
-    Figures that did not run keep their rows.
+    The rows of figures that did not run stay unchanged.
     """
     rows = read_rows(DATA, figures)
     today = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}, commit {commit()}"

@@ -1,4 +1,4 @@
-"""Draws the comparison as SVG: our numbers against published ones, and each error."""
+"""Draws two plots as SVG: our numbers against the published numbers, and the error of each."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ WIDTH, HEIGHT = 880, 380
 TOP, BOTTOM = 52, 52
 LEFT_PANEL, RIGHT_PANEL = (64, 416), (500, 860)
 INK, GRID, GOOD, OFF = "#24292f", "#d8dee4", "#0969da", "#d4570a"
-# Larger errors are drawn at the edge.
+# Errors above this share are drawn at the edge of the plot.
 EDGE = 0.10
 LIMIT = 0.005
 LABELS = {10: "1 KiB", 20: "1 MiB", 30: "1 GiB", 40: "1 TiB"}
 
 
 def picture(figures: Sequence[tuple[float, float]]) -> str:
-    """Draws (published, ours) pairs of bytes. Pairs equal as published must have the same number."""
+    """Draws pairs of sizes in bytes, each with the published number first and our number second. If our
+    number rounds to the published number, the pair must have the published number twice."""
     points = sorted((pair for pair in figures if min(pair) > 0), key=lambda pair: abs(pair[1] / pair[0] - 1))
     if not points:
         raise ValueError("no figure to draw")

@@ -1,4 +1,4 @@
-"""Runs published cases: each in a separate process on a simulated GPU, two at a time, with cached results."""
+"""Runs published cases on simulated GPUs, each in its own process, several at a time. Caches the results."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Runner:
             try:
                 return Outcome(values=json.loads(kept.read_text()), cached=True)
             except (OSError, ValueError):
-                pass  # Not run yet, or cut short.
+                pass  # The run is not in the cache.
         started = time.monotonic()
         outcome = self.launch(run, script)
         outcome.seconds = time.monotonic() - started

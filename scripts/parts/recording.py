@@ -1,4 +1,4 @@
-"""Writes a recording of a terminal as an animated SVG: the console blocks of a page, one after the other.
+"""Writes the console blocks of a page, one after the other, as an animated SVG of a terminal.
 
     python3 scripts/parts/recording.py docs/tutorial.md > docs/gallery/tutorial.svg
 
@@ -27,7 +27,8 @@ def cut(line: str) -> str:
 
 
 def screens(block: list[str]) -> list[tuple[list[str], float]]:
-    """Returns the screens of the terminal and their durations: after each command, and after its output."""
+    """Returns the screens of the terminal, one after each command and one after its output, with
+    their durations in seconds."""
     shown: list[str] = []
     result: list[tuple[list[str], float]] = []
     output = 0

@@ -1,4 +1,4 @@
-"""Starts vLLM on a model that is a configuration only: published sizes, dummy weights, a made-up tokenizer.
+"""Starts vLLM on a model that has published sizes, but dummy weights and a made-up tokenizer.
 
     serving_engine.py FOLDER [--model NAME] [--generate N] [OPTION=VALUE ...]
 
@@ -60,7 +60,7 @@ MODELS = {
 
 
 def write_model(folder, name):
-    """Writes the files of a model: its configuration, and a tokenizer with one word for each id."""
+    """Writes the configuration of a model, and a tokenizer with one word for each token id."""
     folder.mkdir(parents=True, exist_ok=True)
     config = MODELS[name]
     (folder / "config.json").write_text(json.dumps(config, indent=1))

@@ -1,8 +1,8 @@
-//! The global allocator of the command. If memory runs out, it ends the command with a message and status 2,
-//! like any other error.
+//! The global allocator of the command. If memory runs out, the allocator ends the command with a message and
+//! status 2, as for any other error.
 //!
-//! By default, Rust aborts, and a shell reports a crash. A trace of a few kilobytes may describe more live
-//! blocks than the machine can hold, so running out of memory is a result of the input, not a bug.
+//! By default, Rust would abort, and a shell would report a crash. A trace of a few kilobytes may describe
+//! more live blocks than the machine can hold, so running out of memory is a result of the input, not a bug.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::Write;
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// The system's allocator, which never returns null.
 pub struct EndsWhenFull;
 
-/// True once [`end`] runs. If memory runs out again while it runs, nothing can be printed.
+/// True once [`end`] runs. If memory runs out again during [`end`], nothing can be printed.
 static ENDS: AtomicBool = AtomicBool::new(false);
 
 #[cold]
@@ -19,7 +19,7 @@ fn end() -> ! {
     if ENDS.swap(true, Ordering::Relaxed) {
         std::process::abort()
     }
-    // Nothing here allocates: standard error has no buffer.
+    // Nothing here allocates, because standard error is unbuffered.
     let text = b"memtrace: out of memory: this machine, or a limit such as ulimit -v, has less memory than \
                  the answer needs\n";
     let _ = std::io::stderr().write_all(text);
@@ -27,7 +27,7 @@ fn end() -> ! {
 }
 
 #[expect(unsafe_code, reason = "an allocator is unsafe by its trait")]
-// SAFETY: every call goes to the system's allocator under the same contract.
+// SAFETY: every call is forwarded to the system's allocator, which has the same contract.
 unsafe impl GlobalAlloc for EndsWhenFull {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller upholds the contract of the method.

@@ -10,7 +10,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 pub enum Error {
     /// A trace could not be read.
     Trace(memtrace_trace::Error),
-    /// The request is invalid; the text names the valid forms.
+    /// The request is invalid. The text names the valid forms.
     Usage(String),
 }
 
@@ -20,7 +20,8 @@ impl Error {
         Error::Usage(message.into())
     }
 
-    /// Returns true if a file does not exist. Its recorder may have removed it ([`memtrace_trace::keep`]).
+    /// Returns true if a file does not exist. The recorder may have removed the file
+    /// ([`memtrace_trace::keep`]).
     pub(crate) fn is_no_file(&self) -> bool {
         let Error::Trace(memtrace_trace::Error::Io { source, .. }) = self else { return false };
         source.kind() == std::io::ErrorKind::NotFound

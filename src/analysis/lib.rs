@@ -1,6 +1,6 @@
 //! Reads traces and answers questions about them.
 //!
-//! The modules, in the order in which a newcomer reads them:
+//! The modules, in a good order to read them:
 //!
 //! - [`read`]: the files of a run, as a stream of records.
 //! - [`state`]: the replay of the records: the live memory at each moment, its owners, and the totals. Nearly
@@ -10,9 +10,10 @@
 //! - [`requests`]: the program's requests to the caching allocator, in order, so that they can be repeated.
 //! - [`whatif`]: the replay with other sizes and lifetimes, which predicts the peak of a changed program.
 //! - [`selection`]: the part of a run that the user selects.
-//! - [`render`]: text for a terminal.
-//! - [`reports`], [`exports`] and [`html`]: the answers. Each report and each export is one file and one line
-//!   of a table ([`reports::REPORTS`], [`exports::EXPORTS`]), which the command, its help and its tests read.
+//! - [`render`]: the output of answers as text for a terminal, as Markdown and as CSV.
+//! - [`reports`], [`exports`] and [`html`]: the answers. Each report and each export has its own file or
+//!   folder, and one line in a table ([`reports::REPORTS`], [`exports::EXPORTS`]), which the command, its
+//!   help and its tests read.
 //!
 //! No other module imports from these three.
 //!

@@ -8,49 +8,49 @@ use crate::error::{Error, Result};
 use crate::render::formats::Form;
 use crate::render::printer::Printer;
 
-/// An option of one report, in addition to the shared ones.
+/// An option of a report or an export, in addition to the shared ones.
 #[derive(Clone, Copy, Debug)]
 pub struct Flag {
     /// The long name, without dashes.
     pub name: &'static str,
-    /// The name of its value in the help; `None` for a switch.
+    /// The name of the option's value in the help, or `None` for a switch.
     pub value: Option<&'static str>,
-    /// The default; empty if there is no default.
+    /// The default value, or an empty text.
     pub default: &'static str,
-    /// The valid values; empty if any value is valid.
+    /// The valid values. Empty if any value is valid.
     pub choices: &'static [&'static str],
-    /// The help text: one line.
+    /// The help text, in one line.
     pub help: &'static str,
 }
 
 impl Flag {
-    /// Returns a switch: an option without a value.
+    /// Returns a switch, which is an option without a value.
     #[must_use]
     pub const fn switch(name: &'static str, help: &'static str) -> Flag {
         Flag { name, value: None, default: "", choices: &[], help }
     }
 }
 
-/// The shared options, and one report's own options by name.
+/// The shared options, and the options of one report or export, by name.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// The only device to report on; `None` for all.
+    /// The only device to report on, or `None` for all devices.
     pub device: Option<i32>,
-    /// The maximum number of lines of a list; `None` for the report's default.
+    /// The maximum number of lines of a list, or `None` for the report's default.
     pub top: Option<usize>,
     /// The unit for bytes.
     pub units: Unit,
     /// The part of the trace that is reported on.
     pub window: Window,
-    /// True to skip and count lines that are not rows, instead of failing.
+    /// If true, lines that are not rows are skipped and counted. If false, the first one is an error.
     pub lenient: bool,
-    /// True to print colors and bold text.
+    /// If true, the text has colors and bold text.
     pub paint: bool,
-    /// The width of the terminal in columns; `None` without a terminal.
+    /// The width of the terminal in columns, or `None` without a terminal.
     pub width: Option<usize>,
     /// The form of the text.
     pub form: Form,
-    /// The options of the report, by name.
+    /// The options of the report or export, by name.
     pub values: BTreeMap<&'static str, String>,
 }
 
@@ -61,7 +61,7 @@ impl Options {
         Printer::new(self.paint, self.width).in_form(self.form)
     }
 
-    /// Returns the value of the report's option `name`; empty if it was not given and has no default.
+    /// Returns the value of the option `name`, or an empty text if it was not given and has no default.
     #[must_use]
     pub fn text(&self, name: &str) -> &str {
         self.values.get(name).map_or("", String::as_str)
@@ -73,7 +73,7 @@ impl Options {
         self.values.contains_key(name)
     }
 
-    /// Returns the value of `name` as a number of at least 1; `None` if it was not given.
+    /// Returns the value of `name` as a number of at least 1, or `None` if it was not given.
     ///
     /// # Errors
     /// When the value is not a number of at least 1.
@@ -84,7 +84,7 @@ impl Options {
         }
     }
 
-    /// Returns the value of `name` as a number; `None` if it was not given.
+    /// Returns the value of `name` as a number, or `None` if it was not given.
     ///
     /// # Errors
     /// When the value is not a number.
@@ -99,16 +99,16 @@ impl Options {
     }
 }
 
-/// The part of a trace in which peaks are searched: a range of time and of steps.
+/// The part of a trace in which peaks are searched, which is a range of time and a range of steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// Start, in ns since the start of the trace.
+    /// The start, in ns since the start of the trace.
     pub from_ns: i64,
-    /// End, in ns; included.
+    /// The end (inclusive), in ns since the start of the trace.
     pub to_ns: i64,
     /// The first step.
     pub from_step: i64,
-    /// The last step; included.
+    /// The last step (inclusive).
     pub to_step: i64,
 }
 
@@ -119,7 +119,7 @@ impl Default for Window {
 }
 
 impl Window {
-    /// Returns true if the window has no end.
+    /// Returns true if the window extends to the end of the trace.
     pub(crate) fn is_open(&self) -> bool {
         self.to_ns == i64::MAX && self.to_step == i64::MAX
     }
@@ -130,8 +130,8 @@ impl Window {
     }
 }
 
-/// Parses `T0:T1`: times since the start of the trace, such as `1.5s`, `200ms` or `3` (seconds). Either may
-/// be empty. Returns ns.
+/// Parses `T0:T1`, where each time is a time since the start of the trace, such as `1.5s`, `200ms` or `3`
+/// (seconds), or is empty. Returns ns.
 ///
 /// # Errors
 /// When the text has another form; the error names the valid one.
@@ -164,7 +164,7 @@ pub fn parse_window(text: &str) -> Result<(i64, i64)> {
     Ok(window)
 }
 
-/// Parses `A:B`, `A:`, `:B` or `A`: a range of steps with both ends.
+/// Parses a range of steps with both ends inclusive: `A:B`, `A:`, `:B` or `A`.
 ///
 /// # Errors
 /// When the text has another form; the error names the valid one.

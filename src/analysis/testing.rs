@@ -4,8 +4,8 @@ use memtrace_trace::csv::RowWriter;
 use memtrace_trace::meta::Meta;
 use memtrace_trace::{EventName, Row};
 
-/// Builds the bytes of a trace row by row. It numbers the rows and tracks the totals of each device, so that
-/// a test sets only the fields that matter to it.
+/// Builds the bytes of a trace row by row. The builder numbers the rows and tracks the totals of each device,
+/// so that a test sets only the fields that matter to it.
 pub struct TraceBuilder {
     writer: RowWriter<Vec<u8>>,
     seq: i64,
@@ -19,7 +19,7 @@ impl Default for TraceBuilder {
 }
 
 impl TraceBuilder {
-    /// Returns a trace that begins with this meta row; the schema version is set here.
+    /// Returns a trace that begins with this meta row. The schema version is set here.
     #[must_use]
     pub fn new(meta: Meta) -> Self {
         let meta = Meta { schema: memtrace_trace::SCHEMA_VERSION.to_owned(), ..meta };
@@ -29,7 +29,8 @@ impl TraceBuilder {
         builder
     }
 
-    /// Writes a row. Sets its `seq`, and also its `ts_ns` (1 µs per row) if that is 0. Returns the `seq`.
+    /// Writes a row after setting its `seq` and, if its `ts_ns` is 0, also its `ts_ns` (1 µs per row).
+    /// Returns the `seq`.
     pub fn raw(&mut self, row: Row<'_>) -> i64 {
         self.seq += 1;
         let ts_ns = if row.ts_ns == 0 { (self.seq - 1) * 1000 } else { row.ts_ns };
@@ -51,8 +52,8 @@ impl TraceBuilder {
         &mut self.totals[at].1
     }
 
-    /// Writes a row with the totals of its device after `change`: allocated, active and reserved bytes.
-    /// Returns the `seq`.
+    /// Writes a row. Its totals are the previous totals of its device plus `change`, which has the allocated,
+    /// active and reserved bytes. Returns the `seq`.
     pub fn change(&mut self, row: Row<'_>, change: [i64; 3]) -> i64 {
         let totals = self.totals(row.device);
         for (total, by) in totals.iter_mut().zip(change) {
@@ -69,7 +70,7 @@ impl TraceBuilder {
         self.change(row, [0, 0, bytes])
     }
 
-    /// Writes the allocation of a block of `bytes` with the owner of `row`; returns its `alloc_id`.
+    /// Writes the allocation of a block of `bytes` with the owner of `row`. Returns the block's `alloc_id`.
     pub fn alloc(&mut self, bytes: i64, row: Row<'_>) -> i64 {
         let alloc_id = self.seq + 1;
         let row = Row {
@@ -86,7 +87,7 @@ impl TraceBuilder {
         self.change(row, [bytes, bytes, 0])
     }
 
-    /// Writes the free of block `alloc_id` of `bytes`, with the owner of `row`.
+    /// Writes the free of the block `alloc_id` of `bytes`, with the owner of `row`.
     pub fn free(&mut self, alloc_id: i64, bytes: i64, row: Row<'_>) -> i64 {
         let row = Row {
             device: row.device.max(0),
@@ -117,7 +118,7 @@ impl TraceBuilder {
         self.unfinished()
     }
 
-    /// Returns the bytes of the trace without an `end` row, as a killed process leaves it.
+    /// Returns the bytes of the trace without an `end` row, as a killed process would leave the trace.
     #[must_use]
     pub fn unfinished(mut self) -> Vec<u8> {
         if let Err(error) = self.writer.flush() {

@@ -11,10 +11,10 @@ use memtrace_trace::private_file;
 use crate::child_env::{Scratch, run_id_of};
 
 /// The minimum age of a folder that is removed. A younger folder may belong to a program in another
-/// container, where it is not visible.
+/// container, whose processes are not visible here.
 const MIN_AGE: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Removes the folders of killed launches from `place`, if no process of the launch runs.
+/// Removes the folders of killed launches from `place`. A folder stays while a process of its launch runs.
 pub(crate) fn sweep(place: &Path) {
     for entry in fs::read_dir(place).into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -36,7 +36,7 @@ fn is_unused(folder: &Path) -> bool {
 }
 
 /// Returns true if a process of this launch runs. The simulated machines are checked too, because a program
-/// may overwrite its environment with a title (setproctitle).
+/// may overwrite its environment with a process title (setproctitle).
 fn is_running(run_id: &str) -> bool {
     let variable = format!("MEMTRACE_RUN_ID={run_id}");
     let has_variable =
@@ -81,7 +81,7 @@ mod tests {
         let used = make("memtrace-1000000000000003-1a2b");
         let mut process = Command::new("sleep");
         let mut process = process.arg("600").env("MEMTRACE_RUN_ID", "1000000000000003-1a2b").spawn().unwrap();
-        // The files of another user.
+        // Links to files outside the launch folders, as another user could create them, must not be followed.
         let elsewhere = make("elsewhere");
         let link = place.path().join("memtrace-1000000000000004-1a2b");
         symlink(&elsewhere, &link).unwrap();

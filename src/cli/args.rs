@@ -17,7 +17,7 @@ use crate::terminal;
 /// The default folder of the traces.
 pub(crate) const DEFAULT_FOLDER: &str = "memtrace-out";
 
-/// `--phantom` and its options: run on a simulated GPU.
+/// Returns `--phantom` and its options, which run the program on a simulated GPU.
 pub(crate) fn phantom_args() -> [Arg; 3] {
     [
         Arg::new("phantom").long("phantom").value_name("CARD").help(
@@ -46,7 +46,7 @@ pub(crate) fn phantom_args() -> [Arg; 3] {
     ]
 }
 
-/// `--past-oom`: go on past the capacity of the simulated GPU.
+/// Returns the option `--past-oom`, which lets the program continue past the capacity of the simulated GPU.
 pub(crate) fn past_oom_arg() -> Arg {
     Arg::new("past-oom").long("past-oom").requires("phantom").action(ArgAction::SetTrue).help(
         "Let the program continue past the memory of the simulated GPU; the summary shows how much memory \
@@ -62,7 +62,7 @@ pub(crate) fn no_host_values_arg() -> Arg {
     )
 }
 
-/// `--ranks`: the ranks of a distributed job that run.
+/// Returns the option `--ranks`, which names the ranks of a distributed job that run.
 pub(crate) fn ranks_arg() -> Arg {
     Arg::new("ranks").long("ranks").value_name("LIST").requires("phantom").allow_hyphen_values(true).help(
         "Start only these ranks of a distributed job, such as 0, 0-3, first,last, all or one-per-stage; the others are stand-ins: \
@@ -70,7 +70,7 @@ pub(crate) fn ranks_arg() -> Arg {
     )
 }
 
-/// Returns an option for each variable that a user may set for one run.
+/// Returns an option for each environment variable that a user may set for one run.
 pub(crate) fn setting_args() -> impl Iterator<Item = Arg> {
     config::options().map(|variable| {
         let option = variable.option();
@@ -87,7 +87,7 @@ pub(crate) fn setting_args() -> impl Iterator<Item = Arg> {
 /// Returns the variables that the options of [`setting_args`] set, with their values.
 ///
 /// # Errors
-/// When a value is invalid; the message lists the valid ones.
+/// When a value is invalid; the message lists the valid values.
 pub(crate) fn settings(matches: &ArgMatches) -> Result<Vec<(&'static str, OsString)>> {
     let mut settings = Vec::new();
     for variable in config::options() {
@@ -109,7 +109,7 @@ pub(crate) fn program_arg() -> Arg {
         .value_parser(value_parser!(OsString))
 }
 
-/// `-o DIR`: the folder of the traces.
+/// Returns the option `-o DIR`, the folder of the traces.
 pub(crate) fn out_arg(help: &'static str) -> Arg {
     Arg::new("out")
         .short('o')
@@ -120,7 +120,7 @@ pub(crate) fn out_arg(help: &'static str) -> Arg {
         .help(help)
 }
 
-/// `--json`.
+/// Returns the option `--json`.
 pub(crate) fn json_arg() -> Arg {
     Arg::new("json").long("json").action(ArgAction::SetTrue).help(JSON_HELP)
 }
@@ -189,7 +189,7 @@ pub(crate) fn shared_args() -> [Arg; 11] {
 /// include color and the terminal's width.
 ///
 /// # Errors
-/// When a value is invalid; the message shows valid ones.
+/// When a value is invalid; the message shows valid values.
 pub(crate) fn options(flags: &[Flag], matches: &ArgMatches, to_stdout: bool) -> Result<Options> {
     let text = |name: &str| matches.try_get_one::<String>(name).ok().flatten().map(String::as_str);
     let mut window = Window::default();

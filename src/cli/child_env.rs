@@ -47,7 +47,7 @@ impl<'a> PhantomArgs<'a> {
         card.map(|card| PhantomArgs::of_card(matches, card)).transpose()
     }
 
-    /// Returns the values for this card, with the other options for simulated GPUs.
+    /// Returns the values for the card `card`, and the values of the other options for simulated GPUs.
     ///
     /// # Errors
     /// Same as [`PhantomArgs::from_matches`].
@@ -87,20 +87,20 @@ impl<'a> PhantomArgs<'a> {
         self.spec.memory
     }
 
-    /// Returns the free memory at the start, and the range in which the value of a real card may be.
+    /// Returns the free memory at the start, and the range that is expected on a real card.
     pub(crate) fn free_at_start(&self) -> FreeAtStart {
         let [here, least, most] = self.spec.free_at_start();
         FreeAtStart { here, least, most }
     }
 }
 
-/// Free bytes at the start of a run on a simulated GPU.
+/// The free memory in bytes at the start of a run on a simulated GPU.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FreeAtStart {
     pub(crate) here: u64,
-    /// The expected minimum of a real card.
+    /// The lower end of the range that is expected on a real card.
     pub(crate) least: u64,
-    /// The expected maximum of a real card.
+    /// The upper end of the range that is expected on a real card.
     pub(crate) most: u64,
 }
 
@@ -144,7 +144,7 @@ pub(crate) fn traced_command(
         preload.push(scratch.loadable(&library)?);
         libcuda::link(&scratch.folder, &library)
             .context("cannot link libcuda.so.1, which Triton needs, to the simulated GPU")?;
-        // Scripts find nvidia-smi through PATH.
+        // The program finds nvidia-smi through PATH.
         let commands = scratch.folder.join("bin");
         fs::create_dir(&commands).with_context(|| commands.display().to_string())?;
         let own = std::env::current_exe().context("cannot find the command memtrace")?;
@@ -152,7 +152,8 @@ pub(crate) fn traced_command(
             .with_context(|| format!("cannot link nvidia-smi in {}", commands.display()))?;
         let path = std::env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into());
         let paths = std::iter::once(commands).chain(std::env::split_paths(&path));
-        // A folder with a colon cannot be in PATH. Then only `memtrace live --nvidia-smi` shows the run.
+        // PATH cannot name a folder with a colon. In that case, only `memtrace live --nvidia-smi` shows the
+        // run.
         if let Ok(path) = std::env::join_paths(paths) {
             child.env("PATH", path);
         }
@@ -198,11 +199,11 @@ pub(crate) fn run_id() -> String {
     format!("{:x}-{:x}", now.as_nanos(), std::process::id())
 }
 
-/// Returns the value of `LD_PRELOAD`: our libraries first, then the libraries that it already names, each
+/// Returns the value of `LD_PRELOAD`: our libraries first, then the libraries that `existing` names, each
 /// once.
 pub(crate) fn preload_list(ours: &[PathBuf], existing: Option<&OsStr>) -> OsString {
     let mut list: Vec<&[u8]> = ours.iter().map(|path| path.as_os_str().as_bytes()).collect();
-    // The loader accepts both separators.
+    // The loader splits `LD_PRELOAD` at colons and at spaces.
     let existing =
         existing.map(OsStr::as_bytes).unwrap_or_default().split(|byte| matches!(byte, b' ' | b':'));
     for path in existing.filter(|path| !path.is_empty()) {
@@ -218,7 +219,7 @@ pub(crate) fn preload_list(ours: &[PathBuf], existing: Option<&OsStr>) -> OsStri
 pub(crate) struct TracerFacts {
     /// True if a tracer was loaded into a program.
     pub(crate) was_loaded: bool,
-    /// True if a tracer could not write a trace. It has printed the reason.
+    /// True if a tracer could not write a trace. That tracer has printed the reason.
     pub(crate) failed: bool,
 }
 
@@ -229,8 +230,8 @@ impl TracerFacts {
     }
 }
 
-/// Returns the run id in the name of a [`Scratch`] folder, and the time of its start in nanoseconds since
-/// 1970. Returns `None` for any other name.
+/// Returns the run id in the name of a [`Scratch`] folder, and the time at which that run started, in
+/// nanoseconds since 1970. Returns `None` for any other name.
 pub(crate) fn run_id_of(name: &str) -> Option<(&str, u64)> {
     let rest = name.strip_prefix("memtrace-")?;
     let run_id = match rest.rsplit_once("-r") {
@@ -246,7 +247,7 @@ pub(crate) fn run_id_of(name: &str) -> Option<(&str, u64)> {
 /// launches remove it ([`abandoned`]).
 pub(crate) struct Scratch {
     pub(crate) folder: PathBuf,
-    /// [`Scratch::hello`], locked while this command runs.
+    /// The file [`Scratch::hello`], which is locked while this command runs.
     _lock: File,
 }
 
@@ -254,19 +255,19 @@ impl Scratch {
     /// Creates the folder, readable by this user only, with an empty [`Scratch::hello`] in it.
     ///
     /// # Errors
-    /// When it cannot be created.
+    /// When the folder cannot be created.
     pub(crate) fn new(run_id: &str) -> Result<Scratch> {
         let place = std::env::temp_dir();
         abandoned::sweep(&place);
         let folder = place.join(format!("memtrace-{run_id}"));
-        // Fails if the name exists, so no other user can have placed a link there.
+        // This fails if the name exists, so another user cannot have placed a link there.
         fs::DirBuilder::new()
             .mode(0o700)
             .create(&folder)
             .with_context(|| format!("cannot create the temporary folder {}", folder.display()))?;
         let hello = Scratch::hello_in(&folder);
         let lock = File::create_new(&hello).with_context(|| hello.display().to_string())?;
-        // On a file system without locks, the folder remains if this command is killed.
+        // The lock is optional: on a file system without locks, the folder remains if this command is killed.
         lock.try_lock().ok();
         Ok(Scratch { folder, _lock: lock })
     }
@@ -304,7 +305,7 @@ impl Scratch {
     /// own path, or a link in this folder.
     ///
     /// # Errors
-    /// When the link cannot be created, or its path has a space or a colon too.
+    /// When the link cannot be created, or the path of the link has a space or a colon, too.
     pub(crate) fn loadable(&self, library: &Path) -> Result<PathBuf> {
         let splits = |path: &Path| path.as_os_str().as_bytes().iter().any(|byte| matches!(byte, b' ' | b':'));
         if !splits(library) {
@@ -318,7 +319,7 @@ impl Scratch {
                 library.display()
             );
         }
-        // The link may exist, because a command may start several processes.
+        // The link may exist already, because a command may start several processes.
         if fs::read_link(&link).ok().as_deref() != Some(library) {
             symlink(library, &link).with_context(|| link.display().to_string())?;
         }

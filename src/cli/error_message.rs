@@ -1,4 +1,4 @@
-//! Formats an error as the line that the user reads.
+//! Formats an error as one line for the user.
 
 use memtrace_trace::text::printable_lines;
 

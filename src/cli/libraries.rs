@@ -4,19 +4,19 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-/// The library that traces.
+/// The file name of the library that traces.
 pub(crate) const TRACER: &str = "libmemtrace.so";
-/// The library that simulates a GPU.
+/// The file name of the library that simulates a GPU.
 pub(crate) const PHANTOM: &str = "libmemtrace_phantom.so";
 
-/// The folder of a wheel's package that has the libraries.
+/// The folder in a wheel's package that holds the libraries.
 const IN_PACKAGE: &str = "memtrace/lib";
 
 /// Returns the path of the library `name`: in the folder of this command, in a `lib` folder next to that
-/// folder, or in the Python package that was installed with it.
+/// folder, or in the Python package that was installed with this command.
 ///
 /// # Errors
-/// When it is not in any of these places.
+/// When the library is in none of these places.
 pub(crate) fn library(name: &str) -> Result<PathBuf> {
     let command = std::env::current_exe().context("cannot find the folder of the command memtrace")?;
     let folder = command.parent().unwrap_or(Path::new("/"));
@@ -32,13 +32,13 @@ pub(crate) fn library(name: &str) -> Result<PathBuf> {
     Ok(found)
 }
 
-/// Returns the folders that may have the libraries of a command in `folder`, the likeliest first.
+/// Returns the folders that may hold the libraries of a command in `folder`, the most likely first.
 fn places(folder: &Path) -> Vec<PathBuf> {
     let lib = folder.join("../lib");
     let mut places = vec![folder.to_owned(), lib.clone(), lib.join("memtrace")];
     let mut packages = Vec::new();
     for python in subfolders(&lib, "python3") {
-        // Debian names the folder dist-packages.
+        // On Debian, the folder is called `dist-packages`.
         packages.extend(["site-packages", "dist-packages"].map(|name| python.join(name)));
     }
     // `pip install --target` puts the packages next to `bin`.

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use memtrace_trace::elf::{self, Loader};
 
-/// Returns the likely reason why `program` ran without the tracer, and a solution, judged from the program's
-/// file.
+/// Returns the likely reason why `program` ran without the tracer, and a solution. Both are derived from the
+/// program's file.
 pub(crate) fn reason(program: &OsStr) -> String {
     let Some(path) = find_program(program) else {
         return "the program ended before its libraries were loaded".to_owned();
@@ -47,7 +47,7 @@ fn find_program(program: &OsStr) -> Option<PathBuf> {
     std::env::split_paths(&path).find_map(|folder| folder.join(program).canonicalize().ok())
 }
 
-/// Returns true if `program` cannot load the tracer: see [`elf::refuses_preload`].
+/// Returns true if `program` cannot load the tracer; see [`elf::refuses_preload`].
 pub(crate) fn refuses_preload(program: &OsStr) -> bool {
     find_program(program).and_then(|path| head_of(&path)).is_some_and(|head| elf::refuses_preload(&head))
 }

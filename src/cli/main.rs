@@ -41,7 +41,7 @@ fn main() -> ExitCode {
                 Some(path) => Err(anyhow::anyhow!(
                     "{path} is a path, not a command; show its trace with: memtrace summary {path}"
                 )),
-                // Other texts are help pages.
+                // A text without this prefix is a help page.
                 None => match error.render().to_string().strip_prefix("error: ") {
                     Some(text) => Err(anyhow::anyhow!("{}", text.trim_end())),
                     None => error.exit(),
@@ -52,7 +52,7 @@ fn main() -> ExitCode {
     recovery::remove_temporary_files();
     match result {
         Ok(code) => code,
-        // A reader that closes the pipe is not an error: `memtrace peak out | head`.
+        // It is not an error if the reader closes the pipe: `memtrace peak out | head`.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             terminal::say(&message(&error));
@@ -61,14 +61,14 @@ fn main() -> ExitCode {
     }
 }
 
-/// Returns true if the command was called by this name: `memtrace run --phantom` puts a link called
+/// Returns true if this command was called as `name`. `memtrace run --phantom` puts a link called
 /// `nvidia-smi` into the program's `PATH`.
 fn is_called(name: &str) -> bool {
     let called = std::env::args_os().next().map(std::path::PathBuf::from);
     called.is_some_and(|path| path.file_name().is_some_and(|file| file == name))
 }
 
-/// Returns the file or folder that the user gave in the place of a command, if `error` is about it.
+/// Returns the file or folder that the user gave instead of a command, if this is the cause of `error`.
 fn named_trace(error: &clap::Error) -> Option<String> {
     if error.kind() != clap::error::ErrorKind::InvalidSubcommand {
         return None;

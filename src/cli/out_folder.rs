@@ -10,7 +10,7 @@ use crate::args::DEFAULT_FOLDER;
 
 /// The folder that receives the traces.
 pub(crate) struct OutFolder {
-    /// Absolute, because the program may change its working directory.
+    /// The folder as an absolute path, because the program may change its working directory.
     pub(crate) folder: PathBuf,
     /// The path as the user would type it.
     pub(crate) shown: PathBuf,
@@ -19,11 +19,11 @@ pub(crate) struct OutFolder {
 }
 
 impl OutFolder {
-    /// Returns the folder `wanted`, created if it does not exist; by default, a new folder in
+    /// Returns the folder `wanted`, which is created if it does not exist, or by default a new folder in
     /// [`DEFAULT_FOLDER`].
     ///
     /// # Errors
-    /// When it cannot be created.
+    /// When the folder cannot be created.
     pub(crate) fn new(wanted: Option<&PathBuf>) -> Result<OutFolder> {
         let (shown, created) = match wanted {
             Some(folder) => {
@@ -50,7 +50,7 @@ fn cannot_create(folder: &Path) -> String {
     format!("cannot create the folder {}", folder.display())
 }
 
-/// Creates `memtrace-out/DATE-TIME`, with a number appended when that exists.
+/// Creates `memtrace-out/DATE-TIME`, with a number appended if that folder exists.
 fn new_default_folder() -> Result<PathBuf> {
     let now = jiff::Zoned::now().strftime("%Y%m%d-%H%M%S").to_string();
     fs::create_dir_all(DEFAULT_FOLDER).with_context(|| cannot_create(Path::new(DEFAULT_FOLDER)))?;

@@ -1,7 +1,7 @@
 //! Completes the traces of killed processes from their journals, before a command reads them.
 //!
-//! If a trace cannot be written (a read-only mount, a full disk), it is completed for this command only: its
-//! rest is written to a temporary file, and the footer reports this.
+//! If a trace cannot be written (a read-only mount, a full disk), the trace is completed for this command
+//! only. Its last rows are written to a temporary file, and the footer reports this.
 
 use std::fs;
 use std::io;
@@ -23,7 +23,7 @@ use crate::terminal;
 /// The folder of the temporary files of this command.
 static FOLDER: Mutex<Option<PathBuf>> = Mutex::new(None);
 
-/// The recovered last rows of a trace file that cannot be written; they are in a temporary file instead.
+/// The recovered last rows of a trace file that cannot be written. The rows are in a temporary file instead.
 struct Beside {
     trace: PathBuf,
     rest: Rest,
@@ -31,8 +31,9 @@ struct Beside {
     note: String,
 }
 
-/// Opens an input with `open`, completes its traces whose processes were killed, and reports each on stderr. Traces of
-/// other runs in the same folder are completed too. `fate` is the end of this command's program, if it was killed.
+/// Opens an input with `open`, completes its traces whose processes were killed, and reports each on stderr.
+/// Traces of other runs in the same folder are completed too. `fate` describes the end of the program that
+/// this command started, if the program was killed.
 ///
 /// # Errors
 /// When the input cannot be opened, a journal cannot be read, or its rows cannot be written anywhere.
@@ -40,7 +41,7 @@ pub(crate) fn complete(open: impl Fn() -> Result<Input>, fate: Option<Fate>) -> 
     complete_each(open, fate, |line| terminal::say(&line))
 }
 
-/// Same as [`complete`], without a message: for programs that are expected to be killed.
+/// Same as [`complete`], but without messages, for programs that are expected to be killed.
 ///
 /// # Errors
 /// Same as [`complete`].
@@ -48,8 +49,8 @@ pub(crate) fn complete_quietly(open: impl Fn() -> Result<Input>) -> Result<Input
     complete_each(open, None, |_| {})
 }
 
-/// Returns the reason why a trace without an end row cannot be completed here. An incomplete copy of a
-/// complete trace also lacks its end, so the process need not have been killed.
+/// Returns the reason why a trace without an end row cannot be completed here. The process was not
+/// necessarily killed, because an incomplete copy of a complete trace has no end row, either.
 fn without_journal(meta: &Meta) -> String {
     let here = rustix::system::uname().nodename().to_string_lossy().into_owned();
     if meta.host.is_empty() || meta.host == here {
@@ -72,7 +73,7 @@ pub(crate) fn begin(path: &Path) {
     }
 }
 
-/// Removes the temporary files of this command; call it last.
+/// Removes the temporary files of this command. Must be called last.
 pub(crate) fn remove_temporary_files() {
     if let Some(folder) = FOLDER.lock().unwrap_or_else(PoisonError::into_inner).take() {
         let _ = fs::remove_dir_all(folder);
@@ -90,7 +91,8 @@ fn complete_each(
     let mut rests = Vec::new();
     let files = input.traces.iter().flat_map(|trace| trace.files().map(move |path| (trace, path)));
     for (trace, path) in files {
-        // Completing one part of a rotated trace removes the empty part that follows it.
+        // A file may have disappeared, because completing one part of a rotated trace removes the empty part
+        // that follows.
         changed |= !path.exists();
         if let Some(rest) = complete_file(path, &trace.meta, fate, &mut changed, &report)? {
             rests.push(rest);
@@ -118,7 +120,7 @@ fn complete_each(
 
 const CANNOT: &str = "cannot complete the trace of a killed process";
 
-/// Returns true if a file may be incomplete. A compressed file was closed properly.
+/// Returns true if a file may be incomplete. A compressed file is always complete.
 fn is_plain(path: &Path) -> bool {
     path.exists() && path.extension().is_some_and(|extension| extension == "csv")
 }
@@ -142,7 +144,8 @@ fn end_of(ending: Ending) -> &'static str {
     }
 }
 
-/// Completes one file of a trace. Returns the rest of a trace that cannot be written.
+/// Completes one file of a trace. If the trace cannot be written, returns its last rows, which are in a
+/// temporary file.
 fn complete_file(
     path: &Path,
     meta: &Meta,
@@ -168,7 +171,7 @@ fn complete_file(
         Ok(Repaired::Complete | Repaired::Running) => {}
         Err(error) => {
             let beside = complete_beside(path, fate, &error);
-            // Its recorder may have removed or compressed the part meanwhile.
+            // The trace's recorder may have removed or compressed the part in the meantime.
             if path.exists() {
                 return beside.with_context(|| format!("{name}: {CANNOT}: {error}"));
             }
@@ -178,11 +181,12 @@ fn complete_file(
     Ok(None)
 }
 
-/// Writes the rest of a trace into a temporary file, after `error` kept it from being written in place.
+/// Writes the last rows of a trace into a temporary file, because they could not be written in place
+/// (`error`).
 fn complete_beside(path: &Path, fate: Option<Fate>, error: &io::Error) -> Result<Option<Beside>> {
     let folder = temporary_folder()?;
     let name = path.file_name().context("a trace has a name")?;
-    // A command may read two traces with the same name.
+    // The number in the path separates traces with the same name.
     let file = folder.join(fs::read_dir(&folder)?.count().to_string()).join(name);
     fs::DirBuilder::new().recursive(true).mode(0o700).create(file.parent().unwrap_or(&folder))?;
     Ok(repair_beside(path, &file, fate)?.ok().map(|rest| Beside {
@@ -206,7 +210,7 @@ fn temporary_folder() -> Result<PathBuf> {
         return Ok(folder.clone());
     }
     let new = std::env::temp_dir().join(format!("memtrace-rest-{}", std::process::id()));
-    // Fails if the name exists, so no other user can have placed a link there.
+    // This fails if the name exists, so another user cannot have placed a link there.
     let created = fs::DirBuilder::new().mode(0o700).create(&new);
     created.with_context(|| format!("cannot create the temporary folder {}", new.display()))?;
     Ok(folder.insert(new).clone())

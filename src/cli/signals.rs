@@ -1,8 +1,8 @@
-//! Forwards signals to the traced program, and ends this process as the program ended.
+//! Forwards signals to the traced program, and ends this process in the same way as the program ended.
 //!
-//! The program shares our process group, so a signal from the terminal (Ctrl-C) reaches it directly: we only
-//! catch it, so that we do not end first. A signal sent only to our process id is forwarded. A signal that we
-//! inherited as ignored (`nohup`) stays ignored in both processes.
+//! The program shares our process group, so a signal from the terminal (Ctrl-C) reaches the program directly.
+//! We catch such a signal only so that this process does not end first. A signal sent only to our process id
+//! is forwarded. A signal that we inherited as ignored (`nohup`) stays ignored in both processes.
 
 use std::process::ExitStatus;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -24,7 +24,7 @@ const TERMINATING: &[i32] = &[sig::SIGINT, sig::SIGTERM, sig::SIGHUP, sig::SIGQU
 
 /// Catches signals and forwards them to one child at a time, or to several that run together.
 pub(crate) struct Forwarder {
-    /// The process id of the child; 0 while it is being started, -1 without a process.
+    /// The process id of the child; 0 while the child is being started, -1 if there is no child.
     child: Arc<AtomicI32>,
     /// The process ids of the children that run at the same time as `child`.
     others: Arc<Mutex<Vec<u32>>>,
@@ -35,7 +35,7 @@ pub(crate) struct Forwarder {
 }
 
 impl Forwarder {
-    /// Starts to catch signals. They are held back until [`Forwarder::set_child`].
+    /// Starts to catch signals. Signals are held back until [`Forwarder::set_child`] is called.
     ///
     /// # Errors
     /// When the handlers cannot be installed.
@@ -56,17 +56,19 @@ impl Forwarder {
                 if TERMINATING.contains(&origin.signal) {
                     asked.store(origin.signal, Ordering::Release);
                 }
-                // The kernel sends the terminal's signals to the whole process group.
+                // A signal from the terminal comes from the kernel, which sends it to the whole process
+                // group.
                 if matches!(origin.cause, Cause::Kernel) {
                     continue;
                 }
-                // The child is being started: hold the signal back until its process id is known.
+                // While the child is being started, the signal is held back until the child's process id is
+                // known.
                 while target.load(Ordering::Acquire) == 0 {
                     std::thread::sleep(std::time::Duration::from_millis(1));
                 }
                 let Some(signal) = Signal::from_named_raw(origin.signal) else { continue };
-                // Locked until the signal is sent, because a child that has ended is removed before its
-                // process id is reused.
+                // The list stays locked until the signal is sent. So a child that has ended is removed from
+                // the list before its process id is reused.
                 let others = more_targets.lock().unwrap_or_else(PoisonError::into_inner);
                 let first = target.load(Ordering::Acquire);
                 let pids = others.iter().map(|pid| pid.cast_signed()).chain([first]);
@@ -91,14 +93,15 @@ impl Forwarder {
     }
 
     /// Calls `reap`, which waits for children of [`Forwarder::add_child`] and returns the ids of those that
-    /// have ended. Signals are no longer forwarded to these.
+    /// have ended. Signals are no longer forwarded to those children.
     pub(crate) fn reap_children(&self, reap: impl FnOnce() -> Vec<u32>) {
         let mut others = self.others.lock().unwrap_or_else(PoisonError::into_inner);
         let ended = reap();
         others.retain(|pid| !ended.contains(pid));
     }
 
-    /// Stops forwarding to the child, which has ended or was not started: its process id may be reused.
+    /// Stops forwarding to the child, which has ended or was not started, because its process id may be
+    /// reused.
     pub(crate) fn no_child(&self) {
         self.child.store(-1, Ordering::Release);
     }
@@ -118,8 +121,8 @@ impl Forwarder {
     }
 }
 
-/// Returns the process with this id, or `None` for a number that means several processes. For `kill`, -1
-/// means every process of the user, and `Pid::from_raw` accepts it.
+/// Returns the process with this id, or `None` if `kill` would interpret the number as several processes.
+/// `Pid::from_raw` alone would accept -1, which means every process of the user.
 fn one_process(pid: i32) -> Option<Pid> {
     if pid > 0 { Pid::from_raw(pid) } else { None }
 }
@@ -140,9 +143,9 @@ pub(crate) fn end_like(status: ExitStatus) -> std::process::ExitCode {
     std::process::ExitCode::from(status.code().unwrap_or(1) as u8)
 }
 
-/// Ends this process by a signal. If that fails, returns the status that a shell would.
+/// Ends this process by a signal. If that fails, returns the status that a shell would return.
 pub(crate) fn end_by(signal: i32) -> std::process::ExitCode {
-    // The program has written its own core file.
+    // Prevents a core file of this process, because the program has written its own.
     let none = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
     rustix::process::setrlimit(rustix::process::Resource::Core, none).ok();
     signal_hook::low_level::emulate_default_handler(signal).ok();

@@ -1,4 +1,4 @@
-//! The terminal: color, width, and a progress line.
+//! The terminal: color, width, messages, and a progress line.
 
 use std::io::{IsTerminal, Write};
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use memtrace_analysis::render::printer::Printer;
 use memtrace_trace::text::{printable, printable_json, printable_lines};
 
 /// Prints a message on stderr. All messages of the command pass through here. Text quoted from a trace or
-/// from the traced program is shown without control sequences. On a terminal, messages are wrapped to its
-/// width.
+/// from the traced program is shown without control sequences. On a terminal, messages are wrapped to the
+/// terminal's width.
 pub(crate) fn say(message: &str) {
     let stderr = std::io::stderr();
     let mut page = Printer::new(false, width(&stderr));
@@ -42,8 +42,8 @@ pub(crate) fn json_text(answer: &serde_json::Value) -> String {
     printable_json(&format!("{answer:#}\n")).into_owned()
 }
 
-/// Returns true if text on `stream` is colored. `--color` decides, then `NO_COLOR`; otherwise a terminal gets
-/// color.
+/// Returns true if text on `stream` is colored. `--color` takes precedence over `NO_COLOR`. Without both,
+/// only a terminal gets color.
 pub(crate) fn use_colour(choice: &str, stream: &impl IsTerminal) -> bool {
     let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     match choice {
@@ -66,8 +66,8 @@ pub(crate) fn width(stream: &(impl IsTerminal + std::os::fd::AsFd)) -> Option<us
     (size.ws_col > 0).then_some(usize::from(size.ws_col))
 }
 
-/// A line on stderr that shows how much of the traces was read. It appears only on a terminal, and only if
-/// reading takes longer than half a second.
+/// A progress line on stderr that shows how much of the traces was read. It appears only on a terminal, and
+/// only if reading takes longer than half a second.
 pub(crate) struct Progress {
     done: Arc<AtomicBool>,
     thread: Option<std::thread::JoinHandle<()>>,
@@ -83,7 +83,7 @@ impl Progress {
         let stop = Arc::clone(&done);
         let watch = move || {
             let mut shown = false;
-            // A short read ends before the first line is shown.
+            // A short read ends during this pause, before a line is shown.
             std::thread::park_timeout(Duration::from_millis(500));
             while !stop.load(Ordering::Acquire) {
                 let read: u64 = counts.iter().map(|count| count.load(Ordering::Relaxed)).sum();
@@ -97,7 +97,7 @@ impl Progress {
                 show_progress("");
             }
         };
-        // Without a thread, no progress is shown.
+        // If the thread cannot be started, no progress is shown.
         let thread =
             std::io::stderr().is_terminal().then(|| std::thread::Builder::new().spawn(watch).ok()).flatten();
         Progress { done, thread }

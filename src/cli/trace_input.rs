@@ -1,4 +1,4 @@
-//! Opens the trace that a command names. Traces of killed processes are completed first.
+//! Opens the trace that a command names. Most commands first complete the traces of killed processes.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use memtrace_analysis::selection;
 use crate::args::DEFAULT_FOLDER;
 use crate::recovery;
 
-/// Opens the trace given by the argument `name`; by default, the newest in [`DEFAULT_FOLDER`]. See
+/// Opens the trace given by the argument `name`, or by default the newest trace in [`DEFAULT_FOLDER`]. See
 /// [`open()`].
 ///
 /// # Errors
@@ -28,8 +28,8 @@ pub(crate) fn open_plain(path: &Path) -> Result<Input> {
     Ok(Input::open(path)?)
 }
 
-/// Opens the trace at `path` and keeps the rank that `--rank` names. With `recover`, the traces of killed
-/// processes are completed from their journals first.
+/// Opens the trace at `path` and keeps only the rank that `--rank` names, if it is given. With `recover`, the
+/// traces of killed processes are completed from their journals first.
 ///
 /// # Errors
 /// When there is no trace, it cannot be read or completed, or it has no such rank.
@@ -61,7 +61,7 @@ fn missing(path: &Path) -> String {
 /// Returns the traces in `folder` that the launch `run_id` wrote, without completing them.
 ///
 /// # Errors
-/// When there is no trace in the folder, or one cannot be read.
+/// When there is no trace in the folder, or a trace cannot be read.
 pub(crate) fn open_run(folder: &Path, run_id: &str) -> memtrace_analysis::error::Result<Input> {
     let mut input = Input::open(folder)?;
     input.only_run(run_id);

@@ -69,9 +69,9 @@ pub enum Ops {
     Off,
     /// Allocations have their op, and each outermost op has a row.
     Top,
-    /// Like `Top`, and each nested op also has a row.
+    /// Same as `Top`, and each nested op also has a row.
     All,
-    /// Like `All`, and the storages that ops read and write and the memory of module calls also have rows.
+    /// Same as `All`, and the storages that ops read and write and the memory of module calls also have rows.
     Io,
 }
 
@@ -572,7 +572,8 @@ const INTERNAL: &[&str] =
 /// The prefix of variables that tests use.
 const OF_TESTS: &str = "MEMTRACE_TEST_";
 
-/// Returns the variables that are also options of `memtrace run`: all except those that it sets itself.
+/// Returns the variables of [`Settings`] that are also options of `memtrace run`, which are all except those
+/// that `memtrace run` sets itself.
 pub fn options() -> impl Iterator<Item = &'static Variable> {
     let set_by_run = ["MEMTRACE_ENABLED", "MEMTRACE_OUT", "MEMTRACE_RUN_ID"];
     TABLE.iter().map(|entry| &entry.variable).filter(move |variable| !set_by_run.contains(&variable.name))

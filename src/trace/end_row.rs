@@ -52,9 +52,9 @@ pub struct EndText<'a> {
 /// The number of contradictions between the events of a process, by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Anomalies {
-    /// Frees of an address that was not live.
+    /// The number of frees of an address that was not live.
     pub unmatched_frees: u64,
-    /// Allocations at an address that was live, so that the free in between was missed.
+    /// The number of allocations at an address that was live, so that the free in between was missed.
     pub missed_frees: u64,
     /// The number of times that the allocator's total of segments differed from the recorded calls.
     pub corrections: u64,
@@ -81,14 +81,14 @@ pub const STEPS: &str = "steps";
 /// The key for the signal that ended a killed process, as its parent observed it.
 pub const SIGNAL: &str = "signal";
 
-/// The key for the signal that `memtrace run` received before the kill: a request to end the program.
+/// The key for the signal with which `memtrace run` was asked to end the program, before the kill.
 pub const ASKED: &str = "asked";
 
 /// The key for the number of processes in the container that the kernel has killed for lack of memory, at the
 /// time when a command completed the trace.
 pub const KILLS: &str = "kills";
 
-/// The key for the same number, for the whole machine.
+/// The key for the number of such killed processes on the whole machine.
 pub const MACHINE_KILLS: &str = "machine_kills";
 
 /// The key that marks a process with unknown modules, categories and steps, because torch's hooks were never

@@ -69,7 +69,7 @@ const _: () = assert!(size_of::<Chunk>() == CHUNK_BYTES);
 pub struct Losses {
     /// The number of dropped events. An event is counted before it is dropped.
     pub dropped: AtomicU64,
-    /// The number of events put on the overflow list. The list is on the heap, so a kill loses those of its
+    /// The number of events put on the overflow list. The list is on the heap, so a kill loses the listed
     /// events that are not yet in the trace.
     pub overflowed: AtomicU64,
 }

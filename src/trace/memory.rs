@@ -295,8 +295,8 @@ impl<L: LiveMemory, D: DeviceTotals> MemoryState<L, D> {
         self.devices.totals_mut(extent.device).add(extent);
     }
 
-    /// Replaces the allocated total by the one that the allocator reported. Returns the difference, which comes from
-    /// lost reports.
+    /// Replaces the allocated total by the total that the allocator reported. Returns the difference, which
+    /// comes from lost reports.
     #[inline]
     pub fn correct_allocated(&mut self, device: i32, reported: i64) -> i64 {
         let totals = self.devices.totals_mut(device);
@@ -306,8 +306,8 @@ impl<L: LiveMemory, D: DeviceTotals> MemoryState<L, D> {
         gap
     }
 
-    /// Replaces the reserved total by the one that the allocator reported. Returns the difference, which comes from
-    /// calls that were not seen.
+    /// Replaces the reserved total by the total that the allocator reported. Returns the difference, which
+    /// comes from calls that were not seen.
     #[inline]
     pub fn correct_reserved(&mut self, device: i32, reported: i64) -> i64 {
         let totals = self.devices.totals_mut(device);

@@ -1,8 +1,9 @@
-//! The only functions that open a file for writing, be it a trace, a journal or a log.
+//! Functions that open a file for writing, such as a trace, a journal or a log, at a path that cannot be
+//! trusted.
 //!
 //! The path may come from an environment variable that another user has set, and others may have access to
-//! the folder. So a link is never followed, opening a FIFO never blocks, and an existing file is used only if
-//! it belongs to this user.
+//! the folder. Therefore, a link is never followed, opening a FIFO never blocks, and an existing file is used
+//! only if it belongs to this user.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -45,7 +46,7 @@ pub fn append(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Like [`append`], but creates the file if it does not exist.
+/// Same as [`append`], but creates the file if it does not exist.
 ///
 /// # Errors
 /// Same as [`append`].

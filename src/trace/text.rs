@@ -102,8 +102,8 @@ pub fn printable_lines(text: &str) -> String {
     text.split('\n').map(printable).collect::<Vec<_>>().join("\n")
 }
 
-/// Returns the text of a JSON document with the same characters escaped as JSON escapes (`\u009b`). JSON
-/// itself requires this only below U+0020.
+/// Returns the text of a JSON document in which the characters that [`printable`] escapes are JSON escapes
+/// (`\u009b`). JSON itself requires this only below U+0020.
 #[must_use]
 pub fn printable_json(json: &str) -> Cow<'_, str> {
     let is_raw = |char: char| is_unprintable(char) && char != '\n';

@@ -54,7 +54,7 @@ impl Unit {
 impl FromStr for Unit {
     type Err = String;
 
-    /// Parses a unit. The error text is MemTracker's, with `auto` added.
+    /// Parses a unit. The text of the error is the same as in MemTracker, so it does not name `auto`.
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
             "auto" => Ok(Unit::Auto),

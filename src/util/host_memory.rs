@@ -1,10 +1,10 @@
-//! The memory of processes and of the machine, from `/proc`. A value that cannot be read is unknown.
+//! The memory of processes and of the machine, from `/proc`. A value that cannot be read is `None`.
 
 use std::fs;
 use std::path::Path;
 
-/// Parses a line from a `/proc` file, such as `VmRSS:     123 kB`. Returns the bytes if the line has this
-/// name.
+/// Parses a line from a `/proc` file, such as `VmRSS:     123 kB`. Returns the value in bytes if the line is
+/// the field `name`.
 #[must_use]
 pub fn kib_of(line: &str, name: &str) -> Option<i64> {
     let rest = line.strip_prefix(name)?.strip_prefix(':')?;
@@ -20,15 +20,17 @@ fn read(proc: &Path, pid: &str, file: &str) -> Option<String> {
     fs::read(proc.join(pid).join(file)).ok().map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Returns the resident bytes of a process that the kernel cannot reclaim: those without a file. File pages
-/// are page cache. `proc` is `/proc`; `pid` may be `self`.
+/// Returns the resident bytes of a process that the kernel cannot reclaim, namely its anonymous and its
+/// shared memory. File pages are left out, because they belong to the page cache. `proc` is the path of
+/// `/proc`; `pid` may be `self`.
 #[must_use]
 pub fn held(proc: &Path, pid: &str) -> Option<i64> {
     let text = read(proc, pid, "status")?;
     Some(value(&text, "RssAnon")?.saturating_add(value(&text, "RssShmem").unwrap_or(0)))
 }
 
-/// Returns the bytes that a child process holds in addition to those that it shares with its parent.
+/// Returns the bytes that a child process holds in addition to the memory that it shares with its parent, or
+/// all the bytes that the process holds if the kernel does not list private memory.
 #[must_use]
 pub fn held_alone(proc: &Path, pid: &str) -> Option<i64> {
     value(&read(proc, pid, "smaps_rollup")?, "Private_Dirty").or_else(|| held(proc, pid))
@@ -45,14 +47,14 @@ pub fn page_cache(proc: &Path) -> Option<i64> {
     Some(cached.max(0).saturating_add(more))
 }
 
-/// Returns the descendants of process `pid`, at most `most`. Returns `None` if the kernel does not list them.
-/// A process that ends during the search is omitted.
+/// Returns the ids of up to `most` descendants of process `pid`, or `None` if the kernel does not list
+/// descendants. A process that ends during the search is omitted.
 #[must_use]
 pub fn descendants(proc: &Path, pid: &str, most: usize) -> Option<Vec<u32>> {
     let mut found = children(proc, pid)?;
     let mut next = 0;
     while next < found.len() && found.len() < most {
-        // A new process may reuse the id of one that has ended, and thus be listed twice.
+        // A new process may reuse the id of a process that has ended, and would then be listed twice.
         for child in children(proc, &found[next].to_string()).unwrap_or_default() {
             if !found.contains(&child) {
                 found.push(child);
@@ -67,8 +69,8 @@ pub fn descendants(proc: &Path, pid: &str, most: usize) -> Option<Vec<u32>> {
 fn children(proc: &Path, pid: &str) -> Option<Vec<u32>> {
     let mut found = Vec::new();
     for thread in fs::read_dir(proc.join(pid).join("task")).ok()?.flatten() {
-        // A thread may end during the search. If even the main thread does not have this file, the kernel
-        // does not provide it.
+        // A thread may end during the search. But if the main thread does not have this file, the kernel does
+        // not provide such files.
         match fs::read_to_string(thread.path().join("children")) {
             Ok(text) => found.extend(text.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok())),
             Err(_) if thread.file_name().to_str() == Some(pid) => return None,
@@ -100,7 +102,7 @@ mod tests {
             "MemTotal: 1000 kB\nBuffers: 3 kB\nCached: 200 kB\nShmem: 20 kB\nSReclaimable: 7 kB\n",
         );
         assert_eq!(page_cache(&proc), Some(190 << 10));
-        // A machine that hides a part of the values, then one with impossible values.
+        // If the values contradict each other, the result is 0; if `Cached` is missing, it is unknown.
         write("meminfo", "Cached: 20 kB\nShmem: 200 kB\n");
         assert_eq!(page_cache(&proc), Some(0));
         write("meminfo", "MemTotal: 1000 kB\n");

@@ -1,4 +1,5 @@
-//! Rules that the tracer, the phantom device and the command share: processes, sizes, names.
+//! Code that the tracer, the phantom device and the command share, for processes, host memory, sizes and
+//! names.
 #![forbid(unsafe_code)]
 
 pub mod host_memory;

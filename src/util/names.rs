@@ -1,6 +1,6 @@
-//! The similarity of names.
+//! Measures the similarity of names.
 
-/// The maximum length of a compared name, in bytes. Only a hostile trace or a mistake contains a longer one.
+/// The maximum length of a compared name, in bytes. Only a hostile trace or a mistake contains a longer name.
 const LONGEST: usize = 256;
 
 /// Returns the number of edits between two names. A name longer than 256 bytes is not compared and counts as

@@ -1,16 +1,16 @@
-//! The state of a process in `/proc/PID/stat`.
+//! Reads the state of a process from `/proc/PID/stat`.
 
 use std::fs;
 
 /// A process that has not ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Process {
-    /// The id of its parent.
+    /// The id of the parent process.
     pub parent: i32,
-    /// The id of its process group.
+    /// The id of the process group.
     pub group: i32,
-    /// The start time, in kernel ticks since boot. Together with the id it identifies the process, because
-    /// ids are reused.
+    /// The start time, in kernel ticks since boot. Ids are reused, so only the id and the start time together
+    /// identify a process.
     pub start: u64,
 }
 

@@ -2,14 +2,14 @@
 
 use std::process::Command;
 
-/// A command in the help.
+/// A command as the help shows it.
 pub(crate) struct Listed {
     pub(crate) group: String,
     pub(crate) name: String,
     pub(crate) about: String,
 }
 
-/// Every command, in the order of the help.
+/// Returns every command, in the order of the help.
 pub(crate) fn listed() -> Vec<Listed> {
     let help =
         Command::new(env!("CARGO_BIN_EXE_memtrace")).arg("--help").env("COLUMNS", "500").output().unwrap();

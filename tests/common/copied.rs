@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::process::Command;
 
-/// Copies a program by `cp`. A copy that this process writes may still be open for writing in a child that another
-/// test has just forked, and the system refuses to run it then ("Text file busy").
+/// Copies a program with `cp`. If this process wrote the copy, a child that another test has just forked
+/// might still hold it open for writing, and the system would refuse to run it ("Text file busy").
 pub(crate) fn copy_program(from: &Path, to: &Path) {
     assert!(Command::new("cp").arg("--").args([from, to]).status().unwrap().success());
 }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-/// The folder into which the scripts install.
+/// Returns the folder into which the scripts install.
 pub(crate) fn cache() -> PathBuf {
     let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     set("MEMTRACE_CACHE").unwrap_or_else(|| {
@@ -11,7 +11,7 @@ pub(crate) fn cache() -> PathBuf {
     })
 }
 
-/// The Python of an installed torch. If it is missing, the test is skipped; with `CI=true` it fails.
+/// Returns the Python of an installed torch. If it is missing, the test is skipped; with `CI=true` it fails.
 pub(crate) fn python(version: &str) -> Option<PathBuf> {
     let folder = cache().join(format!("torch-{version}"));
     if folder.join(".complete").exists() {

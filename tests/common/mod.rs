@@ -11,9 +11,11 @@ use memtrace_trace::csv::RowReader;
 use memtrace_trace::{EventName, Row};
 use tempfile::TempDir;
 
-/// A library of this workspace. `cargo test` builds it among the dependencies, where it is never stale.
+/// Returns a library of this workspace. `cargo test` builds it among the dependencies, where it is never
+/// stale.
 ///
-/// `scripts/asan` sets `MEMTRACE_TEST_LIBRARY` to what takes the place of the preloaded library: a list for `LD_PRELOAD`.
+/// `scripts/asan` sets `MEMTRACE_TEST_LIBRARY` to a list for `LD_PRELOAD` that replaces the preloaded
+/// library.
 pub(crate) fn library(name: &str) -> PathBuf {
     if let Some(list) = std::env::var_os("MEMTRACE_TEST_LIBRARY").filter(|_| name == "libmemtrace.so") {
         return list.into();
@@ -35,7 +37,7 @@ pub(crate) fn compiled(source: &str, target: &str, more: &[&str]) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("programs");
     std::fs::create_dir_all(&folder).unwrap();
     let path = folder.join(target);
-    // Another run of the tests may execute the old file: replace it instead of writing into it.
+    // Another test run may be executing the old file, so replace it instead of writing into it.
     let fresh = folder.join(format!("{target}.{}", std::process::id()));
     let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs");
     let mut gcc = Command::new("gcc");
@@ -58,7 +60,7 @@ pub(crate) struct Traced {
 }
 
 impl Traced {
-    /// `program` with arguments.
+    /// Prepares a run of `program` with these arguments.
     pub(crate) fn new(program: &Path, arguments: &[&str]) -> Traced {
         let folder = TempDir::new().unwrap();
         let mut command = untraced(program, arguments);
@@ -66,13 +68,13 @@ impl Traced {
         Traced { command, folder }
     }
 
-    /// Sets a variable of its environment.
+    /// Sets an environment variable of the program.
     pub(crate) fn env(mut self, name: &str, value: impl AsRef<std::ffi::OsStr>) -> Traced {
         self.command.env(name, value);
         self
     }
 
-    /// The folder of its traces.
+    /// Returns the folder of the program's traces.
     pub(crate) fn out(&self) -> PathBuf {
         self.folder.path().join("out")
     }
@@ -84,7 +86,7 @@ impl Traced {
     }
 }
 
-/// `program` without memtrace and its variables in the environment.
+/// Returns a command for `program`, without memtrace and its variables in the environment.
 pub(crate) fn untraced(program: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(program);
     for (name, _) in std::env::vars_os() {
@@ -104,29 +106,29 @@ pub(crate) struct Ran {
 }
 
 impl Ran {
-    /// The exit status; a signal is 128 + its number, as in a shell.
+    /// Returns the exit status; a signal counts as 128 + its number, as in a shell.
     pub(crate) fn status(&self) -> i32 {
         use std::os::unix::process::ExitStatusExt;
         let status = self.output.status;
         status.code().or(status.signal().map(|signal| 128 + signal)).unwrap()
     }
 
-    /// The text on stdout.
+    /// Returns the text on stdout.
     pub(crate) fn stdout(&self) -> String {
         String::from_utf8(self.output.stdout.clone()).unwrap()
     }
 
-    /// The text on stderr.
+    /// Returns the text on stderr.
     pub(crate) fn stderr(&self) -> String {
         String::from_utf8_lossy(&self.output.stderr).into_owned()
     }
 
-    /// The numbers on stdout.
+    /// Returns the numbers on stdout.
     pub(crate) fn numbers(&self) -> Vec<i64> {
         self.stdout().split_whitespace().map(|word| word.parse().unwrap()).collect()
     }
 
-    /// The files of the folder, sorted.
+    /// Returns the files of the folder, sorted.
     pub(crate) fn files(&self) -> Vec<PathBuf> {
         let Ok(entries) = std::fs::read_dir(self.folder.path().join("out")) else { return Vec::new() };
         let mut files: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
@@ -134,7 +136,7 @@ impl Ran {
         files
     }
 
-    /// The only trace, which must be complete; see [`Trace::read`].
+    /// Returns the only trace, which must be complete; see [`Trace::read`].
     pub(crate) fn trace(&self) -> Trace {
         let files = self.files();
         assert_eq!(files.len(), 1, "expected one trace, found {files:?}\n{}", self.stderr());
@@ -215,8 +217,8 @@ impl Trace {
         trace
     }
 
-    /// Reads a complete trace that may have lost events. Samples of the host are left out: the clock decides how many
-    /// there are.
+    /// Reads a complete trace that may have lost events. Skips samples of the host, whose number depends on
+    /// the clock.
     pub(crate) fn read_lossy(path: &Path) -> Trace {
         let mut reader = RowReader::open(path).unwrap();
         let mut rows = Vec::new();
@@ -235,35 +237,35 @@ impl Trace {
         Trace { rows, end: last.name, pid }
     }
 
-    /// A count of the last row: `lost`, `unmatched_frees`, ...
+    /// Returns a count of the last row: `lost`, `unmatched_frees`, ...
     pub(crate) fn end_count(&self, name: &str) -> i64 {
         let value = |word: &str| Some(word.strip_prefix(name)?.strip_prefix('=')?.parse().unwrap());
         self.end.split(' ').find_map(value).unwrap_or_else(|| panic!("no {name}: {}", self.end))
     }
 
-    /// The rows of an event.
+    /// Returns the rows of an event.
     pub(crate) fn of(&self, event: EventName) -> Vec<&Rec> {
         self.rows.iter().filter(|row| row.event == event).collect()
     }
 
-    /// The only row that allocates `bytes`.
+    /// Returns the only row that allocates `bytes`.
     pub(crate) fn allocation(&self, bytes: i64) -> &Rec {
         let found: Vec<_> = self.rows.iter().filter(|row| row.delta == bytes).collect();
         assert_eq!(found.len(), 1, "{bytes} bytes: {found:?}");
         found[0]
     }
 
-    /// The number of rows that allocate memory.
+    /// Returns the number of rows that allocate memory.
     pub(crate) fn allocations(&self) -> usize {
         self.rows.iter().filter(|row| row.delta > 0).count()
     }
 
-    /// The number of rows that free memory.
+    /// Returns the number of rows that free memory.
     pub(crate) fn frees(&self) -> usize {
         self.rows.iter().filter(|row| row.delta < 0).count()
     }
 
-    /// The bytes that are live at the end.
+    /// Returns the bytes that are live at the end.
     pub(crate) fn live(&self) -> i64 {
         self.rows.iter().map(|row| row.delta).sum()
     }
@@ -281,7 +283,8 @@ fn replay(rows: &[Rec]) {
         match row.event {
             EventName::Alloc | EventName::Free => {
                 *allocated += row.delta;
-                // Memory that a call of the runtime allocated lies in no segment.
+                // Memory that a runtime call allocated belongs to no segment, so it counts as reserved
+                // itself.
                 *reserved += if row.api == Api::CachingAllocator.as_str() { 0 } else { row.delta };
             }
             EventName::SegmentAlloc | EventName::SegmentFree => *reserved += row.delta,

@@ -1,4 +1,4 @@
-//! Traced programs that run beside a test.
+//! Traced programs that run while a test does.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,7 @@ use tempfile::TempDir;
 
 use crate::common::{Trace, library, untraced};
 
-/// A traced program that runs beside the test, until the file of its end exists.
+/// A traced program that runs until the test creates its end file.
 pub(crate) struct Running {
     child: std::process::Child,
     /// Its process id.
@@ -15,10 +15,10 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Stands for the path of the file of the end among the arguments.
+    /// An argument that is replaced by the path of the end file.
     pub(crate) const END: &str = "END";
 
-    /// Starts `program` with variables in its environment, and waits for its first line on stdout.
+    /// Starts `program` with these environment variables, and waits for its first line on stdout.
     pub(crate) fn start(program: &Path, arguments: &[&str], variables: &[(&str, &str)]) -> Running {
         let folder = TempDir::new().unwrap();
         let end = folder.path().join("end");
@@ -37,7 +37,7 @@ impl Running {
         running
     }
 
-    /// The folder of its traces.
+    /// Returns the folder of the program's traces.
     pub(crate) fn out(&self) -> PathBuf {
         self.folder.path().join("out")
     }
@@ -58,7 +58,7 @@ impl Running {
 }
 
 impl Drop for Running {
-    /// A test that fails leaves no process behind.
+    /// Kills the program, so that a failed test leaves no process.
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

@@ -14,11 +14,11 @@ use memtrace_trace::csv::{RowReader, RowWriter};
 use serde::Deserialize;
 use tempfile::TempDir;
 
-/// The simulated GPU of a test that asks for no other.
+/// The simulated GPU of a test that names no other.
 pub(crate) const CARD: &str = "h100-80g";
 /// The versions of torch that `scripts/test` installs.
 pub(crate) const VERSIONS: [&str; 2] = ["2.11.0", "2.6.0"];
-/// Variables that change how memtrace or torch behaves; a test sets its own.
+/// Prefixes of variables that change how memtrace or torch behaves; a test sets its own.
 const OUTSIDE_SETTINGS: [&str; 4] = ["MEMTRACE_", "PYTORCH_", "CUDA_", "NCCL_"];
 
 /// Defines one test per function and version of torch; each function takes the [`Torch`] to run on. On the older
@@ -67,7 +67,8 @@ pub(crate) struct Torch {
 }
 
 impl Torch {
-    /// The torch of this version. If it is not installed, the test is skipped; with `CI=true` it fails.
+    /// Returns the torch of this version. If it is not installed, the test is skipped; with `CI=true` it
+    /// fails.
     pub(crate) fn installed(version: &str) -> Option<Torch> {
         installed::python(version).map(|python| Torch { version: version.to_owned(), python })
     }
@@ -95,24 +96,24 @@ impl Torch {
         }
     }
 
-    /// This Python, without memtrace's variables from outside.
+    /// Returns a command for this Python, without memtrace's variables from outside.
     pub(crate) fn command(&self) -> Command {
         clean(&self.python)
     }
 
-    /// `memtrace run OPTIONS -- PYTHON`.
+    /// Returns the command `memtrace run OPTIONS -- PYTHON`.
     pub(crate) fn run_command(&self, options: &[&dyn AsRef<OsStr>]) -> Command {
         let mut command = memtrace();
         command.arg("run").args(options.iter().map(AsRef::as_ref)).arg("--").arg(&self.python);
         command
     }
 
-    /// `memtrace run` of this Python on [`CARD`], which traces into `out`.
+    /// Returns a command that runs this Python under `memtrace run` on [`CARD`], with traces in `out`.
     pub(crate) fn traced_command(&self, out: &Path) -> Command {
         self.traced_command_on(CARD, out)
     }
 
-    /// `memtrace run` of this Python on a simulated GPU, which traces into `out`.
+    /// Returns a command that runs this Python under `memtrace run` on a simulated GPU, with traces in `out`.
     pub(crate) fn traced_command_on(&self, card: &str, out: &Path) -> Command {
         self.run_command(&[&"--quiet", &"--phantom", &card, &"-o", &out])
     }
@@ -122,12 +123,13 @@ impl Torch {
         self.trace_with(script, args, &[])
     }
 
-    /// Traces a script on [`CARD`], with variables.
+    /// Traces a script on [`CARD`], with further environment variables.
     pub(crate) fn trace_with(&self, script: &str, args: &[&str], env: &[(&str, &str)]) -> Run {
         self.trace_on(CARD, &[], script, args, env)
     }
 
-    /// Traces a script on a card, with variables and options for Python: `-I`, or a module that launches the script.
+    /// Traces a script on `card`, with environment variables and options for Python: `-I`, or a module that
+    /// launches the script.
     pub(crate) fn trace_on(
         &self,
         card: &str,
@@ -166,28 +168,28 @@ impl Torch {
         self.untraced_on(CARD, &[], script, args, &[]).output
     }
 
-    /// The folder of installed packages.
+    /// Returns the folder of installed packages.
     pub(crate) fn packages(&self) -> PathBuf {
         let lib = self.python.parent().and_then(Path::parent).unwrap().join("lib");
         let mut versions = std::fs::read_dir(lib).unwrap().map(|entry| entry.unwrap().path());
         versions.find(|path| path.join("site-packages").exists()).unwrap().join("site-packages")
     }
 
-    /// This Python with the libraries in `LD_PRELOAD`, without `memtrace run`.
+    /// Returns a command for this Python with the libraries in `LD_PRELOAD`, without `memtrace run`.
     pub(crate) fn preloaded_command(&self, out: &Path) -> Command {
         let mut command = self.command();
         command.env("LD_PRELOAD", preloads()).env("MEMTRACE_PHANTOM", CARD).env("MEMTRACE_OUT", out);
         command
     }
 
-    /// Traces a script, and compares its trace with the statistics of torch that it recorded.
+    /// Traces a script, and compares the trace with the statistics of torch that the script recorded.
     pub(crate) fn verify(&self, script: &str) {
         let run = self.trace(script, &[]).expect_success();
         self.verify_file(&run.file(), &run.checkpoints);
         self.check(memtrace().arg("check").arg(run.file()));
     }
 
-    /// Compares a trace with the statistics of torch that its program recorded.
+    /// Compares a trace with the statistics of torch that the traced program recorded.
     pub(crate) fn verify_file(&self, trace: &Path, checkpoints: &Path) {
         if !has_repeats(trace) {
             return self.checker("verify", &[trace, checkpoints]);
@@ -221,19 +223,19 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// Runs a command. The script may leave files in the folder for a checker.
+    /// Runs a command, which may leave files for a checker in the folder.
     fn of(mut command: Command, out: TempDir) -> Run {
         let checkpoints = out.path().join("checkpoints.jsonl");
         command.env("MEMTRACE_TEST_CHECKPOINTS", &checkpoints).env("OWNER_OUT", out.path());
         Run { output: command.output().unwrap(), checkpoints, out }
     }
 
-    /// The folder of the script's own files, and of the folder `trace`.
+    /// Returns the folder with the script's own files and the folder `trace`.
     pub(crate) fn folder(&self) -> &Path {
         self.out.path()
     }
 
-    /// The same run, which must have succeeded.
+    /// Returns this run; panics if it failed.
     pub(crate) fn expect_success(self) -> Run {
         succeeded("the script", &self.output);
         self
@@ -247,35 +249,36 @@ impl Run {
         text(&self.output.stderr)
     }
 
-    /// `memtrace REPORT ARGS` of its traces, which must succeed.
+    /// Returns the output of `memtrace REPORT ARGS` on the run's traces; panics if it fails.
     pub(crate) fn report(&self, report: &str, args: &[&str]) -> String {
         let output = memtrace().args(report.split(' ')).args(args).arg(self.dir()).output().unwrap();
         succeeded(report, &output)
     }
 
-    /// The answer of `memtrace REPORT --json ARGS`; a view of a report has several words.
+    /// Returns the answer of `memtrace REPORT --json ARGS`. `report` has several words for a view of a
+    /// report.
     pub(crate) fn json(&self, report: &str, args: &[&str]) -> serde_json::Value {
         serde_json::from_str(&self.report(report, &[&["--json"], args].concat())).unwrap()
     }
 
-    /// The folder of the traces.
+    /// Returns the folder of the traces.
     pub(crate) fn dir(&self) -> PathBuf {
         self.out.path().join("trace")
     }
 
-    /// The traces, sorted by name.
+    /// Returns the traces, sorted by name.
     pub(crate) fn files(&self) -> Vec<PathBuf> {
         traces(&self.dir())
     }
 
-    /// The only trace.
+    /// Returns the only trace.
     pub(crate) fn file(&self) -> PathBuf {
         let files = self.files();
         assert_eq!(files.len(), 1, "expected one trace, found {files:?}\n{}", text(&self.output.stderr));
         files.into_iter().next().unwrap()
     }
 
-    /// The rows of the only trace.
+    /// Returns the rows of the only trace.
     pub(crate) fn rows(&self) -> Vec<Rec> {
         read(&self.file())
     }
@@ -302,17 +305,17 @@ pub(crate) struct Rec {
     pub(crate) name: String,
 }
 
-/// The rows of a trace.
+/// Reads the rows of a trace.
 pub(crate) fn read(path: &Path) -> Vec<Rec> {
     csv::Reader::from_reader(plain(path).as_slice()).deserialize().map(Result::unwrap).collect()
 }
 
-/// Returns true if rows of a trace may stand for others.
+/// Returns true if a trace may have `repeat` rows, each of which stands for earlier rows.
 fn has_repeats(path: &Path) -> bool {
     RowReader::open(path).is_ok_and(|reader| reader.meta().repeats)
 }
 
-/// The bytes of a trace with each row in a line of its own, those that a row `repeat` stands for too.
+/// Returns a trace with one line per row, in which `repeat` rows are expanded.
 pub(crate) fn plain(path: &Path) -> Vec<u8> {
     if !has_repeats(path) {
         return std::fs::read(path).unwrap();
@@ -325,7 +328,7 @@ pub(crate) fn plain(path: &Path) -> Vec<u8> {
     writer.into_inner().unwrap()
 }
 
-/// The traces in a folder, without the files of stacks and the journals.
+/// Returns the traces in a folder, without the files of stacks and the journals.
 pub(crate) fn traces(dir: &Path) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
     let mut files: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
@@ -337,7 +340,7 @@ pub(crate) fn traces(dir: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// The exit status. A signal is 128 + its number, as a shell and `memtrace run` report it.
+/// Returns the exit status. A signal is 128 + its number, as a shell and `memtrace run` report it.
 pub(crate) fn exit_of(output: &Output) -> i32 {
     use std::os::unix::process::ExitStatusExt;
     output.status.code().or(output.status.signal().map(|signal| 128 + signal)).unwrap()
@@ -347,32 +350,32 @@ pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// `tests/scripts`.
+/// Returns the path of `tests/scripts`.
 pub(crate) fn scripts() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts")
 }
 
-/// `memtrace`, without variables from outside.
+/// Returns a command for `memtrace`, without variables from outside.
 pub(crate) fn memtrace() -> Command {
     clean(Path::new(env!("CARGO_BIN_EXE_memtrace")))
 }
 
-/// The output of `memtrace ARGUMENTS TRACE`.
+/// Runs `memtrace ARGUMENTS TRACE`.
 pub(crate) fn output(arguments: &[&str], trace: &Path) -> Output {
     memtrace().args(arguments).arg(trace).output().unwrap()
 }
 
-/// What `memtrace ARGUMENTS TRACE` prints; it must succeed.
+/// Returns the stdout of `memtrace ARGUMENTS TRACE`; panics if it fails.
 pub(crate) fn printed(arguments: &[&str], trace: &Path) -> String {
     succeeded(&arguments.join(" "), &output(arguments, trace))
 }
 
-/// The answer of `memtrace ARGUMENTS --json TRACE`.
+/// Returns the answer of `memtrace ARGUMENTS --json TRACE`.
 pub(crate) fn json(arguments: &[&str], trace: &Path) -> serde_json::Value {
     serde_json::from_str(&printed(&[arguments, &["--json"]].concat(), trace)).unwrap()
 }
 
-/// A program without variables from outside.
+/// Returns a command for a program, without variables from outside.
 pub(crate) fn clean(program: &Path) -> Command {
     let mut command = Command::new(program);
     for (name, _) in std::env::vars_os() {
@@ -385,7 +388,7 @@ pub(crate) fn clean(program: &Path) -> Command {
     command
 }
 
-/// A program on a simulated GPU, without memtrace.
+/// Returns a command for a program on a simulated GPU, without memtrace.
 pub(crate) fn on_phantom(program: &Path, card: &str) -> Command {
     let mut command = clean(program);
     command.env("LD_PRELOAD", built("libmemtrace_phantom.so")).env("MEMTRACE_PHANTOM", card);
@@ -399,13 +402,13 @@ pub(crate) fn succeeded(name: &str, output: &Output) -> String {
     stdout
 }
 
-/// The value of `LD_PRELOAD` that `memtrace run --phantom` sets.
+/// Returns the value of `LD_PRELOAD` that `memtrace run --phantom` sets.
 pub(crate) fn preloads() -> String {
     let [tracer, phantom] = ["libmemtrace.so", "libmemtrace_phantom.so"].map(built);
     format!("{}:{}", tracer.display(), phantom.display())
 }
 
-/// A library that `cargo build` left beside the command.
+/// Returns the path of a library that `cargo build` left next to the command.
 pub(crate) fn built(name: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_BIN_EXE_memtrace")).with_file_name(name);
     assert!(path.exists(), "{} is missing: run cargo build first, as scripts/test does", path.display());

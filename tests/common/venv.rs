@@ -11,8 +11,8 @@ use crate::torch::{Torch, built, cache, clean, missing};
 /// The `PATH` of a machine without Rust.
 pub(crate) const NO_CARGO: &str = "/usr/local/bin:/usr/bin:/bin";
 
-/// The Python of `scripts/env wheel`, with hatchling and pip. If it is missing, the test is skipped; with `CI=true` it
-/// fails.
+/// Returns the Python of `scripts/env wheel`, with hatchling and pip. If it is missing, the test is skipped;
+/// with `CI=true` it fails.
 pub(crate) fn wheel_python() -> Option<PathBuf> {
     let python = cache().join("wheel/bin/python");
     if !python.exists() {
@@ -22,7 +22,7 @@ pub(crate) fn wheel_python() -> Option<PathBuf> {
     Some(python)
 }
 
-/// The Python of `scripts/env users`, with pytest, nbconvert and JupyterLab.
+/// Returns the Python of `scripts/env users`, with pytest, nbconvert and JupyterLab.
 pub(crate) fn users_python() -> Option<PathBuf> {
     let python = cache().join("users/bin/python");
     if !python.exists() {
@@ -32,13 +32,13 @@ pub(crate) fn users_python() -> Option<PathBuf> {
     Some(python)
 }
 
-/// An environment with torch, what users run beside it, and the wheel.
+/// An environment with torch, the packages that users run with it, and the wheel.
 pub(crate) struct Installed {
     pub(crate) python: PathBuf,
     _folder: TempDir,
 }
 
-/// The environment that the tests of a file share.
+/// Returns the environment that the tests of a file share.
 pub(crate) fn installed() -> Option<&'static Installed> {
     static INSTALLED: OnceLock<Option<Installed>> = OnceLock::new();
     INSTALLED.get_or_init(install).as_ref()
@@ -53,7 +53,7 @@ fn install() -> Option<Installed> {
     Some(Installed { python, _folder: folder })
 }
 
-/// The folder of the packages of a virtual environment.
+/// Returns the folder of the packages of a virtual environment.
 pub(crate) fn packages(python: &Path) -> PathBuf {
     let lib = python.parent().and_then(Path::parent).unwrap().join("lib");
     let mut versions = std::fs::read_dir(lib).unwrap().map(|entry| entry.unwrap().path());
@@ -82,7 +82,7 @@ pub(crate) fn venv(folder: &Path, others: &[&Path]) -> PathBuf {
     python
 }
 
-/// `pip install ARGUMENTS` in the environment of `python`, from no network.
+/// Runs `pip install ARGUMENTS` in the environment of `python`, without a network.
 pub(crate) fn pip_install(python: &Path, arguments: &[&Path]) -> Output {
     let mut pip = clean(python);
     pip.args(["-m", "pip", "install", "--no-index", "--no-deps", "--no-build-isolation", "--quiet"]);

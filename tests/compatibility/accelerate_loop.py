@@ -1,4 +1,4 @@
-"""A loop of accelerate's own: mixed precision, accumulation, clipping."""
+"""A training loop with accelerate: mixed precision, gradient accumulation, clipping."""
 
 import torch
 from accelerate import Accelerator

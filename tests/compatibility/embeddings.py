@@ -8,7 +8,7 @@ from peaks import print_peak
 
 
 def sentences():
-    """sentence-transformers: a BERT that it loads from a folder, its loss and its `encode`."""
+    """sentence-transformers: encodes texts with a BERT that it loads from a folder."""
     import transformers as hf
     from made_up import tokenizer
     from sentence_transformers import SentenceTransformer

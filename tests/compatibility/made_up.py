@@ -1,4 +1,4 @@
-"""A tokenizer and a model that are fetched from nowhere."""
+"""A tokenizer and a model that need no download."""
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast

@@ -9,7 +9,7 @@ import torch
 def print_peak():
     """Prints the peak of each device on stderr, which the comparison of outputs leaves out.
 
-    `scripts/programs` compares them with the trace."""
+    `scripts/programs` compares these peaks with the trace."""
     for device in range(torch.cuda.device_count()):
         peak = torch.cuda.memory_stats(device).get("allocated_bytes.all.peak", 0)
         if peak:

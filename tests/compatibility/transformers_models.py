@@ -20,7 +20,7 @@ def text(model, **config):
 def bert():
     model = hf.BertForSequenceClassification(hf.BertConfig(**TEXT, intermediate_size=512, num_labels=3))
     ids = torch.randint(0, 1024, (8, 128), device="cuda")
-    # A batch of padded rows, which the attention masks.
+    # A batch of rows whose second half is padding, which the attention masks.
     mask = (torch.arange(128).expand(8, -1) < 64).long().cuda()
     return model, {"input_ids": ids, "attention_mask": mask, "labels": torch.zeros(8, dtype=int).cuda()}
 

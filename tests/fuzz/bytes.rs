@@ -1,5 +1,5 @@
 //! Fuzzes reports and exports with arbitrary bytes after a valid header and meta row, sometimes without
-//! these.
+//! header and meta row.
 #![no_main]
 
 mod every_report;

@@ -7,7 +7,7 @@ use memtrace_analysis::options::Options;
 use memtrace_analysis::read::input::Input;
 use memtrace_analysis::reports::with_views;
 
-/// A path for a file of this process, in memory if possible.
+/// Returns a path for a file of this process, in memory if possible.
 pub fn place() -> PathBuf {
     let shm = Path::new("/dev/shm");
     let folder = if shm.is_dir() { shm.to_owned() } else { std::env::temp_dir() };

@@ -13,7 +13,7 @@ use memtrace_trace::journal::{Run, journal_name, names_path};
 use memtrace_trace::{Event, Meta, SCHEMA_VERSION};
 use memtrace_trace::{EventName, Row};
 
-/// The bytes of the input, in order; 0 after its end.
+/// Reads the input byte by byte; after its end every byte is 0.
 struct Words<'a>(&'a [u8]);
 
 impl Words<'_> {
@@ -23,7 +23,7 @@ impl Words<'_> {
         *first
     }
 
-    /// A number: mostly small, sometimes any.
+    /// Returns a number: mostly small, sometimes any `u64`.
     fn number(&mut self) -> u64 {
         match self.byte() {
             small @ 0..=199 => u64::from(small),
@@ -51,7 +51,7 @@ impl Words<'_> {
     }
 }
 
-/// The trace up to the kill: a meta row that names the journal, and some rows.
+/// Returns the trace up to the kill: a meta row that names the journal, and some rows.
 fn trace(words: &mut Words<'_>, left: &str) -> Vec<u8> {
     let meta = Meta {
         schema: SCHEMA_VERSION.to_owned(),
@@ -87,7 +87,7 @@ fn trace(words: &mut Words<'_>, left: &str) -> Vec<u8> {
     file
 }
 
-/// A path for a file of this process, in memory if possible.
+/// Returns a path for a file of this process, in memory if possible.
 fn place() -> PathBuf {
     let shm = Path::new("/dev/shm");
     let folder = if shm.is_dir() { shm.to_owned() } else { std::env::temp_dir() };
@@ -118,7 +118,7 @@ fuzz_target!(|input: &[u8]| {
         let committed = if words.byte() < 200 { slots.len() as u32 } else { words.number() as u32 };
         chunks.push(Left { owner, in_use, committed, consumed, slots });
     }
-    // No process has this id.
+    // No process has this id, so the journal's process counts as ended.
     let run = Run {
         pid: u32::MAX,
         rank: u32::from(words.byte()),
@@ -130,7 +130,7 @@ fuzz_target!(|input: &[u8]| {
     let head = Head { losses: [words.number(), words.number()], ..Head::default() };
     let mut whole = of_trace(journal_with(&head, &run, &at, &chunks), &csv);
     if words.byte() > 240 {
-        // The journal is cut short, as on a full disk, or is a file of another kind.
+        // Cut the journal short, as on a full disk, or replace it by a file of another kind.
         whole.truncate((words.number() as usize).wrapping_mul(61));
     }
     fs::write(&left, &whole).unwrap();

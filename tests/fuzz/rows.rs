@@ -27,7 +27,7 @@ const NAMES: &[&str] = &[
     "é",
 ];
 
-/// A number from two bytes: mostly small, sometimes as large as a column of bytes accepts.
+/// Returns a number from two bytes: mostly small, sometimes as large as a column of bytes accepts.
 fn number(bytes: [u8; 2]) -> i64 {
     let small = i64::from(bytes[1] % 16);
     match bytes[0] {

@@ -1,4 +1,4 @@
-"""What the programs of the growth corpus share: PyTorch's figures after a step, a model and its training."""
+"""Code shared by the programs of the growth corpus: PyTorch's figures, a model, and its training."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def mlp(width: int = 1024, depth: int = 4) -> nn.Module:
 
 @contextlib.contextmanager
 def marked(step: int) -> Iterator[None]:
-    """Tells the number of a step, in a program without an optimizer."""
+    """Marks a step with its number, for a program without an optimizer."""
     torch.cuda.nvtx.range_push(f"step:{step}")
     yield
     torch.cuda.nvtx.range_pop()

@@ -31,7 +31,7 @@ def graphs_per_shape() -> Steps:
 
 
 def graphs_of_one_output() -> Steps:
-    """As graphs_per_shape, but input and output have one place: what is left is the pools of the graphs.
+    """Like graphs_per_shape, but all graphs share one input and one output, so only their pools grow.
 
     Remedy: one length and one pool.
     """
@@ -51,7 +51,7 @@ def graphs_of_one_output() -> Steps:
 
 
 def compiled_graphs() -> Steps:
-    """torch.compile compiles anew for each length, into graphs. Remedy: one length."""
+    """torch.compile compiles anew for each length, into CUDA graphs. Remedy: one length."""
     torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 4 * STEPS
     model = torch.compile(mlp().eval(), backend="cudagraphs", dynamic=False)
     for step in range(STEPS):
@@ -76,7 +76,7 @@ def benchmark() -> Steps:
 
 
 def few_streams() -> Steps:
-    """Loads on one stream, works on another, of other sizes each time. Remedy: one stream and one size."""
+    """Loads on one stream, works on another, with new sizes each time. Remedy: one stream and size."""
     trainer = Trainer()
     side = torch.cuda.Stream()
     for _ in range(STEPS):
@@ -90,7 +90,7 @@ def few_streams() -> Steps:
 
 
 def groups() -> Steps:
-    """A new process group in each epoch. Remedy: destroy_process_group()."""
+    """Creates a new process group in each epoch. Remedy: destroy_process_group()."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(random.Random().randrange(20000, 30000))}
     dist.init_process_group("nccl", rank=0, world_size=1)
     trainer = Trainer()

@@ -3,8 +3,8 @@
     python programs.py NAME            # trains, and prints PyTorch's own figures after each step
     python programs.py NAME --remedy   # the same with the cause removed
 
-After each step a line `LEVEL {json}` has what PyTorch and the driver count in bytes: allocated, the most
-since the step before, reserved, and in use on the device.
+After each step a line `LEVEL {json}` has what PyTorch and the driver count in bytes: allocated, its highest
+value since the step before, reserved, and in use on the device.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 from common import DEVICE, MIB, STEPS, Steps, Trainer, args, kept, level, marked, mlp
 from torch import nn
 
-# Something is kept.
+# Programs that keep something.
 
 
 def losses() -> Steps:
@@ -124,7 +124,7 @@ def retained_graph() -> Steps:
 
 
 def hidden_state() -> Steps:
-    """A recurrent cell's state is carried from step to step with its graph; the steps are marked."""
+    """Carries a recurrent cell's state from step to step together with its graph; marks the steps."""
     cell = nn.GRUCell(1024, 1024).to(DEVICE)
     hidden = torch.zeros(512, 1024, device=DEVICE)
     for step in range(STEPS):
@@ -134,7 +134,7 @@ def hidden_state() -> Steps:
 
 
 def deleted_models() -> Steps:
-    """Each round has a new model; the optimizer of all of them is told of it and forgets none."""
+    """Each round makes a new model and adds it to the one optimizer, which never drops a model."""
     optimizer = torch.optim.Adam([torch.zeros(1, device=DEVICE, requires_grad=True)])
     for _ in range(STEPS):
         model = mlp(512, 2)
@@ -151,7 +151,7 @@ def deleted_models() -> Steps:
 
 
 def optimizer_each_epoch() -> Steps:
-    """The steps are marked: which of the optimizers ends a step is no longer clear."""
+    """The steps are marked, because with several optimizers it is unclear which one ends a step."""
     trainer = Trainer()
     for step in range(STEPS):
         with marked(step):
@@ -173,7 +173,7 @@ def copies() -> Steps:
 
 
 def gathered_results() -> Steps:
-    """Results of a whole epoch are joined to one tensor, anew in each step."""
+    """Joins the results of a whole epoch to one tensor, which each step copies anew."""
     trainer = Trainer()
     results = torch.empty(0, 1024, device=DEVICE)
     for _ in range(STEPS):
@@ -182,7 +182,7 @@ def gathered_results() -> Steps:
         results = out if args.remedy else torch.cat([results, out])
 
 
-# Steps get larger.
+# Programs whose steps get larger.
 
 
 def curriculum() -> Steps:
@@ -237,18 +237,18 @@ def save() -> Steps:
 
 
 def batch_grows() -> Steps:
-    """Batches double each 10 steps, as some schedules do."""
+    """Doubles the batch every 10 steps, as some schedules do."""
     trainer = Trainer()
     for step in range(STEPS):
         trainer.train(1024 if args.remedy else 1024 << (step // 10))
         yield
 
 
-# The allocator's cache.
+# Programs in which the allocator's cache grows.
 
 
 def lengths() -> Steps:
-    """Remedy: expandable segments, set by scripts/growth-corpus."""
+    """Batches of random length. Remedy: expandable segments, set by scripts/growth-corpus."""
     trainer = Trainer()
     for _ in range(2 * STEPS):
         trainer.train(1024 if args.remedy else random.randrange(1024, 8192))
@@ -256,7 +256,7 @@ def lengths() -> Steps:
 
 
 def images() -> Steps:
-    """Images of any size through convolutions. Remedy: expandable segments."""
+    """Runs images of any size through convolutions. Remedy: expandable segments."""
     model = nn.Sequential(*[layer for _ in range(4) for layer in (nn.Conv2d(16, 16, 3), nn.ReLU())]).to(
         DEVICE
     )
@@ -270,7 +270,7 @@ def images() -> Steps:
 
 
 def streams() -> Steps:
-    """Each step works on a stream of its own: freed blocks stay with it. Remedy: one stream."""
+    """Runs each step on its own stream, which keeps the freed blocks. Remedy: one stream."""
     trainer = Trainer()
     all_streams = [torch.cuda.Stream() for _ in range(1 if args.remedy else 24)]
     for step in range(STEPS):
@@ -283,7 +283,7 @@ def streams() -> Steps:
         yield
 
 
-# Outside PyTorch.
+# Programs that grow outside PyTorch.
 
 
 def driver_memory() -> Steps:
@@ -309,7 +309,7 @@ for line in sys.stdin:
 
 
 def neighbour() -> Steps:
-    """Another process on the same GPU grows. Remedy: it does not."""
+    """Another process on the same GPU grows. Remedy: it keeps its size."""
     with subprocess.Popen(
         [sys.executable, "-c", NEIGHBOUR], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as other:
@@ -320,16 +320,16 @@ def neighbour() -> Steps:
                 print(64 * MIB, file=other.stdin, flush=True)
                 other.stdout.readline()
             trainer.train()
-            time.sleep(1.2)  # memtrace looks at the device once a second
+            time.sleep(1.2)  # memtrace samples the device once a second
             yield
         other.stdin.close()
 
 
-# What comes once and stays, and what has a limit.
+# Memory that comes once and stays, or that has a limit.
 
 
 def late_state() -> Steps:
-    """Half of the model is frozen for the first steps; its optimizer state comes late."""
+    """Half of the model is frozen for the first steps, so its optimizer state comes late."""
     trainer = Trainer(width=2048)
     late = list(trainer.model.parameters())[4:]
     for step in range(STEPS):
@@ -340,7 +340,7 @@ def late_state() -> Steps:
 
 
 def window_cache() -> Steps:
-    """A cache of key and value with a limit: it fills, and then stays."""
+    """A key-value cache with a limit: it fills up, and then keeps its size."""
     trainer = Trainer()
     for _ in range(STEPS):
         kept.append(trainer.train().detach())
@@ -368,14 +368,14 @@ def flat() -> Steps:
 
 
 def buckets() -> Steps:
-    """Lengths of four buckets. Remedy: all batches have the longest."""
+    """Batches of four lengths. Remedy: all batches have the longest."""
     trainer = Trainer()
     for step in range(STEPS):
         trainer.train(4096 if args.remedy else [1024, 2048, 3072, 4096][step % 4])
         yield
 
 
-# Two at once.
+# Two causes at once.
 
 
 def leak_in_curriculum() -> Steps:
@@ -397,7 +397,7 @@ def curriculum_in_leak() -> Steps:
 
 
 def metric_with_lengths() -> Steps:
-    """Predictions of a metric, 0.5 MiB a step, beside lengths that vary. Remedy: expandable segments."""
+    """Keeps the predictions of a metric, 0.5 MiB a step, while lengths vary. Remedy: expandable segments."""
     trainer, accuracy = Trainer(), Metric()
     for _ in range(2 * STEPS):
         out = trainer.train(random.randrange(1024, 8192))

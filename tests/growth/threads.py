@@ -1,4 +1,4 @@
-"""Programs rebuilt from threads about memory that grows, which README.md names, for scripts/growth-corpus."""
+"""Programs rebuilt from reports of growing memory (README.md names them), for scripts/growth-corpus."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 
 def torchmetrics_3294() -> Steps:
-    """AveragePrecision keeps all predictions. Remedy: thresholds, with which its state has one size."""
+    """AveragePrecision keeps all predictions. Remedy: thresholds, which give its state a fixed size."""
     from torchmetrics import AveragePrecision
 
     trainer, head = Trainer(), nn.Linear(1024, 16).to(DEVICE)
@@ -26,7 +26,7 @@ def torchmetrics_3294() -> Steps:
 
 
 def ultralytics_730() -> Steps:
-    """A detector assigns anchors to boxes; the fullest image of a batch decides. Remedy: a limit of boxes."""
+    """Assigns anchors to boxes; the image with the most boxes decides. Remedy: a limit on boxes."""
     layers = [layer for _ in range(4) for layer in (nn.Conv2d(32, 32, 3, padding=1), nn.SiLU())]
     model = nn.Sequential(*layers)
     model, head = model.to(DEVICE), nn.Conv2d(32, 84, 1).to(DEVICE)
@@ -49,7 +49,7 @@ def ultralytics_730() -> Steps:
 
 
 def softgroup_106() -> Steps:
-    """Points are grouped to proposals, of which a better model makes more. Remedy: a limit of points."""
+    """Groups points to proposals; a better model makes more of them. Remedy: a limit on points."""
     trainer = Trainer()
     tiny = nn.Sequential(nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, 64)).to(DEVICE)
     for step in range(2 * STEPS):

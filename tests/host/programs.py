@@ -40,13 +40,13 @@ kept: list = []
 
 
 def figures(file: str) -> dict[str, int]:
-    """The lines `Name: 123 kB` of a file of /proc, in bytes."""
+    """Returns the lines `Name: 123 kB` of a file of /proc, in bytes."""
     lines = (line.split() for line in Path(file).read_text().splitlines())
     return {words[0][:-1]: int(words[1]) * 1024 for words in lines if len(words) == 3 and words[2] == "kB"}
 
 
 def kernel_figures() -> dict[str, int]:
-    """PSS and RSS of this process, and the use of its control group of version 1 if there is one."""
+    """Returns PSS and RSS of this process, and the use of its version 1 control group if there is one."""
     rollup = figures("/proc/self/smaps_rollup")
     found = {"pss": rollup["Pss"], "rss": rollup["Rss"]}
     own = [line for line in Path("/proc/self/cgroup").read_text().splitlines() if ":memory:" in line]
@@ -67,10 +67,10 @@ def settle() -> None:
 
 
 def point() -> bool:
-    """Compares here. False when the program has been at enough points.
+    """Compares at this point. Returns False if it was the last one.
 
-    The sample is between two readings of the kernel. Threads of the program, and other programs that map
-    the same libraries, may change the figures meanwhile; then the point is taken again."""
+    The sample is taken between two readings of the kernel's figures. If these differ, because of the
+    program's threads or of other programs that map the same libraries, the point is taken again."""
     number = next(points)
     if args.until_killed:
         return True
@@ -92,7 +92,7 @@ def model(width: int = 1024, depth: int = 6) -> nn.Module:
 
 
 def use_device() -> None:
-    """A trace begins with memory of a device."""
+    """Allocates memory of a device, because a trace begins with it."""
     kept.append(torch.zeros(1, device="cuda"))
 
 
@@ -207,7 +207,7 @@ def leak_lists() -> None:
 
 
 def reads(items: list, pipe) -> None:
-    """Reading a Python object counts a reference, so its page is copied."""
+    """Reads Python objects: each read changes a reference count, so the page is copied."""
     for chunk in range(0, len(items), 100_000):
         sum(items[chunk : chunk + 100_000])
         time.sleep(0.05)
@@ -229,7 +229,7 @@ def forked_list() -> None:
 
 
 def arenas() -> None:
-    """Threads that allocate and free small objects, whose arenas stay."""
+    """Runs threads that allocate and free small objects, whose malloc arenas stay."""
     use_device()
     libc = ctypes.CDLL(None)
     libc.malloc.restype = ctypes.c_void_p
@@ -272,7 +272,7 @@ def pinned_rounding() -> None:
 
 
 def mapped_array() -> None:
-    """A file that is read and written through a map: page cache, clean and dirty."""
+    """Reads and writes a file through a map: page cache, clean and dirty."""
     use_device()
     with tempfile.TemporaryFile() as file:
         file.truncate(400 * MIB)
@@ -286,7 +286,7 @@ def mapped_array() -> None:
 
 
 def registered() -> None:
-    """Memory that the program has and registers with CUDA."""
+    """Registers memory of the program with CUDA."""
     use_device()
     runtime = torch.cuda.cudart()
     while True:
@@ -304,7 +304,7 @@ def many_children() -> None:
     for number, worker in enumerate(workers):
         worker.start()
         if number > 30:
-            # A child that ends while it is read.
+            # A child may end while memtrace reads it.
             workers[number - 31].terminate()
         if number % 3 == 0 and not point():
             return
@@ -318,7 +318,7 @@ def join(file: str, rank: int, ranks: int) -> None:
 
 
 def fsdp_offload() -> None:
-    """FSDP2 that keeps parameters, gradients and the optimizer's state on the host."""
+    """FSDP2 with parameters, gradients and optimizer state on the host."""
     from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 
     with tempfile.TemporaryDirectory() as folder:
@@ -338,7 +338,7 @@ def fsdp_offload() -> None:
 
 
 def device_map_auto() -> None:
-    """accelerate places what `max_memory` of the GPU does not hold on the host."""
+    """accelerate places on the host what exceeds the `max_memory` of the GPU."""
     from accelerate import dispatch_model, infer_auto_device_map
 
     net = model(1024, 16).eval()
@@ -389,7 +389,7 @@ def diffusers_offload() -> None:
 
 
 def gathers(file: str, rank: int, saves: int) -> None:
-    """A rank of four that share a model. The full state goes to the host of rank 0."""
+    """One of four ranks that share a model. The full state is gathered on the host of rank 0."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
     from torch.distributed.fsdp import fully_shard
 
@@ -421,7 +421,7 @@ def gathered_checkpoint() -> None:
 
 
 def vllm_offload() -> None:
-    """vLLM with a part of the weights on the host."""
+    """vLLM with part of the weights on the host."""
     os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_NO_USAGE_STATS="1", HF_HUB_OFFLINE="1")
     sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts/parts"))
     from serving_engine import write_model
@@ -439,7 +439,7 @@ def vllm_offload() -> None:
                 return
 
 
-# Programs that end, some of them for want of memory.
+# Programs that end, some of them because memory runs out.
 
 
 def wait() -> None:
@@ -465,7 +465,7 @@ def watchdog() -> None:
 
 
 def full_shm() -> None:
-    """Writes more shared memory than its file system has: `argument` is a folder of a small one."""
+    """Writes more shared memory than the small file system in the folder SMALL_SHM has."""
     use_device()
     with open(Path(os.environ["SMALL_SHM"]) / "torch_1", "w+b") as file:
         file.truncate(64 * MIB)
@@ -475,13 +475,13 @@ def full_shm() -> None:
 
 
 def asked_to_end() -> None:
-    """A program that goes on when it is asked to end: it still writes a checkpoint."""
+    """Goes on when SIGTERM asks it to end: it still writes a checkpoint."""
     signal.signal(signal.SIGTERM, lambda *_: print("saving", flush=True))
     wait()
 
 
 def loads_weights() -> None:
-    """Reads a checkpoint into memory beside the model that it is for, and then the next."""
+    """Reads checkpoints into memory, one after the other, and keeps them all, in addition to the model."""
     use_device()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "weights.pt"

@@ -15,9 +15,9 @@ from torch.utils.checkpoint import checkpoint
 
 
 def each_root(change):
-    """Calls `change(root)` before the first call of each module that no other module calls.
+    """Calls `change(root)` before the first call of each root: a module that no other module calls.
 
-    Each such call is wrapped in what `change` returns.
+    Each call of a root is wrapped in what `change` returned for it.
     """
     depth, known, call = [0], {}, nn.Module.__call__  # `known` keeps the modules, so that no id is used again
 
@@ -41,13 +41,13 @@ def checkpoint_modules(patterns):
     done = set()
 
     def takes(form, path):
-        # What DataParallel and its like, and peft, put in front.
+        # DataParallel and similar wrappers, and peft, put a prefix before the path.
         names = path.removeprefix("module.").removeprefix("base_model.model.").split(".")
         return len(names) == len(form) and all(a in ("*", b) for a, b in zip(form, names))
 
     def change(root):
         modules = dict(root.named_modules())
-        # A trainer may call a part of its model: then the path begins further down.
+        # A trainer may call a part of its model, so the path may begin further down.
         for dropped in range(1, 4):
             rest = [form for form in forms if len(form) > dropped and form[0] not in done]
             found = [modules[path] for path in modules for form in rest if takes(form[dropped:], path)]
@@ -61,7 +61,7 @@ def checkpoint_modules(patterns):
 
 
 def autocast():
-    """Autocast from the first call of a module to the backward, so that it has the loss, too."""
+    """Autocast from the first call of a module to the backward, so that the loss is included."""
     entered = []
 
     def enter(root):
@@ -88,7 +88,7 @@ def autocast():
 
 
 def bfloat16():
-    """Casts each model and its inputs; a loss takes the target in the type of the prediction."""
+    """Casts each model and its inputs; a loss casts the target to the type of the prediction."""
 
     def in_one_type(loss):
         return lambda found, wanted, *args, **kwargs: loss(found, wanted.to(found.dtype), *args, **kwargs)
@@ -119,7 +119,7 @@ def optimizer(name):
         return {"lr": kwargs.get("lr", args[0] if args else 1e-3)}
 
     class InBackward(torch.optim.Optimizer):
-        """Steps each parameter as soon as its gradient is there."""
+        """Steps each parameter as soon as its gradient exists."""
 
         def __init__(self, parameters, **kwargs):
             super().__init__(parameters, kwargs)
@@ -155,7 +155,7 @@ def optimizer(name):
 
 
 def replace_adamw(make):
-    """Has `torch.optim.AdamW(...)` return `make(...)`; it stays a class, which trainers ask for."""
+    """Makes `torch.optim.AdamW(...)` return `make(...)`; it stays a class, as trainers expect."""
 
     class AdamW(torch.optim.AdamW):
         def __new__(cls, params, *args, **kwargs):

@@ -44,7 +44,7 @@ def text(words):
 
 
 def lora():
-    """Adapters need little memory, and the activations of the frozen model as much as ever."""
+    """Adapters need little memory, but the activations of the frozen model need as much as before."""
     from peft import LoraConfig, get_peft_model
 
     model = get_peft_model(llama().bfloat16(), LoraConfig(r=16, target_modules="all-linear")).cuda()
@@ -84,7 +84,7 @@ def dpo():
 
 
 def negatives():
-    """A contrastive loss, which wants a large batch."""
+    """A contrastive loss, which needs a large batch."""
     from datasets import Dataset
     from sentence_transformers import (
         SentenceTransformer,

@@ -22,7 +22,7 @@ def pinned():
 
 
 def lengths():
-    """Batches of a length that grows: no cached block fits the next batch."""
+    """Batches of growing length: no cached block fits the next batch."""
     model = nn.Sequential(
         *(nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)) for _ in range(8))
     ).cuda()

@@ -26,7 +26,7 @@ def llama(attention="sdpa", layers=6):
 
 
 def embeddings():
-    """The embeddings of a corpus, with the graph that nobody needs."""
+    """Keeps the embeddings of a corpus with their autograd graphs, which nobody needs."""
     model = llama().model
     with torch.set_grad_enabled(not FIX):
         for _ in range(STEPS):
@@ -46,7 +46,7 @@ def sessions():
 
 
 def features():
-    """A bank of timm's feature maps."""
+    """Keeps a bank of timm's feature maps."""
     import timm
 
     model = timm.create_model("resnet18", features_only=True).cuda().eval()

@@ -1,6 +1,6 @@
 """Loads a checkpoint: load.py load|resume [fix].
 
-`load` runs out while it loads, `resume` in the training after it.
+`load` runs out of memory while it loads, `resume` in the training after it.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Memory that libraries take beside PyTorch: outside.py cudamalloc|nccl|none [fix]."""
+"""Memory that libraries take outside PyTorch: outside.py cudamalloc|nccl|none [fix]."""
 
 import ctypes
 import os

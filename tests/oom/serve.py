@@ -53,7 +53,7 @@ def beams():
 
 
 def fraction():
-    """A server that gives itself a part of the card."""
+    """A server that limits itself to a fraction of the card."""
     torch.cuda.set_per_process_memory_fraction(0.9 if FIX else 0.3)
     model = LlamaForCausalLM(config()).bfloat16().cuda().eval()
     for _ in range(STEPS):
@@ -76,7 +76,7 @@ def graphs():
 
 
 def pipelines():
-    """A second pipeline while a variable still has the first."""
+    """Builds a second pipeline while a variable still holds the first."""
     from diffusers import AutoencoderKL, DDIMScheduler, UNet2DConditionModel
 
     def pipeline():

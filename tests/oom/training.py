@@ -79,7 +79,7 @@ def logps():
 
 
 class Field(torch.autograd.Function):
-    """A solver's steps, whose states autograd does not free: only save_for_backward lets it."""
+    """Keeps a solver's states on `ctx`; autograd frees only what save_for_backward saved."""
 
     @staticmethod
     def forward(ctx, state, weight):
@@ -100,7 +100,7 @@ class Field(torch.autograd.Function):
 
 
 def solver():
-    """Lightning#9343: the last step's loss lives through the next forward, with a solver's states."""
+    """Lightning#9343: the loss of the last step, with a solver's states, lives through the next forward."""
     weights = [nn.Parameter(torch.randn(512, 512, device="cuda")) for _ in range(8)]
     optimizer = torch.optim.Adam(weights)
     outputs = {}
@@ -116,7 +116,7 @@ def solver():
 
 
 def attempts():
-    """torchtune#2830, pytorch#18853: the error of a failed attempt is kept for a message after the retry."""
+    """torchtune#2830, pytorch#18853: keeps the error of a failed attempt until after the retry."""
     model = llama(4096, 8)
     optimizer = torch.optim.AdamW(model.parameters())
 
@@ -168,7 +168,7 @@ class Stack(nn.Module):
 
 
 def whole():
-    """pytorch#147449: activation checkpointing does not lower the peak, for it is around all layers."""
+    """pytorch#147449: activation checkpointing does not lower the peak: it wraps all layers at once."""
     model = Stack().cuda()
     optimizer = torch.optim.AdamW(model.parameters())
     for _ in range(STEPS):
@@ -176,7 +176,7 @@ def whole():
 
 
 def foreach():
-    """pytorch#97712: Adam's step makes temporary results of all parameters at once."""
+    """pytorch#97712: Adam's step makes temporary results for all parameters at once."""
     import timm
 
     model = timm.create_model("vit_base_patch16_224", num_classes=10).cuda()
@@ -186,7 +186,7 @@ def foreach():
 
 
 def upcast():
-    """transformers#30860: the loss makes float32 of the logits of a bfloat16 model; the batch is one text."""
+    """transformers#30860: the loss of a bfloat16 model makes float32 logits; the batch is one text."""
     model = llama(128256, 4, tie_word_embeddings=True).bfloat16()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
 
@@ -205,7 +205,7 @@ def upcast():
 
 
 def qlora():
-    """peft: a model in 4 bits, one long text, adapters; the activations are what is large."""
+    """peft: adapters on a 4-bit model with one long text; most of the memory is activations."""
     import bitsandbytes
     from peft import LoraConfig, get_peft_model
 
@@ -230,7 +230,7 @@ def qlora():
 
 
 def hessian():
-    """pytorch#7343: backward(create_graph=True), and gradients with graphs until after the next forward."""
+    """pytorch#7343: backward(create_graph=True); gradients keep their graphs until after the next forward."""
     model = nn.Sequential(*(Block() for _ in range(6))).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(STEPS):

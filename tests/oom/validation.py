@@ -71,7 +71,7 @@ def segmentation():
 
 
 def meter():
-    """pytorch#4932: the ImageNet example's validation, with graphs, and a meter that adds them up."""
+    """pytorch#4932: validation in the ImageNet example builds graphs, and a meter sums results with them."""
     import torchvision
 
     model = torchvision.models.resnet18().cuda()
@@ -114,7 +114,7 @@ class Encoder(nn.Module):
 
 
 def checkpointed():
-    """A validation that adds losses up, with checkpointed layers: each forward keeps its layers' inputs."""
+    """Validation sums losses through checkpointed layers, so the layers' inputs of each forward stay."""
     model = Encoder().cuda()
     optimizer = torch.optim.AdamW(model.parameters())
     for _ in range(3):
@@ -176,7 +176,7 @@ def epochs():
 
 
 def boxes():
-    """mmdetection#188: all boxes of an image meet all anchors, and one image has 3,000 boxes."""
+    """mmdetection#188: compares all boxes of an image with all anchors; one image has 3,000 boxes."""
     from torchvision.ops import box_iou
 
     backbone = nn.Sequential(

@@ -20,7 +20,7 @@ def update(loss, optimizer):
 
 
 def metric():
-    """A metric that stores each prediction until it is computed."""
+    """Stores each prediction in a metric until the metric is computed."""
     import segmentation_models_pytorch
     from torchmetrics.classification import BinaryAveragePrecision
 
@@ -34,7 +34,7 @@ def metric():
 
 
 def hook():
-    """A hook that stores the features of each batch."""
+    """Stores the features of each batch in a hook."""
     import timm
 
     model = timm.create_model("convnext_tiny", num_classes=0).cuda().eval()
@@ -48,7 +48,7 @@ def hook():
 
 
 def sizes():
-    """Images of another size in each batch."""
+    """Trains on images of another size in each batch."""
     import timm
 
     model = timm.create_model("resnet26", num_classes=100).cuda()
@@ -76,7 +76,7 @@ def segment():
 
 
 def average():
-    """An average of the weights beside the optimizer's state."""
+    """Keeps an average of the weights in addition to the optimizer's state."""
     from diffusers import UNet2DModel
     from diffusers.training_utils import EMAModel
 

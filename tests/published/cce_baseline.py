@@ -1,6 +1,6 @@
 """Cut Cross-Entropy's baseline: a linear layer and cross entropy, the head of Gemma 2 2B, bf16, 8192 tokens.
 
-The figures are differences of peaks: of the loss, of its gradient, of both. Gemma 2 caps its logits.
+The figures are differences of peaks: for the loss, for its gradient, and for both. Gemma 2 caps its logits.
 """
 
 import gc

@@ -1,7 +1,7 @@
 """Lightning's pages on FSDP: a Transformer of 1 B parameters, fp32, two GPUs, 35 tokens, Adam.
 
-One of two ranks whose peer does not exist. On Fabric's page the step follows the backward pass; the Trainer
-runs both in the optimizer's closure, and empties the gradients between the passes.
+Runs one of two ranks; its peer does not exist. On Fabric's page the step follows the backward pass. The
+Trainer runs both in the optimizer's closure, and empties the gradients between the passes.
 
     fsdp_transformer.py fabric|trainer ddp|no_shard|shard_grad_op|full_shard|offload
 """
@@ -42,7 +42,7 @@ class Transformer(nn.Module):
 
 
 if page == "fabric":
-    older.second_intermediate_of_adam()  # its figures have it, those of the other page do not
+    older.second_intermediate_of_adam()  # the figures of Fabric's page include it, the Trainer's do not
 dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
 with torch.device("meta"):
     model = Transformer()

@@ -18,7 +18,7 @@ from harness.hf_models import from_pretrained, make_config
 
 mode, name, kinds, masked, *shapes = sys.argv[1:]
 config, head = make_config(name)
-plain = mode == "infer" and name in ("biogpt", "distilbert")  # their pages use no head for it
+plain = mode == "infer" and name in ("biogpt", "distilbert")  # their pages measure it without a head
 decodes = head == "CausalLM" and not plain
 auto = hf.AutoModel if plain else getattr(hf, f"AutoModelFor{head}")
 
@@ -53,7 +53,7 @@ for kind in kinds.split(","):
     for shape in shapes:
         batch, length = map(int, shape.split("x"))
         try:
-            # The tensors of the shape before live until the new ones are there.
+            # The tensors of the previous shape live until the new ones exist.
             if mode == "train":
                 inputs = {"input_ids": torch.randint(config.vocab_size - 1, (batch, length)).cuda()}
                 if masked == "mask":

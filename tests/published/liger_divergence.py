@@ -41,7 +41,7 @@ def case(value, arguments):
         mine, theirs = made.log_softmax(dim=-1), target.log_softmax(dim=-1)
     del target
     if arguments.variant == "jsd_rows":
-        # Its benchmark drops the gradient's seed into a random one of the same shape.
+        # This benchmark runs the backward pass by a random gradient of the result's shape.
         loss_of = LOSSES["jsd_rows"]
         measure(f"BT={value}", lambda: loss_of(mine, theirs))
     else:

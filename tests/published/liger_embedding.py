@@ -13,11 +13,11 @@ SIZES = [2**power for power in range(10, 18)]
 
 
 def kept(width, copies):
-    """The weights and gradients of the modules of each vocabulary."""
+    """Returns tensors as large as the modules' weights or gradients, for each vocabulary."""
     return [torch.empty(V, width, device="cuda") for V in SIZES for _ in range(copies)]
 
 
-# The forward benchmark of width 4096 keeps weights; the one of both passes also gradients.
+# The forward benchmark of width 4096 keeps weights; the benchmark of both passes keeps gradients, too.
 HELD = kept(4096, 3)
 
 

@@ -1,6 +1,6 @@
 """Liger-Kernel: the GRPO loss by a linear layer onto a vocabulary of 128256 and a reference, T 1024, bf16.
 
-`--alone 1`: as the second data file has it, without Liger's layers, the gradient made in the measured part.
+`--alone 1`: as in the second data file, without Liger's layers; the gradient is made in the measured part.
 `--blackwell 1` sets the 32 MiB that torch takes for cuBLAS on a B200 in versions after 2.11.
 """
 

@@ -1,6 +1,6 @@
 """Lightning's page on tensor parallelism: a feed-forward block of 8192 by 8192, one training step.
 
-One rank of a group whose peers do not exist: what a rank holds does not depend on them.
+Runs one rank of a group whose peers do not exist: the memory of a rank does not depend on them.
 
     tensor_parallel.py RANKS
 """

@@ -1,7 +1,7 @@
 """torchtitan's benchmark of December 2024: Llama 3.1 8B, FSDP2, selective checkpointing, batch 2 of 8192.
 
-One rank of a group whose peers do not exist: what a rank holds does not depend on them. The modules are
-torchtitan's own, in the order of its `Trainer`; its weights' values do not matter.
+Runs one rank of a group whose peers do not exist: the memory of a rank does not depend on them. The modules
+are torchtitan's own, in the order of its `Trainer`; the values of the weights do not matter.
 
     torchtitan_llama.py RANKS SETTING    # eager compile float8
 """

@@ -1,6 +1,6 @@
 """torchtune's table of optimization flags: Llama 3.2 3B, packs of some length, bf16, peak active memory.
 
-Each setting keeps those before it; LoRA and QLoRA leave the optimizer's two out. The modules are
+Each setting adds to the settings before it; LoRA and QLoRA omit the optimizer's two. The modules are
 torchtune's own, in the order of its recipe; the samples of a pack have 512 tokens.
 
     torchtune_flags.py SETTING PACKS LENGTH  # SETTING: one of SETTINGS, or qlora
@@ -52,13 +52,13 @@ if in_backward and not lora:
 else:
     optimizer = make(trained, lr=2e-5, fused=True)
 loss_function = CEWithChunkedOutputLoss() if chunked else torch.nn.CrossEntropyLoss()
-if compiled:  # in place: the recipe drops the returned loss, so that a loss without chunks stays as it is
+if compiled:  # only in place: the recipe ignores the returned loss, so a loss without chunks stays uncompiled
     training.compile_loss(loss_function, verbose=False)
 if chunked:
     model.set_num_output_chunks(loss_function.num_output_chunks)
 ignored, peaks = torch.full((packs, 1), -100, device=device), []
 for _ in range(3):
-    torch.cuda.reset_peak_memory_stats()  # the recipe logs each step's own peak; the first makes the states
+    torch.cuda.reset_peak_memory_stats()  # the recipe logs each step's peak; step 1 creates the states
     mask = packed_block_causal_mask([torch.full((length // 512,), 512)] * packs)
     ids = torch.randint(128000, (packs, length))
     places = torch.arange(length).remainder(512).repeat(packs, 1)

@@ -1,7 +1,7 @@
 """xformers' benchmark of its first memory-efficient attention: the plain attention beside it, fp32, by shape.
 
-The torch of April 2022 left workspaces to cuBLAS, so they are off. The forward numbers are without the scale
-of the queries, which came last.
+The torch of April 2022 left workspaces to cuBLAS, so they are off. The forward numbers omit the scaling of
+the queries, which xformers added last.
 """
 
 import argparse

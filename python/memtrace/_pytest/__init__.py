@@ -1,1 +1,1 @@
-"""The parts of the pytest plugin."""
+"""Implements the pytest plugin."""

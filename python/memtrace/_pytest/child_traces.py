@@ -30,9 +30,9 @@ def names() -> frozenset[str]:
 def add_children(
     use: _blocks.Use, before: frozenset[str], end: Position, others: list[tuple[Position, Position]]
 ) -> None:
-    """Adds the memory of the descendants whose traces are not in `before` to `use`. On each device, this is
-    the largest sum of the peaks of processes that ran at the same time. Processes that began in `others` do
-    not count.
+    """Adds to `use` the memory of the descendants whose traces are not in `before`. On each device, the
+    memory that is added is the largest sum of the peaks of processes that ran at the same time. Processes
+    that began between the positions of `others` do not count.
 
     Raises NotMeasured if a process has not ended or its trace cannot be read, because its memory is
     unknown."""
@@ -71,10 +71,10 @@ def add_children(
 
 
 def is_of_test(meta: dict) -> bool:
-    """Returns true if a process that began during a test belongs to this test.
+    """Returns True if a process that began during a test belongs to this test.
 
-    A daemon no longer has the test's process as a parent. With xdist, another worker's test may have started
-    it."""
+    Descendants of this process do. So does a daemon, which has lost its ancestors, except with xdist: then a
+    test of another worker may have started it."""
     ancestors = meta.get("ancestors", [])
     is_of_run = meta.get("run_id", "") == os.environ.get("MEMTRACE_RUN_ID", "")
     is_daemon = is_of_run and os.getppid() not in ancestors and "PYTEST_XDIST_WORKER" not in os.environ
@@ -116,7 +116,9 @@ def meta_of(path: Path) -> dict:
 
 
 def peaks_of(path: Path) -> tuple[int, dict[int, int]]:
-    """Returns the time that a process ran, in ns, and its highest memory on each device, in bytes."""
+    """Returns the time that a process ran, in ns, and its peak memory on each device, in bytes.
+
+    Repairs the trace of a killed process first. Raises NotMeasured if the process has not ended."""
     length = length_of(path)
     if length is None:
         repair(path)

@@ -1,4 +1,5 @@
-"""The mark `limit_host_memory`: the maximum host memory that the process may have during a test."""
+"""Implements the mark `limit_host_memory`: the maximum host memory that the process
+may have during a test."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def status() -> dict[str, int]:
 
 
 def forget_peak() -> bool:
-    """Makes the kernel reset the peak of resident memory. Returns False if it does not support this."""
+    """Makes the kernel reset the peak of resident memory. Returns False if the kernel
+    does not support this."""
     try:
         # proc_pid_clear_refs(5): 5 resets VmHWM.
         Path("/proc/self/clear_refs").write_text("5")

@@ -1,4 +1,4 @@
-"""The marks `limit_gpu_memory` and `limit_gpu_leaks`."""
+"""Implements the marks `limit_gpu_memory` and `limit_gpu_leaks`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PEAK_PROPERTY = "gpu_memory_peak_bytes"
 
 
 def limit_of(item: pytest.Item, name: str) -> int | None:
-    """Returns the bytes of a test's mark, or None without the mark.
+    """Returns the limit in a test's mark, in bytes, or None without the mark.
 
     Raises UsageError for an invalid mark."""
     mark = item.get_closest_marker(name)
@@ -63,11 +63,12 @@ class Limits:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef, request):
-        # A fixture that other tests share does not count for this test: a limit must not depend on the order
-        # of tests.
+        # The memory of a fixture that other tests share does not count for this test, because the result of a
+        # limit must not depend on the order of tests.
         if fixturedef.scope == "function":
             return (yield)
-        # Its finalizers run in the teardown of its last test, in reverse order.
+        # The finalizers run in reverse order in the teardown of the fixture's last test: first
+        # `_begin_other`, then the fixture's own teardown, then `_end_other`.
         begin: list[_blocks.Position] = []
         fixturedef.addfinalizer(lambda: self._end_other(begin))
         self._begin_other(begin)
@@ -78,7 +79,7 @@ class Limits:
             fixturedef.addfinalizer(lambda: self._begin_other(begin))
 
     def _begin_other(self, begin: list[_blocks.Position]) -> None:
-        """Records where the memory of a shared fixture begins, in a test with a limit."""
+        """Records the position at which the memory of a shared fixture begins, in a test with a limit."""
         if self._start is not None and self._limited:
             with contextlib.suppress(_blocks.NotMeasured):
                 begin.append(_blocks.here())
@@ -99,11 +100,12 @@ class Limits:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Iterator[None]:
         result = yield
-        # Memory that its fixtures allocate during teardown also belongs to the test.
+        # Memory that the test's fixtures allocate during teardown also belongs to the test.
         if self._passed and limit_of(item, MEMORY) is not None:
             self._check(item)
         leaks = limit_of(item, LEAKS)
-        # If another plugin runs this test, `_leak` cannot change its report.
+        # If another plugin runs this test, `pytest_runtest_protocol` below cannot change its report, so the
+        # teardown fails instead.
         if leaks is not None and not self._is_reporting and (problem := self._leak(leaks)) is not None:
             pytest.fail(problem, pytrace=False)
         return result
@@ -130,7 +132,7 @@ class Limits:
             return None
         from _pytest.runner import runtestprotocol
 
-        # The memory is checked after the test's fixtures have ended, and only then is the outcome known.
+        # The reports are held back until the test's fixtures have ended, because the memory is checked then.
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         self._is_reporting = True
         try:
@@ -208,7 +210,7 @@ def left_behind(use: _blocks.Use, limit: int) -> str:
 
 
 def more() -> list[str]:
-    """Returns lines that name the place of the full trace."""
+    """Returns the lines of a message that tell how to get the full trace."""
     if os.environ.get(restart.STARTED) == restart.TEMPORARY:
         return ["", f"pytest {restart.OPTION} keeps the trace of the tests."]
     return ["", f"The trace of all tests: memtrace report {trace_folder()}"]
@@ -222,12 +224,12 @@ def gpu(device: int | None = None) -> str:
 
 
 def trace_folder() -> str:
-    """Returns the shortest path of the folder of traces."""
+    """Returns the path of the folder of traces, relative to the working folder if the folder is inside it."""
     folder = os.environ.get("MEMTRACE_OUT") or "memtrace-out"
     short = os.path.relpath(folder)
     return folder if short.startswith("..") else short
 
 
 def is_active() -> bool:
-    """Returns true if this process is traced, so that limits can be checked."""
+    """Returns True if this process is traced, so that limits can be checked."""
     return _marks.is_traced()

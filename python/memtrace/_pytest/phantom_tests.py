@@ -1,7 +1,7 @@
-"""The mark `phantom`: tests on a simulated GPU.
+"""Implements the mark `phantom`, which runs a test on a simulated GPU.
 
-A process keeps the card with which it was started. So these tests run in a separate pytest process for each
-card, and its reports are passed on."""
+A process keeps the card with which it was started. So these tests run in an inner pytest process for each
+card, and the outer pytest passes its reports on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .. import _blocks, _command
 from . import limits, restart
 
 MARK = "phantom"
-# The file to which the inner pytest writes its reports.
+# The option that names the file to which the inner pytest writes its reports.
 CHILD_OPTION = "--memtrace-reports"
 # The maximum number of lines of the inner pytest's output that a failure shows.
 LAST_LINES = 40
@@ -60,7 +60,7 @@ class PhantomTests:
             with open(self._target, "a", encoding="utf-8") as file:
                 file.write(json.dumps(data) + "\n")
 
-    # Runs before the protocol of the limits, because the inner pytest checks them.
+    # Runs before the protocol of `limits`, because the inner pytest checks the limits.
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
         card = card_of(item)
@@ -89,7 +89,7 @@ class PhantomTests:
             shutil.rmtree(folder, ignore_errors=True)
         own = self._reports.setdefault(item.nodeid, [])
         if not is_complete(own):
-            # The process ended in this test. The tests after it run in another process.
+            # The process ended during this test. The later tests run in another process.
             own.append(failure(item, why))
 
     def _run_inner(self, batch: list[pytest.Item], card: str, folder: Path) -> str:
@@ -148,7 +148,7 @@ class PhantomTests:
 
 
 def is_complete(reports: list[pytest.TestReport]) -> bool:
-    """Returns true if the reports belong to a test that ran to its end."""
+    """Returns True if the reports belong to a test that ran to its end."""
     return any(report.when == "teardown" for report in reports)
 
 
@@ -159,7 +159,7 @@ def split_nodeid(item: pytest.Item) -> tuple[str, str]:
 
 
 def is_test_name(word: str) -> bool:
-    """Returns true if a word of the command line names a file or a test."""
+    """Returns True if a word of the command line names a file or a test."""
     return not word.startswith("-") and os.path.exists(word.split("::")[0])
 
 

@@ -1,4 +1,4 @@
-"""`pytest --memtrace`: runs the same command line again under the tracer."""
+"""Implements `pytest --memtrace`, which runs the same command line again under the tracer."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ from .. import _blocks, _command, _marks
 
 OPTION = "--memtrace"
 OUT_OPTION = "--memtrace-out"
-# Set in the restarted process, to the process id of the command that started it. Its name does not start with
-# MEMTRACE_, because the tracer does not know it.
+# An environment variable. In a restarted process, it has the process id of the command that started the
+# process; in the process of phantom tests, it is `1` or TEMPORARY. Its name does not start with MEMTRACE_,
+# because it is not a setting of the tracer.
 STARTED = "GPU_MEMTRACE_PYTEST"
-# The variable's value if the traces are removed after the tests.
+# The value of STARTED if the traces are removed after the tests.
 TEMPORARY = "temporary"
 
 _sessions = 0
 
 
 def card_of(value: str, arguments: list[str]) -> str | None:
-    """Returns the card that the option requests, or None for the GPU of this machine. argparse takes the word
-    after a bare `--memtrace` as its value, which is not intended."""
+    """Returns the card that the option requests, or None for the GPU of this machine.
+
+    argparse takes the word after a bare `--memtrace` as the value of the option. This function corrects
+    that, or raises UsageError."""
     exact = [word for word in arguments if word == OPTION or word.startswith(OPTION + "=")]
     if exact and exact[-1] == OPTION:
         return None
@@ -40,7 +43,8 @@ def without_option(arguments: list[str]) -> list[str]:
 
 
 def restart_if_needed(config: pytest.Config) -> None:
-    """Replaces this process by `memtrace run -- pytest ...`, once, if `--memtrace` was given."""
+    """Replaces this process by `memtrace run -- pytest ...` if `--memtrace` was given
+    and it is not traced yet."""
     global _sessions
     _sessions += 1
     value = config.known_args_namespace.memtrace
@@ -92,7 +96,7 @@ def restart_if_needed(config: pytest.Config) -> None:
 
 
 def _own_arguments(config: pytest.Config) -> list[str]:
-    """Returns the arguments of this interpreter."""
+    """Returns the arguments with which this interpreter was started."""
     if hasattr(sys, "orig_argv"):
         return sys.orig_argv[1:]
     # Python 3.9 does not record them.

@@ -1,7 +1,7 @@
-"""memtrace in training frameworks: the modules `transformers` and `lightning`.
+"""Connects memtrace to training frameworks, with the modules `transformers` and `lightning`.
 
-Their callbacks mark evaluation, saving and generation as phases, and add the peaks of GPU memory to the
-trainer's own log. If the process is not traced, they do nothing.
+They mark evaluation and saving (and, in `transformers`, generation) as phases, and add the peaks of GPU
+memory to the trainer's own log. They do nothing if the process is not traced.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ __all__ = ["peaks"]
 
 
 def peaks() -> dict[str, float]:
-    """Returns the peaks of this process's GPU memory in MiB, from its trace; empty before the GPU is used."""
+    """Returns PyTorch's peaks of this process's GPU memory in MiB. Empty before the process uses the GPU."""
     import torch
 
     if not torch.cuda.is_available() or not torch.cuda.is_initialized():

@@ -1,4 +1,4 @@
-"""memtrace in Lightning.
+"""Connects memtrace to Lightning.
 
 trainer = Trainer(callbacks=[memtrace.integrations.lightning.MemtraceCallback()])
 """
@@ -18,10 +18,10 @@ from . import peaks
 
 
 class MemtraceCallback(Callback):
-    """Marks validation, testing, prediction (`eval`) and saving (`checkpoint`) as phases, counts steps like
-    the trainer, and logs the peaks of GPU memory: `gpu_peak_allocated_mib` and `gpu_peak_reserved_mib`.
+    """Marks validation, testing and prediction (`eval`) and saving (`checkpoint`) as phases, numbers steps
+    like the trainer, and logs the peaks of GPU memory: `gpu_peak_allocated_mib` and `gpu_peak_reserved_mib`.
 
-    Does nothing when the process is not traced."""
+    Does nothing if the process is not traced."""
 
     def __init__(self) -> None:
         self._open = ExitStack()

@@ -1,4 +1,4 @@
-"""memtrace in the Trainer of Hugging Face transformers.
+"""Connects memtrace to the Trainer of Hugging Face transformers.
 
 trainer = Trainer(model=model, args=args, ...)
 memtrace.integrations.transformers.watch(trainer)
@@ -24,7 +24,7 @@ class MemtraceCallback(TrainerCallback):
             return
         figures = peaks()
         logs.update(figures)
-        # The history has an earlier copy of the entry.
+        # The Trainer has already put a copy of the entry into its history.
         if state.log_history:
             state.log_history[-1].update(figures)
 

@@ -1,11 +1,12 @@
-// The page of many ranks: a grid of levels that is drawn from typed arrays, so that five million cells stay smooth.
+// Draws the page of many ranks. Its grid of levels is in typed arrays, so that zooming stays smooth
+// even with five million cells.
 
 const $ = (id) => document.getElementById(id);
 const MISSING = -128;
-/** Lines that one line of the coarse grid joins. */
+/** The number of lines of the grid that one line of its coarse copy combines. */
 const COARSE = 4;
 
-/** Inflates the data: a JSON text behind its length, then the levels. */
+/** Inflates the data: the length of a JSON text, the text, and the levels of the grid. */
 async function load() {
   if (typeof DecompressionStream === "undefined") {
     throw new Error(
@@ -37,7 +38,7 @@ const stepsBetween = (first, last) => (first === last ? `step ${first}` : `steps
 
 const weight = (level) => (level === MISSING ? -1 : Math.abs(level));
 
-/** The grid in an order of its lines, with a coarse copy of it. */
+/** The grid with its lines in a given order, and a coarse copy of it. */
 class Ordered {
   constructor(about, cells, order) {
     this.order = order;
@@ -61,7 +62,10 @@ class Ordered {
     }
   }
 
-  /** The level furthest from 0 in a range of lines and columns; the ends are not in it. */
+  /**
+   * Returns the level furthest from 0 in the lines from `y0` to `y1` and the columns from `x0` to `x1`, ends
+   * excluded. A range of many lines is extended to whole lines of the coarse copy.
+   */
   furthest(y0, y1, x0, x1) {
     const coarse = y1 - y0 >= 2 * COARSE;
     const cells = coarse ? this.coarse : this.fine;
@@ -82,7 +86,8 @@ class Ordered {
   }
 }
 
-/** The lines with the furthest levels first, of equal ones those with more of them. */
+/** Returns the lines, those with the furthest levels first. Among equals, a larger sum
+ * of levels comes first. */
 function outliersFirst(about, cells) {
   const scores = new Float64Array(about.lines);
   for (let line = 0; line < about.lines; line++) {
@@ -98,10 +103,10 @@ function outliersFirst(about, cells) {
   return Uint32Array.from(scores.keys()).sort((a, b) => scores[b] - scores[a] || a - b);
 }
 
-/** The colours of the levels from -last to last, then that of a missing cell, as 32-bit pixels. */
+/** Returns the colors of the levels from -last to last and the color of a missing cell, as 32-bit pixels. */
 function palette(last, dark) {
   const ground = dark ? [30, 37, 46] : [240, 243, 246];
-  // Above the median orange, below it blue: told apart with every kind of colour vision.
+  // Orange is above the median and blue is below, because these differ with every kind of color vision.
   const ends = dark
     ? {
         more: [
@@ -155,7 +160,8 @@ class HeatMap {
   setOrder(name) {
     this.grid = new Ordered(this.about, this.cells, this.orders[name]());
     this.all();
-    // Of ten thousand lines a screen has one pixel for twenty: those that part are shown at first.
+    // With ten thousand lines, a pixel shows about twenty of them, so at first the view
+    // has the lines that differ.
     if (name === "outliers") {
       this.view.y1 = Math.min(this.about.lines, Math.max(48, Math.ceil(this.about.parted_devices * 1.5)));
     }
@@ -166,7 +172,7 @@ class HeatMap {
     const css = (pixel) => `rgb(${pixel & 255} ${(pixel >> 8) & 255} ${(pixel >> 16) & 255})`;
     const of = (level) => css(this.colours[level + this.about.last]);
     const { decade, last } = this.about;
-    // A level begins where the one before it ends.
+    // `bound` is the upper bound of a level, so a level begins at the bound of the level before it.
     const entry = (level, where) => [of(level), `${this.bound(Math.abs(level) - 1)} ${where}`];
     const entries = [
       entry(-2 * decade - 1, "below"),
@@ -194,7 +200,7 @@ class HeatMap {
     this.later();
   }
 
-  /** Draws before the next frame, once. */
+  /** Schedules a drawing before the next frame, unless one is scheduled already. */
   later() {
     if (this.waiting) return;
     this.waiting = true;
@@ -227,7 +233,7 @@ class HeatMap {
     for (let py = 0; py < height; py++) {
       const y0 = Math.min(ys[py], lines - 1);
       const y1 = Math.max(y0 + 1, ys[py + 1]);
-      // A line of the grid that is higher than a pixel is drawn once.
+      // If a line of the grid is higher than a pixel, its first row of pixels is copied to the other rows.
       if (py > 0 && ys[py - 1] === y0 && y1 === y0 + 1 && ys[py] === y0) {
         pixels.copyWithin(py * width, (py - 1) * width, py * width);
         continue;
@@ -259,7 +265,7 @@ class HeatMap {
     const shown = [Math.floor(view.y0) + 1, Math.min(lines, Math.ceil(view.y1))];
     $("shown").textContent =
       shown[1] - shown[0] + 1 < lines ? `lines ${shown[0]} to ${shown[1]} of ${lines}` : `all ${lines} lines`;
-    // For the tests: the time that a drawing takes.
+    // For the tests: the time that this drawing took, in ms.
     canvas.dataset.drawn = (performance.now() - started).toFixed(1);
   }
 
@@ -267,7 +273,7 @@ class HeatMap {
     return stepsBetween(this.about.from[column], this.about.to[column]);
   }
 
-  /** The upper bound of a level, as a share of the median. */
+  /** Returns the upper bound of a level, as a percentage of the median. */
   bound(level) {
     return percent(this.about.least * 10 ** (level / this.about.decade));
   }
@@ -280,7 +286,7 @@ class HeatMap {
     return `rank ${ranks[from]}, GPU ${devices[from]}, ${names[hosts[from]]}`;
   }
 
-  /** Zooms by a factor around a place of the canvas, from 0 to 1. */
+  /** Zooms by a factor around a point of the canvas, whose coordinates are from 0 to 1. */
   zoom(factor, x = 0.5, y = 0.5) {
     const part = (from, to, at, most) => {
       const length = Math.min(most, Math.max(Math.min(most, 4), (to - from) * factor));
@@ -293,7 +299,7 @@ class HeatMap {
     this.later();
   }
 
-  /** Moves by parts of what is shown. */
+  /** Moves the view by these shares of its width and height. */
   pan(x, y) {
     const { view } = this;
     const part = (from, to, by, most) => {
@@ -317,7 +323,7 @@ class HeatMap {
     this.later();
   }
 
-  /** Describes the cell at a place of the canvas. */
+  /** Shows a description of the cell at a point of the canvas, whose coordinates are from 0 to 1. */
   describe(x, y) {
     const { view, about } = this;
     const column = Math.min(about.columns - 1, Math.floor(view.x0 + (view.x1 - view.x0) * x));
@@ -398,7 +404,7 @@ class HeatMap {
   }
 }
 
-/** Fills the table of the ranks that part from their peers. */
+/** Fills the table of the ranks that differ from their peers. */
 function table(map) {
   const { about } = map;
   $("parted-title").textContent = about.parted.length

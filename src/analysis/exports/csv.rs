@@ -1,7 +1,7 @@
-//! `csv`: every row of a process in one plain file, which is itself a trace.
+//! The export `csv`: every row of a process in one plain file, which is itself a trace.
 //!
 //! `repeat` rows are expanded, the parts of a rotated trace are joined, and a compressed trace is
-//! decompressed. So the file suits tools that read plain rows only.
+//! decompressed. Thus tools that read only plain rows can read the file.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use crate::state::categories::KnownCategories;
 use crate::state::replay::Metric;
 use crate::state::replay_trace::replay_trace;
 
-/// The export; see the module.
+/// The export `--to csv`.
 pub(super) struct Csv;
 
 impl Export for Csv {
@@ -82,7 +82,7 @@ impl Export for Csv {
     }
 }
 
-/// The texts of the symbols, escaped as in the file.
+/// The texts of the symbols seen so far, escaped as in the file.
 #[derive(Default)]
 struct Texts(Vec<Option<Arc<str>>>);
 
@@ -105,7 +105,8 @@ impl Texts {
         }
         self.0[at].get_or_insert_with(|| {
             let text = symbols.get(symbol);
-            // The reader removed the quote that protects a text that looks like a formula: put it back.
+            // The reader removed the quote that protects a text that looks like a formula, so add the quote
+            // again.
             let safe = safe_text(&text);
             if original_text(&safe) == &*text && safe != *text { safe.into() } else { text }
         });
@@ -117,7 +118,7 @@ macro_rules! row {
         $(#[$doc:meta])+
         $name:ident: $type:ident = $default:expr, $shape:ident, $reading:ident, $writing:ident $(($of:ident))?;
     )+ })+) => {
-        /// Returns the row of a record, whose texts are known.
+        /// Returns the row of a record whose texts are in `texts`.
         fn row<'a>(record: &Record, texts: &'a Texts) -> Row<'a> {
             Row { owner: 0, $($($name: value!(record texts $name $type),)+)+ }
         }

@@ -1,4 +1,4 @@
-//! Downsampling for pictures and viewers: the largest of many events, and the local extrema of a curve.
+//! Downsampling for pictures and viewers: keeps the largest of many events, and the local extrema of a curve.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
@@ -7,13 +7,13 @@ use std::collections::BinaryHeap;
 pub(super) struct Largest<T> {
     most: usize,
     entries: BinaryHeap<Reverse<HeapEntry<T>>>,
-    /// The number of entries left out.
+    /// The number of entries that were dropped.
     pub(super) dropped: u64,
 }
 
 struct HeapEntry<T> {
     weight: i64,
-    /// Among equal weights, the earlier entry is dropped first.
+    /// Among equal weights, the entry with the highest number is dropped first.
     number: Reverse<i64>,
     item: T,
 }
@@ -50,8 +50,8 @@ impl<T> Largest<T> {
         Largest { most, entries: BinaryHeap::new(), dropped: 0 }
     }
 
-    /// Adds an entry. Two entries with the same `number` and `weight` are either both kept or both dropped,
-    /// except at the limit.
+    /// Adds an entry. Two entries with the same `number` and `weight` are both kept or both dropped, except
+    /// for one pair at the limit.
     pub(super) fn add(&mut self, weight: i64, number: i64, entry: T) {
         self.entries.push(Reverse(HeapEntry { weight, number: Reverse(number), item: entry }));
         if self.entries.len() > self.most {
@@ -74,9 +74,9 @@ pub(super) struct Point {
     pub(super) high: i64,
 }
 
-/// A curve, reduced to its local extrema. Of each stretch (all have the same number of points), it keeps the
-/// first and the last point, and the lowest and the highest point of each line. While there are few points,
-/// all are kept.
+/// A curve, reduced to its local extrema. All stretches have the same number of points. Of each stretch, the
+/// curve keeps the first and the last point, the lowest and the highest point of the low line, and the
+/// highest point of the high line. While there are few points, all are kept.
 pub(super) struct DownsampledCurve {
     most: usize,
     /// The number of points per stretch.

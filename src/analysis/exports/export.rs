@@ -1,4 +1,4 @@
-//! The trait of an export, and the job that it works on.
+//! The trait of an export, and the job that an export works on.
 
 use std::path::{Path, PathBuf};
 
@@ -11,14 +11,15 @@ use crate::render::footer::Footer;
 use crate::state::replay::Metric;
 use crate::state::replay_trace::Replayed;
 
-/// The kind of output that an export writes, with the ending of the files' names.
+/// The kind of output that an export writes, with the suffix of the file names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OutputKind {
     /// One file for all processes.
     OneFile(&'static str),
-    /// A file for each process.
+    /// One file for each process.
     FileEach(&'static str),
-    /// One file per process, named after its trace, so one folder can hold the files of all machines of a job.
+    /// One file per process, named after the process's trace, so that one folder can hold the files of all
+    /// machines of a job.
     FilePerTrace(&'static str),
     /// A folder.
     Folder(&'static str),
@@ -32,8 +33,8 @@ pub trait Export: Sync {
     /// Returns one line for the help.
     fn about(&self) -> &'static str;
 
-    /// The options of this export, in addition to the shared ones. If several exports have an option, it is
-    /// the same in each.
+    /// Returns the options of this export, in addition to the shared ones. If several exports have an option
+    /// of the same name, the option must be the same in all of them.
     fn flags(&self) -> &'static [Flag] {
         &[]
     }
@@ -43,11 +44,11 @@ pub trait Export: Sync {
         false
     }
 
-    /// Returns the files that it writes.
+    /// Returns the kind of output that the export writes.
     fn output_kind(&self, options: &Options) -> OutputKind;
 
-    /// Returns the command that opens the result, in one line; `FILE` and `FOLDER` are replaced by the
-    /// written paths.
+    /// Returns the command that opens the result, in one line, in which `FILE` and `FOLDER` are placeholders
+    /// for the written paths.
     fn open_with(&self) -> &'static str;
 
     /// Reads the traces of `job` and writes to its output place.
@@ -57,7 +58,7 @@ pub trait Export: Sync {
     fn write(&self, job: &mut Job<'_>) -> Result<()>;
 }
 
-/// The option of the exports that list events.
+/// The option that limits the number of events in the exports that list events.
 pub(super) const MAX_EVENTS: Flag = Flag {
     name: "max-events",
     value: Some("N"),
@@ -88,12 +89,12 @@ pub struct Job<'a> {
     pub place: &'a Path,
     /// Notes on the completeness of the data.
     pub footer: Footer,
-    /// The files written: path, size in bytes, and a description of the content.
+    /// The files written so far: path, size in bytes, and a description of the content.
     pub written: Vec<(PathBuf, u64, String)>,
 }
 
 impl<'a> Job<'a> {
-    /// Returns the only process of the job, for an export that writes one file per process.
+    /// Returns the job's only process, for an export that writes one file per process.
     ///
     /// # Errors
     /// When the job has no process.
@@ -102,13 +103,13 @@ impl<'a> Job<'a> {
         self.input.traces.first().ok_or_else(none)
     }
 
-    /// Adds a trace to the footer.
+    /// Adds the notes on a trace to the footer.
     pub(super) fn add_to_footer(&mut self, trace: &TraceFile, replayed: &Replayed) {
         let fullest = replayed.fullest(Metric::Allocated, self.options).map(|device| device.ordinal);
         self.footer.add(trace, replayed, fullest);
     }
 
-    /// Closes a file and describes its content.
+    /// Closes a file and adds it to the written files, with a description of its content.
     ///
     /// # Errors
     /// When a write failed.
@@ -120,7 +121,7 @@ impl<'a> Job<'a> {
     }
 }
 
-/// Returns the name of a trace without its endings, such as `run` for `run.csv.gz`.
+/// Returns the name of a trace without its suffixes, such as `run` for `run.csv.gz`.
 pub(super) fn trace_stem(path: &Path) -> String {
     let whole = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let name = whole.file_name().map_or_else(|| "trace".into(), |name| name.to_string_lossy().into_owned());

@@ -1,5 +1,6 @@
-//! `speedscope` and `collapsed`: the live bytes at the peak, as stacks of their owners. A stack has the
-//! phase, the levels of the module path, the program's own lines of Python if the trace has them, and the op.
+//! The exports `speedscope` and `collapsed`: the live bytes at the peak, as stacks of their owners. A stack
+//! has the phase, the levels of the module path, the program's own Python lines if the trace has them, and
+//! the op.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -18,9 +19,9 @@ use crate::state::replay::{Metric, Owner};
 use crate::state::replay_trace::{Replayed, replay_trace};
 use crate::state::stacks::Stacks;
 
-/// `--to speedscope`.
+/// The export `--to speedscope`.
 pub(super) struct Speedscope;
-/// `--to collapsed`.
+/// The export `--to collapsed`.
 pub(super) struct Collapsed;
 
 impl Export for Speedscope {
@@ -118,7 +119,7 @@ impl Export for Collapsed {
         for profile in &profiles {
             let root = several.then(|| format!("rank {} device {}", profile.rank, profile.ordinal));
             for (stack, bytes) in &profile.stacks {
-                // A semicolon separates frames, and the last space precedes the number.
+                // A semicolon separates frames, and the last space on a line precedes the number.
                 let frames: Vec<String> = root
                     .iter()
                     .chain(stack)
@@ -137,7 +138,7 @@ struct Profile {
     rank: i32,
     ordinal: i32,
     title: String,
-    /// The bytes of each stack; its outermost frame comes first.
+    /// The bytes of each stack. A stack starts with its outermost frame.
     stacks: BTreeMap<Vec<String>, i64>,
 }
 

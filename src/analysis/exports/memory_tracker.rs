@@ -1,9 +1,9 @@
-//! `memory-tracker`: the statistics that `torch.distributed._tools.memory_tracker.MemoryTracker` saves, so
-//! that its `load`, `summary` and `show_traces` work on a traced run. Ops have the names and numbers of
-//! `MemoryTracker` (see [`crate::state::op_calls`]); its "MB" are 1024² bytes.
+//! The export `memory-tracker`: the statistics that `torch.distributed._tools.memory_tracker.MemoryTracker`
+//! saves, so that its `load`, `summary` and `show_traces` work on a traced run. Ops have the names and
+//! numbers of `MemoryTracker` (see [`crate::state::op_calls`]). Its unit "MB" is 1024² bytes.
 //!
-//! The names of all ops may not fit in memory. So the rows are read once to find the first op, and then once
-//! for each of the three series.
+//! The names of all ops may not fit in memory, so the rows are read four times: once to find the first op,
+//! and then once for each of the three series.
 
 use std::io::{self, Write};
 
@@ -20,7 +20,7 @@ use crate::state::op_calls::{self, MB, OpCall, OpCalls};
 use crate::state::replay::{Metric, Totals};
 use crate::state::replay_trace::{Replayed, replay_trace};
 
-/// `--to memory-tracker`.
+/// The export `--to memory-tracker`.
 pub(super) struct MemoryTracker;
 
 const FORMAT: Flag = Flag {
@@ -31,7 +31,7 @@ const FORMAT: Flag = Flag {
     help: "Write the pickle that MemoryTracker.load reads, or the same data as JSON",
 };
 
-/// The name of each series, and its total.
+/// The name of a series, and the function that returns the series' total.
 type TotalSeries = (&'static str, fn(&Totals) -> i64);
 
 const SERIES: [TotalSeries; 3] = [
@@ -68,7 +68,7 @@ impl Export for MemoryTracker {
     fn write(&self, job: &mut Job<'_>) -> Result<()> {
         let trace = job.trace()?;
         let options = job.options;
-        // A dispatch mode restarts the numbering of ops; only the last numbering counts.
+        // A dispatch mode restarts the numbering of ops, and only the last numbering counts.
         let (mut calls, mut first) = (OpCalls::new(options.device), 0);
         let replayed = each(trace, options, &mut calls, |seq, call, _| {
             if call.index == 0 {
@@ -126,7 +126,7 @@ struct OpCallRun<'a> {
 }
 
 impl OpCallRun<'_> {
-    /// Calls `visit` with each op call from `first` on, and with its name.
+    /// Calls `visit` with each op call of the last numbering, and with the call's name.
     fn each(&self, mut visit: impl FnMut(&OpCall, &str)) -> Result<()> {
         each(self.trace, self.options, &mut OpCalls::new(self.options.device), |seq, call, symbols| {
             if seq >= self.first {
@@ -136,7 +136,7 @@ impl OpCallRun<'_> {
         Ok(())
     }
 
-    /// Returns the markers. Like `MemoryTracker`, it keeps only the last marker of each kind.
+    /// Returns the markers. As in `MemoryTracker`, these are only the last marker of each kind.
     fn markers(&self) -> impl Iterator<Item = (&'static str, usize)> {
         [("fw_start", self.calls.fw_start.last()), ("fw_bw_boundary", self.calls.fw_bw_boundary.last())]
             .into_iter()
@@ -184,7 +184,7 @@ impl OpCallRun<'_> {
         Ok(())
     }
 
-    /// Writes the JSON. `Out` reports its first failure when it is closed.
+    /// Writes the JSON. `Out` stores its first failure and returns it when it is closed.
     fn json(&self, out: &mut Out) -> Result<()> {
         out.write_all(b"{").ok();
         for (name, total) in SERIES {

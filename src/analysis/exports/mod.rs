@@ -1,8 +1,8 @@
-//! Exports: conversions of a trace for other tools, with a source file or folder for each.
+//! Exports, which convert a trace for other tools. Each export has its own source file or folder.
 //!
-//! A new export is a source file here and a line in [`EXPORTS`]. The command line, its help, the docs and the
-//! tests read that table. An export writes through [`Out`], and never over the trace that it reads. The
-//! memory use of most exports does not grow with the trace.
+//! To add an export, add a source file here and a line to [`EXPORTS`]. The command line, its help, the docs
+//! and the tests read that table. An export writes through [`Out`], and never over the trace that it reads.
+//! The memory use of most exports does not grow with the trace.
 
 mod chrome;
 mod csv;
@@ -59,7 +59,8 @@ pub fn find(name: &str) -> Option<&'static dyn Export> {
     EXPORTS.iter().copied().find(|export| export.name() == name)
 }
 
-/// Exports `input` to `place`, or else to a file in the working directory that is named after the trace.
+/// Exports `input` to `place` or, without a `place`, to a file in the working directory that is named after
+/// the trace.
 ///
 /// # Errors
 /// As for [`Export::write`]. Also when a selector matches nothing, when `place` is one of the traces, or when
@@ -145,7 +146,7 @@ fn jobs(kind: OutputKind, input: &Input, place: Option<&Path>) -> Result<Vec<(In
     ranks.dedup();
     let unique = ranks.len() == input.traces.len();
     let jobs = input.traces.iter().map(|trace| {
-        // Processes that share a rank are labelled with the names of their traces.
+        // Processes that share a rank are labeled with the names of their traces.
         let label = if unique {
             format!("r{}", trace.meta.rank)
         } else {
@@ -174,9 +175,9 @@ fn labelled(file: &Path, label: &str, ending: &str) -> PathBuf {
     file.with_file_name(named)
 }
 
-/// Refuses a place that is one of the traces.
+/// Returns an error if the output place is one of the traces.
 fn refuse_trace_as_place(input: &Input, place: &Path) -> Result<()> {
-    // Compare inodes, not paths, because a hard link to the trace is the trace.
+    // Compare inodes instead of paths, because a hard link to the trace is the trace.
     let id = |path: &Path| std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
     let Some(place) = id(place) else { return Ok(()) };
     for file in input.traces.iter().flat_map(TraceFile::files) {

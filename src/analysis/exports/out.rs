@@ -1,6 +1,6 @@
-//! An output file, compressed if its name ends in `.gz`. A regular file is replaced as a whole once the
-//! output is complete, and keeps its owner and mode. Any other existing path, such as a device or a pipe, is
-//! written in place.
+//! An output file, which is compressed if its name ends in `.gz`. A regular file is replaced as a whole once
+//! the output is complete, and keeps its owner and mode. Any other existing path, such as a device or a pipe,
+//! is written in place.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Stdout, Write};
@@ -26,7 +26,7 @@ pub fn is_stdout(path: &Path) -> bool {
         || matches!((fs::metadata(path), stdout()), (Ok(a), Ok(b)) if (a.dev(), a.ino()) == (b.dev(), b.ino()))
 }
 
-/// Returns true if `path` can take only one output: standard output, a pipe or a device.
+/// Returns true if `path` can receive only one output: standard output, a pipe, a socket or a device.
 pub(super) fn is_stream(path: &Path) -> bool {
     is_stdout(path)
         || fs::metadata(path).is_ok_and(|found| {
@@ -35,8 +35,8 @@ pub(super) fn is_stream(path: &Path) -> bool {
         })
 }
 
-/// An output. The first failure is kept until [`Out::finish`], because the callbacks that visit rows cannot return
-/// an error.
+/// An output file or stream. The first failure is kept until [`Out::finish`], because the callbacks that
+/// visit rows cannot return an error.
 pub struct Out {
     path: PathBuf,
     /// `None` if the output is written to `path` itself.
@@ -51,16 +51,17 @@ enum Sink {
     Stdout(BufWriter<Stdout>),
 }
 
-/// A file under a temporary name, removed when it is dropped.
+/// A file with a temporary name, which is removed on drop.
 struct Replacement {
     partial: PathBuf,
-    /// The file that it replaces, with the symbolic links of the path resolved.
+    /// The file to be replaced, with the symbolic links of its path resolved.
     target: PathBuf,
 }
 
 impl Replacement {
-    /// Creates the file in the folder of its target. Returns `None` if `path` must be written in place: it is
-    /// not a regular file, or no file can be created in its folder or given to its owner.
+    /// Creates the temporary file in the folder of its target. Returns `None` if `path` must be written in
+    /// place, because it is not a regular file, or because no file can be created in its folder or given to
+    /// its owner.
     fn create(path: &Path) -> Option<(File, Replacement)> {
         let target = match fs::symlink_metadata(path) {
             Ok(_) => path.canonicalize().ok()?,
@@ -75,7 +76,7 @@ impl Replacement {
         let file = File::create_new(&partial).ok()?;
         let replacement = Replacement { partial, target };
         if let Some(old) = old {
-            // The mode comes last: a change of owner clears parts of it.
+            // Set the mode last, because a change of the owner clears parts of the mode.
             fchown(&file, Some(old.uid()), Some(old.gid())).ok()?;
             file.set_permissions(old.permissions()).ok()?;
         }
@@ -119,13 +120,14 @@ impl Out {
         Ok(Out { path: path.to_owned(), replacement, sink, failed: None })
     }
 
-    /// Returns the path that was given.
+    /// Returns the path that was passed to [`Out::create`].
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Completes the output, under its final name. Returns the size of the file in bytes; 0 for a pipe or device.
+    /// Completes the output and gives it its final name. Returns the size of the file in bytes, or 0 for a
+    /// pipe or device.
     ///
     /// # Errors
     /// The first failure of any write.
@@ -160,7 +162,8 @@ impl Write for Out {
         Ok(bytes.len())
     }
 
-    /// Never fails: [`Out::finish`] returns the first failure, after which nothing more is written.
+    /// Never fails, because [`Out::finish`] returns the first failure. After a failure, nothing more is
+    /// written.
     fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
         if self.failed.is_none() {
             let result = match &mut self.sink {

@@ -1,8 +1,8 @@
-//! `parquet`: all rows and columns, a file for each process in a folder `rank=N`.
+//! The export `parquet`: all rows and columns, with one file for each process in a folder `rank=N`.
 //!
-//! DuckDB, Polars and Spark can read the run of a whole cluster from this folder in one line. Following the
-//! Hive partitions of these tools, the rank is in the path and not in the files. The metadata of each file
-//! also has the JSON of the meta row, under `memtrace`.
+//! DuckDB, Polars and Spark can read the run of a whole cluster from this folder in one line. The files have
+//! no column for the rank, because these tools read the rank from the path (Hive partitioning). The metadata
+//! of each file also has the JSON of the meta row, under `memtrace`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -29,14 +29,14 @@ use crate::render::numbers::counted;
 use crate::state::replay::Metric;
 use crate::state::replay_trace::replay_trace;
 
-/// The export; see the module.
+/// The export `--to parquet`.
 pub(super) struct Parquet;
 
-/// The number of rows in a row group. It is the number of rows in memory at a time, and DuckDB's unit of work
+/// The number of rows in a row group. This is the maximum number of rows in memory, and DuckDB's unit of work
 /// for a thread.
 const ROW_GROUP: usize = 122_880;
 
-/// The column that names the folders.
+/// The column whose values are in the names of the folders.
 const PARTITION: &str = "rank";
 
 impl Export for Parquet {
@@ -101,7 +101,7 @@ impl Parquet {
     }
 }
 
-/// Removes an earlier export from the folder. A folder with any other file in it is an error.
+/// Removes an earlier export from the folder. Returns an error if the folder contains any other file.
 fn clear(folder: &Path) -> Result<()> {
     let io = |source| Error::from(memtrace_trace::Error::Io { path: folder.to_owned(), source });
     if !folder.exists() {
@@ -132,7 +132,7 @@ fn clear(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns true if memtrace wrote this file. Other tools name folders `rank=N`, too.
+/// Returns true if memtrace wrote this file. Other tools also name folders `rank=N`.
 fn is_export(file: &Path) -> bool {
     let is_file = std::fs::symlink_metadata(file).is_ok_and(|found| found.is_file());
     let read = || ParquetMetaDataReader::new().parse_and_finish(&std::fs::File::open(file).ok()?).ok();
@@ -145,7 +145,7 @@ fn is_export(file: &Path) -> bool {
 enum Get {
     Int(fn(&Record) -> i64),
     Text(fn(&Record) -> Symbol),
-    /// The text of an enum value.
+    /// Returns the text of an enum value.
     Word(fn(&Record) -> &'static str),
 }
 
@@ -169,7 +169,7 @@ macro_rules! accessors {
         $(#[$doc:meta])+
         $name:ident: $type:ident = $default:expr, $shape:ident, $reading:ident, $writing:ident $(($of:ident))?;
     )+ })+) => {
-        /// An accessor for each of [`COLUMNS`].
+        /// The accessors of [`COLUMNS`], in the same order.
         const GET: [Get; COLUMNS.len()] = [$($(get!($name $type)),+),+];
     };
 }
@@ -210,7 +210,7 @@ impl File {
             .set_compression(Compression::ZSTD(ZstdLevel::default()))
             .set_created_by(concat!("memtrace ", env!("CARGO_PKG_VERSION")).to_owned())
             .set_key_value_metadata(Some(vec![KeyValue::new("memtrace".to_owned(), meta)]));
-        // The numbers in these columns rise, so their differences take less space than their values.
+        // The numbers in these columns rise, so their differences take less space than the numbers.
         for (rising, _) in exported().filter(|(column, _)| column.shape == Shape::Rising) {
             let path = ColumnPath::from(rising.name);
             properties = properties

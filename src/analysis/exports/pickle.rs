@@ -62,10 +62,10 @@ impl<W: Write> Pickle<W> {
         Ok(Pickle { out, symbols: FxHashMap::default(), remembered: 0 })
     }
 
-    /// Writes the end, and returns the writer.
+    /// Writes the end of the pickle, and returns the writer.
     ///
     /// # Errors
-    /// Those of the writer.
+    /// When the writer fails.
     pub fn finish(mut self) -> io::Result<W> {
         self.out.write_all(&[STOP])?;
         Ok(self.out)
@@ -74,7 +74,7 @@ impl<W: Write> Pickle<W> {
     /// Writes `None`.
     ///
     /// # Errors
-    /// Those of the writer.
+    /// When the writer fails.
     pub fn none(&mut self) -> io::Result<()> {
         self.out.write_all(&[NONE])
     }
@@ -82,7 +82,7 @@ impl<W: Write> Pickle<W> {
     /// Writes `True` or `False`.
     ///
     /// # Errors
-    /// Those of the writer.
+    /// When the writer fails.
     pub fn bool(&mut self, value: bool) -> io::Result<()> {
         self.out.write_all(&[if value { TRUE } else { FALSE }])
     }
@@ -90,7 +90,7 @@ impl<W: Write> Pickle<W> {
     /// Writes an integer.
     ///
     /// # Errors
-    /// Those of the writer.
+    /// When the writer fails.
     pub fn int(&mut self, value: i64) -> io::Result<()> {
         let bytes = value.to_le_bytes();
         match value {
@@ -109,16 +109,16 @@ impl<W: Write> Pickle<W> {
     /// Writes a float.
     ///
     /// # Errors
-    /// Those of the writer.
+    /// When the writer fails.
     pub fn float(&mut self, value: f64) -> io::Result<()> {
         self.out.write_all(&[BINFLOAT])?;
         self.out.write_all(&value.to_be_bytes())
     }
 
-    /// Writes a text, memoized because it may occur again.
+    /// Writes a text and memoizes it, because it may occur again.
     ///
     /// # Errors
-    /// Those of the writer.
+    /// When the writer fails.
     pub fn text(&mut self, text: &str) -> io::Result<()> {
         if let Some(memo) = self.symbols.get(text) {
             return self.recall(*memo);
@@ -132,7 +132,7 @@ impl<W: Write> Pickle<W> {
     /// Writes a text without memoizing it, for texts that occur once.
     ///
     /// # Errors
-    /// Those of the writer.
+    /// When the writer fails.
     pub fn text_once(&mut self, text: &str) -> io::Result<()> {
         match u8::try_from(text.len()) {
             Ok(length) => self.out.write_all(&[SHORT_BINUNICODE, length])?,
@@ -144,18 +144,18 @@ impl<W: Write> Pickle<W> {
         self.out.write_all(text.as_bytes())
     }
 
-    /// Replaces the two values written last by a tuple of them.
+    /// Replaces the last two values by a tuple of them.
     ///
     /// # Errors
-    /// Those of the writer.
+    /// When the writer fails.
     pub fn pair(&mut self) -> io::Result<()> {
         self.out.write_all(&[TUPLE2])
     }
 
-    /// Memoizes the value written last.
+    /// Memoizes the value that was written last.
     ///
     /// # Errors
-    /// Those of the writer.
+    /// When the writer fails.
     pub fn remember(&mut self) -> io::Result<Memo> {
         let memo = Memo(self.remembered);
         self.remembered += 1;
@@ -166,7 +166,7 @@ impl<W: Write> Pickle<W> {
     /// Writes a reference to a memoized value.
     ///
     /// # Errors
-    /// Those of the writer.
+    /// When the writer fails.
     pub fn recall(&mut self, memo: Memo) -> io::Result<()> {
         match u8::try_from(memo.0) {
             Ok(place) => self.out.write_all(&[BINGET, place]),
@@ -180,7 +180,7 @@ impl<W: Write> Pickle<W> {
     /// Opens a list. Call [`Pickle::entry`] before each entry.
     ///
     /// # Errors
-    /// Those of the writer.
+    /// When the writer fails.
     pub fn list(&mut self) -> io::Result<Open> {
         self.out.write_all(&[EMPTY_LIST, MARK])?;
         Ok(Open { opcode: APPENDS, entries: 0 })
@@ -189,16 +189,16 @@ impl<W: Write> Pickle<W> {
     /// Opens a dict. Call [`Pickle::entry`] before each key and value.
     ///
     /// # Errors
-    /// Those of the writer.
+    /// When the writer fails.
     pub fn dict(&mut self) -> io::Result<Open> {
         self.out.write_all(&[EMPTY_DICT, MARK])?;
         Ok(Open { opcode: SETITEMS, entries: 0 })
     }
 
-    /// Announces an entry.
+    /// Announces the next entry of a list or dict.
     ///
     /// # Errors
-    /// Those of the writer.
+    /// When the writer fails.
     pub fn entry(&mut self, open: &mut Open) -> io::Result<()> {
         if open.entries == BATCH {
             self.out.write_all(&[open.opcode, MARK])?;
@@ -208,10 +208,10 @@ impl<W: Write> Pickle<W> {
         Ok(())
     }
 
-    /// Announces an entry of a dict, and writes its key.
+    /// Announces the next entry of a dict, and writes its key.
     ///
     /// # Errors
-    /// Those of the writer.
+    /// When the writer fails.
     pub fn key(&mut self, open: &mut Open, key: &str) -> io::Result<()> {
         self.entry(open)?;
         self.text(key)
@@ -220,7 +220,7 @@ impl<W: Write> Pickle<W> {
     /// Closes a list or dict.
     ///
     /// # Errors
-    /// Those of the writer.
+    /// When the writer fails.
     pub fn close(&mut self, open: Open) -> io::Result<()> {
         self.out.write_all(&[open.opcode])
     }

@@ -54,7 +54,7 @@ pub(super) struct Figure {
 }
 
 impl Figure {
-    /// Returns a figure with empty axes below a title of a few lines.
+    /// Returns a figure with empty axes below a title. `title` has the lines of the title.
     pub(super) fn new(title: &[String], x: Axis, y: Axis) -> Figure {
         let mut head = String::new();
         let last = title.len().saturating_sub(1) as f64;
@@ -69,7 +69,7 @@ impl Figure {
         }
         let widened = |axis: Axis| {
             let (from, to) = axis.range;
-            // A range of a single value still gets an axis.
+            // A range of a single value is widened, so that the axis has a length.
             Axis { range: (from, if to > from { to } else { from + from.abs().max(1.0) }), ..axis }
         };
         Figure { x: widened(x), y: widened(y), head, body: String::new(), legend: Vec::new() }
@@ -227,7 +227,7 @@ fn step((from, to): (f64, f64)) -> f64 {
     step.unwrap_or(10.0) * power
 }
 
-/// Returns the text of a tick: as many decimals as the step needs, thousands separated.
+/// Returns the text of a tick, with as many decimals as the step needs and with thousands separators.
 fn number(value: f64, range: (f64, f64)) -> String {
     let decimals = (-step(range).log10().floor()).clamp(0.0, 9.0) as usize;
     let text = format!("{value:.decimals$}");
@@ -249,7 +249,7 @@ fn number(value: f64, range: (f64, f64)) -> String {
 }
 
 pub(super) fn escaped(text: &str) -> String {
-    // XML does not allow control characters.
+    // XML does not allow control characters, which `printable` replaces.
     memtrace_trace::text::printable(text).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
@@ -278,7 +278,7 @@ mod tests {
         assert!(svg.contains("a &lt; b &amp; c"));
         let drawn = png(&svg).unwrap();
         assert!(drawn.starts_with(b"\x89PNG"));
-        // Without the font the text would be missing, and the file as small as a blank figure's.
+        // Without the font, the text would be missing, and the file would be as small as the blank figure.
         assert!(drawn.len() > png(&blank.svg()).unwrap().len() + 500);
     }
 }

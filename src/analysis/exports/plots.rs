@@ -1,5 +1,5 @@
-//! `plots`: two kinds of figures, as SVG and PNG. The four figures of PyTorch's `MemoryTracker`, with its
-//! marker lines, and the stacked timeline of `torch.profiler`, with its eight colors and its title.
+//! The export `plots`: figures as SVG and PNG. These are the four figures of PyTorch's `MemoryTracker`, with
+//! its marker lines, and the stacked timeline of `torch.profiler`, with its eight colors and its title.
 
 use std::io::Write;
 
@@ -16,7 +16,7 @@ use crate::state::op_calls::{self, MB, OpCalls};
 use crate::state::replay::{Metric, Totals};
 use crate::state::replay_trace::{Replayed, replay_trace};
 
-/// `--to plots`.
+/// The export `--to plots`.
 pub(super) struct Plots;
 
 const IMAGE: Flag = Flag {
@@ -29,11 +29,11 @@ const IMAGE: Flag = Flag {
 
 const GIB: f64 = 1_073_741_824.0;
 
-/// With more markers than this in a figure, only the last of each is drawn, as `MemoryTracker` does.
+/// If a figure has more markers of one kind than this, only the last of them is drawn, as in `MemoryTracker`.
 const MOST_MARKERS: usize = 24;
 
-/// A line of a figure: `MemoryTracker`'s name and color, the file of the line's own figure, and the total
-/// that it shows.
+/// A line of a figure: its name and color in `MemoryTracker`, the name of the file that shows only this line,
+/// and the function that returns the total.
 type FigureLine = (&'static str, &'static str, &'static str, fn(&Totals) -> i64);
 const LINES: [FigureLine; 3] = [
     ("allocated_memory", "#1f77b4", "allocated", |totals| totals.allocated),
@@ -80,7 +80,7 @@ impl Export for Plots {
 }
 
 impl Plots {
-    /// Writes `MemoryTracker`'s figures: all three totals over the op calls, then each alone.
+    /// Writes `MemoryTracker`'s figures: one with all three totals over the op calls, and one for each total.
     fn op_calls(&self, job: &mut Job<'_>, trace: &TraceFile, prefix: &str) -> Result<()> {
         let mut calls = OpCalls::new(job.options.device);
         let curve = || DownsampledCurve::new(COLUMNS);
@@ -131,8 +131,8 @@ impl Plots {
             let range = ((low - room).max(0.0), high + room);
             let y = Axis { label: "Memory (MiB)".to_owned(), range };
             let mut figure = Figure::new(std::slice::from_ref(&title), x, y);
-            // The two totals differ only while a stream still uses freed memory. The active line is dashed,
-            // so that both lines are visible where they coincide.
+            // The allocated and the active total differ only while a stream still uses freed memory. The
+            // active line is dashed, so that both lines are visible where they coincide.
             for line in shown {
                 let (label, color, ..) = LINES[*line];
                 figure.line(&lines[*line], color, shown.len() > 1 && *line == 1, label);
@@ -170,7 +170,7 @@ impl Plots {
     }
 }
 
-/// Returns the title of a figure: the program and its rank.
+/// Returns the title of a figure, which names the program and, in a job of several ranks, the rank.
 fn title(trace: &TraceFile) -> String {
     let base = |word: &String| word.rsplit('/').next().unwrap_or(word).to_owned();
     let words: Vec<String> = trace.meta.argv.iter().map(base).collect();
@@ -195,8 +195,8 @@ pub(super) fn maxima(replayed: &Replayed, device: i32) -> Vec<String> {
     ]
 }
 
-/// Draws the stacked timeline. Each pixel column shows the row with the most allocated memory in its range of
-/// time.
+/// Draws the stacked timeline. Each pixel column shows the moment with the most allocated memory in the
+/// column's range of time.
 pub(super) fn categories(profile: &Profile, device: i32, title: &[String]) -> Figure {
     let times = || profile.timeline(device).map(|(time, _)| time);
     let first = times().next().unwrap_or(0);
@@ -224,7 +224,7 @@ pub(super) fn categories(profile: &Profile, device: i32, title: &[String]) -> Fi
     let x = Axis { label: "Time (ms)".to_owned(), range: (0.0, milliseconds) };
     let y = Axis { label: "Memory (GiB)".to_owned(), range: (0.0, highest * 1.03) };
     let mut figure = Figure::new(title, x, y);
-    // Memory is constant between two changes: two points per change draw the steps.
+    // Memory is constant between two changes, so two points per change draw the steps.
     let at = |index: usize| index as f64 / COLUMNS as f64 * milliseconds;
     let steps = |heights: &[f64]| -> Vec<(f64, f64)> {
         let mut points = Vec::new();

@@ -1,6 +1,6 @@
-//! `timeline`, `timeline-raw` and `timeline-html`: the output of `torch.profiler`'s `export_memory_timeline`,
-//! made from [`crate::profile`]. `--device` selects the device; the default is the device with the highest
-//! peak.
+//! The exports `timeline`, `timeline-raw` and `timeline-html`: the output of `torch.profiler`'s
+//! `export_memory_timeline`, made from [`crate::profile`]. `--device` selects the device. The default is the
+//! device with the highest peak.
 
 use std::io::Write;
 
@@ -16,11 +16,11 @@ use crate::render::numbers::counted;
 use crate::state::replay::{HOST, Metric};
 use crate::state::replay_trace::{Replayed, replay_trace};
 
-/// `--to timeline`.
+/// The export `--to timeline`.
 pub(super) struct Timeline;
-/// `--to timeline-raw`.
+/// The export `--to timeline-raw`.
 pub(super) struct Raw;
-/// `--to timeline-html`.
+/// The export `--to timeline-html`.
 pub(super) struct Html;
 
 const TITLE: Flag = Flag {
@@ -80,7 +80,8 @@ impl Export for Timeline {
     fn write(&self, job: &mut Job<'_>) -> Result<()> {
         let DeviceProfile { profile, device, .. } = DeviceProfile::of(job)?;
         let mut out = Out::create(job.place)?;
-        // `Out` reports its first failure when it is closed, here and below.
+        // `Out` stores its first failure and returns it when it is closed, so write errors are ignored here
+        // and below.
         out.write_all(b"[").ok();
         let times = list(&mut out, profile.timeline(device).map(|(time, _)| time));
         out.write_all(b",").ok();

@@ -45,7 +45,7 @@ impl<'a> TraceAdvice<'a> {
         (!lists.is_empty()).then_some(TraceAdvice { trace, options, lists, predictor })
     }
 
-    /// Returns the predictor, which takes the rows.
+    /// Returns the predictor, to which the rows must be fed.
     pub(super) fn predictor(&mut self) -> &mut Predictor<'a> {
         &mut self.predictor
     }

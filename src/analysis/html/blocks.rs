@@ -70,8 +70,9 @@ pub(super) struct BlockSelection {
 }
 
 impl BlockSelection {
-    /// Returns a selection of up to `most` allocations. The blocks live at the peak come first, and a sixth
-    /// of the page is reserved for the blocks live at an OOM.
+    /// Returns a selection of about `most` allocations: the largest blocks at the peak (up to two thirds of
+    /// `most`) and the largest allocations of the trace. Up to `MOST / 6` blocks that are live at an OOM are
+    /// kept in addition.
     pub(super) fn new(
         sizes: &SizeHistogram,
         at_peak: &[Block],
@@ -95,7 +96,7 @@ impl BlockSelection {
         }
     }
 
-    /// Returns the inferred category of a block at the peak or an OOM.
+    /// Returns the category of a block that is live at the peak or at an OOM, if the category is inferred.
     pub(super) fn inferred(&self, id: i64) -> Option<Category> {
         self.inferred.get(&id).copied()
     }

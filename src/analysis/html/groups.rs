@@ -9,8 +9,9 @@ use crate::state::replay::{Block, Replay};
 /// The maximum number of lines of each list. One more line has the sum of the rest.
 const MOST: usize = 200;
 
-/// Returns the blocks by module, op, category, phase and step: `[key, bytes, blocks]`, largest first. An
-/// entry for modules also has the number of its modules, which is above 1 for repeated layers.
+/// Returns the blocks grouped by each of [`KEYS`] as lists of `[key, bytes, blocks, modules]`, the largest
+/// first. `modules` is the number of modules in a group of modules, which is above 1 for repeated layers. The
+/// line for the remaining groups lacks it.
 pub(super) fn json(blocks: &[Block], replay: &Replay) -> Value {
     let mut all = serde_json::Map::new();
     for name in KEYS {

@@ -30,7 +30,7 @@ use pack::Pack;
 use process::FirstReading;
 use strings::Strings;
 
-/// The number of time buckets of the device with the highest peak. All other devices together get the same
+/// The number of time buckets of the device with the highest peak. All other devices share about the same
 /// number.
 const BUCKETS: usize = 131_072;
 /// The minimum number of time buckets of a device.

@@ -28,7 +28,7 @@ impl ModuleCut {
     /// Splits the part with the most bytes, repeatedly, until there are enough parts. `bytes` has the bytes
     /// of each module at the peak, with repeated layers joined.
     pub(super) fn new(bytes: &[(String, i64)], layers: Layers) -> ModuleCut {
-        // The path, whether it includes its submodules, and the bytes.
+        // For each part: the path, whether the part includes the submodules of the path, and the bytes.
         let mut parts: Vec<(String, bool, i64)> = Vec::new();
         for (path, held) in bytes {
             let root = path.split('.').next().unwrap_or(path);

@@ -40,7 +40,7 @@ pub(super) struct FirstReading {
     /// The changes that could lower a peak.
     changes: Vec<Change>,
     retained: RetainedSearches,
-    /// The samples of host memory in the window.
+    /// The samples of host memory of the whole trace.
     host: HostMemory,
 }
 
@@ -117,7 +117,8 @@ impl FirstReading {
         known && options.device.map_or(!self.replayed.gpus(options).any(is_used), |only| only == HOST)
     }
 
-    /// Returns the GPUs that were used, ordered by peak, highest first; or the host.
+    /// Returns the GPUs that were used, the highest peak first. If the page shows host memory, returns only
+    /// the host.
     pub(super) fn devices(&self, options: &Options) -> Vec<(i32, Metric)> {
         if self.is_of_host(options) {
             return vec![(HOST, Metric::Allocated)];
@@ -221,7 +222,7 @@ impl FirstReading {
         let host_memory = host::timeline(&self.host, self.time_ns, pack);
         let killed = host::killed(trace, &self.host, among, options)?;
         for (ordinal, metric) in self.devices(options) {
-            // A device with only samples of the kernel is unknown to the replay.
+            // The replay does not know a device that has only samples from the kernel.
             let mut without_blocks = replay::Device::default();
             without_blocks.ordinal = ordinal;
             let device = self.replayed.replay.find(ordinal).unwrap_or(&without_blocks);
@@ -283,9 +284,9 @@ impl FirstReading {
                 selection: BlockSelection::new(sizes, &at_peak, &at_oom.unwrap_or_default(), most),
             }));
         }
-        // Only the live blocks are needed from here on.
+        // The first replay is no longer needed. Dropping it frees its memory before the second reading.
         drop(self.replayed);
-        // Advice is about GPUs.
+        // Advice is given for GPUs only.
         let changes =
             if tracks.iter().all(|track| track.ordinal() == HOST) { Vec::new() } else { self.changes };
         let lists: Vec<Vec<Change>> = changes.into_iter().map(|change| vec![change]).collect();

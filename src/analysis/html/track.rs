@@ -23,9 +23,9 @@ use crate::state::stacked_series::StackedSeries;
 const STACK: usize = 8;
 /// The number of rows kept on each side of the peak and of the OOM.
 const AROUND: i64 = 8192;
-/// The maximum number of OOMs, of failed calls and of segment changes that are kept.
+/// The maximum number of segment changes that are kept.
 const MOST_MARKS: usize = 20_000;
-/// The maximum number of failed calls and OOMs that get a pin.
+/// The maximum number of OOMs, and of failed calls, that are kept. Each gets a pin.
 const MOST_PINS: usize = 500;
 
 /// The results of the first reading that a track needs.
@@ -41,7 +41,7 @@ pub(super) struct TrackPlan {
     pub(super) selection: BlockSelection,
 }
 
-/// Every row around the peak and the OOM.
+/// The totals after every row near the peak and near the OOM.
 #[derive(Default)]
 struct DetailRows {
     ts_ns: Vec<i64>,
@@ -100,12 +100,12 @@ impl Track {
         self.plan.ordinal
     }
 
-    /// Returns the time buckets of its lines.
+    /// Returns the time buckets of the track's lines.
     pub(super) fn grid(&self) -> TimeGrid {
         self.plan.grid
     }
 
-    /// Takes the step and phase of a row of any device.
+    /// Processes the step and phase of a row of any device.
     pub(super) fn progress(&mut self, row: &Record, replay: &Replay) {
         let total = replay.find(self.plan.ordinal).map_or(0, |d| d.totals.get(self.plan.metric));
         self.progress.feed(row, replay, total);

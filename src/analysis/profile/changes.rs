@@ -1,4 +1,4 @@
-//! The actions on blocks, in the profiler's order: by time, then by action.
+//! The actions on blocks, in the profiler's order, which is by time and then by action.
 
 use super::passes::Categories;
 use super::read::BlocksAndFlow;

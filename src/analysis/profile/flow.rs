@@ -40,9 +40,9 @@ impl Edge {
 pub struct Node {
     /// The start, in ns since the start of the trace.
     pub start_ns: i64,
-    /// True if it is a backward function.
+    /// True if the node is a backward function.
     pub backward: bool,
-    /// True if it accumulates a gradient.
+    /// True if the node accumulates a gradient.
     pub accumulates: bool,
     /// The blocks that the node uses, by index; each occurs once.
     pub edges: Vec<(u32, Edge)>,
@@ -54,7 +54,7 @@ impl Node {
         self.edges.iter().filter_map(|(block, edge)| Some((*block, edge.input?)))
     }
 
-    /// Returns the blocks and versions that the node made.
+    /// Returns the blocks and versions that the node created.
     pub fn outputs(&self) -> impl Iterator<Item = (u32, u32)> {
         self.edges.iter().filter_map(|(block, edge)| Some((*block, edge.output()?)))
     }
@@ -63,15 +63,15 @@ impl Node {
 /// One access to a block, by a node or outside every node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
-    /// Read, by the op's schema.
+    /// The op's schema says that the op reads the block.
     Read,
-    /// Changed in place, by the op's schema.
+    /// The op's schema says that the op changes the block in place.
     Write,
-    /// Passed to a function without a schema.
+    /// The block was passed to a function without a schema.
     Passed,
-    /// Allocated.
+    /// The block was allocated.
     Alloc,
-    /// Freed.
+    /// The block was freed.
     Free,
 }
 
@@ -83,10 +83,11 @@ pub(super) struct AccessEvent {
     pub(super) access: Access,
 }
 
-/// Builds nodes from accesses in the order of the rows: the accesses of an op come before the row of its end.
+/// Builds nodes from accesses in the order of the rows. In this order, the accesses of an op come before the
+/// row of the op, which marks its end.
 #[derive(Debug, Default)]
 pub(super) struct FlowBuilder {
-    /// The accesses of each thread that belong to no op yet.
+    /// For each thread, the accesses that do not belong to an op so far.
     open: FxHashMap<i32, Vec<AccessEvent>>,
     nodes: Vec<Node>,
 }
@@ -108,7 +109,7 @@ impl FlowBuilder {
         self.nodes.push(Node { start_ns, backward, accumulates, edges });
     }
 
-    /// Adds an access outside every op. Only an allocation or a free becomes a node of its own.
+    /// Adds an access outside every op. Only an allocation or a free becomes a separate node.
     fn add_outside(&mut self, event: AccessEvent) {
         if matches!(event.access, Access::Alloc | Access::Free) {
             self.nodes.push(Node { start_ns: event.ts_ns, edges: edges_of(&[event]), ..Node::default() });

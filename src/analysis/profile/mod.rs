@@ -6,8 +6,9 @@
 //! derive the categories from the flow of data between ops ([`flow`]), and a block that an op changes in
 //! place gets a new version. Without io records, a block has the category of its rows and no versions.
 //!
-//! Differences from the profiler: a trace has every block, even if no op used it during the recording. If the
-//! flow gives a block no category, the block has the category of its rows; in the profiler it has none.
+//! Differences from the profiler: a trace has every block, even if no op used it during the recording. A
+//! block to which the flow gives no category has the category of its rows here, and no category in the
+//! profiler.
 
 mod changes;
 pub mod flow;
@@ -34,11 +35,12 @@ use read::BlocksAndFlow;
 pub struct Profile {
     /// Every block, in the order of its first row.
     pub blocks: Vec<Block>,
-    /// True if the trace has io records. Without them there are no versions and no inferred categories.
+    /// True if the trace has io records. Without io records, there are no versions and no inferred
+    /// categories.
     pub has_io: bool,
     /// True if the trace has tags.
     pub has_tags: bool,
-    /// The Unix time of the start of the trace, in ns. The sum of `time_ns` and this is the time on the
+    /// The Unix time of the start of the trace, in ns. The sum of this and `time_ns` is the time on the
     /// profiler's clock.
     pub start_unix_ns: i64,
     changes: Vec<Change>,
@@ -58,7 +60,8 @@ impl Profile {
         Ok(Profile { blocks, has_io, has_tags, start_unix_ns: trace.meta.start_unix_ns, changes })
     }
 
-    /// Returns the actions on blocks of a device, in the profiler's order: by time, then by action.
+    /// Returns the actions on blocks of a device, in the profiler's order, which is by time and then by
+    /// action.
     pub fn actions(&self, device: i32) -> impl Iterator<Item = &Change> {
         self.changes.iter().filter(move |change| self.block(change).device == device)
     }
@@ -76,12 +79,12 @@ impl Profile {
         all.into_iter().collect()
     }
 
-    /// Returns the final category of each block by `alloc_id`, if it is known.
+    /// Returns the final category, if known, of each block, by `alloc_id`.
     #[must_use]
     pub fn final_categories(&self) -> KnownCategories {
         let mut categories = FxHashMap::default();
-        // The changes are in order of time, so the last category remains. The block's free may be outside the
-        // part that was read.
+        // The changes are in order of time, so the last category of each block remains. This does not rely on
+        // the free of the block, which may be outside the part that was read.
         for change in &self.changes {
             if change.after != Category::Unknown {
                 categories.insert(self.block(change).id, change.after.to_trace());
@@ -94,7 +97,7 @@ impl Profile {
         }
     }
 
-    /// Notes on missing data and on inferred categories.
+    /// Returns notes on missing data and on inferred categories.
     #[must_use]
     pub fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
@@ -113,9 +116,9 @@ impl Profile {
     }
 }
 
-/// Returns the categories that a replay of `trace` takes from the flow of data between ops. They are empty if
-/// the trace has tags or no io records. Otherwise this reads the whole trace and ignores the window in
-/// `options`, because only the whole trace shows the role of a block.
+/// Returns the categories that a replay of `trace` takes from the flow of data between ops. They are empty
+/// unless the trace has io records and no tags. The flow is read from the whole trace, regardless of the
+/// window in `options`, because only the whole trace shows the role of a block.
 ///
 /// # Errors
 /// When the trace cannot be read.
@@ -142,8 +145,8 @@ pub fn profile_and_flow(trace: &TraceFile, options: &Options) -> Result<(Profile
     Ok((profile, flow))
 }
 
-/// Returns true if the roles of blocks are known only from the flow of data: the trace has io records, but
-/// the Python part that tags parameters did not run.
+/// Returns true if the roles of blocks are known only from the flow of data. In this case, the trace has io
+/// records, but the Python part that tags parameters did not run.
 fn needs_flow(trace: &TraceFile) -> bool {
     trace.meta.ops == Ops::Io.name() && !trace.meta.modules
 }

@@ -13,7 +13,8 @@
 //! 8. None by evidence: a workspace of a library.
 //!
 //! Evidence is a `tag` row or an `AccumulateGrad` node. The category of a block takes precedence over the
-//! category of one of its versions. For a block, the last matching pass decides; for a version, the first.
+//! category of one of its versions. If several passes match a block, the last one decides. If several match a
+//! version, the first one decides.
 
 use std::collections::VecDeque;
 
@@ -28,7 +29,7 @@ use super::types::{Block, Category};
 #[derive(Debug, Default)]
 pub(super) struct Categories {
     of_block: Vec<Option<Category>>,
-    /// For each block: true if its category is inferred, not from a tag.
+    /// For each block: true if its category is inferred instead of from a tag.
     inferred: Vec<bool>,
     temporary: Vec<bool>,
     of_version: FxHashMap<(u32, u32), Category>,
@@ -42,7 +43,7 @@ impl Categories {
     }
 
     /// Returns the category of a version, and whether it was inferred from the flow of data. If the flow
-    /// gives no category, the category of the block's rows is used.
+    /// gives no category, returns the category of the block's rows.
     pub(super) fn of(&self, place: u32, version: u32, block: &Block) -> (Category, bool) {
         match self.get(place, version) {
             Some(category) => {
@@ -64,7 +65,7 @@ impl Categories {
 
 const GRADIENT_OR_PARAMETER: [Category; 2] = [Category::Gradient, Category::Parameter];
 
-/// Runs the passes. Without io records they find nothing, and every block keeps the category of its rows.
+/// Runs the passes. Without io records, they find nothing, and every block keeps the category of its rows.
 pub(super) fn classify(reading: &BlocksAndFlow) -> Categories {
     let count = reading.blocks.len();
     let mut found = Categories {
@@ -88,8 +89,8 @@ pub(super) fn classify(reading: &BlocksAndFlow) -> Categories {
     activations(&mut found, nodes);
     apply_tags(&mut found, reading, TraceCategory::OptimizerState, Category::OptimizerState);
     autograd_detail(&mut found, nodes);
-    // The profiler does not see a library's workspace. The flow would attribute it to the op that allocated
-    // it.
+    // The profiler does not see a library's workspace. The flow would attribute the workspace to the op that
+    // allocated it.
     apply_tags(&mut found, reading, TraceCategory::Workspace, Category::Unknown);
     found
 }
@@ -103,8 +104,8 @@ fn apply_tags(found: &mut Categories, reading: &BlocksAndFlow, recorded: TraceCa
     }
 }
 
-/// Marks the gradient of each `AccumulateGrad` node: a block changed in place, else an allocated block, else
-/// the block passed in.
+/// Marks the gradient of each `AccumulateGrad` node: a block changed in place or, if there is none, an
+/// allocated block or, if there is none, a block passed in.
 fn accumulated(found: &mut Categories, reading: &BlocksAndFlow) {
     for node in reading.nodes.iter().filter(|node| node.accumulates) {
         let place = |is: fn(&super::flow::Edge) -> bool| {
@@ -122,8 +123,8 @@ fn accumulated(found: &mut Categories, reading: &BlocksAndFlow) {
     }
 }
 
-/// For each block, whether any of its versions depends on a gradient or parameter
-/// (`_any_version_depends_on_gradient`): a node with such an input makes all its outputs dependent.
+/// Returns, for each block, whether any of its versions depends on a gradient or parameter
+/// (`_any_version_depends_on_gradient`). A node with such an input makes all its outputs dependent.
 fn depends_on_gradient(found: &Categories, reading: &BlocksAndFlow) -> Vec<bool> {
     let nodes = &reading.nodes;
     let mut depends = vec![false; reading.blocks.len()];

@@ -28,7 +28,7 @@ pub(super) struct BlocksAndFlow {
     pub(super) has_tags: bool,
 }
 
-/// Reads the part of `trace` that `options` select. Reads the file once.
+/// Reads the part of `trace` that `options` selects. This reads the file once.
 pub(super) fn read(trace: &TraceFile, options: &Options) -> Result<BlocksAndFlow> {
     let mut reader = FlowReader::default();
     let columns = Columns::of(&["ts_ns", "tid", "api", "alloc_id", "addr", "op", "latency_ns", "category"]);
@@ -46,7 +46,7 @@ pub(super) fn read(trace: &TraceFile, options: &Options) -> Result<BlocksAndFlow
     Ok(reading)
 }
 
-/// The symbols that rows are compared with.
+/// The symbols that the texts of rows are compared with.
 struct KnownSymbols {
     operator: Symbol,
     backward_function: Symbol,
@@ -88,13 +88,13 @@ impl FlowReader {
         let known = match self.known.take() {
             Some(known) => known,
             None => {
-                // At the first row of the window, the live blocks were allocated earlier.
+                // At the first row of the window, the live blocks are those that were allocated earlier.
                 let mut before: Vec<_> =
                     replay.live().values().filter(|block| block.kind != MemoryKind::External).collect();
                 before.sort_by_key(|block| block.id);
                 for block in before.into_iter().filter(|block| block.id != row.alloc_id) {
                     let (addr, recorded) = (block.addr, block.owner.category);
-                    // No allocation has any other category, so it comes from a tag.
+                    // No allocation has any other category, so any other category is from a tag.
                     let at_alloc = matches!(
                         recorded,
                         TraceCategory::None
@@ -201,7 +201,7 @@ impl FlowReader {
     }
 }
 
-/// Returns a block that was allocated before the trace or the window; the other fields are unknown.
+/// Returns a block that was allocated before the trace or the window, and whose other fields are unknown.
 fn block_of(id: i64, device: i32, bytes: i64) -> Block {
     let recorded = TraceCategory::None;
     Block { id, device, addr: 0, bytes, born_ns: None, died_ns: None, recorded, tagged: false }

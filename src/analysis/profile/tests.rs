@@ -21,7 +21,7 @@ fn profile_of(trace: TraceBuilder, name: &str) -> Profile {
     profile
 }
 
-/// Returns the actions on device 0: action, block, version, category before and after.
+/// Returns the actions on device 0: action, block, version, and the category before and after the action.
 fn actions(profile: &Profile) -> Vec<(Action, u32, u32, Category, Category)> {
     profile
         .actions(0)
@@ -29,7 +29,7 @@ fn actions(profile: &Profile) -> Vec<(Action, u32, u32, Category, Category)> {
         .collect()
 }
 
-/// Writes the row of an op that lasts `rows` rows of 1 µs.
+/// Writes the row of an op whose duration is `rows` rows of 1 µs each.
 fn op(trace: &mut TraceBuilder, name: &str, api: &str, rows: i64) {
     trace.raw(Row {
         event: EventName::Op,
@@ -78,13 +78,13 @@ fn a_block_with_a_free_alone_is_preexisting() {
     let raw: Vec<Raw> = profile.raw(0).collect();
     assert_eq!((raw[0].0, raw[0].1, raw[0].2), (-1, 1, 2 * KIB));
     assert_eq!((raw[1].1, raw[1].2), (4, -2 * KIB));
-    // The preexisting block has a row of its own, at the earliest time.
+    // The preexisting block has a separate row, at the time of the first action.
     let timeline: Vec<(i64, [i64; 9])> = profile.timeline(0).collect();
     assert_eq!(timeline[0].0, timeline[1].0);
     assert_eq!([timeline[0].1, timeline[1].1], [[0, 0, 0, 0, 0, 0, 0, 0, 2 * KIB], [0; 9]]);
 }
 
-/// The rows of one step of SGD on `y = relu(x * w)`, without tags.
+/// Uses the rows of one step of SGD on `y = relu(x * w)`, without tags.
 #[test]
 fn the_profile_passes_distinguish_parameters_inputs_activations_and_gradients() {
     let mut trace = TraceBuilder::default();

@@ -6,7 +6,7 @@ use super::types::{Action, Category, Change};
 /// The time of blocks that were allocated before the trace or the window.
 const BEFORE: i64 = -1;
 
-/// A row of the coalesced timeline: the Unix time in µs, and the sizes. The sizes are a leading 0 and then
+/// A row of the coalesced timeline: the Unix time in µs, and the sizes. The sizes start with a 0, followed by
 /// the bytes of the eight categories, in the order of their numbers.
 pub type Row = (i64, [i64; 9]);
 
@@ -22,7 +22,7 @@ impl Profile {
             ..0 => BEFORE,
             time_ns => self.micros(time_ns),
         };
-        // Preexisting blocks have a row of their own, at the earliest time.
+        // Preexisting blocks have a separate row, at the time of the first other action.
         let first = self.actions(device).map(time).find(|time| *time != BEFORE).unwrap_or(BEFORE);
         let mut changes = self.actions(device).peekable();
         let mut sizes = [0; 9];

@@ -8,19 +8,19 @@ use memtrace_trace::Category as TraceCategory;
 pub enum Category {
     /// A parameter.
     Parameter = 0,
-    /// Held by an optimizer.
+    /// The state of an optimizer.
     OptimizerState = 1,
     /// An input of the model: the batch, or a buffer.
     Input = 2,
-    /// Allocated and freed inside one op.
+    /// Memory that was allocated and freed inside one op.
     Temporary = 3,
-    /// Allocated in the forward pass.
+    /// Memory that was allocated in the forward pass.
     Activation = 4,
     /// A gradient.
     Gradient = 5,
-    /// Internal to autograd.
+    /// Memory that is internal to autograd.
     AutogradDetail = 6,
-    /// No category; the profiler's plot calls it "Unknown".
+    /// No category. The profiler's plot calls it "Unknown".
     Unknown = 7,
 }
 
@@ -52,7 +52,7 @@ impl Category {
         }
     }
 
-    /// Returns the color in the profiler's plot, by a name that matplotlib and CSS know.
+    /// Returns the color in the profiler's plot, as a name that matplotlib and CSS know.
     #[must_use]
     pub const fn color(self) -> &'static str {
         match self {
@@ -68,7 +68,8 @@ impl Category {
     }
 
     /// Returns the profiler's category for a category of the trace. A module's buffer becomes an input,
-    /// because its data flow is the same. Memory that a user registers has no category.
+    /// because its data flow is the same. A category without an equivalent in the profiler, such as
+    /// `kv_cache`, becomes [`Category::Unknown`].
     #[must_use]
     pub const fn of(told: TraceCategory) -> Category {
         match told {
@@ -109,13 +110,13 @@ impl Category {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Action {
-    /// Allocated before the trace, or before the window.
+    /// The block was allocated before the trace or the window.
     Preexisting = 1,
-    /// Allocated.
+    /// The block was allocated.
     Create = 2,
-    /// Changed in place by an op. Needs io records.
+    /// The block was changed in place by an op. This action requires io records.
     IncrementVersion = 3,
-    /// Freed.
+    /// The block was freed.
     Destroy = 4,
 }
 
@@ -145,11 +146,12 @@ pub struct Change {
     pub action: Action,
     /// The index of the block in [`Profile::blocks`](super::Profile::blocks).
     pub block: u32,
-    /// The version before the action; for an allocation, the new version.
+    /// The version before the action or, for an allocation, the new version.
     pub version: u32,
     /// The category of `version`.
     pub category: Category,
-    /// The category after the action. If the action makes a new version, the category of that version.
+    /// The category after the action. If the action makes a new version, this is the category of that
+    /// version.
     pub after: Category,
     /// True if one of the two categories was inferred from the flow of data.
     pub inferred: bool,
@@ -158,20 +160,20 @@ pub struct Change {
 /// A block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// The `alloc_id`; 0 if the trace has only its free.
+    /// The `alloc_id`, or 0 if the trace has only the block's free.
     pub id: i64,
-    /// The CUDA ordinal; -1 for a CPU tensor.
+    /// The CUDA ordinal, or -1 for a CPU tensor.
     pub device: i32,
     /// The address of the block.
     pub addr: i64,
-    /// The size in bytes, as the allocator gave it.
+    /// The size in bytes that the allocator assigned.
     pub bytes: i64,
-    /// The time of its allocation in ns; `None` for a preexisting block.
+    /// The time of the allocation in ns, or `None` for a preexisting block.
     pub born_ns: Option<i64>,
-    /// The time of its free in ns; `None` if it was not freed.
+    /// The time of the free in ns, or `None` if the block was not freed.
     pub died_ns: Option<i64>,
-    /// The category in its last row.
+    /// The category that the trace recorded last.
     pub recorded: TraceCategory,
-    /// True if that row is a `tag` row; otherwise the category is the one known at the allocation.
+    /// True if `recorded` is from a `tag` row. Otherwise, the category was known at the allocation.
     pub tagged: bool,
 }

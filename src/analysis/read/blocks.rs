@@ -14,31 +14,31 @@ use memtrace_trace::csv::{LONGEST_LINE, too_long};
 use super::scan::{Chunk, Scanner};
 use super::source::{self, Source};
 
-/// The size of a block in bytes. A block and its records fit a core's cache, and a block is large enough that
-/// passing it between threads costs little.
+/// The size of a block in bytes. A block and its records fit a core's cache, and a block is large enough to
+/// keep the cost of passing it between threads low.
 pub(super) const BLOCK: usize = 256 << 10;
 /// The number of bytes that are first read past the end of a block, to find the end of its last line.
 const TAIL: usize = 4 << 10;
 
-/// A block of a trace, from reading to scanned records. Jobs are reused.
+/// A block of a trace, from reading to scanned records. Jobs are reused for later blocks.
 #[derive(Default)]
 pub(super) struct BlockJob {
     bytes: Vec<u8>,
-    /// The range of the file to read into `bytes`; `None` when they are read.
+    /// The range of the file to read into `bytes`, or `None` once the bytes are read.
     range: Option<FileRange>,
     /// True if the block begins with the header.
     pub(super) header: bool,
     /// True if the block ends with an unterminated last line of the file.
     pub(super) cut: bool,
-    /// The bytes on disk that it covers.
+    /// The bytes on disk that the block covers.
     pub(super) size: u64,
     /// The records of the block.
     pub(super) chunk: Chunk,
-    /// The error that ended its reading.
+    /// The error that ended the reading of the block.
     pub(super) error: Option<io::Error>,
 }
 
-/// A range of bytes of a plain file. The lines that begin in it belong to it.
+/// A range of bytes of a plain file. A line belongs to the range in which it begins.
 #[derive(Clone)]
 struct FileRange {
     file: Arc<File>,
@@ -55,7 +55,7 @@ impl BlockJob {
         true
     }
 
-    /// Reads the bytes of the block, if that is not done yet, and scans them.
+    /// Reads the bytes of the block, unless they are already read, and scans them.
     pub(super) fn run(&mut self, scanner: &mut Scanner) {
         self.chunk.records.clear();
         self.chunk.lines = 0;
@@ -110,7 +110,7 @@ impl FileRange {
             } else {
                 bytes[..own.min(filled)].iter().position(|byte| *byte == b'\n').map(|end| end + 1)
             };
-            // No line begins in this range, or only at the first byte of the next one.
+            // No line begins in this range, or the first one begins at the first byte of the next range.
             let Some(first) = first.filter(|first| *first < own) else { return Ok(0..0) };
             if let Some(end) = bytes[own - 1..filled].iter().position(|byte| *byte == b'\n') {
                 return Ok(first..own + end);
@@ -127,15 +127,15 @@ impl FileRange {
 
 /// The blocks of a trace file, in order.
 pub(super) enum Blocks {
-    /// A plain file: the thread that scans a block also reads it, so that it is in that core's cache.
+    /// A plain file. The thread that scans a block also reads it, so that the block is in that core's cache.
     Plain { file: Arc<File>, at: u64, size: u64, cut: bool },
-    /// A compressed file, which can only be read from its start.
+    /// A compressed file, which can be read only from its start.
     Packed { lines: Lines<Box<dyn Read + Send>>, read: Arc<AtomicU64>, counted: u64 },
 }
 
 impl Blocks {
-    /// Opens the file at `path` and reads at most its first `limit` bytes. With `may_grow`, an incomplete
-    /// last line is left out if the file is still growing.
+    /// Opens the file at `path`. Of a plain file, this reads at most the first `limit` bytes. With
+    /// `may_grow`, an incomplete last line is left out if the plain file is still growing.
     pub(super) fn open(path: &Path, limit: u64, may_grow: bool) -> io::Result<Blocks> {
         match source::open(path)?.0 {
             Source::Plain(file) => {
@@ -152,7 +152,7 @@ impl Blocks {
         }
     }
 
-    /// Makes `job` the next block. Returns false at the end of the file.
+    /// Fills `job` with the next block. Returns false at the end of the file.
     pub(super) fn next(&mut self, job: &mut BlockJob) -> io::Result<bool> {
         match self {
             Blocks::Plain { file, at, size, cut } => {
@@ -179,7 +179,7 @@ impl Blocks {
     }
 }
 
-/// Waits a moment for a file to grow beyond `size`. Returns true if it does.
+/// Waits up to 100 ms for a file to grow beyond `size`. Returns true if it does.
 fn grows(file: &File, size: u64) -> io::Result<bool> {
     for _ in 0..20 {
         if file.metadata()?.len() > size {

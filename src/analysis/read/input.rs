@@ -14,7 +14,7 @@ use crate::read::stream::{ProcessKey, TraceFile, process_key};
 /// The traces of one run, one per process.
 #[derive(Clone, Debug)]
 pub struct Input {
-    /// The path that the user gave, or the folder that was found in it.
+    /// The path that the user gave, or the subfolder of it in which the traces were found.
     pub path: PathBuf,
     /// The traces, in order of rank and start time.
     pub traces: Vec<TraceFile>,
@@ -25,9 +25,9 @@ pub struct Input {
 }
 
 impl Input {
-    /// Opens the file or folder at `path`. A folder without a trace is searched for PyTorch's memory
-    /// snapshots, and then for its newest subfolder with a trace. If a folder has several runs, the newest is
-    /// opened.
+    /// Opens the file or folder at `path`. If a folder has no trace, this searches it for PyTorch's memory
+    /// snapshots, and then opens its newest subfolder with a trace. If a folder has several runs, this opens
+    /// the newest.
     ///
     /// # Errors
     /// When there is no trace, or when one cannot be read.
@@ -52,8 +52,8 @@ impl Input {
             }
             return Err(TraceError::NoTrace { path: path.to_owned() }.into());
         }
-        // A process that was killed at its start leaves an empty file, which `memtrace_recover::begin` completes if
-        // there is a journal; the other files are still read.
+        // A process that was killed at its start leaves an empty file, which `memtrace_recover::begin`
+        // completes if there is a journal. The other files are still read.
         let (files, empty): (Vec<_>, Vec<_>) =
             files.into_iter().partition(|file| std::fs::metadata(file).map_or(true, |data| data.len() > 0));
         if files.is_empty() {
@@ -81,7 +81,7 @@ impl Input {
         Ok(input)
     }
 
-    /// Keeps the traces of one launch. Returns the number of traces removed.
+    /// Keeps only the traces of one launch. Returns the number of removed traces.
     pub fn only_run(&mut self, run_id: &str) -> usize {
         let (own, others): (Vec<_>, Vec<_>) =
             self.traces.drain(..).partition(|trace| trace.meta.run_id == run_id);
@@ -90,20 +90,19 @@ impl Input {
         others.len()
     }
 
-    /// Keeps the traces of one rank. There may be no such trace.
+    /// Keeps only the traces of one rank. The result may be empty.
     pub fn only_rank(&mut self, rank: i32) {
         self.traces.retain(|trace| trace.meta.rank == rank);
     }
 }
 
-/// Opens the sorted files of a folder. The recorder may have removed a file after the folder was listed
-/// (`MEMTRACE_KEEP`): that file is left out. A file that the recorder compressed meanwhile is opened under
-/// its new name.
+/// Opens the sorted files of a folder. A file that the recorder removed after the folder was listed
+/// (`MEMTRACE_KEEP`) is left out. A file that the recorder compressed meanwhile is opened under its new name.
 fn opened(files: &[PathBuf]) -> Result<Vec<TraceFile>> {
     let (mut traces, mut gone) = (Vec::<TraceFile>::new(), Vec::new());
     for file in files {
         match TraceFile::open(file) {
-            // The folder may have been listed with both names of the part.
+            // The folder may have been listed with both the plain and the compressed file of the part.
             Ok(trace) if trace.path != *file && files.binary_search(&trace.path).is_ok() => {}
             Ok(trace) => traces.push(trace),
             Err(error) if error.is_no_file() => gone.push((file, error)),
@@ -125,8 +124,8 @@ fn opened(files: &[PathBuf]) -> Result<Vec<TraceFile>> {
 fn joined(mut files: Vec<TraceFile>) -> Vec<TraceFile> {
     files.sort_by_key(|file| file.meta.part);
     let mut traces: Vec<TraceFile> = Vec::new();
-    // For each process: its traces (several if files were copied), the number of the current part, and how
-    // many of the traces already have that part.
+    // For each process: the indices of its traces (several if files were copied), the number of the current
+    // part, and the number of traces that already have that part.
     let mut processes: FxHashMap<ProcessKey, (Vec<usize>, u32, usize)> = FxHashMap::default();
     for file in files {
         let (own, part, taken) = processes.entry(process_key(&file.meta)).or_default();
@@ -152,7 +151,7 @@ pub(crate) fn trace_files(folder: &Path) -> Result<Vec<PathBuf>> {
     files.retain(|file| {
         file.file_name().is_some_and(|name| names::is_trace(&name.to_string_lossy())) && file.is_file()
     });
-    // A part that is being compressed exists twice: the uncompressed file is complete.
+    // A part that is being compressed exists twice. Only the uncompressed file is complete.
     files.retain(|file| !names::uncompressed(file).is_some_and(|plain| plain.exists()));
     files.sort();
     Ok(files)
@@ -166,7 +165,7 @@ fn snapshot_files(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Returns the subfolder of `folder` with a trace that changed last.
+/// Returns the subfolder of `folder` with a trace that was modified last.
 pub(crate) fn newest_run(folder: &Path) -> Result<Option<PathBuf>> {
     let mut newest = None;
     for child in children(folder)? {

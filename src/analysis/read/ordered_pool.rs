@@ -1,7 +1,8 @@
 //! A thread pool that returns results in order.
 //!
-//! The calling thread takes finished jobs, and works on jobs itself while none is finished, so there are no
-//! more threads than cores. Only a few jobs are in flight at a time, and their buffers are reused.
+//! The calling thread takes finished jobs in order and, while the next one is not finished, works on jobs
+//! itself, so that no more threads than cores are needed. Only a few jobs are in flight at a time, and their
+//! buffers are reused.
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -69,24 +70,24 @@ struct OrderedPool<J, N> {
     /// The number of the next job, and the function that fills it.
     source: Mutex<(u64, N)>,
     state: Mutex<PoolState<J>>,
-    /// Signalled when the next job to take is finished, or no job is left.
+    /// Signaled when the next job to take is finished, or when no job is left.
     ready: Condvar,
-    /// Signalled when another job may be started.
+    /// Signaled when another job may be started.
     room: Condvar,
 }
 
 struct PoolState<J> {
     /// The maximum number of jobs in flight.
     most: u64,
-    /// The jobs in flight: being filled, being worked on, or finished and not taken.
+    /// The number of jobs in flight: jobs that are being filled or processed, or are finished but not taken.
     in_flight: u64,
     /// The number of jobs taken.
     taken: u64,
-    /// Finished jobs in order, beginning with the next to take; `None` for one that is not finished.
+    /// The results in order, starting with the next job to take; `None` for a job that is not finished.
     done: VecDeque<Option<J>>,
     /// Jobs to reuse.
     spare: Vec<J>,
-    /// The number of all jobs, once `next` returned false.
+    /// The total number of jobs, once `next` has returned false.
     end: Option<u64>,
     /// True if no more jobs will be taken.
     stopped: bool,
@@ -156,8 +157,8 @@ impl<J: Default, N: FnMut(&mut J) -> bool> OrderedPool<J, N> {
         {
             state.taken += 1;
             state.in_flight -= 1;
-            // Wake a waiting thread only when it can do several jobs: waking it for each costs more than a
-            // job.
+            // Wake a waiting thread only when several jobs can be started, because one wake-up per job costs
+            // more than the job.
             if state.in_flight <= state.most / 2 {
                 self.room.notify_one();
             }
@@ -166,7 +167,7 @@ impl<J: Default, N: FnMut(&mut J) -> bool> OrderedPool<J, N> {
         if state.stopped || state.end == Some(state.taken) { Front::End } else { Front::NotYet }
     }
 
-    /// Waits until a job is finished, or there are no more.
+    /// Waits until the next job is finished, or no job is left.
     fn wait(&self) {
         let nothing = |state: &mut PoolState<J>| {
             let ready = matches!(state.done.front(), Some(Some(_)));
@@ -176,7 +177,7 @@ impl<J: Default, N: FnMut(&mut J) -> bool> OrderedPool<J, N> {
     }
 }
 
-/// Stops the other threads on drop: when the taking thread is done, or when a thread panics.
+/// Stops the other threads on drop, if the taking thread is done (`always`) or the current thread panics.
 struct StopOnDrop<'a, J: Default, N: FnMut(&mut J) -> bool> {
     pool: &'a OrderedPool<J, N>,
     always: bool,
@@ -196,7 +197,7 @@ impl<J: Default, N: FnMut(&mut J) -> bool> Drop for StopOnDrop<'_, J, N> {
 mod tests {
     use super::*;
 
-    /// Counts to `jobs` on `threads` threads and takes up to `most` of them.
+    /// Runs `jobs` jobs on `threads` threads and returns the numbers of the first `most` of them.
     fn count(threads: usize, jobs: u64, most: usize) -> Vec<u64> {
         let (mut made, mut taken) = (0, Vec::new());
         let next = |job: &mut (u64, u64)| {

@@ -1,11 +1,11 @@
-//! A row in the analysis: its numbers, and symbols for its texts.
+//! A row as the analysis stores it: its numbers, and symbols for its texts.
 
 use memtrace_trace::columns::{COLUMNS, Reading, Shape, index_of};
 use memtrace_trace::{Category, EventName};
 
 use crate::read::symbols::Symbol;
 
-/// A set of columns. A reader parses only these; the others keep their defaults.
+/// A set of columns. A reader parses only these columns; all others keep their defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Columns(u64);
 
@@ -13,7 +13,7 @@ impl Columns {
     /// Every column.
     pub const ALL: Columns = Columns(u64::MAX >> (64 - COLUMNS.len()));
 
-    /// Returns the columns with these names.
+    /// Returns the columns with the given names.
     ///
     /// # Panics
     /// While compiling, when the schema has no column of a name.
@@ -92,12 +92,12 @@ impl Columns {
     }
 }
 
-/// The columns that a report asks for, by event: an op row needs less than an allocation.
+/// The columns that a report needs, by event, because an op row needs fewer columns than an allocation.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted([Columns; EventName::ALL.len()]);
 
 impl Wanted {
-    /// Returns the same columns for every event.
+    /// Returns a set with the same columns for every event.
     #[must_use]
     pub const fn all_events(columns: Columns) -> Wanted {
         Wanted([columns; EventName::ALL.len()])
@@ -172,7 +172,7 @@ macro_rules! record {
         $(#[$doc:meta])+
         $name:ident: $type:ident = $default:expr, $shape:ident, $reading:ident, $writing:ident $(($of:ident))?;
     )+ })+) => {
-        /// One row: a field for each column.
+        /// One row, with a field for each column.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub struct Record {
             $($($(#[$doc])+ pub $name: field_type!($type),)+)+

@@ -1,9 +1,9 @@
 //! Continues the reading of a trace after parts that were removed (`MEMTRACE_KEEP`).
 //!
-//! The part after the removed ones opens with a row for everything that is live at its start. This module
-//! compares these rows with the state before the gap, and makes rows for the memory that was freed and
-//! allocated meanwhile. A report that takes these rows continues from the right state. Memory that was both
-//! allocated and freed in the removed parts stays unknown.
+//! The first part after the removed parts begins with opening rows, one for each piece of memory that is live
+//! at its start. This module compares these rows with the state before the gap and makes rows for the memory
+//! that was freed and allocated meanwhile, so that a report continues from the right state. Memory that was
+//! both allocated and freed in the removed parts stays unknown.
 
 use std::path::Path;
 
@@ -36,21 +36,22 @@ pub(super) fn with_pieces(wanted: Wanted) -> Wanted {
     wanted.and(COLUMNS)
 }
 
-/// The maximum number of opening rows that are kept, because a damaged trace may name any number.
+/// The maximum number of opening rows that are kept. The limit is needed because the meta row of a damaged
+/// trace may announce any number.
 const MOST_OPENING: usize = if cfg!(test) { 8 } else { 1 << 20 };
 
-/// The meta row and the opening rows of a later part. The meta row has the number of opening rows.
+/// The meta row and the opening rows of a later part. The meta row announces the number of opening rows.
 pub(super) struct OpeningRows {
-    /// The rows that are still to come.
+    /// The number of rows that are still to come.
     left: u64,
-    /// The rows so far. They are needed only after removed parts; otherwise `None`.
+    /// The rows so far, or `None` if they are not needed, because no part was removed before this one.
     rows: Option<Vec<Record>>,
     /// The number of rows beyond [`MOST_OPENING`], which were not kept.
     beyond: u64,
 }
 
 impl OpeningRows {
-    /// Starts before the meta row and the `opening_rows` that it announces.
+    /// Starts before the meta row and the `opening_rows` rows that the meta row announces.
     pub(super) fn new(opening_rows: u64, is_needed: bool) -> OpeningRows {
         OpeningRows { left: opening_rows.saturating_add(1), rows: is_needed.then(Vec::new), beyond: 0 }
     }
@@ -60,8 +61,8 @@ impl OpeningRows {
         self.left == 0
     }
 
-    /// Takes the next row: the meta row or an opening row. At the last one, returns all of them if they are
-    /// needed.
+    /// Processes the next row, which is the meta row or an opening row. After the last one, returns all of
+    /// them if they are needed.
     pub(super) fn add(&mut self, row: &Record) -> Option<Vec<Record>> {
         self.left -= 1;
         let rows = self.rows.as_mut()?;
@@ -91,10 +92,10 @@ impl OpeningRows {
 pub(super) struct LivePieces {
     /// The rows of the live allocations, by `alloc_id`.
     live: FxHashMap<i64, Record>,
-    /// The totals of each device.
+    /// The last totals of each device.
     totals: FxHashMap<i32, Totals>,
-    /// The reserved bytes of each device that have no allocation row: the segments whose calls the recorder
-    /// did not see.
+    /// The reserved bytes of each device that have no allocation row, because the recorder did not see the
+    /// calls that allocated these segments.
     unseen: FxHashMap<i32, i64>,
     /// The last row, and the last row that has the current step and phase.
     last: (Record, Record),
@@ -102,7 +103,7 @@ pub(super) struct LivePieces {
 }
 
 impl LivePieces {
-    /// Returns an empty state; `symbols` is the symbol table of the rows that will follow.
+    /// Creates an empty state. `symbols` is the symbol table of the rows that [`Self::feed`] will get.
     pub(super) fn new(symbols: &SymbolTable) -> LivePieces {
         LivePieces {
             live: FxHashMap::default(),
@@ -113,7 +114,7 @@ impl LivePieces {
         }
     }
 
-    /// Takes the next row.
+    /// Processes the next row.
     pub(super) fn feed(&mut self, row: &Record) {
         self.last.0 = *row;
         if row.event != EventName::Live && row.phase != Symbol::NONE {
@@ -140,9 +141,9 @@ impl LivePieces {
         }
     }
 
-    /// Returns the rows for the changes in the removed parts before a part: its meta row, and a row for each
-    /// free and each allocation. `opening` has the part's meta row and its opening rows. Like the opening
-    /// rows, the new rows are numbered backward from the first other row of the part.
+    /// Returns the rows for the changes in the removed parts before a part: the part's meta row, then a row
+    /// for each free and each allocation. `opening` has the part's meta row and its opening rows. Like the
+    /// opening rows, the new rows are numbered backward from the first other row of the part.
     pub(super) fn changes(&self, opening: &[Record]) -> Vec<Record> {
         let Some((meta, opening)) = opening.split_first() else { return Vec::new() };
         let effect = |row: &Record| MemoryKind::of(row.event).map(|(_, effect)| effect);
@@ -204,7 +205,7 @@ impl LivePieces {
         changes.filter(|row| row.delta_bytes != 0).collect()
     }
 
-    /// Returns the memory that a row is about; a free has negative bytes.
+    /// Returns the memory that a row describes. The bytes of a free are negative.
     fn extent(&self, row: &Record) -> Option<Extent> {
         let (kind, _) = MemoryKind::of(row.event)?;
         let in_segment = row.api == self.caching_allocator;
@@ -231,7 +232,7 @@ mod tests {
     use crate::read::stream::{ReadSummary, TraceFile};
     use crate::testing::TraceBuilder;
 
-    /// Returns a part with `live` opening rows and one more allocation; its meta row announces `named`
+    /// Returns a part with `live` opening rows and one more allocation. Its meta row announces `named`
     /// opening rows.
     fn part(number: u32, live: i64, named: u64, keep: &str) -> Vec<u8> {
         let meta = Meta { part: number, opening_rows: named, keep: keep.to_owned(), ..Meta::default() };
@@ -248,7 +249,7 @@ mod tests {
         read_and(name, live, named, "1m", |_| {})
     }
 
-    /// Like [`read`], but calls `meanwhile` after part 5 is opened and before it is read.
+    /// Same as [`read`], but calls `meanwhile` after part 5 is opened and before it is read.
     fn read_and(
         name: &str,
         live: i64,
@@ -280,7 +281,8 @@ mod tests {
 
     #[test]
     fn more_opening_rows_than_are_kept_are_counted_once_and_noted() {
-        // The same two blocks, six more that are new, and one after the opening rows.
+        // Part 1 allocates one block. Part 5 opens with this block and seven new ones, and then allocates one
+        // more.
         let (events, summary) = read("few", 8, 8);
         let summary = summary.unwrap();
         assert_eq!((allocs(&events), &summary.wrong_openings[..]), (1 + 7 + 1, &[][..]));
@@ -306,7 +308,7 @@ mod tests {
         assert_eq!((allocs(&events), summary.unwrap().removed), (1, vec![]));
         let (_, summary) = read_and("lost", 3, 3, "", remove);
         assert!(summary.unwrap_err().is_no_file());
-        // A part that was compressed is read from its copy.
+        // If a part was compressed, the reader opens the compressed copy.
         let compress = |part: &Path| {
             let copy = std::fs::File::create(files::compressed(part, Compression::Zst)).unwrap();
             zstd::stream::copy_encode(std::fs::File::open(part).unwrap(), copy, 1).unwrap();

@@ -9,7 +9,7 @@ use memtrace_trace::repeats::{NO_REPEATS, NUMBERS, Numbers, Repeat, Repeatable, 
 
 use crate::read::record::{Columns, Record, Wanted};
 
-/// The columns that the rule of repeats depends on.
+/// The columns that the rules for repeats depend on.
 const COLUMNS: Columns = Columns::of(&NUMBERS);
 /// The additional columns of a `repeat` row.
 const REPEAT: Columns = Columns::of(&["requested_bytes", "latency_ns"]);
@@ -17,12 +17,12 @@ const REPEAT: Columns = Columns::of(&["requested_bytes", "latency_ns"]);
 /// Expands the rows of one file, in order.
 #[derive(Default)]
 pub(super) struct Rows {
-    /// `None` for a file without `repeat` rows.
+    /// The rows that a `repeat` row may refer to, or `None` for a file without `repeat` rows.
     window: Option<Window<Record>>,
 }
 
 impl Rows {
-    /// Starts a file; its meta row states whether it `has_repeats`.
+    /// Starts a file, whose meta row states in `has_repeats` whether it has `repeat` rows.
     pub(super) fn new(has_repeats: bool) -> Rows {
         Rows { window: has_repeats.then(Window::default) }
     }
@@ -35,7 +35,8 @@ impl Rows {
         }
     }
 
-    /// Passes a row of the file, or the rows that it replaces, to `visit` until `visit` breaks.
+    /// Passes a row of the file or, for a `repeat` row, the rows that it replaces to `visit`, until `visit`
+    /// breaks.
     ///
     /// # Errors
     /// When a `repeat` row cannot be expanded.

@@ -28,9 +28,9 @@ pub(crate) fn bytes(path: &Path) -> io::Result<Box<dyn Read + Send>> {
 
 /// An open trace file.
 pub(super) enum Source {
-    /// Uncompressed.
+    /// An uncompressed file.
     Plain(File),
-    /// Compressed, or a snapshot: the bytes of the CSV, and the count of bytes read from the file.
+    /// A compressed file or a snapshot: the bytes of the CSV, and the number of bytes read from the file.
     Packed(Box<dyn Read + Send>, Arc<AtomicU64>),
 }
 
@@ -48,8 +48,8 @@ impl Read for Counted {
     }
 }
 
-/// Opens a regular file. Other files are refused: opening a pipe may wait forever, and a device may have no
-/// end.
+/// Opens a regular file. Other files are refused, because opening a pipe may block forever and a device may
+/// have no end.
 ///
 /// # Errors
 /// When the file cannot be opened or is not a regular file.
@@ -61,8 +61,8 @@ pub(crate) fn open_file(path: &Path) -> io::Result<File> {
 }
 
 /// Opens a trace and returns it with its path. If the recorder has replaced the file at `path` by a
-/// compressed copy, this is the path of the copy. The first bytes decide whether the file is plain, gzip,
-/// zstd or a snapshot.
+/// compressed copy, the returned path is the path of the copy. The first bytes determine whether the file is
+/// plain, gzip, zstd or a snapshot.
 ///
 /// # Errors
 /// When the file cannot be opened or read.
@@ -99,7 +99,7 @@ fn recognized(file: File, path: &Path) -> io::Result<Source> {
     let count = Arc::new(AtomicU64::new(0));
     let source = io::BufReader::with_capacity(BUFFER, Counted { file, count: Arc::clone(&count) });
     let bytes: Box<dyn Read + Send> = if zstd {
-        // This decoder reads all frames in sequence, and refuses a frame that needs more than 128 MiB of
+        // This decoder reads all frames in sequence, and rejects a frame that needs more than 128 MiB of
         // memory.
         Box::new(zstd::stream::read::Decoder::with_buffer(source)?)
     } else {

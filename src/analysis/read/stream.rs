@@ -23,10 +23,10 @@ use crate::read::scan::{Fault, MOST_FAULTS, Scanner};
 use crate::read::source::{self, Source};
 use crate::read::symbols::SymbolTable;
 
-/// The advice printed with the first line that is not a row.
+/// The advice in the error message for the first line that is not a row.
 const LENIENT: &str = "; --lenient skips and counts such lines";
 
-/// A trace file whose header and meta row were checked, with the later parts of a rotated trace.
+/// A trace file whose header and meta row were checked. For a rotated trace, it includes the later parts.
 #[derive(Clone, Debug)]
 pub struct TraceFile {
     /// The path of the file.
@@ -37,25 +37,25 @@ pub struct TraceFile {
     pub size: u64,
     /// The bytes on disk read so far, over all readings, for a progress bar.
     pub progress: Arc<AtomicU64>,
-    /// The number of columns in its header.
+    /// The number of columns in the file's header.
     width: usize,
     /// The later parts of a rotated trace, in order.
     later: Vec<TraceFile>,
-    /// The number of bytes of the file that are read; see [`TraceFile::continue_with`].
+    /// The maximum number of bytes of the file that are read. See [`TraceFile::continue_with`].
     limit: u64,
 }
 
-/// The result of a reading, apart from the records.
+/// The result of a reading, without the records.
 #[derive(Clone, Debug, Default)]
 pub struct ReadSummary {
-    /// The number of lines that are not rows. Only a lenient reading continues after the first.
+    /// The number of lines that are not rows. Only a lenient reading continues after the first such line.
     pub skipped: u64,
     /// Descriptions of the first few skipped lines, each with its file and line number.
     pub skipped_lines: Vec<String>,
-    /// True if the last line is unterminated: the writer was killed inside it.
+    /// True if the last line is unterminated, because the writer was killed while it wrote the line.
     pub cut: bool,
-    /// Each gap in the sequence of parts: the numbers of the first and the last missing part. A file may be
-    /// read alone, so parts missing at the start or at the end are not reported.
+    /// Each gap in the sequence of parts, as the numbers of the first and the last missing part. A part may
+    /// be read alone, so parts missing at the start or at the end are not reported.
     pub removed: Vec<(u32, u32)>,
     /// The problems with the opening rows of the later parts, one line each.
     pub wrong_openings: Vec<String>,
@@ -110,12 +110,13 @@ impl TraceFile {
         Ok(TraceFile { path, meta, size, progress, width, later, limit: u64::MAX })
     }
 
-    /// Returns the number of columns in its header.
+    /// Returns the number of columns in the file's header.
     pub(crate) fn width(&self) -> usize {
         self.width
     }
 
-    /// Adds `part` if it is a later part of this trace; otherwise returns it. Parts between them may have been removed.
+    /// Adds `part` if it is a later part of this trace, and otherwise returns it. Parts in between may have
+    /// been removed.
     pub(crate) fn join(&mut self, mut part: TraceFile) -> Option<TraceFile> {
         let last = self.later.last().map_or(&self.meta, |part| &part.meta);
         if !same_process(last, &part.meta) || part.meta.part < 2 || part.meta.part <= last.part {
@@ -127,8 +128,9 @@ impl TraceFile {
         None
     }
 
-    /// Continues the trace with `part` after the first `whole` bytes of its file `at`, in place of the later
-    /// parts. Returns false if `part` belongs to another trace.
+    /// Continues the trace with `part` after the first `whole` bytes of its file `at`. `part` replaces the
+    /// parts after `at`. Returns false if `part` belongs to another trace, or `at` is not a file of this
+    /// trace.
     pub fn continue_with(&mut self, at: &Path, whole: u64, part: TraceFile) -> bool {
         let Some(index) = self.files().position(|file| file == at) else { return false };
         self.later.truncate(index);
@@ -147,7 +149,7 @@ impl TraceFile {
         self.parts().map(|part| part.path.as_path())
     }
 
-    /// Returns the text of the `end` row if it is the last row. A killed process leaves no `end` row.
+    /// Returns the text of the `end` row if that is the last row. A killed process leaves no `end` row.
     #[must_use]
     pub fn ending(&self) -> Option<String> {
         let last = self.later.last().unwrap_or(self);
@@ -164,7 +166,7 @@ impl TraceFile {
         end_row::needed_bytes(&self.ending()?)
     }
 
-    /// Returns the last bytes of the file, which are more than the longest end row.
+    /// Returns the end of the file, which is longer than the longest end row.
     fn tail(&self) -> io::Result<Vec<u8>> {
         const ENOUGH: usize = 64 << 10;
         let mut tail = Vec::new();
@@ -194,10 +196,11 @@ impl TraceFile {
     /// `visit` breaks.
     ///
     /// The opening rows of a later part are skipped, because they repeat the part before. After removed
-    /// parts, the part's meta row is visited, and then a row for each change of live memory
-    /// ([`removed_parts`]). The recorder may remove a later part before its turn comes (`MEMTRACE_KEEP`). The
-    /// end row of a part is written after the next part has begun, so a killed process can leave it out: the
-    /// reader then makes one.
+    /// parts, the part's meta row is visited, followed by a row for each change of live memory
+    /// ([`removed_parts`]). If the recorder removes a later part before it is read (`MEMTRACE_KEEP`), the
+    /// reading continues with the next part. The end row of a part is written after the next part has begun,
+    /// so it may be missing if the process was killed; the reader then visits an end row that it makes
+    /// itself.
     ///
     /// # Errors
     /// When the file cannot be read, and at the first line that is not a row, unless `lenient`.
@@ -349,7 +352,7 @@ impl TraceFile {
     }
 }
 
-/// Returns true if no part was removed between the one numbered `part` and `next`.
+/// Returns true if no part was removed between part number `part` and `next`.
 fn follows(part: u32, next: &TraceFile) -> bool {
     part.checked_add(1) == Some(next.meta.part)
 }
@@ -359,7 +362,7 @@ pub(crate) fn same_process(a: &Meta, b: &Meta) -> bool {
     process_key(a) == process_key(b)
 }
 
-/// The values that identify a process: the start, the rank, the host and the journal.
+/// The values that identify a process: its start time, rank, host and journal.
 pub(crate) type ProcessKey = (i64, i32, String, String);
 
 /// Returns the key of the process that wrote a meta row.

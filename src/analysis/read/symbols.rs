@@ -1,7 +1,7 @@
-//! Interns the texts of a trace: a record holds small numbers ([`Symbol`]) instead.
+//! Interns the texts of a trace, so that a record holds a small number ([`Symbol`]) for each text.
 //!
 //! Each trace that is read has one table. Several threads add to it, so the order of the numbers has no
-//! meaning, and nothing may sort by them.
+//! meaning, and no code may sort by them.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,13 +14,13 @@ use memtrace_trace::text::{NONE, SCRIPT, WITHOUT_DETAIL};
 pub struct Symbol(u32);
 
 impl Symbol {
-    /// `(none)`: no owner.
+    /// `(none)`: the column has no text.
     pub const NONE: Symbol = Symbol(0);
     /// `(script)`: code outside every module.
     pub const SCRIPT: Symbol = Symbol(1);
-    /// `(other names)`: every text beyond the first [`MOST_BYTES`].
+    /// `(other names)`: every text that was added after the table held [`MOST_BYTES`].
     pub const REST: Symbol = Symbol(2);
-    /// `(without detail)`: the owner is not known, see [`memtrace_trace::detail`].
+    /// `(without detail)`: the owner is unknown, see [`memtrace_trace::detail`].
     pub const WITHOUT_DETAIL: Symbol = Symbol(3);
 
     /// Returns the index in a table of all symbols.
@@ -30,8 +30,8 @@ impl Symbol {
     }
 }
 
-/// The maximum number of bytes of texts in a table. A trace with more is hostile or broken: further texts
-/// become [`Symbol::REST`], so that memory stays bounded.
+/// The limit for the bytes of the texts in a table. A trace that exceeds it is hostile or broken. Further
+/// texts become [`Symbol::REST`], so that memory stays bounded.
 pub const MOST_BYTES: usize = 64 << 20;
 
 const REST: &str = "(other names)";
@@ -60,7 +60,7 @@ impl Default for SymbolTable {
 }
 
 impl SymbolTable {
-    /// Returns the symbol of `text`, new or known.
+    /// Returns the symbol of `text`, after adding the text if it is new.
     #[must_use]
     pub fn intern(&self, text: &str) -> Symbol {
         self.lock().intern(text)
@@ -73,14 +73,14 @@ impl SymbolTable {
         inner.symbols.get(symbol.index()).or(inner.symbols.first()).map_or_else(|| NONE.into(), Arc::clone)
     }
 
-    /// Returns the text of `symbol`, or `missing` for [`Symbol::NONE`]: one of [`NO_MODULE`], [`NO_OP`],
-    /// [`NO_PHASE`].
+    /// Returns the text of `symbol`, or `missing` for [`Symbol::NONE`]. `missing` is a text such as
+    /// [`NO_MODULE`], [`NO_OP`] or [`NO_PHASE`].
     #[must_use]
     pub fn or(&self, symbol: Symbol, missing: &str) -> String {
         if symbol == Symbol::NONE { missing.to_owned() } else { self.get(symbol).to_string() }
     }
 
-    /// Returns the text of `symbol` as a table cell: `-` for [`Symbol::NONE`].
+    /// Returns the text of `symbol` as a table cell, which is `-` for [`Symbol::NONE`].
     #[must_use]
     pub fn or_dash(&self, symbol: Symbol) -> String {
         if symbol == Symbol::NONE { "-".to_owned() } else { self.get(symbol).to_string() }
@@ -96,7 +96,7 @@ impl Interned {
         if let Some(symbol) = self.ids.get(text) {
             return *symbol;
         }
-        // The bytes per text in the map and the list, in addition to its own.
+        // The size of an entry in the map and the list without its text, in bytes.
         const ENTRY: usize = 64;
         if self.bytes > MOST_BYTES {
             return Symbol::REST;

@@ -1,6 +1,6 @@
 //! Reads a file that is still being written.
 //!
-//! A read takes all complete lines and keeps the start of an incomplete line. It never waits.
+//! A read returns all complete lines and keeps the start of an incomplete line. It never waits.
 
 use std::io::Read;
 use std::ops::ControlFlow;
@@ -25,7 +25,8 @@ pub(crate) struct PartTail {
     rest: Vec<u8>,
     /// True if the header has not been read yet.
     header: bool,
-    /// The rows still to skip: the opening rows that repeat the part before.
+    /// The number of rows still to skip, which are the opening rows that repeat the part before, and their
+    /// meta row.
     skip: u64,
     rows: Rows,
 }
@@ -40,7 +41,7 @@ pub(crate) struct BlockRead {
 }
 
 impl PartTail {
-    /// Opens `part` to read the `wanted` columns, starting after its header and `opening_rows` more rows.
+    /// Opens `part` to read the `wanted` columns, starting after its header and the next `opening_rows` rows.
     ///
     /// # Errors
     /// When the file cannot be opened.

@@ -1,5 +1,5 @@
 //! A memory curve for the terminal: an area in eighths of a cell, axes with units, and the phases and steps
-//! below it.
+//! below the area.
 //!
 //! Bands differ by hue if color is on, otherwise by letter.
 
@@ -18,7 +18,7 @@ pub struct Curve<'a> {
     pub line: Option<CurveLine<'a>>,
     /// The name of the total, for the legend.
     pub total_name: &'a str,
-    /// The parts of the total, from the bottom; may be empty.
+    /// The parts of the total, from the bottom. There may be none.
     pub bands: Vec<Band>,
     /// The start of each phase in ns, and its name. An empty name means that no phase is active.
     pub phases: Vec<(i64, String)>,
@@ -41,8 +41,8 @@ pub struct CurveLine<'a> {
 }
 
 impl CurveLine<'_> {
-    /// Returns the color of the line, which is the same as on the page: one for reserved memory, another for
-    /// device memory in use.
+    /// Returns the color of the line, which is the same as on the HTML page. Reserved memory and device
+    /// memory in use have different colors.
     fn style(&self) -> Style {
         if self.name == "reserved" { VERMILION } else { PURPLE }
     }
@@ -50,7 +50,8 @@ impl CurveLine<'_> {
 
 /// A part of the total.
 pub struct Band {
-    /// The name. Without color, the band is drawn with the first letter of its name that no other band uses.
+    /// The name. Without color, the band is drawn with the first letter of its name that no earlier band
+    /// uses.
     pub name: String,
     /// The index in [`crate::render::printer::HUES`].
     pub hue: u8,
@@ -133,7 +134,8 @@ impl Curve<'_> {
     /// Returns the index of the band at height `at` (in bytes) in a bucket.
     fn band(&self, bucket: usize, value: i64, at: f64) -> usize {
         let sum: i64 = self.bands.iter().filter_map(|band| band.bytes.get(bucket)).sum();
-        // The total also has blocks whose category is not drawn, so it can be a little higher than the bands.
+        // The total also includes blocks whose category is not drawn, so it can be a little higher than the
+        // bands together. Scale the bands to the total.
         let scale = if sum > 0 { value as f64 / sum as f64 } else { 0.0 };
         let mut top = 0.0;
         for (place, band) in self.bands.iter().enumerate() {
@@ -151,7 +153,7 @@ impl Curve<'_> {
         let mut write = |column: usize, text: &str, style: Style| {
             let text: Vec<char> = text.chars().collect();
             let from = column.min(columns.saturating_sub(text.len()));
-            // At the right edge the label moves left, and the mark stays over its column.
+            // At the right edge, the label moves left so that it fits, and the mark stays over its column.
             let text: Vec<char> = if from < column && column < columns {
                 text[1..].iter().copied().chain([text[0]]).collect()
             } else {
@@ -186,7 +188,7 @@ impl Curve<'_> {
         let (start, end) =
             (self.grid.start_ns, self.grid.start_ns + self.grid.width_ns * self.grid.buckets as i64);
         let step = round_step((end - start) / (columns as i64 / 16).max(1));
-        // No decimals if the labels are ten seconds or more apart.
+        // The labels have no decimals if they are ten seconds or more apart.
         let digits = 9_usize.saturating_sub((step.max(1) as f64).log10().floor() as usize);
         let mut at = start - start.rem_euclid(step);
         while at <= end {
@@ -247,7 +249,7 @@ impl Curve<'_> {
         }
     }
 
-    /// Returns the names of the phases, in the order of their first start.
+    /// Returns the names of the phases, in the order of their first start, at most 20.
     fn phase_names(&self) -> Vec<String> {
         let mut names: Vec<String> = Vec::new();
         for (_, name) in &self.phases {
@@ -297,14 +299,14 @@ fn hue(name: &str, place: usize) -> Style {
     })
 }
 
-/// Returns a letter for each phase: a capital, because lowercase letters name bands.
+/// Returns a capital letter for each phase, because lowercase letters name bands.
 fn capitals(names: &[String]) -> Vec<char> {
     let names: Vec<String> = names.iter().map(|name| name.to_uppercase()).collect();
     letters(names.iter().map(String::as_str))
 }
 
-/// Returns one letter for each name: its first letter or digit that no earlier name uses, or else an unused
-/// capital.
+/// Returns one letter for each name: the first letter or digit of the name that no earlier name uses, or else
+/// an unused capital letter.
 fn letters<'a>(names: impl Iterator<Item = &'a str>) -> Vec<char> {
     let mut taken = Vec::new();
     for name in names {
@@ -324,7 +326,7 @@ fn round_step(about: i64) -> i64 {
     [1, 2, 5, 10].iter().map(|lead| lead * power).find(|step| *step >= about).unwrap_or(power * 10)
 }
 
-/// Collects consecutive characters of one style into one cell.
+/// Collects consecutive characters of the same style into one cell.
 #[derive(Default)]
 struct StyledRun {
     text: String,

@@ -14,21 +14,20 @@ use crate::read::stream::{ReadSummary, TraceFile};
 use crate::state::detail::DetailedSteps;
 use crate::state::replay_trace::Replayed;
 
-/// The footer of a report: how complete its data is.
+/// The footer of a report, which shows how complete the report's data is.
 #[derive(Clone, Debug, Default)]
 pub struct Footer {
     /// The number of events that the traced processes dropped.
     pub lost: u64,
     /// The bytes at the peaks that have neither op nor module nor category, and all bytes at the peaks.
     pub unattributed: (i64, i64),
-    /// The same two sums as in `unattributed`, over every block allocated in the window.
+    /// The same two sums as in `unattributed`, but over every block allocated in the window.
     pub unattributed_ever: (i64, i64),
-    /// The key by which the report groups the peak, and the share of the peak that lacks this key, from 0 to
-    /// 1.
+    /// The key by which the report groups the peak, and the share of the peak that lacks this key (0 to 1).
     pub without_key: Option<(&'static str, f64)>,
     /// The runs on a simulated GPU.
     pub phantom: PhantomRun,
-    /// The damage of the traces, one line each. Damage can make totals and peaks wrong.
+    /// The damage of the traces, one line each. The damage can make totals and peaks wrong.
     pub damage: Vec<String>,
     /// Further notes, one line each.
     pub notes: Vec<String>,
@@ -74,7 +73,8 @@ impl Footer {
         self.note_detail(trace, &replayed.replay.detail);
     }
 
-    /// Notes the parts of the traced process that could not be captured, each once.
+    /// Adds a note for each part of the traced process that could not be captured, unless the footer has the
+    /// note already.
     pub fn note_degraded(&mut self, trace: &TraceFile) {
         for note in &trace.meta.degraded {
             if !self.notes.contains(note) {
@@ -83,7 +83,7 @@ impl Footer {
         }
     }
 
-    /// Notes the steps for which ops and modules are known, unless they are known for all steps.
+    /// Adds a note with the steps for which ops and modules are known, unless they are known for all steps.
     pub fn note_detail(&mut self, trace: &TraceFile, detail: &DetailedSteps) {
         let note = detail.note(&trace.meta);
         self.notes.extend(note.filter(|note| !self.notes.contains(note)));
@@ -114,7 +114,7 @@ impl Footer {
         }
     }
 
-    /// Notes the missing parts of a trace, whether the recorder removed them or not.
+    /// Adds a note on the missing parts of a trace, whether the recorder removed them or not.
     fn add_removed(&mut self, trace: &TraceFile, summary: &ReadSummary) {
         let ranges: Vec<String> = summary
             .removed
@@ -141,7 +141,7 @@ impl Footer {
         }
     }
 
-    /// Returns the damage and the notes, as one list for `--json` and the page.
+    /// Returns the damage and the notes as one list, for `--json` and the HTML page.
     pub fn all_notes(&self) -> impl Iterator<Item = String> + use<'_> {
         let damage = self.damage.iter().map(|text| format!("damaged: {text}"));
         damage.chain(self.notes.iter().cloned())
@@ -153,15 +153,15 @@ impl Footer {
         self.add_bytes(peak, ever);
     }
 
-    /// Adds bytes as (unattributed, all): the bytes at the peak, and the bytes of every block allocated in
-    /// the window.
+    /// Adds sums as (unattributed bytes, all bytes): one pair for the peak, and one pair for every block
+    /// allocated in the window.
     pub fn add_bytes(&mut self, peak: (i64, i64), ever: (i64, i64)) {
         for (sum, more) in [(&mut self.unattributed, peak), (&mut self.unattributed_ever, ever)] {
             *sum = (sum.0.saturating_add(more.0), sum.1.saturating_add(more.1));
         }
     }
 
-    /// For reports that show categories: adds the rule by which categories were inferred, if any were.
+    /// Adds the rule by which categories were inferred, if any were. Reports that show categories call this.
     pub fn note_inference(&mut self, replayed: &Replayed) {
         let rule = replayed.replay.rule().to_owned();
         if replayed.replay.infers() && !self.notes.contains(&rule) {

@@ -1,4 +1,4 @@
-//! The output forms that replace the text for a terminal: Markdown, to paste into a pull request, and CSV.
+//! The output forms other than the text for a terminal: Markdown, to paste into a pull request, and CSV.
 
 use memtrace_trace::text::safe_text;
 
@@ -16,7 +16,7 @@ pub enum Form {
     Csv,
 }
 
-/// Returns a line of a report.
+/// Returns a line of a report in Markdown.
 pub(super) fn markdown_line(cells: &[Cell]) -> String {
     let (mut line, mut command) = (String::new(), String::new());
     for cell in cells {
@@ -37,7 +37,7 @@ pub(super) fn markdown_line(cells: &[Cell]) -> String {
     format!("{}  \n", line.trim_start())
 }
 
-/// Returns a table of GitHub's Markdown.
+/// Returns a table in GitHub's Markdown.
 pub(super) fn markdown_table(table: &Table) -> String {
     let (columns, rows) = table.without_bars();
     let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
@@ -51,7 +51,7 @@ pub(super) fn markdown_table(table: &Table) -> String {
     text
 }
 
-/// Returns a table as CSV. Bytes, counts, shares in percent and durations in seconds are bare numbers; all
+/// Returns a table as CSV. Bytes, counts, shares in percent and durations in seconds are bare numbers. All
 /// other cells are as in the text.
 pub(super) fn csv_table(table: &Table) -> String {
     let (columns, rows) = table.without_bars();
@@ -65,7 +65,7 @@ pub(super) fn csv_table(table: &Table) -> String {
     String::from_utf8(writer.into_inner().unwrap_or_default()).unwrap_or_default()
 }
 
-/// Returns a cell as a field of CSV.
+/// Returns a table cell as a CSV field.
 fn field(cell: &str) -> String {
     let cell = cell.trim().replace(NO_BREAK, " ");
     let number = cell.strip_suffix(" B").unwrap_or(&cell);
@@ -107,7 +107,7 @@ fn seconds(text: &str) -> Option<String> {
     Some(text.trim_end_matches('0').trim_end_matches('.').to_owned())
 }
 
-/// Returns a cell of a table, escaped; the indentation of a tree is kept.
+/// Returns a table cell in Markdown. The cell keeps the indentation of a tree.
 fn indented(cell: &str) -> String {
     let text = cell.trim_start_matches(' ');
     format!("{}{}", "&nbsp;".repeat(cell.len() - text.len()), escaped(text.trim_end()))

@@ -1,4 +1,4 @@
-//! The first line of every report, and of each process in it.
+//! The first line of every report, and of the section of each process in a report.
 
 use memtrace_trace::meta::Meta;
 

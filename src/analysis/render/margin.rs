@@ -1,4 +1,5 @@
-//! The safety margin: the memory that a run left free, and the uses that a simulated GPU does not count.
+//! The safety margin, which is the memory that a run left free, and the memory uses that a simulated GPU does
+//! not count.
 
 use memtrace_trace::units::Unit;
 

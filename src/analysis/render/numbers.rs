@@ -1,4 +1,4 @@
-//! Numbers as people read them: shares, counts, times and bars.
+//! Formats shares, counts, times and bars for people.
 
 pub use memtrace_trace::counts::{count, counted};
 
@@ -16,7 +16,8 @@ pub fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
 
-/// Returns the change from `old` to `new` with its sign: `+12.3 %`, `0.0 %`, or `new` if `old` is 0.
+/// Returns the change from `old` to `new` with its sign: `+12.3 %` or `0.0 %`. Returns `new` if only `old` is
+/// 0, and `gone` if only `new` is 0.
 #[must_use]
 pub fn change(old: i64, new: i64) -> String {
     match (old, new) {
@@ -43,7 +44,7 @@ pub fn step_or_dash(step: i64) -> String {
     if step < 0 { "-".to_owned() } else { step.to_string() }
 }
 
-/// Returns a duration in ns in a readable unit: `412.0 ms`, `3.21 s`, `1 h 02 min`.
+/// Returns a duration, given in ns, in readable units: `412.0 ms`, `3.21 s`, `1 h 02 min`.
 #[must_use]
 pub fn duration(ns: i64) -> String {
     let s = ns as f64 / 1e9;

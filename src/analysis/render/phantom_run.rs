@@ -1,8 +1,8 @@
-//! The notes of reports on a run on a simulated GPU (`memtrace run --phantom`).
+//! The notes of a report about runs on a simulated GPU (`memtrace run --phantom`).
 //!
-//! The meta row of such a trace has the card and the assumptions. The end row has the counts of the run:
-//! reads of values that no kernel computed, calls that were answered with a guess, and calls that were
-//! refused.
+//! The meta row of the trace of such a run has the simulated card and the assumptions. The end row has the
+//! counts of the run: reads of values that no kernel computed, calls that were answered with a guess, and
+//! calls that were refused.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -30,8 +30,8 @@ pub struct PhantomRun {
     pub injected: BTreeSet<String>,
     /// The requested faults that did not happen.
     pub not_injected: BTreeSet<String>,
-    /// The ranks that ran in a job with stand-ins, by the job's number of ranks. A piece such as `0` or `2-4`
-    /// has its first number for sorting. Empty if no rank had stand-ins.
+    /// The ranks that ran in a job with stand-ins, by the job's number of ranks. Each entry is a piece such
+    /// as `0` or `2-4`, preceded by its first rank, for sorting. Empty if no rank had stand-ins.
     pub ranks: BTreeMap<u64, BTreeSet<(u64, String)>>,
     /// The number of operations answered for stand-ins; `None` if no trace of a job with stand-ins has an end
     /// row.
@@ -77,7 +77,7 @@ impl PhantomRun {
         }
     }
 
-    /// Returns the ranks that ran, such as `0,2-4`, and the number of all ranks.
+    /// Returns, for each number of ranks, the ranks that ran, such as `0,2-4`, and the number.
     fn ranks(&self) -> impl Iterator<Item = (String, u64)> {
         self.ranks.iter().map(|(world, pieces)| {
             let pieces: Vec<&str> = pieces.iter().map(|(_, piece)| piece.as_str()).collect();
@@ -91,7 +91,7 @@ impl PhantomRun {
         !self.cards.is_empty()
     }
 
-    /// Returns the note of a report's footer: one line.
+    /// Returns the one-line note for a report's footer.
     #[must_use]
     pub fn note(&self) -> String {
         let list = |names: &BTreeSet<String>, most: usize| {
@@ -151,7 +151,7 @@ impl PhantomRun {
         text
     }
 
-    /// Returns the content of the note for `--json`; null if no trace is from a simulated GPU.
+    /// Returns the content of the note for `--json`, or null if no trace is from a simulated GPU.
     #[must_use]
     pub fn json(&self) -> Value {
         if !self.is_any() {

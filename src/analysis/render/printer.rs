@@ -1,5 +1,5 @@
-//! The text of a report: styled lines, colored only on a terminal and wrapped to its width. Tables are in
-//! [`super::table`].
+//! The text of a report: styled lines, colored only if enabled and wrapped to the width of the terminal.
+//! Tables are in [`super::table`].
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -24,12 +24,12 @@ pub enum Style {
     Alarm,
     /// A command to type.
     Command,
-    /// One of [`HUES`].
+    /// A color: an index in [`HUES`].
     Hue(u8),
 }
 
-/// The palette of Okabe and Ito, which color-blind people can distinguish: blue, orange, green, purple, sky
-/// blue, vermilion, yellow, gray. As escape codes of the 256-color palette.
+/// The palette of Okabe and Ito, which color-blind people can distinguish, as escape codes of the 256-color
+/// palette: blue, orange, green, purple, sky blue, vermilion, yellow, gray.
 pub const HUES: [&str; 8] = [
     "\x1b[38;5;32m",
     "\x1b[38;5;214m",
@@ -62,8 +62,8 @@ pub struct Cell {
 }
 
 impl Cell {
-    /// Returns a cell with `text` in `style`. Everything that a report prints passes through here, so this is
-    /// where a text of a trace loses its control sequences; see [`printable`].
+    /// Returns a cell with `text` in `style`. Everything that a report prints passes through here, so this
+    /// removes the control sequences in texts of a trace. See [`printable`].
     pub fn new(text: impl Into<String>, style: Style) -> Cell {
         let text = text.into();
         let text = match printable(&text) {
@@ -85,7 +85,7 @@ impl Cell {
         self.style
     }
 
-    /// Returns its width in columns.
+    /// Returns the cell's width in columns.
     pub(super) fn width(&self) -> usize {
         self.text.chars().count()
     }
@@ -124,7 +124,7 @@ impl Printer {
         Printer { paint, width, ..Printer::default() }
     }
 
-    /// Returns this printer with another form of output.
+    /// Returns this printer with another output form.
     #[must_use]
     pub fn in_form(self, form: Form) -> Printer {
         Printer { form, ..self }
@@ -147,13 +147,13 @@ impl Printer {
         &self.text
     }
 
-    /// Returns the number of columns of the terminal; `None` without one.
+    /// Returns the number of columns of the terminal, or `None` without a terminal.
     pub(super) fn width(&self) -> Option<usize> {
         self.width
     }
 
-    /// Adds a line of cells. It is wrapped at spaces if the terminal is too narrow. A line with a command is
-    /// not wrapped, so that it can be copied as a whole.
+    /// Adds a line of cells. The line is wrapped at spaces if the terminal is too narrow. A line with a
+    /// command is not wrapped, so that the command can be copied as a whole.
     pub fn line(&mut self, cells: impl IntoIterator<Item = Cell>) {
         let cells: Vec<Cell> = cells.into_iter().collect();
         match self.form {
@@ -175,12 +175,13 @@ impl Printer {
         }
     }
 
-    /// Adds a line as several lines. Each line after the first is indented a little more.
+    /// Adds a line as several lines, indented a little more from the second line on.
     fn wrapped(&mut self, cells: &[Cell], width: usize) {
         let (start, words) = words(cells);
         let indent = (start + 2).min(width / 2);
         self.space(start);
-        // The current column, and the number of spaces before the next word unless it begins a line.
+        // The current column, and the number of spaces before the next word, which are omitted at the start
+        // of a line.
         let (mut column, mut spaces) = (start, 0);
         for StyledWord { cells, spaces: behind } in words {
             let long: usize = cells.iter().map(Cell::width).sum();
@@ -203,7 +204,7 @@ impl Printer {
         self.end_line();
     }
 
-    /// Adds a word that is longer than a line, in pieces. Returns the column after it.
+    /// Adds a word that is longer than a line, in pieces. Returns the column after the last piece.
     fn broken(&mut self, word: &[Cell], mut column: usize, indent: usize, width: usize) -> usize {
         for cell in word {
             for (place, piece) in pieces(&cell.text, width.saturating_sub(indent).max(1)).iter().enumerate() {
@@ -240,7 +241,7 @@ impl Printer {
         }
     }
 
-    /// Adds a text in another form, preceded by an empty line if there is already text.
+    /// Adds a text that is already in the output form, after an empty line if there is already text.
     pub(super) fn block(&mut self, text: &str) {
         if !self.text.is_empty() && !self.text.ends_with("\n\n") {
             self.text.push('\n');
@@ -272,14 +273,15 @@ impl Printer {
     }
 }
 
-/// A word, which may have parts of several styles, and the number of spaces after it.
+/// A word, which may have parts of several styles, and the number of spaces after the word.
 #[derive(Default)]
 struct StyledWord {
     cells: Vec<Cell>,
     spaces: usize,
 }
 
-/// Returns the number of spaces at the start of a line, and its words. [`NO_BREAK`] does not end a word.
+/// Returns the number of spaces at the start of a line, and the line's words. [`NO_BREAK`] does not end a
+/// word.
 fn words(cells: &[Cell]) -> (usize, Vec<StyledWord>) {
     let mut words: Vec<StyledWord> = Vec::new();
     let (mut start, mut word) = (0, StyledWord::default());

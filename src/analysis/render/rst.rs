@@ -3,7 +3,7 @@
 use super::formats::Form;
 use super::printer::{Printer, Side, Table};
 
-/// Prints a table as lines of reStructuredText; in Markdown or CSV, as a table of that form.
+/// Prints a table as lines of reStructuredText or, in Markdown and CSV, as a table of that form.
 pub(crate) fn print(printer: &mut Printer, heads: &[&str], rows: &[Vec<String>]) {
     if printer.form() == Form::Text {
         table(heads, rows).into_iter().for_each(|line| printer.plain(line));

@@ -1,4 +1,4 @@
-//! Tables: aligned columns, two spaces apart, and their layout on a terminal that is too narrow for them.
+//! Tables, which have aligned columns, and their layout on a terminal that is too narrow for them.
 //!
 //! On a narrow terminal, only bars are left out. The last text column is wrapped inside its width. If that is
 //! not enough, the last columns move below their row, and numbers are printed with their column heads.
@@ -10,9 +10,9 @@ use super::wrap::wrap;
 /// The alignment of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// For text.
+    /// Left, for text.
     Left,
-    /// For numbers.
+    /// Right, for numbers.
     Right,
 }
 
@@ -31,14 +31,14 @@ const NARROWEST: usize = 20;
 const INDENT: usize = 6;
 
 impl Table {
-    /// Returns a table with these column heads. When all heads are empty, the line of heads is left out.
+    /// Returns a table with these column heads. If all heads are empty, the line of heads is omitted.
     #[must_use]
     pub fn new(columns: &[(&str, Side)]) -> Table {
         let columns = columns.iter().map(|(name, side)| ((*name).to_owned(), *side)).collect();
         Table { columns, rows: Vec::new() }
     }
 
-    /// Adds a row; missing cells stay empty.
+    /// Adds a row. Missing cells stay empty.
     pub fn row(&mut self, cells: impl IntoIterator<Item = Cell>) {
         self.rows.push(cells.into_iter().collect());
     }
@@ -59,13 +59,13 @@ impl Table {
         (kept.iter().map(|column| &self.columns[*column]).collect(), rows.collect())
     }
 
-    /// Returns the widest head or cell of a column.
+    /// Returns the width of the widest head or cell of a column.
     fn widest(&self, column: usize) -> usize {
         let cells = self.rows.iter().filter_map(|row| row.get(column)).map(Cell::width);
         cells.fold(self.columns[column].0.chars().count(), usize::max)
     }
 
-    /// Returns true if a column has bars, which repeat the share in the next column.
+    /// Returns true if a column has only bars, which repeat the share in the next column.
     fn is_bar(&self, column: usize) -> bool {
         let mut cells = self.rows.iter().filter_map(|row| row.get(column)).map(Cell::text).peekable();
         self.columns[column].0.is_empty()
@@ -102,13 +102,14 @@ impl ColumnLayout {
         widths + GAP * self.shown.len().saturating_sub(1)
     }
 
-    /// Returns this layout with its last text column wrapped to fit, or `None` if that leaves too little
-    /// width.
+    /// Returns this layout with its last text column wrapped to fit, or `None` if too little width is left
+    /// for that column.
     fn wrapped(&self, width: usize, table: &Table) -> Option<ColumnLayout> {
         let is_text = |column: &&usize| table.columns[**column].1 == Side::Left && !table.is_bar(**column);
         let last = *self.shown.iter().rfind(is_text)?;
         let left = (width + self.widths[last]).checked_sub(self.total())?;
-        // A column in the middle of a table needs only half of the width, because its text is a short label.
+        // A column in the middle of a table needs only half of the minimum width, because its text is a short
+        // label.
         let fewest = if Some(&last) == self.shown.last() { NARROWEST } else { NARROWEST / 2 };
         if left >= self.widths[last] || left < fewest {
             return (left >= self.widths[last]).then(|| self.clone());
@@ -118,7 +119,7 @@ impl ColumnLayout {
         Some(layout)
     }
 
-    /// Returns a layout that fits: the last columns move below their row until the rest fits.
+    /// Returns a layout that fits. The last columns move below their row until the remaining columns fit.
     fn narrowed(mut self, width: usize, table: &Table) -> ColumnLayout {
         loop {
             if let Some(layout) = self.wrapped(width, table) {
@@ -133,7 +134,7 @@ impl ColumnLayout {
 }
 
 impl Printer {
-    /// Adds a table. On a terminal that is too narrow for it, text is wrapped or moves below its row.
+    /// Adds a table. If the terminal is too narrow for it, text is wrapped or moves below its row.
     pub fn table(&mut self, table: &Table) {
         match self.form() {
             Form::Text => {}

@@ -1,5 +1,5 @@
-//! Wraps text for narrow terminals: text at spaces, paths and names at their separators. A word that fits on
-//! a line is never broken.
+//! Wraps text for narrow terminals, at spaces and at the separators of paths and names. A word that fits on a
+//! line is never broken.
 
 /// Characters after which a path, a module or the name of an op may be broken.
 const SEPARATORS: [char; 7] = ['.', '/', ':', '_', ',', '-', '('];
@@ -14,14 +14,14 @@ pub fn wrap(text: &str, width: usize) -> Vec<String> {
     lines.finish()
 }
 
-/// Returns the pieces of a word that is longer than `width`. It is cut after separators if possible, or else
-/// anywhere.
+/// Returns the pieces of a word that is longer than `width`. The word is cut after separators if possible,
+/// and otherwise anywhere.
 pub(super) fn pieces(word: &str, width: usize) -> Vec<String> {
     let mut pieces: Vec<String> = Vec::new();
     let mut rest: Vec<char> = word.chars().collect();
     while rest.len() > width {
         let cut = rest[..width].iter().rposition(|c| SEPARATORS.contains(c)).map_or(width, |at| at + 1);
-        // A cut that leaves a few characters on the line is worse than one inside the word.
+        // A cut that leaves only a few characters on the line is worse than a cut inside a name.
         let cut = if cut * 3 < width { width } else { cut };
         pieces.push(rest.drain(..cut).collect());
     }

@@ -1,5 +1,5 @@
-//! `memtrace ops --actions`: the memory profile of `torch.profiler`: blocks that existed before, were created,
-//! changed in place or destroyed, in the profiler's categories.
+//! `memtrace ops --actions`: the memory profile of `torch.profiler`. Counts the blocks that existed before,
+//! were created, were changed in place or were destroyed, by the profiler's categories.
 
 use serde_json::{Value, json};
 
@@ -19,7 +19,7 @@ use crate::state::replay_trace::replay_trace;
 /// `memtrace ops --actions`.
 pub(super) struct Actions;
 
-/// The option that asks for this answer.
+/// The option that selects this report.
 pub(super) const ACTIONS: Flag = Flag::switch(
     "actions",
     "Count blocks created, changed in place and destroyed instead, by torch.profiler's categories",
@@ -102,7 +102,7 @@ fn device_name(device: i32) -> String {
     if device == HOST { "CPU tensors".to_owned() } else { format!("device {device}") }
 }
 
-/// A number of actions, and their bytes.
+/// The number of actions, and the sum of the bytes of their blocks.
 type Sum = (u64, i64);
 
 /// The sums of one device.

@@ -89,7 +89,8 @@ impl Report for Advise {
                 let fit = found.fit(prediction, target);
                 fit.print(&mut printer, &found, options);
                 value["fit"] = fit.json(&found);
-                // After an OOM the need is only a lower bound: that it is below the limit proves nothing.
+                // After an OOM, the predicted need is only a lower bound, so a need below the limit does not
+                // prove that the run fits.
                 if found.ended_in_oom() || fit.needs.is_none_or(|needs| needs > target) {
                     verdict = Verdict::OverLimit;
                 }
@@ -107,7 +108,7 @@ impl Report for Advise {
     }
 }
 
-/// The value of `--fit`, in bytes.
+/// Returns the value of `--fit` in bytes, or `None` if it is not given.
 fn target(options: &Options) -> Result<Option<i64>> {
     match options.text("fit") {
         "" => Ok(None),
@@ -122,8 +123,8 @@ fn target(options: &Options) -> Result<Option<i64>> {
     }
 }
 
-/// Returns the bytes of the request that failed, if [`Prediction::before`] counts one: every other report shows the peak
-/// without it.
+/// Returns the size of the request that failed if [`Prediction::before`] includes it. Every other report
+/// shows the peak without this request.
 pub(super) fn failed_request(replayed: &Replayed, prediction: &Prediction) -> Option<i64> {
     let allocated = replayed.replay.find(prediction.device)?.peak(Metric::Allocated).bytes;
     Some(prediction.before.bytes - allocated).filter(|bytes| *bytes > 0 && replayed.replay.ended_in_oom())
@@ -254,7 +255,8 @@ struct Fit {
     beside: i64,
     /// The bytes that the run needs without a change.
     now: i64,
-    /// The bytes that the run needs with the changes; if no tried set fits, the lowest need of all sets.
+    /// The bytes that the run needs with the changes. If no tried set fits, this is the lowest need of all
+    /// tried sets.
     needs: Option<i64>,
     /// The indices of the changes; `None` if no tried set reaches the size.
     set: Option<Vec<usize>>,

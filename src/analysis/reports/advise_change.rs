@@ -1,4 +1,5 @@
-//! `memtrace advise` with a change, such as `--batch x2`: the peak of allocated memory with a changed program.
+//! `memtrace advise` with a change, such as `--batch x2`: predicts the peak of allocated memory of the
+//! changed program.
 
 use serde_json::{Value, json};
 
@@ -23,7 +24,7 @@ const fn flag(name: &'static str, value: &'static str, help: &'static str) -> Fl
     Flag { name, value: Some(value), default: "", choices: &[], help }
 }
 
-/// The options for the changes. Each of them selects this answer.
+/// The options for the changes. Each of them selects this report.
 pub(super) const CHANGES: &[Flag] = &[
     flag("checkpoint", "MODULES", "Checkpoint the modules that match this pattern, such as 'GPT.h.*'"),
     flag(
@@ -116,7 +117,7 @@ impl Report for AdviseChange {
     }
 }
 
-/// The row of a peak in the table.
+/// Adds the row of a peak to the table.
 fn row(
     table: &mut Table,
     name: String,

@@ -1,4 +1,4 @@
-//! The predictions of `memtrace advise` for one process, which the report about an OOM shows, too.
+//! The predictions of `memtrace advise` for one process. The report about an OOM shows them, too.
 
 use crate::error::Result;
 use crate::options::Options;
@@ -6,17 +6,18 @@ use crate::read::stream::TraceFile;
 use crate::state::replay_trace::Replayed;
 use crate::whatif::{self, Change, Outcome, Prediction, advice};
 
-/// The most changes at once that `--fit` tries.
+/// The maximum number of changes in one set that `--fit` tries.
 pub(super) const MOST_CHANGES: usize = 3;
 
-/// A change that saves less than this part of the peak, one in 20, is no answer to an OOM.
+/// The report about an OOM does not suggest a change that saves at most this fraction of the peak: one part
+/// in 20.
 const FEWEST_OF_PEAK: i64 = 20;
 
-/// A change that helps, for the report about an OOM.
+/// A change that lowers the peak, for the report about an OOM.
 pub(super) struct FirstAdvice {
-    /// The option of `memtrace advise` that predicts it.
+    /// The option of `memtrace advise` that predicts the effect of this change.
     pub(super) option: String,
-    /// The bytes that it saves.
+    /// The number of bytes that the change saves.
     pub(super) saved: i64,
     /// True if `saved` is a lower bound.
     pub(super) is_least: bool,
@@ -26,17 +27,18 @@ pub(super) struct FirstAdvice {
 /// The predictions for one process.
 pub(super) struct Advised {
     pub(super) replayed: Replayed,
-    /// Of the fullest device.
+    /// The prediction for the device with the highest peak; `None` if no device has an allocated block.
     pub(super) prediction: Option<Prediction>,
     pub(super) changes: Vec<Change>,
-    /// The sets of changes that were tried: first the sets of one change, in the order of `changes`.
+    /// The sets of changes that were tried, as indices of `changes`: first the sets of one change, in order.
     pub(super) sets: Vec<Vec<usize>>,
     /// True if the trace has tags.
     pub(super) tags: bool,
 }
 
 impl Advised {
-    /// Predicts each change for `trace` alone, and with `in_sets` sets of several.
+    /// Predicts the effect of each change alone for `trace`. With `in_sets`, also predicts the effect of sets
+    /// of several changes.
     pub(super) fn new(trace: &TraceFile, options: &Options, in_sets: bool) -> Result<Advised> {
         let (changes, tags) = whatif::candidates_for(trace, options)?;
         let sets = whatif::sets(&changes, if in_sets { MOST_CHANGES } else { 1 });
@@ -47,12 +49,13 @@ impl Advised {
         Ok(Advised { replayed, prediction, changes, sets, tags })
     }
 
-    /// The changes that save memory, those that save most first: index, outcome, saved bytes.
+    /// Returns the changes that save memory, the largest savings first: the index in `changes`, the outcome,
+    /// and the saved bytes.
     pub(super) fn ranked<'a>(&self, prediction: &'a Prediction) -> Vec<(usize, &'a Outcome, i64)> {
         prediction.ranked(self.changes.iter())
     }
 
-    /// The changes that save most, for the report about an OOM.
+    /// Returns up to `count` changes with the largest savings, for the report about an OOM.
     pub(super) fn first(&self, count: usize) -> Vec<FirstAdvice> {
         let Some(prediction) = &self.prediction else { return Vec::new() };
         let one = |(index, outcome, saved): &(usize, &Outcome, i64)| FirstAdvice {

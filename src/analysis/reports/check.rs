@@ -55,7 +55,7 @@ impl Report for Check {
         let mut footer = Footer::new(input);
         let mut verdict = Verdict::Fine;
         let mut files: Vec<Value> = Vec::new();
-        // An invalid line is one problem among others: the check counts it and goes on.
+        // The check counts an invalid line like any other problem, so the line must not stop the reading.
         let options = &Options { lenient: true, ..options.clone() };
         for (index, trace) in input.traces.iter().enumerate() {
             let replayed = match replay_checked(trace, options) {
@@ -97,7 +97,7 @@ impl Report for Check {
                 "examples": examples(&replayed).collect::<Vec<_>>(),
             }));
         }
-        // The damage is listed above.
+        // The body of the answer already lists the damage.
         footer.damage.clear();
         let json = json!({ "ok": verdict == Verdict::Fine, "files": files });
         let next = vec![next("summary", input, "")];
@@ -105,7 +105,8 @@ impl Report for Check {
     }
 }
 
-/// The first few problems of each source: invalid lines, then contradictions between rows.
+/// Returns examples of the problems found: invalid lines, then parts with wrong opening rows, then
+/// contradictions between rows.
 fn examples(replayed: &Replayed) -> impl Iterator<Item = &String> {
     let ReadSummary { skipped_lines, wrong_openings, .. } = &replayed.summary;
     skipped_lines.iter().chain(wrong_openings).chain(&replayed.replay.problems.examples)
@@ -131,7 +132,8 @@ struct Problem {
 fn problems(trace: &TraceFile, replayed: &Replayed) -> [Problem; 13] {
     let found = &replayed.replay.problems;
     let missing = replayed.summary.removed.iter().map(|(first, last)| u64::from(last - first) + 1).sum();
-    // With MEMTRACE_KEEP the recorder removes parts itself, and a note lists them.
+    // With MEMTRACE_KEEP, the recorder removes parts itself and a note lists them, so they are not counted as
+    // missing.
     let missing = if trace.meta.keep.is_empty() { missing } else { 0 };
     let problem = |key, label, count| Problem { key, label, count };
     [

@@ -17,7 +17,7 @@ use crate::render::footer::Footer;
 /// `memtrace check --files`.
 pub(super) struct CheckFiles;
 
-/// The option that asks for this answer.
+/// The option that selects this report.
 pub(super) const FILES: Flag = Flag::switch(
     "files",
     "List the files by rank and part, for programs that read the rows themselves; completes the files of killed \
@@ -40,12 +40,13 @@ impl Report for CheckFiles {
         for trace in &input.traces {
             let formulas = formulas(trace);
             for (index, part) in trace.parts().enumerate() {
-                // If a trace's folder is not writable, the completed rest is in a temporary folder, which the
-                // command removes when it ends.
+                // If a trace's folder is not writable, memtrace writes the completed rest of the trace to a
+                // temporary folder, which the command removes when it ends. Such a file is not listed.
                 if part.path.parent() != trace.path.parent() {
                     continue;
                 }
-                // The first part that exists has the blocks that are live at its start; a later one repeats them.
+                // Each part begins with the blocks that are live at its start. These rows are new in the
+                // first existing part; a later part repeats them.
                 let repeated = if index == 0 { 0 } else { part.meta.opening_rows.saturating_add(1) };
                 let path = part.path.display().to_string();
                 printer.plain(printable(&path));
@@ -65,7 +66,7 @@ impl Report for CheckFiles {
 }
 
 /// Returns the number of texts in the trace that start with an added quote, according to its end row. Returns
-/// `None` for a compressed trace, where finding that row costs as much as reading everything.
+/// `None` for a compressed trace, because finding the end row there costs as much as reading the whole trace.
 fn formulas(trace: &TraceFile) -> Option<u64> {
     let last = trace.files().last()?.file_name()?.to_str()?;
     if compression(last) != Compression::Off {
@@ -74,7 +75,8 @@ fn formulas(trace: &TraceFile) -> Option<u64> {
     end_row::formulas(&trace.ending()?)
 }
 
-/// The columns of this version with their types, and the values of those that an older file lacks.
+/// Returns the columns of this version with their types and defaults. If an older file lacks a column, the
+/// default applies.
 fn columns() -> Result<Value> {
     let defaults = serde_json::to_value(Row::default()).map_err(|error| Error::usage(error.to_string()))?;
     let columns = COLUMNS.iter().map(|column| {

@@ -1,4 +1,4 @@
-//! The memory that the processes of a rank have on one device at the same time.
+//! An upper bound on the memory that the processes of a rank use on one device at the same time.
 
 use std::collections::BTreeMap;
 
@@ -28,8 +28,8 @@ impl<const N: usize> DevicePeaks<N> {
         self.places.entry((trace.meta.rank, ordinal)).or_default().push(ProcessPeaks { lifetime, peaks });
     }
 
-    /// Returns the largest sums of peaks on each device, over the processes that ran at the same time: an upper bound
-    /// of the memory in use. The second number is the number of processes on the device.
+    /// Returns, for each device, the largest sum of the peaks of processes that ran at the same time, and the
+    /// number of processes on the device. The sum is an upper bound on the memory in use.
     pub(super) fn sums(&self) -> BTreeMap<Place, ([i64; N], usize)> {
         self.places
             .iter()
@@ -68,7 +68,7 @@ mod tests {
         assert_eq!(sums(&[process(0, 9, 5), process(10, 19, 7)]), [7, 14]);
         assert_eq!(sums(&[process(0, 10, 5), process(10, 19, 7)]), [12, 24]);
         assert_eq!(sums(&[process(0, 90, 5), process(10, 19, 7), process(20, 29, 6)]), [12, 24]);
-        // Without a start in the trace, all ran at the same time.
+        // If the traces have no start times, all processes count as running at the same time.
         assert_eq!(sums(&[process(0, 0, 5), process(0, 0, 7)]), [12, 24]);
         assert_eq!(sums(&[]), [0, 0]);
     }

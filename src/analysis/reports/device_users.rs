@@ -24,13 +24,15 @@ use crate::state::stacks::Stacks;
 
 /// The maximum number of rows that are shown without `--top`.
 const MOST_ROWS: usize = 32;
-/// Less memory of other processes is not reported. This is half of a small context.
+/// Memory of other processes below this size is not reported. The value is half the size of a small CUDA
+/// context.
 const LEAST_UNNAMED: i64 = 128 << 20;
 
 /// Follows the memory of a process on each GPU.
 pub(super) struct DeviceUse {
     levels: Levels,
-    /// For each device: the owner of its first memory, and the `stack_id` of the first that has one.
+    /// For each device: the owner of the first memory that the process allocated there, and the first nonzero
+    /// `stack_id` among its allocations there.
     first: FxHashMap<i32, (Owner, i64)>,
 }
 
@@ -39,7 +41,7 @@ impl DeviceUse {
         DeviceUse { levels: Levels::new(options.device), first: FxHashMap::default() }
     }
 
-    /// Takes a row, with its `stack_id`, after the replay took it.
+    /// Processes a row, with its `stack_id`, after the replay has processed it.
     pub(super) fn feed(&mut self, row: &Record, replay: &Replay) {
         self.levels.feed(row, replay);
         if row.event == EventName::Mark && *replay.symbols.get(row.api) == *Api::FirstUse.as_str() {
@@ -119,7 +121,8 @@ pub(super) fn find_homes(users: &mut [DeviceUser]) {
     }
 }
 
-/// A process that has memory on a GPU; sizes are in bytes, at the moment when it had most there.
+/// A process that has memory on a GPU. Sizes are in bytes, at the moment when the process used the most
+/// memory there.
 pub(super) struct DeviceUser {
     host: String,
     device: i32,
@@ -134,7 +137,7 @@ pub(super) struct DeviceUser {
     /// True if the process, or for a worker process the one that started it, has most of its memory here.
     is_home: bool,
     level: Level,
-    /// The op of its first memory there.
+    /// The op of the first allocation on this GPU.
     op: String,
     /// The call that put the process there.
     call: Option<FirstCall>,
@@ -179,8 +182,9 @@ pub(super) struct Unnamed {
     bytes: i64,
 }
 
-/// The memory on each GPU that no trace of the run explains, as seen by the process that works there. In a
-/// run of several processes, it may still belong to them: a context without memory has no row in a trace.
+/// Returns the memory on each GPU that no trace of the run explains, according to a process that mainly works
+/// on the GPU. In a run of several processes, this memory may still belong to them, because a context that
+/// allocates nothing has no row in a trace.
 pub(super) fn unnamed(users: &[DeviceUser]) -> Vec<Unnamed> {
     let mut all: Vec<Unnamed> = Vec::new();
     for user in users.iter().filter(|user| user.is_home && user.level.others >= LEAST_UNNAMED) {
@@ -207,7 +211,7 @@ pub(super) fn print_unnamed(all: &[Unnamed], printer: &mut Printer, options: &Op
     }
 }
 
-/// The memory of [`unnamed`] as JSON.
+/// Returns the result of [`unnamed`] as JSON.
 pub(super) fn unnamed_json(all: &[Unnamed]) -> Value {
     all.iter().map(|it| json!({ "host": it.host, "device": it.device, "bytes": it.bytes })).collect()
 }
@@ -222,7 +226,7 @@ pub(super) fn crowded(mut users: Vec<DeviceUser>) -> Vec<DeviceUser> {
     users
 }
 
-/// The users as JSON.
+/// Returns the users as JSON.
 pub(super) fn to_json(users: &[DeviceUser]) -> Value {
     users.iter().map(DeviceUser::json).collect()
 }
@@ -275,7 +279,7 @@ pub(super) fn neighbours(
 const ONE_EACH: &str =
     "a GPU for each process, or fewer processes: each has a context, a cache and a model of its own";
 
-/// Prints the users of crowded GPUs, and what to do.
+/// Prints the users of crowded GPUs and a remedy. Prints nothing if every process works only on its own GPU.
 pub(super) fn print(users: &[DeviceUser], printer: &mut Printer, options: &Options) {
     let foreign: Vec<&DeviceUser> = users.iter().filter(|user| !user.is_home).collect();
     if foreign.is_empty() {

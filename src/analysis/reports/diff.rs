@@ -94,7 +94,8 @@ impl Report for Diff {
         };
         let mut before = DiffSide::new(input_before, options_before, &by, &mut footer, limit.is_some())?;
         let mut after = DiffSide::new(input_after, options_after, &by, &mut footer, limit.is_some())?;
-        // An additional layer in one of the runs must not change the names of all others.
+        // If only one of the runs has an additional layer, all other layers must still get the same names in
+        // both runs.
         let mut layers = before.layers();
         layers.extend(&after.layers());
         before.group(&by, &layers);
@@ -168,8 +169,8 @@ fn two_steps(options: &Options) -> Result<[Options; 2]> {
     Ok([of_step(before)?, of_step(after)?])
 }
 
-/// The metrics that the gate compares: allocated memory, and reserved memory with the libraries' memory, which a program may
-/// use instead.
+/// The names of the metrics that the gate compares: allocated memory, and the sum of reserved memory and the
+/// memory of libraries. The second metric catches growth that bypasses PyTorch's allocator.
 const METRICS: [&str; 2] = ["allocated", Metric::UNSAMPLED];
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -191,7 +192,7 @@ impl GrowthLimit {
 /// before and after. A device that only the later run uses counts as 0 bytes before.
 ///
 /// # Errors
-/// When only one of the runs has a rank.
+/// If a rank occurs in only one of the runs.
 fn grown(
     before: &DiffSide<'_>,
     after: &DiffSide<'_>,
@@ -229,7 +230,7 @@ fn limit(text: &str) -> Result<GrowthLimit> {
     }
 }
 
-/// One of the two runs: its process with the highest peak.
+/// One of the two runs, represented by its process with the highest peak.
 struct DiffSide<'a> {
     trace: &'a TraceFile,
     replayed: Replayed,
@@ -237,7 +238,8 @@ struct DiffSide<'a> {
     groups: FxHashMap<String, Group>,
     /// The peak of each step.
     steps: BTreeMap<i64, i64>,
-    /// For each device: the memory of the processes that ran at the same time.
+    /// For each device: the largest sum of the peaks of processes that ran at the same time, for each of
+    /// [`METRICS`].
     devices: BTreeMap<Place, [i64; 2]>,
 }
 
@@ -300,7 +302,7 @@ impl<'a> DiffSide<'a> {
         group::layers_of(&self.replayed.replay, &self.at_peak())
     }
 
-    /// Groups the blocks at the peak, with the repeated layers of both runs.
+    /// Groups the blocks at the peak. `layers` has the repeated layers of both runs.
     fn group(&mut self, by: &Key, layers: &Layers) {
         let blocks = self.at_peak();
         let by = by.on(self.trace).on_modules(&self.replayed.replay, &blocks).joining(layers);
@@ -326,7 +328,7 @@ impl<'a> DiffSide<'a> {
     }
 }
 
-/// A change of bytes, with its sign.
+/// Formats a change in bytes; growth gets a plus sign.
 fn signed(bytes: i64, options: &Options) -> String {
     let sign = if bytes > 0 { "+" } else { "" };
     format!("{sign}{}", options.units.show(bytes))
@@ -352,7 +354,7 @@ fn totals(printer: &mut Printer, before: &DiffSide<'_>, after: &DiffSide<'_>, op
         let (old, new) = (before.peak(metric), after.peak(metric));
         let name = match (before.device.name_of(metric), after.device.name_of(metric)) {
             (old, new) if old == new => old,
-            // One of the two has no sample: its figure lacks the context and other processes.
+            // One of the two runs has no samples, so its figure excludes the context and other processes.
             _ => "used, sampled in one",
         };
         table.row([
@@ -366,7 +368,7 @@ fn totals(printer: &mut Printer, before: &DiffSide<'_>, after: &DiffSide<'_>, op
     printer.table(&table);
 }
 
-/// Every owner at either peak, the largest change first.
+/// Returns every owner of memory at either peak, with the largest change first.
 fn changes(before: &DiffSide<'_>, after: &DiffSide<'_>) -> Vec<(String, Group, Group)> {
     let mut all: BTreeMap<&String, (Group, Group)> = BTreeMap::new();
     for (name, group) in &before.groups {
@@ -412,7 +414,7 @@ fn owners(printer: &mut Printer, changes: &[(String, Group, Group)], by: &Key, o
     }
 }
 
-/// Prints the first step at which the two runs differ, when both have steps.
+/// Prints the first step whose peak differs between the two runs, if there is one.
 fn steps(printer: &mut Printer, before: &DiffSide<'_>, after: &DiffSide<'_>, options: &Options) {
     let first = before.steps.iter().filter(|(step, _)| **step >= 0).find_map(|(step, old)| {
         let new = after.steps.get(step)?;

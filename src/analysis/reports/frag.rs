@@ -75,8 +75,8 @@ impl Report for Frag {
     }
 }
 
-/// The replay of a trace up to the moment `at`, and the fragmentation of each GPU with reserved memory then; `None` when
-/// there is no such moment.
+/// Replays a trace up to the moment `at`. Returns the replay, and the fragmentation of each GPU that has
+/// reserved memory at that moment. Returns `None` if there is no such moment.
 ///
 /// # Errors
 /// When the trace cannot be read.
@@ -102,11 +102,12 @@ pub(crate) struct Fragmentation {
     ts_ns: i64,
     pub(crate) reserved: i64,
     pub(crate) allocated: i64,
-    /// Requested bytes, or the size of the block if the request is unknown.
+    /// The sum of the requested bytes of the live blocks. If a request is unknown, the size of the block
+    /// counts.
     pub(crate) requested: i64,
     /// Bytes freed but still in use by a stream.
     pub(crate) pending: i64,
-    /// Bytes in segments without a block, which `empty_cache` returns.
+    /// Bytes in segments without a live block, which `empty_cache` returns to the device.
     pub(crate) empty: i64,
     empty_segments: u64,
     /// Bytes of holes in segments with live blocks.
@@ -278,7 +279,7 @@ impl Fragmentation {
     }
 }
 
-/// The largest block of a segment.
+/// Returns the largest block of a segment.
 fn largest(segment: &Segment) -> Option<&Block> {
     segment.blocks.iter().max_by_key(|block| (block.bytes, -block.id))
 }

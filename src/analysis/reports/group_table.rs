@@ -1,4 +1,5 @@
-//! The table of groups of blocks: bytes, share, and for modules their number and their total.
+//! Prints the table of groups of blocks: bytes and share of each group, and for modules also the number of
+//! modules and the total with their submodules.
 
 use crate::options::Options;
 use crate::render::formats::Form;
@@ -6,8 +7,8 @@ use crate::render::numbers::{bar, count, percent, share};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::group::{APART, Group, Key};
 
-/// Prints the first `top` of `groups`, which are sorted, with their shares of `total` bytes. `bytes` is the head of the column of
-/// bytes, unless the groups are modules.
+/// Prints the first `top` of the sorted `groups`, with their shares of `total` bytes. `bytes` is the heading
+/// of the column of bytes; if the groups are modules, the heading is `own` instead.
 pub(super) fn print_groups(
     printer: &mut Printer,
     groups: &[(String, Group)],
@@ -17,7 +18,7 @@ pub(super) fn print_groups(
     options: &Options,
 ) {
     let is_by_module = by.name == "module";
-    // With --depth a group has modules of several levels.
+    // With `--depth`, a group can have modules of several levels.
     let is_joined = is_by_module && groups.iter().take(top).any(|(_, group)| group.modules > 1);
     let mut columns = vec![
         (if is_by_module { "own" } else { bytes }, Side::Right),
@@ -53,7 +54,8 @@ pub(super) fn print_groups(
     for (name, group) in groups.iter().take(top) {
         line(group, name.as_str().into());
     }
-    // A CSV table has one kind of row: a reader would take the row for the rest as a group.
+    // In a CSV table, each row is a group. A row for the remaining groups would look like one more group, so
+    // CSV has no such row.
     if groups.len() > top && printer.form() != Form::Csv {
         let rest = &groups[top..];
         let bytes = rest.iter().map(|(_, group)| group.bytes).sum();

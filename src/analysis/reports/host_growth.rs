@@ -1,4 +1,4 @@
-//! Growth of host memory: by part, over the samples of a trace.
+//! The growth of host memory by part, measured over the samples of a trace.
 
 use serde_json::{Value, json};
 
@@ -10,13 +10,15 @@ use crate::state::host_memory::{HostMemory, When};
 use crate::state::moment::NamedMoment;
 use crate::state::replay::Metric;
 
-/// The minimum number of samples after the first part of the run, in which caches fill.
+/// The minimum number of samples that remain after the warm-up; see [`WARM_UP`].
 const FEWEST: usize = 4;
-/// The share of the samples that is left out at the start: one in `WARM_UP`.
+/// The first part of the samples, one in `WARM_UP`, is left out because caches fill then.
 const WARM_UP: usize = 4;
-/// Growth of less than this many bytes, or of less than one part in this many of the process, is ignored.
+/// Growth of less than this many bytes, or of less than one part in this many of the process's peak resident
+/// memory, is ignored.
 const LEAST: (i64, i64) = (16 << 20, 50);
-/// The minimum coefficient of determination: memory that rises once and then stays does not count as growth.
+/// The minimum coefficient of determination (R²) of the fitted line. Memory that rises once and then stays
+/// does not reach it, so it does not count as growth.
 const LEAST_R2: f64 = 0.8;
 
 /// A part that grows.
@@ -38,9 +40,9 @@ type Series = (String, &'static str, Vec<(When, i64)>);
 pub(super) struct HostGrowth {
     /// The growing parts, fastest first.
     all: Vec<Growth>,
-    /// Growth of the container's page cache in bytes, which is no leak.
+    /// The growth of the container's page cache in bytes, which is not a leak; 0 if it is small or unknown.
     page_cache: i64,
-    /// The number of seconds and of samples that were examined.
+    /// The number of seconds and the number of samples that were examined.
     seconds: f64,
     samples: usize,
 }
@@ -48,7 +50,8 @@ pub(super) struct HostGrowth {
 impl HostGrowth {
     /// Finds the parts that grow. Returns `None` for a trace with too few samples.
     pub(super) fn new(memory: &HostMemory) -> Option<HostGrowth> {
-        // A program that ends gives its memory back; that is no part of the trend.
+        // A program that ends frees its memory. The samples of this phase are left out, because they would
+        // distort the trend.
         let highest = memory.quick_at(&NamedMoment::Peak(Metric::Used)).map_or(0, |sample| sample.when.ts_ns);
         let end_ns = memory.last.ts_ns.max(highest);
         let full: Vec<_> = memory.whole().filter(|full| full.when.ts_ns <= end_ns).collect();
@@ -165,7 +168,7 @@ impl HostGrowth {
     }
 }
 
-/// The samples after the first part of the run and before its end.
+/// Returns the samples after the warm-up and before the end of the run.
 fn within_run<T>(samples: &[T], is_before_end: impl Fn(&T) -> bool) -> &[T] {
     let samples = &samples[..samples.iter().rposition(is_before_end).map_or(0, |last| last + 1)];
     &samples[samples.len() / WARM_UP..]
@@ -180,7 +183,7 @@ fn bytes_at(points: &[(When, i64)], ts_ns: i64) -> i64 {
     then + ((later - then) as f64 * passed.clamp(0.0, 1.0)) as i64
 }
 
-/// The growth of a part; `None` if it does not grow.
+/// Returns the growth of a part, or `None` if the part does not grow steadily.
 fn growth(what: String, advice: &'static str, points: &[(When, i64)], least: i64) -> Option<Growth> {
     let (first, last) = (points.first()?, points.last()?);
     let bytes = last.1 - first.1;

@@ -1,4 +1,5 @@
-//! The verdict on a process that was killed: by whom, when, and what held the host's memory then.
+//! Determines who ended a process that was killed or refused memory, when this happened, and what held the
+//! host's memory then.
 
 use memtrace_trace::end_row::{self, ASKED, Ending, KILLS, MACHINE_KILLS, SIGNAL};
 use serde_json::{Value, json};
@@ -19,44 +20,44 @@ const LAST_NS: i64 = 5_000_000_000;
 const NEARLY_FULL: i64 = 20;
 /// Advice about children that grow, and about the workers of a DataLoader.
 pub(in crate::reports) const WORKERS: &str = "fewer DataLoader workers; give them arrays instead of Python objects, which each copies when it reads them";
-/// Smaller growth is not reported.
+/// Growth of less than this many bytes is not reported.
 const LEAST_GROWTH: i64 = 16 << 20;
 
-/// The most parts that are named.
+/// The maximum number of parts that are named.
 const MOST_PARTS: usize = 3;
 
 /// Who ended the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Killer {
-    /// The kernel, because the container's memory ran out: its counter shows it.
+    /// The kernel, because the container's memory ran out, as the container's counter shows.
     ContainerOom,
-    /// The kernel, because the machine's memory ran out: its counter shows it.
+    /// The kernel, because the machine's memory ran out, as the machine's counter shows.
     MachineOom,
     /// Probably the kernel: memory was nearly full at the last sample, and no counter can be read.
     ProbablyOom,
     /// A launcher, after the kernel had killed a rank that held more: the rank and its resident memory.
     AfterRank(i64, i64),
-    /// SIGKILL, and no counter of the kernel has risen: somebody sent it. With the signal that asked the program to end
-    /// before.
+    /// Somebody sent SIGKILL, because no counter of the kernel has risen. The field is the signal that asked
+    /// the program to end before, if there was one.
     Sent(Option<i32>),
     /// The program ended with an error, because the system refused it memory.
     Refused,
-    /// Another signal.
+    /// The process ended by another signal.
     Signal(i32),
     /// The cause is unknown.
     Unknown,
 }
 
-/// A child process that was killed because memory ran out, while this process lived on.
+/// A child process that was killed because memory ran out, while this process continued to run.
 struct KilledChild {
     /// The first sample that shows the kill.
     when: When,
-    /// The time of the sample before it, in ns.
+    /// The time of the sample before `when`, in ns.
     before_ns: i64,
     child: Option<Child>,
 }
 
-/// The verdict on a trace in sentences; `None` if neither its process nor a child was killed.
+/// Returns the verdict on a trace as sentences; `None` if neither its process nor a child was killed.
 ///
 /// # Errors
 /// When a trace cannot be read.
@@ -124,7 +125,8 @@ impl<'a> Killed<'a> {
         Ok(is_any.then(|| Killed { killer, when: memory.end(), child, memory }))
     }
 
-    /// Returns true if the kernel killed the process, or a child, because memory ran out.
+    /// Returns true if memory ran out: the kernel killed (or probably killed) the process or a child, or the
+    /// system refused the process memory.
     pub(super) fn is_out_of_memory(&self) -> bool {
         let by_kernel = [Killer::ContainerOom, Killer::MachineOom, Killer::ProbablyOom, Killer::Refused];
         self.child.is_some() || self.killer.is_some_and(|killer| by_kernel.contains(&killer))
@@ -196,7 +198,7 @@ impl<'a> Killed<'a> {
         all
     }
 
-    /// The end of a program to which the system refused memory.
+    /// Describes the end of a program to which the system refused memory.
     fn refusal(&self, when: &str, options: &Options) -> String {
         let show = |bytes: i64| options.units.show(bytes).to_string();
         let Some(Refusal { error, limit, size, peak, .. }) = &self.memory.refusal else {
@@ -217,7 +219,8 @@ impl<'a> Killed<'a> {
         format!("ended {when} with {error}, because the system refused it memory of the host: {why}")
     }
 
-    /// Sentences: the largest holders at the last sample before the kill, the growth, the limit, and the remedy.
+    /// Returns sentences about the largest holders at the last sample before the kill, the growth, the limit,
+    /// and the remedy.
     fn evidence(&self, options: &Options) -> Vec<String> {
         let show = |bytes: i64| options.units.show(bytes).to_string();
         let mut all = Vec::new();
@@ -287,13 +290,14 @@ impl<'a> Killed<'a> {
         all
     }
 
-    /// The kind of memory that grew most in the seconds before a sample, by how much, and in how many ns.
+    /// Returns the kind of memory that grew most in the seconds before a sample, its growth in bytes, and the
+    /// duration in ns. Returns `None` if no kind grew by at least [`LEAST_GROWTH`].
     fn grown(&self, last: &QuickSample) -> Option<(&'static str, i64, i64)> {
         let (from, to) = (last.when.ts_ns - LAST_NS, last.when.ts_ns);
         let earlier = self.memory.quick.iter().rfind(|sample| sample.when.ts_ns <= from);
         let before = earlier.or(self.memory.quick.first())?;
         let kinds = ["memory without a file", "files", "shared memory"];
-        // Unknown figures do not grow.
+        // A figure that was unknown before does not count as growth.
         let changes =
             last.kinds.iter().zip(before.kinds).map(|(now, then)| if then < 0 { 0 } else { now - then });
         let mut growth: Vec<(&'static str, i64)> = kinds.into_iter().zip(changes).collect();
@@ -308,7 +312,8 @@ impl<'a> Killed<'a> {
         most.map(|(what, bytes)| (what, bytes, to - before.when.ts_ns))
     }
 
-    /// The parts of the process that grew most between two full samples in the seconds before a sample.
+    /// Returns the parts of the process that grew most between two full samples in the seconds before a
+    /// sample.
     fn grown_parts(&self, last: &QuickSample) -> Option<GrownParts<'a>> {
         let until: Vec<&FullSample> =
             self.memory.whole().filter(|full| full.when.ts_ns <= last.when.ts_ns).collect();
@@ -330,7 +335,7 @@ impl<'a> Killed<'a> {
         (!found.parts.is_empty()).then_some(found)
     }
 
-    /// Prints the verdict; nothing for a signal by which a person ends a program.
+    /// Prints the sentences of the verdict, the first one as an alarm.
     pub(super) fn print(&self, printer: &mut Printer, options: &Options) {
         for (at, sentence) in self.sentences(options).into_iter().enumerate() {
             match at {
@@ -369,7 +374,8 @@ impl<'a> Killed<'a> {
     }
 }
 
-/// Who ended a killed process: from the last sample, the signal, and the counts of kills after its end.
+/// Determines who ended a killed process, from the last sample, the signal, and the counts of kills after its
+/// end.
 fn killer(
     last: Option<&QuickSample>,
     signal: Option<i64>,
@@ -388,7 +394,8 @@ fn killer(
     match (rose(in_container), rose(on_machine)) {
         (Some(true), _) => Killer::ContainerOom,
         (None, Some(true)) => Killer::MachineOom,
-        // The counter of the container counts every kill of its processes, whoever's memory ran out.
+        // The container's counter includes every OOM kill of its processes, whether the container or the
+        // machine ran out of memory. So if it did not rise, the machine's counter is irrelevant.
         (Some(false), _) | (None, Some(false)) if signal.is_some() => Killer::Sent(asked),
         (None, None) if last.is_some_and(is_nearly_full) => Killer::ProbablyOom,
         _ => Killer::Unknown,
@@ -427,15 +434,16 @@ fn is_nearly_full(sample: &QuickSample) -> bool {
         || (sample.machine.available >= 0 && sample.machine.available < sample.machine.total / NEARLY_FULL)
 }
 
-/// Finds the kill of a child: the container's count of kills rises while this process goes on. The killed
-/// child is one that is missing in the next sample.
+/// Finds the kill of a child: the container's count of kills rose while this process continued to run. The
+/// killed child is a listed child that is missing in the next list.
 fn killed_child(memory: &HostMemory) -> Option<KilledChild> {
     let pair = memory.quick.windows(2).find(|pair| {
         let [before, after] = [pair[0].container.kills, pair[1].container.kills];
         before >= 0 && after > before
     })?;
     let (from, to) = (pair[0].when, pair[1].when);
-    // Children are listed less often than the counter is read: from the last list before the kill to the last one before `to`.
+    // Children are listed less often than the counter is read. The lists to search start with the last list
+    // before the earlier sample and end with the last list before `to`.
     let until = |ns: i64| memory.children.partition_point(|sample| sample.when.ts_ns <= ns);
     let lists = until(from.ts_ns).saturating_sub(1)..until(to.ts_ns);
     let listed = memory.children.get(lists.clone())?;
@@ -484,7 +492,7 @@ fn signal_name(signal: i32) -> String {
     known.map_or_else(|| format!("signal {signal}"), |(_, name, _)| (*name).to_owned())
 }
 
-/// The meaning of a signal that ended a program.
+/// Returns the name of a signal that ended a program, and its meaning if known.
 fn about_signal(signal: i32) -> String {
     let known = SIGNALS.iter().find(|(number, ..)| *number == signal);
     let about = known.map_or_else(String::new, |(.., about)| format!(": {about}"));

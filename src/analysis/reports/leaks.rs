@@ -2,8 +2,8 @@
 //!
 //! A leak is a set of blocks of one owner that are live when the last step begins and were allocated in
 //! several earlier steps. Growth is the slope of a least-squares line through the surviving bytes, step by
-//! step. Memory that survives from a single step (parameters, optimizer state, caches that fill once) is no
-//! growth.
+//! step. Memory that survives from a single step (parameters, optimizer state, caches that fill once) does
+//! not count as growth.
 
 use std::collections::BTreeMap;
 
@@ -97,7 +97,7 @@ impl Report for Leaks {
                 ));
             }
             let is_flat = grown.iter().all(|growth| growth.cause().is_none());
-            // First the holders of the memory, then its kinds.
+            // The objects that hold the memory are printed before the owners that allocated it.
             let searches = RetainedSearches::read(trace, options)?;
             print_retained(&mut printer, searches.telling(), options);
             if let Some(kept) = &kept {
@@ -132,11 +132,11 @@ impl Report for Leaks {
     }
 }
 
-/// A trace, read for what grows.
+/// The result of reading a trace to find growing memory.
 pub(crate) struct Reading {
     /// The replay of the whole trace.
     pub(crate) whole: Replayed,
-    /// The replay up to the last step.
+    /// The replay up to the beginning of the last step.
     pub(crate) before_last: Replayed,
     pub(crate) levels: Levels,
     pub(crate) found: Findings,
@@ -144,17 +144,17 @@ pub(crate) struct Reading {
     pub(crate) holders: Holders,
 }
 
-/// Reads a trace for what grows. `visit` gets each row after the replay took it.
+/// Reads a trace to find growing memory. Calls `visit` for each row after the replay has processed the row.
 ///
 /// # Errors
-/// When the trace cannot be read.
+/// If the trace cannot be read.
 pub(crate) fn findings(
     trace: &TraceFile,
     options: &Options,
     known: KnownCategories,
     mut visit: impl FnMut(&Record, &Replay),
 ) -> Result<Reading> {
-    // The first reading goes to the end: it finds the last step and the blocks never freed.
+    // The first reading processes the whole trace, to find the last step and the blocks that are never freed.
     let mut levels = Levels::new(options.device);
     let tracked = Metric::Allocated;
     let whole = replay_trace(trace, Columns::of(&[]), options, tracked, known.clone(), |row, replay| {
@@ -172,9 +172,10 @@ pub(crate) fn findings(
     Ok(Reading { whole, before_last, levels, found, holders })
 }
 
-/// Returns the distance between the steps of a leak: 1 if it has at least half of the steps in its range. A
-/// server's request takes several steps, so a leak's steps may also be further apart, at about equal
-/// distances. Returns `None` if they are scattered.
+/// Returns the distance between the steps of a leak: 1 if the leak has blocks from at least half of the steps
+/// in its range. A server's request takes several steps, so the steps of a leak may also be further apart. If
+/// the largest distance is at most twice the smallest one, the largest one is returned. Otherwise the steps
+/// are scattered, and the result is `None`.
 fn regular_distance(steps: &BTreeMap<i64, (u64, i64)>) -> Option<i64> {
     let numbers: Vec<i64> = steps.keys().copied().collect();
     let span = numbers.last()?.checked_sub(*numbers.first()?)?.checked_add(1)?;
@@ -188,7 +189,7 @@ fn regular_distance(steps: &BTreeMap<i64, (u64, i64)>) -> Option<i64> {
 
 /// The blocks of one owner that are live when the last step begins and come from several steps.
 pub(crate) struct Leak {
-    /// The line of Python that allocates it.
+    /// The Python line that allocates the blocks, if known.
     pub(crate) code: Option<String>,
     pub(crate) op: String,
     pub(crate) module: String,
@@ -203,15 +204,15 @@ pub(crate) struct Leak {
     pub(crate) line: FittedLine,
 }
 
-/// What grows in a trace, and what was never freed.
+/// The leaks of a trace, and the memory that was never freed.
 pub(crate) struct Findings {
-    /// The fastest growth first.
+    /// The leaks, the fastest growth first.
     pub(crate) leaks: Vec<Leak>,
-    /// The growth of all allocated memory, from the ends of the steps.
+    /// The line fitted to all allocated memory at the ends of the steps.
     pub(crate) growth: FittedLine,
     /// The number of finished steps.
     pub(crate) steps: usize,
-    /// The blocks never freed, and their bytes.
+    /// The number of blocks that were never freed, and their bytes.
     pub(crate) never_freed: (u64, i64),
     never_freed_by_category: Vec<(&'static str, i64)>,
 }
@@ -256,8 +257,9 @@ impl Findings {
                 if steps.len() < FEWEST_STEPS || expected < last {
                     return None;
                 }
-                // With distance 1, the range has at most twice as many steps as the leak. Otherwise only the
-                // leak's steps count, because a program may number its steps far apart.
+                // With distance 1, the range has at most twice as many steps as the leak, so all steps of the
+                // range count. Otherwise only the leak's own steps count, because a program may number its
+                // steps far apart.
                 let numbers: Vec<i64> =
                     if distance == 1 { (first..=newest).collect() } else { steps.keys().copied().collect() };
                 let mut sum = 0.0;
@@ -299,7 +301,7 @@ impl Findings {
         }
         let mut by_category: Vec<_> = by_category.into_iter().collect();
         by_category.sort_by_key(|(name, bytes)| (-bytes, *name));
-        // The first step is left out: it fills caches that later steps reuse.
+        // The first step is left out because it fills caches that later steps reuse.
         let mut ends: BTreeMap<i64, i64> = BTreeMap::new();
         for level in levels.devices.iter().flat_map(|device| &device.steps) {
             *ends.entry(level.step).or_default() += level.allocated;
@@ -315,13 +317,13 @@ impl Findings {
         }
     }
 
-    /// The growth of all leaks together, in bytes a step; `None` for a trace with too few steps.
+    /// Returns the growth of all leaks together, in bytes per step; `None` if the trace has too few steps.
     pub(super) fn rate(&self) -> Option<i64> {
         let sum: f64 = self.leaks.iter().map(|leak| leak.line.slope).sum();
         (self.steps >= FEWEST_STEPS).then_some(sum as i64)
     }
 
-    /// The category that grows fastest; empty when nothing grows.
+    /// Returns the category that grows fastest; empty if nothing grows.
     pub(super) fn growing_category(&self) -> &'static str {
         let mut sums: BTreeMap<&'static str, f64> = BTreeMap::new();
         for leak in &self.leaks {
@@ -331,7 +333,7 @@ impl Findings {
         fastest.map_or("", |(category, _)| category)
     }
 
-    /// Prints the findings. `is_flat` means that no part of the memory in use grows.
+    /// Prints the findings. `is_flat` is true if no part of the memory in use grows.
     fn print(&self, printer: &mut Printer, options: &Options, is_flat: bool) {
         let units = options.units;
         if self.steps < FEWEST_STEPS {

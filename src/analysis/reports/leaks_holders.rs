@@ -1,5 +1,5 @@
-//! `memtrace leaks --holders`: the objects that hold memory of earlier steps, as the traced process found
-//! them.
+//! `memtrace leaks --holders`: the objects that hold memory of earlier steps, according to the searches that
+//! the traced process made.
 
 use serde_json::json;
 
@@ -19,7 +19,7 @@ use crate::state::retained::{RetainedSearch, RetainedSearches};
 /// `memtrace leaks --holders`.
 pub(super) struct LeaksHolders;
 
-/// The option that asks for this answer.
+/// The option that selects this report.
 pub(super) const HOLDERS: Flag = Flag::switch(
     "holders",
     "List the Python objects that keep memory of earlier steps instead: lists, closures, caches, graphs, \
@@ -119,11 +119,11 @@ impl Report for LeaksHolders {
     }
 }
 
-/// The growth from step to step that no holder of a search explains.
+/// The growth from step to step that the holders of a search do not explain.
 struct Unnamed {
-    /// The measured growth in bytes a step; `None` when the trace has too few steps.
+    /// The measured growth in bytes per step; `None` if the trace has too few steps.
     growth: Option<i64>,
-    /// The part of it that no holder explains.
+    /// The part of the growth that no holder explains, in bytes per step; 0 if it is small.
     bytes: i64,
     /// The category with most of the growth.
     category: &'static str,
@@ -141,12 +141,13 @@ impl Unnamed {
             .filter_map(|holder| holder.bytes_per_step())
             .fold(0, i64::saturating_add);
         let bytes = growth.unwrap_or(0).saturating_sub(named);
-        // Both are estimates: a line through the steps, and the mean of the steps that are kept.
+        // Both rates are estimates: `growth` is the slope of a line through the steps, and `named` is
+        // computed from the mean of the steps that are kept. So a small difference is ignored.
         let is_much = bytes >= 1024 && bytes > growth.unwrap_or(0) / 10;
         Unnamed { growth, bytes: if is_much { bytes } else { 0 }, category: found.growing_category() }
     }
 
-    /// The likely reason; empty without such growth.
+    /// Returns the likely reason for the unexplained growth; empty if there is no such growth.
     fn reason(&self) -> &'static str {
         match self.bytes {
             0 => "",
@@ -181,7 +182,7 @@ fn print(
         );
     }
     for search in shown {
-        // The memory without a holder is compared only with the most informative search.
+        // Only the most informative search is compared with the growth.
         let unnamed = Some(unnamed).filter(|_| telling == Some(search));
         print_search(printer, search, unnamed, options, all);
     }
@@ -224,7 +225,8 @@ fn print_search(
     }
 }
 
-/// Prints the holders of retained memory under a title of their own, for other reports.
+/// Prints the holders of retained memory with a heading of their own, for other reports. Prints nothing if no
+/// memory is retained.
 pub(super) fn print_retained(printer: &mut Printer, search: Option<&RetainedSearch>, options: &Options) {
     let Some(search) = search.filter(|search| search.retained().next().is_some()) else { return };
     let holders: Vec<_> = search.retained().collect();

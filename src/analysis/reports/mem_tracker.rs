@@ -1,4 +1,5 @@
-//! The reference types of PyTorch's `MemTracker`, and its format of bytes, for the reports that follow it.
+//! The reference types of PyTorch's `MemTracker` and its format of bytes, for the reports that imitate
+//! `MemTracker`.
 
 use memtrace_trace::Category;
 use memtrace_trace::units::Unit;
@@ -7,7 +8,7 @@ use crate::options::Flag;
 use crate::read::symbols::Symbol;
 use crate::state::categories::Phases;
 
-/// MemTracker's reference types in its order, with our categories of each.
+/// MemTracker's reference types in its order, each with the categories of memtrace that belong to it.
 pub(super) const TYPES: &[(&str, &[Category])] = &[
     ("Parameter", &[Category::Parameter]),
     ("Buffer", &[Category::Buffer]),
@@ -38,8 +39,8 @@ pub(super) const ROUNDED: Flag =
 /// The bytes of each of [`TYPES`].
 pub(super) type Types = [i64; TYPES.len()];
 
-/// The index in [`TYPES`] of a block of this category and phase. MemTracker counts all memory of an optimizer's
-/// step as the optimizer's state.
+/// Returns the index in [`TYPES`] of a block of this category and phase. As in MemTracker, temporary memory
+/// of an optimizer's step counts as optimizer state.
 pub(super) fn type_of(category: Category, phase: Symbol, phases: &Phases) -> usize {
     match category {
         Category::Temporary if phase == phases.optimizer => index_of(Category::OptimizerState),
@@ -51,7 +52,8 @@ fn index_of(category: Category) -> usize {
     TYPES.iter().position(|(_, categories)| categories.contains(&category)).unwrap_or(TYPES.len() - 1)
 }
 
-/// A value as MemTracker prints it: Python's `round(value, 2)`, unrounded in bytes.
+/// Formats a value as MemTracker prints it, which is Python's `round(value, 2)`. A value in bytes is not
+/// rounded.
 pub(super) fn value(bytes: i64, units: Unit) -> String {
     if units == Unit::Auto {
         return units.show(bytes).to_string();

@@ -1,7 +1,7 @@
-//! The reports, a file or folder for each.
+//! The reports. Each is a file or a folder.
 //!
-//! A new report is a file here and a line in [`REPORTS`]. The command line, its help and the tests read that
-//! table.
+//! To add a report, add a file here and a line in [`REPORTS`]. The command line, its help and the tests read
+//! that table.
 
 mod actions;
 mod advise;
@@ -67,7 +67,7 @@ pub const REPORTS: &[&dyn Report] = &[
     &check::Check,
 ];
 
-/// Every report of [`REPORTS`], each followed by its views.
+/// Returns every report of [`REPORTS`], each followed by its views.
 pub fn with_views() -> impl Iterator<Item = &'static dyn Report> {
     REPORTS
         .iter()
@@ -80,8 +80,8 @@ pub fn find(name: &str) -> Option<&'static dyn Report> {
     with_views().find(|report| report.name() == name)
 }
 
-/// Returns all options of a command: the options of its usual answer, and of its views. A name that several of them
-/// take is listed once.
+/// Returns all options of a command: the options of its default report, and the options of its views. If
+/// several of them have an option of the same name, the first one is returned.
 #[must_use]
 pub fn all_flags(report: &dyn Report) -> Vec<Flag> {
     let of_views = report.views().iter().flat_map(|view| view.asked_by.iter().chain(view.report.flags()));
@@ -100,10 +100,10 @@ pub fn asked(report: &'static dyn Report, options: &Options) -> &'static dyn Rep
     report.views().iter().find(|view| view.is_asked(options)).map_or(report, |view| view.report)
 }
 
-/// Answers `report`, or the view of it that `options` ask for, from the part of `inputs` that `options` select.
+/// Runs `report`, or the view of it that `options` ask for, on the part of `inputs` that `options` select.
 ///
 /// # Errors
-/// As [`Report::run`]. Also when a selector matches nothing.
+/// As for [`Report::run`], and if a selector matches nothing.
 pub fn answer(report: &'static dyn Report, inputs: &[Input], options: &Options) -> Result<Answer> {
     let report = asked(report, options);
     let selected: Result<Vec<Input>> =

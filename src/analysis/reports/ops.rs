@@ -1,11 +1,11 @@
 //! `memtrace ops`: the ops that allocated the most memory, by op and module and by call.
 //!
-//! With `--legacy` the list follows PyTorch's `MemoryTracker`: the delta of an op is the difference of `allocated`
-//! between its end and the end of the previous op, so memory that is freed before the end does not count, and the
-//! first op has no delta.
+//! With `--legacy`, the list follows PyTorch's `MemoryTracker`: the delta of an op is the difference between
+//! `allocated` at its end and `allocated` at the end of the previous op. So memory that is freed before the
+//! end does not count, and the first op has no delta.
 //!
-//! Compared with `MemoryTracker` in the same process, the series is identical to the byte. So are the names
-//! with the overloads of `MEMTRACE_OPS=io` ([`OpCall::name`]).
+//! In a comparison with `MemoryTracker` in the same process, the series of totals was identical to the byte.
+//! The names were identical, too, with the overloads of `MEMTRACE_OPS=io` ([`OpCall::name`]).
 
 use memtrace_trace::EventName;
 use rustc_hash::FxHashMap;
@@ -120,7 +120,7 @@ impl Report for OpsReport {
     }
 }
 
-/// Printed for a trace with blocks and without rows of ops.
+/// The note for a trace that has blocks but no rows of ops.
 const WITHOUT_ROWS: &str = "no rows of ops in this trace, so each block counts as a call of its op: MEMTRACE_OPS=top, the default, records them";
 
 /// The maximum number of ops in MemoryTracker's list without `--top`, the same as MemoryTracker prints.
@@ -182,7 +182,8 @@ impl Ops {
             self.series.clear();
         }
         if let Some(delta) = call.delta {
-            // Python's sort is stable: among equal deltas, the earlier op comes first.
+            // As in MemoryTracker, which uses Python's stable sort, the earlier op comes first among equal
+            // deltas.
             let place = self.largest.partition_point(|(other, _)| *other >= delta);
             if place < self.top {
                 self.largest.insert(place, (delta, call));

@@ -1,4 +1,4 @@
-//! The tables of `memtrace ops`: what each op allocated, by op and module and by call.
+//! The tables of `memtrace ops`: the memory that each op allocated, by op and module and by call.
 
 use serde_json::{Value, json};
 
@@ -10,7 +10,7 @@ use crate::state::group::APART;
 use crate::state::op_allocations::{OpAllocations, OpSum, name_of};
 use crate::state::replay_trace::Replayed;
 
-/// The largest sums by op and module. Repeated layers are joined, except with `--apart`.
+/// Returns the sums by op and module, the largest first. Repeated layers are joined, except with `--apart`.
 fn sums(
     allocations: &OpAllocations,
     replayed: &Replayed,
@@ -26,7 +26,7 @@ fn sums(
     allocations.sorted_sums(|op, module| (name_of(&symbols.or(op, NO_OP)).to_owned(), module_name(module)))
 }
 
-/// Prints both tables.
+/// Prints the table by op and module, and the table of the largest calls.
 pub(super) fn print_allocated(
     printer: &mut Printer,
     allocations: &OpAllocations,
@@ -84,7 +84,7 @@ pub(super) fn print_allocated(
     printer.table(&table);
 }
 
-/// Adds both lists to `value`.
+/// Adds the sums by op and module and the largest calls to `value`.
 pub(super) fn allocated_json(
     value: &mut Value,
     allocations: &OpAllocations,

@@ -88,7 +88,7 @@ impl Report for Peak {
         let by = Key::from_options(options)?;
         let mut best = fullest(input, options, metric, &by)?;
         if best.peak == 0 && metric == Metric::Allocated {
-            // A program without torch: all its memory is outside torch's allocator.
+            // All memory of a program without torch is outside torch's allocator.
             metric = Metric::Used;
             best = fullest(input, options, metric, &by)?;
         }
@@ -104,7 +104,7 @@ impl Report for Peak {
     }
 }
 
-/// The process with the highest peak.
+/// The process with the highest peak, and the footer of all processes.
 struct Best<'a> {
     trace: &'a TraceFile,
     replayed: Replayed,
@@ -147,7 +147,7 @@ fn answer(input: &Input, options: &Options, metric: Metric, by: &Key, best: Best
     }
     let by = by.on_modules(&replayed.replay, &blocks);
     let mut groups = by.groups(&blocks, &replayed.symbols);
-    // Cached by the allocator: no block has it, but the device counts it as in use.
+    // Memory that the allocator caches belongs to no block, but the device counts it as in use.
     let listed: i64 = groups.values().map(|group| group.bytes).sum();
     if metric == Metric::Used {
         let untraced = peak.untraced.clamp(0, (peak.bytes - listed).max(0));
@@ -213,7 +213,8 @@ fn answer(input: &Input, options: &Options, metric: Metric, by: &Key, best: Best
     Ok(Answer { body: printer, json, footer, next: hints, ..Answer::default() })
 }
 
-/// Notes what the groups by `by` lack: lines, classes, and the share of `total` that has no key.
+/// Adds notes to the footer about what the groups by `by` lack: lines, classes, and the share of `total` that
+/// has no key.
 pub(super) fn note_missing(
     footer: &mut Footer,
     by: &Key,
@@ -238,7 +239,7 @@ pub(super) fn note_missing(
     }
 }
 
-/// The field `groups` of the answer; `total` is the number of bytes that the shares are of.
+/// Returns the field `groups` of the answer. The shares are relative to `total`, in bytes.
 pub(super) fn groups_json(groups: &[(String, Group)], by: &Key, total: i64) -> Vec<Value> {
     let json = |(name, group): &(String, Group)| {
         let (key, is_inferred) = without_mark(name);
@@ -259,7 +260,7 @@ pub(super) fn groups_json(groups: &[(String, Group)], by: &Key, total: i64) -> V
     groups.iter().map(json).collect()
 }
 
-/// `allocated memory`, `device memory in use`, ...
+/// Returns the name of the memory that `metric` counts, such as `allocated memory` or `device memory in use`.
 fn memory_name(device: &Device, metric: Metric) -> String {
     match metric {
         Metric::Used if device.is_sampled() => "device memory in use".to_owned(),

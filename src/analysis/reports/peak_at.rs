@@ -1,4 +1,4 @@
-//! `memtrace peak --at`: the live blocks at another moment than the peak, by owner.
+//! `memtrace peak --at`: the live blocks at a moment other than the peak, by owner.
 
 use serde_json::json;
 

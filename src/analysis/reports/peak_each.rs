@@ -1,4 +1,5 @@
-//! `memtrace peak --each`: the peak of each phase, step or module, with its owner and op; or the memory at each mark.
+//! `memtrace peak --each`: the peak of each phase, step or module, with its owner and op, or the memory at
+//! each mark.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +26,7 @@ use crate::state::replay::{HOST, Metric, Replay};
 use crate::state::replay_trace::{Replayed, replay_trace};
 use memtrace_trace::EventName;
 
-/// The option that asks for this answer.
+/// The option that selects this report.
 pub(super) const EACH: Flag = Flag {
     name: "each",
     value: Some("KIND"),
@@ -41,7 +42,7 @@ enum Part {
     /// A phase or a module.
     Named(Symbol),
     Step(i64),
-    /// A mark, and its number among those of its name.
+    /// A mark, and its number among the marks of the same name.
     Mark(Symbol, u64),
 }
 
@@ -145,7 +146,7 @@ fn feed_mark(
     }
 }
 
-/// The name of a part; steps are in order of their number.
+/// The name of a part. The derived order sorts steps by number.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Name {
     Step(i64),
@@ -206,7 +207,7 @@ fn names(part: Part, kind: &str, depth: Option<usize>, layers: &Layers, symbols:
     }
 }
 
-/// Steps and marks in their order, phases and modules by their peaks.
+/// Sorts steps by number, marks by time, and phases and modules by peak.
 fn sorted(peaks: BTreeMap<Name, Moment>, kind: &str) -> Vec<(Name, Moment)> {
     let mut rows: Vec<(Name, Moment)> = peaks.into_iter().collect();
     if kind == "mark" {
@@ -226,7 +227,7 @@ fn print(printer: &mut Printer, kind: &str, rows: &[(Name, Moment)], replayed: &
         });
         return;
     }
-    // The column of the part itself would be a duplicate, and a mark is outside every op.
+    // A column with the key of the rows would be a duplicate, and a mark is outside every op.
     let is_mark = kind == "mark";
     let others: Vec<&str> = ["step", "phase", "op", "module"]
         .into_iter()

@@ -25,7 +25,7 @@ use crate::state::replay_trace::{Replayed, replay_trace};
 /// `memtrace peak --mem-tracker`.
 pub(super) struct PeakMemTracker;
 
-/// The option that asks for this answer.
+/// The option that selects this report.
 pub(super) const MEM_TRACKER: Flag = Flag::switch(
     "mem-tracker",
     "Print the table of PyTorch's MemTracker, memory by type: of each device at its own peak, or of all at \
@@ -136,7 +136,7 @@ fn wanted(ordinal: i32, options: &Options) -> bool {
     options.device.is_none_or(|only| only == ordinal)
 }
 
-/// The memory of each device at its own peak.
+/// Returns the memory of each device at its own peak.
 fn at_peaks(
     trace: &TraceFile,
     replayed: &Replayed,
@@ -149,7 +149,7 @@ fn at_peaks(
     })
 }
 
-/// The live memory of each device.
+/// Returns the live memory of each device.
 fn current(
     trace: &TraceFile,
     replayed: &Replayed,
@@ -162,7 +162,7 @@ fn current(
     })
 }
 
-/// The memory of each wanted device by `types`. Adds the device's share to the footer.
+/// Returns the memory of each wanted device, which `types` computes. Adds the device's share to the footer.
 fn each_device(
     trace: &TraceFile,
     replayed: &Replayed,

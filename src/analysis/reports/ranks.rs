@@ -122,7 +122,7 @@ impl Report for Ranks {
     }
 }
 
-/// The allocations of each module, in the order of the modules' first allocations.
+/// The allocations of each module in each phase, in the order of the first allocations.
 #[derive(Default)]
 struct Work {
     order: Vec<(Symbol, Symbol)>,
@@ -217,7 +217,7 @@ impl Rank {
     }
 }
 
-/// The first difference of two ranks.
+/// The first difference between two ranks.
 struct Difference {
     ranks: (i32, i32),
     phase: String,
@@ -226,7 +226,8 @@ struct Difference {
     bytes: (i64, i64),
 }
 
-/// The first module, in the order of rank `a`, with different allocations on rank `b`.
+/// Returns the first module, in the order of rank `a`, with different allocations on rank `b`. If there is no
+/// such module, returns the first module that only rank `b` has.
 fn first_difference(a: &Rank, b: &Rank) -> Option<Difference> {
     let others: FxHashMap<(&str, &str), (u64, i64)> = b
         .work
@@ -281,8 +282,8 @@ impl Difference {
     }
 }
 
-/// Returns the ranks that a table shows, in their order, and the number of ranks left out. Shown are the
-/// ranks with the highest `peak`, as many as `--top` says.
+/// Returns the ranks that a table shows, in their order, and the number of ranks that are left out. The table
+/// shows the ranks with the highest `peak`; `--top` sets their number.
 pub(super) fn highest<'a, T>(
     ranks: &'a [T],
     options: &Options,

@@ -12,28 +12,28 @@ use crate::state::replay_trace::Replayed;
 
 /// A command that answers one question about a trace, or a [`View`] of a command.
 pub trait Report: Sync {
-    /// The name of the command; for a view, the words that ask for it, such as `summary --stats`.
+    /// Returns the name of the command or, for a view, the words that select it, such as `summary --stats`.
     fn name(&self) -> &'static str;
 
-    /// One line for the help.
+    /// Returns one line for the help.
     fn about(&self) -> &'static str;
 
-    /// Example command lines for the help, without `memtrace`, each with a description.
+    /// Returns example command lines for the help, without `memtrace`, each with a description.
     fn examples(&self) -> &'static [(&'static str, &'static str)] {
         &[]
     }
 
-    /// Options of this report alone, in addition to the shared ones.
+    /// Returns the options of this report alone, in addition to the shared options.
     fn flags(&self) -> &'static [Flag] {
         &[]
     }
 
-    /// Other answers of the same command.
+    /// Returns the other answers of the same command.
     fn views(&self) -> &'static [View] {
         &[]
     }
 
-    /// The names of the traces that it takes, for the help.
+    /// Returns the names of the traces that the command takes, for the help.
     fn inputs(&self) -> &'static [&'static str] {
         &["TRACE"]
     }
@@ -43,15 +43,15 @@ pub trait Report: Sync {
         None
     }
 
-    /// Returns true if `--device -1` selects something: the answer includes host memory.
+    /// Returns true if the answer includes host memory, so that `--device -1` selects something.
     fn takes_host(&self) -> bool {
         false
     }
 
-    /// Work that the command must do before and after this report.
+    /// Returns the work that the command must do before and after this report.
     ///
     /// # Errors
-    /// When the value of an option is invalid.
+    /// If the value of an option is invalid.
     fn needs(&self, _options: &Options) -> Result<Needs> {
         Ok(Needs::default())
     }
@@ -67,27 +67,28 @@ pub trait Report: Sync {
 /// Work for a report that only the command can do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
-    /// Read the trace of a killed process as it is, without completing it first.
+    /// True if the trace of a killed process must be read as it is, without completing it first.
     pub as_it_is: bool,
-    /// First let a running process search for what holds memory, and read the trace that it writes.
+    /// A search that a running process must make first. The report then reads the trace that contains its
+    /// result.
     pub search: Option<SearchRequest>,
-    /// Add the reserved memory of the changed program to the answer.
+    /// True if the reserved memory of the changed program must be added to the answer.
     pub reserved: bool,
 }
 
-/// A request for a search to a running process.
+/// A request to a running process to search for what holds memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SearchRequest {
     /// The id of the process.
     pub pid: u32,
-    /// The longest time to wait for its next step, in seconds.
+    /// The maximum time to wait for the next step of the process, in seconds.
     pub patience_s: u64,
 }
 
-/// Another answer of a command, given in place of its usual one.
+/// Another answer of a command, which replaces the default answer.
 #[derive(Clone, Copy)]
 pub struct View {
-    /// The options that ask for this view; any one of them is enough. None has a default.
+    /// The options that select this view; any one of them is enough. They have no defaults.
     pub asked_by: &'static [Flag],
     /// The report that answers. Its [`flags`](Report::flags) do not repeat `asked_by`.
     pub report: &'static dyn Report,
@@ -107,7 +108,7 @@ pub enum Verdict {
     /// No problem: exit status 0.
     #[default]
     Fine,
-    /// The trace contradicts itself: exit status 1.
+    /// The trace contradicts itself or cannot be read to its end: exit status 1.
     Problem,
     /// A limit was exceeded: exit status 3.
     OverLimit,
@@ -126,12 +127,13 @@ pub struct Answer {
     pub next: Vec<String>,
     /// The verdict.
     pub verdict: Verdict,
-    /// Whether this is a list for other programs: its text is the body alone, and its JSON has no figures of the trace.
+    /// True if this is a list for other programs: its text is the body alone, and its JSON has no figures of
+    /// the trace.
     pub is_list: bool,
 }
 
 impl Answer {
-    /// The whole text, with the footer and the next commands.
+    /// Returns the whole text, with the footer and the next commands.
     #[must_use]
     pub fn text(&self) -> String {
         let mut printer = self.body.clone();
@@ -146,7 +148,7 @@ impl Answer {
         printer.text().to_owned()
     }
 
-    /// The whole answer as JSON: the report's own fields, and the footer's.
+    /// Returns the whole answer as JSON: the report's own fields and the footer's fields.
     #[must_use]
     pub fn to_json(&self, report: &str) -> Value {
         let mut all = json!({
@@ -167,7 +169,7 @@ impl Answer {
     }
 }
 
-/// The command line `memtrace REPORT TRACE MORE`.
+/// Returns the command line `memtrace REPORT TRACE MORE`.
 #[must_use]
 pub(super) fn next(report: &str, input: &Input, more: &str) -> String {
     let path = input.path.display().to_string();
@@ -176,10 +178,10 @@ pub(super) fn next(report: &str, input: &Input, more: &str) -> String {
     format!("memtrace {report} {path} {more}").trim_end().to_owned()
 }
 
-/// Checks that a trace has everything that its process recorded, so that a limit can be checked with it.
+/// Checks that a trace has everything that its process recorded, so that limits can be checked against it.
 ///
 /// # Errors
-/// When anything is missing.
+/// If anything is missing.
 pub(super) fn vouch(trace: &TraceFile, replayed: &Replayed) -> Result<()> {
     let (problems, summary) = (&replayed.replay.problems, &replayed.summary);
     let why = if problems.unfinished {

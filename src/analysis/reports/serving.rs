@@ -1,6 +1,6 @@
 //! `memtrace serving`: the memory of a model server on each device, over all of its processes.
 //!
-//! The lines of the ledger, joined by what a server needs them for. Their sum is the memory in use.
+//! The lines of the ledger are grouped by their use in a server. The sum of the groups is the memory in use.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -29,7 +29,7 @@ use crate::state::replay_trace::replay_trace;
 /// `memtrace serving`.
 pub(super) struct Serving;
 
-/// The lines, in their order.
+/// The names of the lines, in the order in which they are printed.
 const HELD_BY: [&str; 11] = [
     "weights",
     "KV cache",
@@ -48,7 +48,7 @@ const GRAPHS: usize = 3;
 const CACHE: usize = 6;
 const OTHERS: usize = 10;
 
-/// The line of [`HELD_BY`] that a line of the ledger belongs to.
+/// Returns the index of the line of [`HELD_BY`] to which a line of the ledger belongs.
 fn place(line: &LedgerLine) -> usize {
     let what = line.what.as_str();
     match line.group {
@@ -71,7 +71,7 @@ fn place(line: &LedgerLine) -> usize {
     }
 }
 
-/// Tokens of the sequence whose cost is shown.
+/// The number of tokens of the sequence whose cost is shown.
 const SEQUENCE: i64 = 8192;
 
 const TOKENS: Flag = Flag {
@@ -113,7 +113,8 @@ impl Report for Serving {
         let at: NamedMoment = options.text(moment::FLAG.name).parse()?;
         let tokens = options.count(TOKENS.name)?.map(|tokens| tokens as i64);
         let mut footer = Footer::new(input);
-        // By host and ordinal. A process that numbers its cards differently from the others is not detected.
+        // The devices by host and ordinal. A process that numbers its cards differently from the others is
+        // not detected.
         let mut devices: BTreeMap<(String, i32), Device> = BTreeMap::new();
         for trace in &input.traces {
             let (later, profile) = read_whole(trace, options)?;
@@ -157,8 +158,9 @@ impl Report for Serving {
     }
 }
 
-/// Reads what a moment of the run does not show: the last category that a tag gave each block (a cache is
-/// recognized only after the call that filled it), the pools of graphs, and the server's words about its cache.
+/// Reads facts that a replay up to one moment misses: the last category that a tag gave each block (a cache
+/// is recognized only after the call that filled it), the pools of graphs, and the size of the KV cache
+/// according to the server.
 fn read_whole(trace: &TraceFile, options: &Options) -> Result<(Later, ProfileRun)> {
     let (mut later, mut profile) = (Later::default(), ProfileRun::default());
     replay_trace(
@@ -184,9 +186,9 @@ struct Device {
     bytes: [i64; HELD_BY.len()],
     /// The same split of the memory that is unmapped while the server sleeps, which is not part of `used`.
     asleep: [i64; HELD_BY.len()],
-    /// Blocks of the allocator that hold keys and values.
+    /// The number of the allocator's blocks that hold keys and values.
     kv_tensors: u64,
-    /// Blocks and tokens of the server's own count.
+    /// The number of blocks in the KV cache according to the server. `kv_tokens` is the number of its tokens.
     kv_blocks: i64,
     kv_tokens: i64,
     /// The highest temporary memory of the forwards that ran before the KV cache was allocated.
@@ -221,7 +223,8 @@ impl Device {
     /// Completes the sums once all processes are added.
     fn finish(&mut self, tokens: Option<i64>) {
         self.kv_tokens = tokens.unwrap_or(self.kv_tokens);
-        // To each process the others of this server are other processes.
+        // Each process counts the other processes of this server as other processes, so their line is
+        // computed anew.
         let own: i64 = self.bytes[..OTHERS].iter().sum();
         if self.processes > 1 {
             self.bytes[OTHERS] = (self.used - own).max(0);
@@ -233,7 +236,8 @@ impl Device {
         (self.total - self.used).max(0)
     }
 
-    /// The bytes of one token, and how many sequences of [`SEQUENCE`] tokens have room; `None` without tokens.
+    /// Returns the bytes of one token, and how many sequences of [`SEQUENCE`] tokens fit into the KV cache.
+    /// Returns `None` if the number of tokens is unknown or there is no cache.
     fn of_token(&self) -> Option<(i64, f64)> {
         let per_token = self.bytes[KV_CACHE].checked_div(self.kv_tokens).filter(|bytes| *bytes > 0)?;
         Some((per_token, self.kv_tokens as f64 / SEQUENCE as f64))
@@ -327,15 +331,16 @@ impl Device {
     }
 }
 
-/// The forwards that a server runs before it allocates its KV cache, to learn what activations take.
+/// The forwards that a server runs before it allocates its KV cache, to measure the memory of activations.
 #[derive(Default)]
 struct ProfileRun {
     /// For each device: the highest total so far.
     highest: FxHashMap<i32, i64>,
-    /// Large blocks without a category, by `alloc_id`: the highest temporary memory of the forwards before.
+    /// For each large block without a category, by `alloc_id`: the highest temporary memory before its
+    /// allocation.
     candidates: FxHashMap<i64, i64>,
     before_cache: FxHashMap<i32, i64>,
-    /// The server's count of blocks and tokens.
+    /// The numbers of blocks and tokens in the KV cache, according to the server.
     room: (i64, i64),
 }
 

@@ -26,7 +26,7 @@ use crate::state::replay_trace::replay_trace;
 /// `memtrace summary --stats`.
 pub(super) struct Stats;
 
-/// The option that asks for this answer.
+/// The option that selects this report.
 pub(super) const STATS: Flag = Flag::switch(
     "stats",
     "Show distributions of sizes, lifetimes and latencies, temporaries and retries instead",
@@ -85,8 +85,8 @@ const MOST_DISTINCT: usize = 1 << 16;
 /// The error of a quantile of a histogram with three digits, as a share of the quantile.
 const HISTOGRAM_ERROR: f64 = 0.0005;
 
-/// A distribution: exact up to [`MOST_DISTINCT`] values, then a histogram, so that its memory is bounded. The
-/// maximum is always exact.
+/// A distribution. It is exact for up to [`MOST_DISTINCT`] distinct values; with more, it becomes a
+/// histogram, so that its memory is bounded. The maximum is always exact.
 #[derive(Default)]
 struct Distribution {
     /// The number of times that each value occurred; unused once there is a histogram.
@@ -123,7 +123,8 @@ impl Distribution {
         }
     }
 
-    /// The p50, p90 and p99: for each, the smallest value that is at or above this share of all values.
+    /// Returns the p50, p90 and p99. Each is the smallest value for which at least this share of all values
+    /// is at or below it.
     fn quantiles(&self) -> Quantiles {
         if let Some(histogram) = &self.histogram {
             let at = |quantile| {
@@ -146,7 +147,7 @@ impl Distribution {
         Quantiles { p50: at(0.5), p90: at(0.9), p99: at(0.99) }
     }
 
-    /// The error of the quantiles, as a share of each.
+    /// Returns the maximum error of the quantiles, as a share of each quantile.
     fn error(&self) -> f64 {
         if self.histogram.is_some() { HISTOGRAM_ERROR } else { 0.0 }
     }
@@ -164,7 +165,7 @@ impl Distribution {
     }
 }
 
-/// A histogram of values with their number, to three significant digits.
+/// Returns a histogram of values and their counts, with three significant digits.
 fn histogram_of(values: &FxHashMap<i64, u64>) -> Option<Histogram<u64>> {
     // Three digits with automatic growth: this cannot fail.
     let mut histogram = Histogram::new(3).ok()?;
@@ -189,14 +190,16 @@ struct RunStats {
     blocks: Distribution,
     lifetimes: Distribution,
     latencies: FxHashMap<(EventName, bool, Symbol), Distribution>,
-    /// By power of two, the number and bytes of the blocks of at most that size.
+    /// For each power of two, by exponent: the number and bytes of the blocks of at most that size that are
+    /// larger than the power before.
     sizes: BTreeMap<u32, (u64, i64)>,
     born: FxHashMap<i64, Birth>,
     /// The step and phase of the last allocation. A free row has its block's step and phase instead.
     during: (i64, Symbol),
     /// The number and bytes of blocks that were freed in the step and phase of their allocation.
     temporaries: (u64, i64),
-    /// The bytes that blocks have beyond their requested sizes, over the blocks whose requested size is known.
+    /// The difference between block size and requested size, in bytes, summed over the blocks whose requested
+    /// size is known.
     rounding: i64,
     total: i64,
     failed: u64,
@@ -239,7 +242,7 @@ impl RunStats {
         }
     }
 
-    /// The latencies by call and event, in the order of the events.
+    /// Returns the latencies by call and event, in the order of the events.
     fn calls(&self, symbols: &SymbolTable) -> Vec<(String, &Distribution)> {
         let mut calls: Vec<_> = self
             .latencies

@@ -60,7 +60,7 @@ impl Report for Summary {
         let (mut lines, mut processes) = (Vec::new(), Vec::<Value>::new());
         let mut hosts = Vec::new();
         let mut is_killed = false;
-        // Of many processes only the one with the highest peak is kept.
+        // Of several processes, only the replay of the process with the highest peak is kept.
         let mut fullest: Option<(&TraceFile, Replayed, Option<Need>, Vec<String>)> = None;
         let mut highest_peak = (i64::MIN, 0, 0);
         let traced: Vec<i64> = input.traces.iter().filter_map(|trace| trace.pid().parse().ok()).collect();
@@ -70,7 +70,8 @@ impl Report for Summary {
             let mut levels = Levels::new(options.device);
             let replayed = replay_rows_knowing(
                 trace,
-                // The time of each row: the last one is the end of a killed process.
+                // `ts_ns` is read for every row, because the time of the last row is the end of a killed
+                // process.
                 replay::COLUMNS.and(Columns::of(&["ts_ns"])).plus(EventName::Sample, SAMPLE),
                 options,
                 Metric::Allocated,
@@ -105,7 +106,8 @@ impl Report for Summary {
             }
         }
         let json = json!({ "processes": processes });
-        // One screen: a line for each process, and details of the one with the highest peak.
+        // The text fits on one screen: one line for each process, and the details of the process with the
+        // highest peak.
         let mut hints = Vec::new();
         if let Some((trace, replayed, need, grown)) = &fullest {
             heading(&mut printer, input, &trace.meta);
@@ -160,14 +162,14 @@ impl Report for Summary {
 
 /// The memory that a process needed (`--past-oom`).
 struct Need {
-    /// The bytes that the fullest card needed, its context among them.
+    /// The bytes that the fullest card needed, including its context.
     bytes: i64,
     /// The owner of the first request that ran out of memory.
     died: Option<Owner>,
 }
 
 impl Need {
-    /// The capacity of the card; 0 when unknown.
+    /// Returns the capacity of the card; 0 if unknown.
     fn capacity(trace: &TraceFile) -> i64 {
         trace.meta.phantom["capacity_bytes"].as_i64().unwrap_or(0)
     }
@@ -244,7 +246,8 @@ fn ranks(printer: &mut Printer, lines: &[Line], options: &Options) {
     more_ranks(printer, more);
 }
 
-/// The number of steps, from the first and the last: numbers need not start at 0.
+/// Returns the number of steps, computed from the numbers of the first and the last step. The numbers need
+/// not start at 0.
 fn steps(replayed: &Replayed) -> u64 {
     let replay = &replayed.replay;
     replay.first_step.map_or(0, |first| (replay.last_step() - first + 1).max(0).cast_unsigned())
@@ -357,7 +360,7 @@ fn categories(
     }
 }
 
-/// The bytes of each category, largest first.
+/// Returns the bytes of each category, the largest first.
 fn by_category(blocks: &[Block]) -> Vec<(&'static str, i64)> {
     let mut sums: Vec<(&'static str, i64)> = Vec::new();
     for block in blocks {

@@ -125,7 +125,7 @@ impl Report for Timeline {
     }
 }
 
-/// The first reading: finds the device and the time span to draw.
+/// The first reading of a trace, which finds the device and the time span to draw.
 struct FirstReading {
     replayed: Replayed,
     metric: Metric,
@@ -138,7 +138,7 @@ impl FirstReading {
     fn read(trace: &TraceFile, options: &Options) -> Result<FirstReading> {
         let flow = flow_categories(trace, options)?;
         let first = FirstReading::read_for(trace, options, Metric::Allocated, flow.clone())?;
-        // A program without torch: all its memory is outside torch's allocator.
+        // All memory of a program without torch is outside torch's allocator.
         if first.peak() == 0 { FirstReading::read_for(trace, options, Metric::Used, flow) } else { Ok(first) }
     }
 
@@ -162,7 +162,7 @@ impl FirstReading {
         Ok(FirstReading { replayed, metric, ordinal, time_ns: time.unwrap_or((0, 0)), progress })
     }
 
-    /// The name of the metric.
+    /// Returns the name of the metric.
     fn name(&self) -> &'static str {
         let device = self.replayed.replay.find(self.ordinal);
         device.map_or(self.metric.name(), |device| device.name_of(self.metric))
@@ -177,7 +177,7 @@ impl FirstReading {
     }
 }
 
-/// The second reading: collects the curve.
+/// The second reading of a trace, which collects the curve.
 struct SecondReading {
     grid: TimeGrid,
     total: Series,

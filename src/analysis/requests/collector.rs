@@ -8,16 +8,16 @@ use memtrace_trace::meta::Meta;
 use super::{Kind, Operation, Requests};
 use crate::read::record::Record;
 
-/// Blocks up to this size in bytes share segments of 20 MiB. `max_split_size_mb` must exceed it, so only
-/// larger requests are candidates for its value (`kLargeBuffer` in PyTorch's `CUDACachingAllocator`).
+/// Blocks up to this size in bytes share segments of 20 MiB. `max_split_size_mb` must exceed this size, so
+/// only larger requests are candidates for its value (`kLargeBuffer` in PyTorch's `CUDACachingAllocator`).
 const LARGE_BUFFER: i64 = 20 << 20;
 
 /// The requests of all devices so far.
 pub(super) struct Collector<'a> {
     meta: &'a Meta,
     devices: BTreeMap<i32, DeviceRequests>,
-    /// True if garbage collection was on in the traced run. Then a segment that is freed just before another
-    /// is allocated was freed by the allocator, not by the program.
+    /// True if garbage collection was enabled in the traced run. In this case, a segment that is freed just
+    /// before another segment is allocated was freed by the allocator, not by the program.
     collects_garbage: bool,
 }
 
@@ -27,7 +27,7 @@ struct DeviceRequests {
     requests: Requests,
     /// The slot of each live block, by `alloc_id`.
     slots: HashMap<i64, i64>,
-    /// The slot of each live allocation outside of the allocator.
+    /// The slot of each live allocation outside the allocator, by `alloc_id`.
     outside: HashMap<i64, i64>,
     free_slots: Vec<i64>,
     streams: HashMap<i64, i64>,
@@ -41,8 +41,8 @@ struct DeviceRequests {
     released: Vec<i64>,
     /// True if a segment was freed since the last request while no allocation of a segment had failed.
     emptied: bool,
-    /// True if the allocation of a segment failed since the last request: the allocator itself frees segments
-    /// then.
+    /// True if the allocation of a segment failed since the last request. After such a failure, the allocator
+    /// itself frees segments.
     retries: bool,
 }
 
@@ -55,7 +55,7 @@ impl Collector<'_> {
         }
     }
 
-    /// Takes the next row.
+    /// Processes the next row.
     pub(super) fn feed(&mut self, row: &Record) {
         if row.device < 0 {
             return;
@@ -68,8 +68,8 @@ impl Collector<'_> {
         device.feed(row, self.collects_garbage, self.meta.total_bytes(row.device));
     }
 
-    /// Returns the requests of the device `only`; by default, of the device with the highest reserved bytes.
-    /// `None` if there are none.
+    /// Returns the requests of the device `only` or, by default, of the device with the highest reserved
+    /// bytes. Returns `None` if the device has no requests.
     pub(super) fn finish(self, only: Option<i32>) -> Option<Requests> {
         let all = self
             .devices
@@ -146,8 +146,8 @@ impl DeviceRequests {
         }
     }
 
-    /// Adds the work that precedes a request: the allocator freed its empty segments because the program
-    /// asked it to.
+    /// Adds the operations that precede a request: the release of private pools, the freeing of empty
+    /// segments that the program requested, the start of a step, and a change of the pool.
     fn before_request(&mut self, row: &Record) {
         for pool in std::mem::take(&mut self.released) {
             self.push(Kind::Release, [pool, 0, 0]);
@@ -187,7 +187,7 @@ impl DeviceRequests {
     }
 
     fn free(&mut self, alloc_id: i64) {
-        // A block from before the trace, or one that was already freed, has no slot.
+        // A block that was allocated before the trace, or was already freed, has no slot.
         if let Some(slot) = self.slots.remove(&alloc_id) {
             self.push(Kind::Free, [slot, 0, 0]);
             self.free_slots.push(slot);
@@ -206,14 +206,15 @@ impl DeviceRequests {
         if row.reserved_bytes != self.reserved {
             self.reserved = row.reserved_bytes;
             self.requests.peak_reserved = self.requests.peak_reserved.max(row.reserved_bytes);
-            // In the replay, the freed segments are freed only with the next request.
+            // In the replay, segments that the program frees are freed only at the next request.
             if !self.emptied {
                 self.push(Kind::Reserved, [row.reserved_bytes, 0, 0]);
             }
         }
     }
 
-    /// Takes a sample of the device. The context grows while kernels are loaded, so its largest size is kept.
+    /// Processes a sample of the device. The context grows while kernels are loaded, so its largest size is
+    /// kept.
     fn sample(&mut self, row: &Record, capacity: i64) {
         if row.device_free_bytes >= 0 && capacity > 0 {
             let rest = capacity - row.device_free_bytes - self.reserved - self.outside_bytes;
@@ -227,8 +228,8 @@ impl DeviceRequests {
     }
 }
 
-/// Returns the bytes that the program requested. If they are unknown, returns the rounded bytes, which lead
-/// to the same block.
+/// Returns the bytes that the program requested or, if they are unknown, the rounded bytes, which lead to the
+/// same block.
 fn requested(row: &Record) -> i64 {
     if row.requested_bytes >= 0 { row.requested_bytes } else { row.rounded_bytes }
 }

@@ -1,5 +1,5 @@
-//! The requests of a trace to PyTorch's caching allocator, in order, so that they can be repeated with other
-//! settings of the allocator.
+//! The requests of a trace to PyTorch's caching allocator, in order. They can be repeated with other settings
+//! of the allocator.
 
 mod collector;
 #[cfg(test)]
@@ -17,7 +17,7 @@ use crate::read::stream::TraceFile;
 use crate::read::symbols::SymbolTable;
 use collector::Collector;
 
-/// The columns of the rows that make requests.
+/// The columns of the rows that may make requests.
 const COLUMNS: Columns = Columns::of(&[
     "device",
     "event",
@@ -38,33 +38,34 @@ const COLUMNS: Columns = Columns::of(&[
 /// The columns of the rows that make no request.
 const NONE: Columns = Columns::of(&["device", "event"]);
 
-/// The kinds of operations, as numbers that the replaying program reads.
+/// The kinds of operations, with the numbers that the replaying program reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i64)]
 pub enum Kind {
-    /// A request that succeeded: slot, bytes, stream.
+    /// A request that succeeded. Numbers: slot, bytes, stream.
     Alloc = 0,
-    /// A free of the block in a slot: slot.
+    /// A free of a block. Numbers: slot.
     Free = 1,
-    /// A request that ran out of memory: bytes, stream.
+    /// A request that ran out of memory. Numbers: 0, bytes, stream.
     Failed = 2,
-    /// The allocator freed its empty segments, as after `torch.cuda.empty_cache()`.
+    /// The freeing of the allocator's empty segments, as by `torch.cuda.empty_cache()`.
     EmptyCache = 3,
-    /// Device memory outside of the allocator: slot, bytes.
+    /// An allocation of device memory outside the allocator. Numbers: slot, bytes.
     OutsideAlloc = 4,
-    /// A free of device memory outside of the allocator: slot.
+    /// A free of device memory outside the allocator. Numbers: slot.
     OutsideFree = 5,
-    /// The following requests go to this private pool; 0 is the default pool.
+    /// A change of the pool of the following requests. Numbers: the private pool, or 0 for the default pool.
     Pool = 6,
-    /// A step begins: its number.
+    /// The start of a step. Numbers: the step.
     Step = 7,
-    /// The number of bytes that are reserved at this point, according to the trace.
+    /// A change of the reserved bytes in the trace. Numbers: the bytes that are reserved from here on.
     Reserved = 8,
-    /// A private pool is released: its number. Its memory is freed with the next [`Kind::EmptyCache`].
+    /// The release of a private pool, whose memory is freed with the next [`Kind::EmptyCache`]. Numbers: the
+    /// pool.
     Release = 9,
 }
 
-/// One operation: its kind, and up to three numbers; see [`Kind`].
+/// One operation: its kind, and up to three numbers. See [`Kind`].
 pub type Operation = [i64; 4];
 
 /// The requests to the caching allocator of one device.
@@ -82,22 +83,22 @@ pub struct Requests {
     pub slots: usize,
     /// The number of streams, including stream 0, the default.
     pub streams: usize,
-    /// The index that follows the operation with the highest allocated bytes.
+    /// The index after the operation with the highest allocated bytes.
     pub peak_index: usize,
     /// The highest allocated bytes.
     pub peak_allocated: i64,
     /// The highest reserved bytes.
     pub peak_reserved: i64,
-    /// The maximum over all samples of the memory in bytes that neither the allocator nor a library took: the
-    /// context and other processes. `None` without a sample.
+    /// The maximum over all samples of the bytes that belong neither to the allocator nor to a library, such
+    /// as the context and other processes. `None` without a sample.
     pub taken: Option<i64>,
-    /// The requests above 20 MiB: each size in bytes, with the sum of the bytes of its requests.
+    /// For each requested size above 20 MiB: the size, and the sum of the bytes of its requests.
     pub large: Vec<(i64, i64)>,
 }
 
 impl Requests {
-    /// Returns the requests of `trace` to the device in `options`; by default, to the device with the highest
-    /// reserved bytes.
+    /// Returns the requests of `trace` to the device in `options` or, by default, to the device with the
+    /// highest reserved bytes.
     ///
     /// # Errors
     /// When the trace cannot be read, or has no request.
@@ -121,7 +122,7 @@ impl Requests {
         })
     }
 
-    /// Writes the operations as 64-bit little-endian integers, four for each.
+    /// Writes each operation as four 64-bit little-endian integers.
     ///
     /// # Errors
     /// When `out` cannot be written.

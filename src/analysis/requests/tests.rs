@@ -7,7 +7,7 @@ use super::collector::Collector;
 use super::{Kind, Operation, Requests};
 use crate::read::record::Record;
 
-/// Returns a row about a block of `bytes`, with the active and reserved bytes after it.
+/// Returns a row about a block of `bytes`, with the active and reserved bytes after the row.
 fn block(event: EventName, alloc_id: i64, bytes: i64, active: i64, reserved: i64) -> Record {
     Record {
         event,

@@ -1,8 +1,9 @@
-//! The part of a run that the selectors of a command choose: `--device`, `--step`, `--window`, `--at` and `--rank`.
+//! The part of a run that the selectors of a command choose: `--device`, `--step`, `--window`, `--at` and
+//! `--rank`.
 //!
 //! A selector that matches nothing is an error that lists the possible values, because otherwise the answer
-//! would be zeros or the figures of another part. Reports, exports and the page all check their selectors
-//! here. Unknown names in a file of limits get the same message ([`no_match`]).
+//! would be zeros or the figures of another part. Reports, exports and the HTML page all check their
+//! selectors here. Unknown names in a file of limits cause the same message ([`no_match`]).
 
 mod nearest;
 mod pattern;
@@ -29,7 +30,7 @@ pub use nearest::{nearest_names, nearest_numbers};
 pub use pattern::matches;
 
 /// Keeps the processes of `input` that match the selectors in `options`, and adds a note with the number of
-/// others. `takes_host` is true for answers that include host memory, which `--device -1` selects.
+/// other processes. `takes_host` is true for answers that include host memory, which `--device -1` selects.
 ///
 /// # Errors
 /// When a selector matches nothing in any process, and when a trace cannot be read.
@@ -64,7 +65,7 @@ pub fn select(input: &Input, options: &Options, takes_host: bool) -> Result<Inpu
     Ok(chosen)
 }
 
-/// Keeps the processes of `input` with this rank, as `--rank` asks.
+/// Keeps the processes of `input` with the rank that `--rank` requests.
 ///
 /// # Errors
 /// When no process has this rank.
@@ -84,8 +85,8 @@ pub fn no_rank(path: &Path, rank: i32, ranks: impl IntoIterator<Item = i64>) -> 
     Error::usage(no_match(&format!("--rank {rank}"), path, "ranks", &list))
 }
 
-/// Returns the error for a selector that matches nothing in `path`. `list` has the possible values, which are
-/// of kind `kind`.
+/// Returns the message for a selector that matches nothing in `path`. `list` has the possible values, which
+/// are of kind `kind`.
 #[must_use]
 pub fn no_match(selector: &str, path: &Path, kind: &str, list: &str) -> String {
     let list = if list.is_empty() { "none" } else { list };
@@ -106,7 +107,7 @@ impl Selectors {
             "" => None,
             text => Some(text.parse()?),
         };
-        // Every trace with memory has a peak and an end.
+        // Every trace with memory has a peak and an end, so these moments need no check.
         let is_in_any =
             |at: &NamedMoment| matches!(at, NamedMoment::Peak(_) | NamedMoment::End | NamedMoment::Exit);
         let at = at.filter(|at| !is_in_any(at));
@@ -264,12 +265,12 @@ struct Content {
     at_step: bool,
     /// True if the mark of `--at` occurs in the window.
     at_mark: bool,
-    /// The number of marks by name, if `--at` names one.
+    /// The number of marks of each name, if `--at` names a mark.
     marks: BTreeMap<String, u64>,
 }
 
 impl Content {
-    /// Reads `trace` until everything that the selectors ask for was seen.
+    /// Reads `trace` until it has seen everything that the selectors refer to.
     fn of(trace: &TraceFile, selectors: &Selectors) -> Result<Content> {
         const COLUMNS: Columns = Columns::of(&["step", "device", "ts_ns"]);
         let mut content = Content::default();
@@ -283,7 +284,7 @@ impl Content {
             Some(_) => COLUMNS.and(marks::COLUMNS),
             None => COLUMNS,
         };
-        // Damaged lines are skipped here, because the report complains about them.
+        // Damaged lines are skipped here, because the report itself reports them.
         trace.read(Wanted::all_events(wanted), true, &symbols, |row| {
             if has_current_step(row.event) {
                 step = row.step;
@@ -331,8 +332,8 @@ impl Content {
         }
     }
 
-    /// Returns the names of the marks, best match for `wanted` first. If `wanted` is itself a name, returns
-    /// the numbers of its marks.
+    /// Returns the names of the marks that are nearest to `wanted`, best match first. If `wanted` is itself a
+    /// name, returns the range of its numbers.
     fn marks_near(&self, wanted: &MarkName) -> String {
         let (name, _) = wanted.split();
         match self.marks.get(name) {
@@ -370,7 +371,7 @@ impl Content {
         })
     }
 
-    /// Adds another process.
+    /// Adds the content of another process.
     fn add(&mut self, other: Content) {
         self.devices.extend(other.devices);
         for (all, new) in [(&mut self.steps, other.steps), (&mut self.steps_in_time, other.steps_in_time)] {

@@ -1,4 +1,4 @@
-//! The lists of possible values in an error, best match first.
+//! The lists of possible values in an error, nearest to the given value.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -9,10 +9,10 @@ use crate::render::numbers::count;
 
 /// The maximum number of values that an error lists.
 const LISTED: usize = 8;
-/// The maximum number of separate ranges of numbers that are kept.
+/// The maximum number of separate ranges of numbers that are kept. Further numbers are ignored.
 const MOST_RANGES: usize = 4096;
 
-/// Returns the names most similar to `wanted`, best match first, and the number of other names.
+/// Returns the names that are most similar to `wanted`, best match first, and the number of other names.
 #[must_use]
 pub fn nearest_names<'a>(names: impl IntoIterator<Item = &'a str>, wanted: &str) -> String {
     let mut names: Vec<&str> = names.into_iter().collect::<BTreeSet<&str>>().into_iter().collect();
@@ -25,7 +25,8 @@ pub fn nearest_names<'a>(names: impl IntoIterator<Item = &'a str>, wanted: &str)
     list
 }
 
-/// Returns the ranges of `numbers` nearest to `wanted`, in ascending order, and the number of other ranges.
+/// Returns the ranges of `numbers` that are nearest to `wanted`, in ascending order, and the number of other
+/// ranges.
 #[must_use]
 pub fn nearest_numbers(numbers: impl IntoIterator<Item = i64>, wanted: i64) -> String {
     let mut ranges = Ranges::default();
@@ -33,7 +34,7 @@ pub fn nearest_numbers(numbers: impl IntoIterator<Item = i64>, wanted: i64) -> S
     ranges.list(wanted)
 }
 
-/// A set of numbers, as ranges.
+/// A set of numbers, stored as ranges.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Ranges(Vec<(i64, i64)>);
 

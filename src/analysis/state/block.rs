@@ -22,7 +22,7 @@ pub struct Owner {
 }
 
 impl Owner {
-    /// The owner in a row.
+    /// Returns the owner that `row` names.
     pub(crate) fn of(row: &Record) -> Owner {
         Owner { op: row.op, module: row.module, phase: row.phase, category: row.category, step: row.step }
     }
@@ -38,53 +38,54 @@ impl Owner {
 /// A block of memory, live or freed.
 #[derive(Clone, Copy, Debug)]
 pub struct Block {
-    /// The kind. Memory of segments has no block.
+    /// The kind. Segments are not blocks, so their kinds do not occur here.
     pub kind: MemoryKind,
     /// The CUDA ordinal of the device.
     pub device: i32,
-    /// The `seq` of its allocation.
+    /// The `seq` of the block's allocation, which identifies the block.
     pub id: i64,
-    /// Time of its allocation, in ns since the start of the trace.
+    /// The time of the allocation, in ns since the start of the trace.
     pub born_ns: i64,
     /// The size, in bytes.
     pub bytes: i64,
-    /// The requested size, in bytes; -1 where unknown.
+    /// The requested size, in bytes; -1 if unknown.
     pub requested: i64,
     /// The requested size rounded by the allocator's rule, in bytes.
     pub rounded: i64,
     /// The address. Like `stream` and `pool`, it is 0 if the column was not read.
     pub addr: i64,
-    /// The stream of its allocation.
+    /// The stream of the allocation.
     pub stream: i64,
-    /// The id of its private pool; 0 for the default pool.
+    /// The id of the block's private pool; 0 for the default pool.
     pub pool: i64,
-    /// The `stack_id` of its allocation; 0 if it has no stack or the column was not read.
+    /// The `stack_id` of the allocation; 0 if there is no stack or the column was not read.
     pub stack: i64,
-    /// The owner, by the rows so far.
+    /// The owner according to the rows so far.
     pub owner: Owner,
-    /// The owner at the peak in row `then.1`, if a later row changed it.
+    /// If a later row changed the owner of a block that was live at the peak: the owner at the peak, and the
+    /// `seq` of the peak's row.
     pub(super) then: Option<(Owner, i64)>,
-    /// The number of backward passes that had begun at its allocation.
+    /// The number of backward passes that had begun at the allocation.
     pub(super) pass: u32,
-    /// The moment of its free; `None` while it is live.
+    /// The moment of the free, or `None` while the block is live.
     pub died: Option<Death>,
-    /// True if it is managed memory, which moves between host and device.
+    /// True if the block is managed memory, which moves between host and device.
     pub(super) managed: bool,
-    /// True if its category is inferred.
+    /// True if the block's category is inferred.
     pub inferred: bool,
-    /// True if it was allocated in the window: it then counts in the device's `total_allocated`.
+    /// True if the block was allocated in the window and so counts in the device's `total_allocated`.
     pub(super) in_window: bool,
 }
 
 /// The moment of a block's free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Death {
-    /// The `seq` of its row.
+    /// The `seq` of the row that freed the block.
     pub(super) seq: i64,
-    /// The step at that moment.
+    /// The step at the free.
     pub step: i64,
-    /// The phase at that moment.
+    /// The phase at the free.
     pub phase: Symbol,
-    /// The number of backward passes that had begun.
+    /// The number of backward passes that had begun at the free.
     pub(super) pass: u32,
 }

@@ -1,10 +1,10 @@
 //! Infers the category of a block where no `tag` row gives it.
 //!
-//! The traced process categorizes a block at its allocation. It cannot know then that the block is a
-//! parameter or a gradient: a `tag` row of the Python side says so later. In a trace without `tag` rows, the
-//! category follows from the phase and the lifetime of a block, by the rules of [`RULE`], and reports mark
-//! inferred categories with `*`. With io records it follows from the flow of data between ops
-//! ([`crate::profile`]), which is more precise.
+//! The traced process categorizes a block at its allocation, when it cannot know yet that the block is a
+//! parameter or a gradient. The Python side therefore writes a `tag` row later. In a trace without `tag`
+//! rows, the category follows from the phase and the lifetime of a block, by the rules of [`RULE`], and
+//! reports mark inferred categories with `*`. In a trace with io records, the category follows from the flow
+//! of data between ops ([`crate::profile`]), which is more precise.
 
 use std::sync::Arc;
 
@@ -30,9 +30,9 @@ pub const RULE_WITHOUT_FORWARD: &str = "* inferred, as the trace has neither tag
                                         it";
 
 /// The ops that call cuBLAS. A block that they leave behind outside backward is a result or a workspace of
-/// cuBLAS, which torch allocates in the first product of a thread and a stream
-/// (`at::cuda::getCurrentCUDABlasHandle`) and never frees. The workspace looks like a parameter if the
-/// program's first product comes before its first activation.
+/// cuBLAS. Torch allocates the workspace in the first product of a thread and a stream
+/// (`at::cuda::getCurrentCUDABlasHandle`) and never frees it, so it looks like a parameter if the program's
+/// first product comes before its first activation.
 const PRODUCTS: [&str; 12] = [
     "aten::mm",
     "aten::addmm",
@@ -61,7 +61,7 @@ pub struct Phases {
 }
 
 impl Phases {
-    /// The symbols in a table.
+    /// Looks up the symbols in a table.
     #[must_use]
     pub fn new(symbols: &SymbolTable) -> Phases {
         Phases {
@@ -82,12 +82,12 @@ pub struct WorkedSteps {
     trained: Option<i64>,
     /// The highest step with an OOM.
     failed: Option<i64>,
-    /// The last step that the process ended, according to its end row.
+    /// The last step that the process completed, according to the end row.
     ended: Option<i64>,
 }
 
 impl WorkedSteps {
-    /// Takes a row.
+    /// Updates the steps with a row.
     pub(super) fn feed(&mut self, phases: &Phases, row: &Record) {
         if row.step < 0 {
             return;
@@ -103,7 +103,7 @@ impl WorkedSteps {
         }
     }
 
-    /// Takes the text of the end row.
+    /// Records the last step from the text of the end row.
     pub(super) fn end(&mut self, text: &str) {
         let steps = end_row::values(text).find(|(key, _)| *key == end_row::STEPS);
         self.ended = steps.and_then(|(_, steps)| steps.parse::<i64>().ok()?.checked_sub(1));
@@ -127,16 +127,17 @@ pub struct Passes {
     /// True if memory of a GPU was allocated outside backward since the last pass began.
     outside: bool,
     in_backward: bool,
-    /// The lowest `alloc_id` of the blocks that were born outside backward and freed in the first pass: the first
-    /// forward begins there at the latest.
+    /// The lowest `alloc_id` of the blocks that were born outside backward and freed in the first pass. The
+    /// first forward begins at this block or earlier.
     pub(super) first_activation: Option<i64>,
 }
 
 impl Passes {
-    /// Takes a row with the current phase.
+    /// Updates the passes with a row and its phase.
     pub(super) fn feed(&mut self, row: &Record, in_backward: bool) {
         if in_backward {
-            // A row of another thread in the middle of a pass begins no other pass.
+            // Without an allocation since the last row in backward, this row continues the pass: rows of
+            // other threads interleave with it.
             self.begun += u32::from(self.begun == 0 || self.outside && !self.in_backward);
             self.outside = false;
         } else if row.event == EventName::Alloc {
@@ -145,7 +146,7 @@ impl Passes {
         self.in_backward = in_backward;
     }
 
-    /// Takes a block that was allocated outside backward and freed in backward.
+    /// Records a block that was allocated outside backward and freed in backward.
     pub(super) fn add_activation(&mut self, block: &Block) {
         if self.begun == 1 && block.pass == 0 {
             self.first_activation = Some(self.first_activation.map_or(block.id, |first| first.min(block.id)));
@@ -153,30 +154,32 @@ impl Passes {
     }
 }
 
-/// Returns true if a block was born outside backward, and has no category by its phase.
+/// Returns true if a block was allocated outside backward and the use of its memory is unknown.
 pub(super) fn is_from_outside(block: &Block, phases: &Phases) -> bool {
     block.kind == MemoryKind::Block
         && block.owner.category.is_unclaimed()
         && block.owner.phase != phases.backward
 }
 
-/// Categories that an earlier reading of the trace inferred, by `alloc_id`: from the flow of data between ops, or for the
-/// blocks of one moment from their lives up to the end. Clones share one map.
+/// Categories that an earlier reading of the trace inferred, by `alloc_id`. They come from the flow of data
+/// between ops or, for the blocks of one moment, from the lives of these blocks up to the end. Clones share
+/// one map.
 #[derive(Clone, Debug, Default)]
 pub struct KnownCategories {
-    /// `None` before any such reading.
+    /// The categories, or `None` if there was no earlier reading that infers categories.
     by_id: Option<Arc<FxHashMap<i64, Category>>>,
     rule: &'static str,
 }
 
 impl KnownCategories {
-    /// The categories in `by_id`, which `rule` explains to the reader of a report.
+    /// Creates the categories in `by_id`, which `rule` explains to the reader of a report.
     #[must_use]
     pub fn new(by_id: FxHashMap<i64, Category>, rule: &'static str) -> KnownCategories {
         KnownCategories { by_id: Some(Arc::new(by_id)), rule }
     }
 
-    /// The inferred categories of `blocks`; a block that is not among them has the category of its rows.
+    /// Creates the map of the inferred categories in `blocks`. [`Self::apply`] leaves every other block
+    /// unchanged.
     #[must_use]
     pub fn of_blocks(blocks: &[Block], rule: &'static str) -> KnownCategories {
         let inferred = blocks.iter().filter(|block| block.inferred);
@@ -189,19 +192,19 @@ impl KnownCategories {
         self.by_id.is_none()
     }
 
-    /// Returns true if an earlier reading inferred nothing, or there was none.
+    /// Returns true if an earlier reading inferred nothing, or there was no earlier reading.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.by_id.as_ref().is_none_or(|by_id| by_id.is_empty())
     }
 
-    /// The rule that explains the categories.
+    /// Returns the rule that explains the categories.
     #[must_use]
     pub fn rule(&self) -> &'static str {
         self.rule
     }
 
-    /// Sets the category of each block in `blocks` that has an inferred one.
+    /// Sets the category of each block in `blocks` for which a category is stored.
     pub fn apply(&self, blocks: &mut [Block]) {
         let Some(by_id) = &self.by_id else { return };
         for block in blocks {
@@ -231,9 +234,9 @@ pub struct InferenceState {
 }
 
 impl InferenceState {
-    /// Returns the free of a block, if the program allocated anything after it. A program that ends, normally
-    /// or by an exception, frees all its memory and allocates nothing more: a block that is freed only then
-    /// counts as never freed.
+    /// Returns the free of a block if the program allocated anything after it. A program that ends, normally
+    /// or by an exception, frees all its memory and allocates nothing more, so a block that is freed only
+    /// then counts as never freed.
     fn death(&self, block: &Block) -> Option<Death> {
         block.died.filter(|death| death.seq < self.last_alloc)
     }
@@ -242,14 +245,14 @@ impl InferenceState {
         self.phases.products.contains(&block.owner.op)
     }
 
-    /// Returns true if a block outlived the pass after its birth.
+    /// Returns true if a block outlived the backward pass after its birth.
     fn stayed(&self, block: &Block) -> bool {
         self.death(block).is_none_or(|death| death.pass > block.pass + 1)
     }
 }
 
-/// Sets the categories of the blocks of one moment by [`RULE`], in a trace without tags, or without a forward phase by
-/// [`RULE_WITHOUT_FORWARD`]. A block to which no rule applies keeps the category of its rows.
+/// Infers the categories of the blocks of one moment by [`RULE`], or by [`RULE_WITHOUT_FORWARD`] if the trace
+/// has no forward phase. A block to which no rule applies keeps the category of its rows.
 pub fn infer(blocks: &mut [Block], state: &InferenceState) {
     let mut of_size = FxHashMap::<i64, u32>::default();
     for block in blocks.iter_mut().filter(|block| is_parameter(block, state)) {
@@ -261,8 +264,9 @@ pub fn infer(blocks: &mut [Block], state: &InferenceState) {
         block.owner.category = Category::Activation;
         block.inferred = true;
     }
-    // A block that outlives backward and has no parameter's size is a workspace of a library. A workspace of a parameter's
-    // size is older than any gradient.
+    // A block that outlives backward is a gradient only if it has the size of a parameter; otherwise it is a
+    // workspace of a library. There are at most as many gradients of a size as parameters. The newest blocks
+    // come first, because a workspace of a parameter's size is older than any gradient.
     let mut survivors: Vec<_> = blocks.iter_mut().filter(|block| outlived_backward(block, state)).collect();
     survivors.sort_unstable_by_key(|block| std::cmp::Reverse(block.id));
     for block in survivors {
@@ -287,8 +291,8 @@ fn is_parameter(block: &Block, state: &InferenceState) -> bool {
     block.owner.category.is_unclaimed() && block.id < first_forward && stayed
 }
 
-/// Returns true for an activation in a trace without a forward phase. With that phase, activations have their
-/// category already.
+/// Returns true for an activation in a trace without a forward phase. With a forward phase, the rows already
+/// give activations their category.
 fn is_activation(block: &Block, state: &InferenceState) -> bool {
     let Some(first) = state.passes.first_activation.filter(|_| state.first_forward.is_none()) else {
         return false;

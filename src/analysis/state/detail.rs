@@ -14,7 +14,7 @@ use crate::read::stream::TraceFile;
 use crate::read::symbols::SymbolTable;
 use crate::render::numbers::counted;
 
-/// The columns that [`DetailedSteps::feed`] needs of a mark.
+/// The columns that [`DetailedSteps::feed`] needs from the row of a mark.
 pub const MARK_COLUMNS: Columns = Columns::of(&["api", "name", "step"]);
 
 /// The maximum number of stretches kept, so that memory does not grow with the trace.
@@ -22,16 +22,16 @@ const MOST: usize = 1 << 16;
 /// The maximum number of stretches in a note.
 const SHOWN: usize = 6;
 
-/// Steps in sequence that are detailed.
+/// A run of consecutive detailed steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stretch {
     first: i64,
     last: i64,
-    /// The reason of the first step.
+    /// The reason why the first step is detailed.
     reason: Reason,
 }
 
-/// The detailed steps, by the marks of a trace.
+/// The detailed steps, according to the marks of a trace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DetailedSteps {
     stretches: Vec<Stretch>,
@@ -39,12 +39,12 @@ pub struct DetailedSteps {
     has_more: bool,
     /// True if some step has no detail.
     has_off: bool,
-    /// The step in which detail began only after an OOM, not at the start.
+    /// The step in which detail began only after an OOM instead of at the start of the step.
     partly: Option<i64>,
 }
 
 impl DetailedSteps {
-    /// Takes the row of a mark. `step_before` is the highest step of the rows before.
+    /// Processes the row of a mark. `step_before` is the highest step of the earlier rows.
     pub fn feed(&mut self, row: &Record, step_before: i64, symbols: &SymbolTable) {
         if *symbols.get(row.api) != *Api::Detail.as_str() {
             return;
@@ -78,14 +78,14 @@ impl DetailedSteps {
     pub fn is_every(&self, meta: &Meta) -> bool {
         let starts_on = match Detail::parse(&meta.detail) {
             Ok(detail) => detail.names(-1),
-            // An older trace, or one of a newer version.
+            // An older trace has no such setting, and a newer version may write an unknown one.
             Err(_) => true,
         };
         starts_on && !self.has_off
     }
 
-    /// Returns one line that says for which steps ops and modules are known; `None` if they are known for all
-    /// steps.
+    /// Returns one line that names the steps for which ops and modules are known, or `None` if they are known
+    /// for all steps.
     #[must_use]
     pub fn note(&self, meta: &Meta) -> Option<String> {
         if self.is_every(meta) {
@@ -105,7 +105,7 @@ impl DetailedSteps {
         ))
     }
 
-    /// `0-4, 500 and 3 more`.
+    /// Lists the stretches, for example `0-4, 500 and 3 stretches`.
     fn list(&self) -> String {
         let mut text = String::new();
         for (index, Stretch { first, last, .. }) in self.stretches.iter().take(SHOWN).enumerate() {
@@ -124,12 +124,12 @@ impl DetailedSteps {
         text
     }
 
-    /// Returns the detailed step that most likely resembles `step`: the next one, or else the last one before
-    /// it. Returns `None` if `step` is detailed or no step is.
+    /// Returns the detailed step that most likely resembles `step`, which is the next one or, if there is
+    /// none, the last one before `step`. Returns `None` if `step` is detailed or no step is detailed.
     fn instead_of(&self, step: i64) -> Option<(i64, Reason)> {
         let at = self.stretches.partition_point(|stretch| stretch.last < step);
         if let Some(next) = self.stretches.get(at) {
-            // What runs before the first step has the detail of step 0.
+            // Work before the first step has the detail of step 0.
             let is_detailed = next.first <= step || (step < 0 && next.first == 0);
             return (!is_detailed).then_some((next.first, next.reason));
         }
@@ -140,13 +140,14 @@ impl DetailedSteps {
     /// Returns true if the ops and modules of `step` are known.
     #[must_use]
     pub fn has(&self, step: i64, meta: &Meta) -> bool {
-        // What runs before the first step has the detail of step 0.
+        // Work before the first step has the detail of step 0.
         let step = step.max(0);
         let at = self.stretches.partition_point(|stretch| stretch.last < step);
         self.stretches.get(at).is_some_and(|stretch| stretch.first <= step) || self.is_every(meta)
     }
 
-    /// Returns one line about a moment in `step` if that step has no detail: it names a step that has.
+    /// Returns one line about a moment in `step` if that step has no detail. The line names a step that has
+    /// detail.
     #[must_use]
     pub fn about(&self, step: i64, meta: &Meta) -> Option<String> {
         if self.is_every(meta) {
@@ -173,7 +174,8 @@ impl DetailedSteps {
         ))
     }
 
-    /// The detailed steps for `--json`: the first and the last step of each stretch; null if every step is detailed.
+    /// Returns the detailed steps for `--json` as the first and the last step of each stretch, or null if
+    /// every step is detailed.
     #[must_use]
     pub fn json(&self, meta: &Meta) -> Value {
         if self.is_every(meta) {
@@ -182,7 +184,7 @@ impl DetailedSteps {
         self.stretches.iter().map(|stretch| json!([stretch.first, stretch.last])).collect()
     }
 
-    /// Reads the marks of a whole trace, for a report that stops before its end.
+    /// Reads the marks of a whole trace, for a report that stops before the end of the trace.
     ///
     /// # Errors
     /// When the trace cannot be read.
@@ -225,7 +227,7 @@ mod tests {
                 ..Record::default()
             };
             steps.feed(&row, *before, &symbols);
-            // A program may write the same text.
+            // A program's own mark with the same text is ignored.
             steps.feed(&Record { api: symbols.intern("memtrace"), step: 77, ..row }, *before, &symbols);
         }
         steps

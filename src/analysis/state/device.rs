@@ -17,9 +17,9 @@ pub struct Moment {
     pub seq: i64,
     /// The time, in ns since the start of the trace.
     pub ts_ns: i64,
-    /// The owner in that row.
+    /// The owner in the row.
     pub owner: Owner,
-    /// For device memory in use: the part that no traced call explains.
+    /// For a peak of device memory in use: the bytes that no traced call explains.
     pub untraced: i64,
 }
 
@@ -41,30 +41,32 @@ impl Default for Moment {
 pub struct Device {
     /// The CUDA ordinal, or [`HOST`](super::replay::HOST).
     pub ordinal: i32,
-    /// The totals in its last row.
+    /// The totals after the device's last row.
     pub totals: Totals,
-    /// The sums of the deltas. Those of torch's memory are exact only when every column is read.
+    /// The totals as sums of the deltas. The sums for torch's memory are exact only if every column is read.
     pub summed: Totals,
     /// The peak of each metric, in the order of [`Metric::ALL`].
     pub peaks: [Moment; 4],
-    /// The largest sum of the allocated memory and a request that failed (OOM) in the window, in bytes; 0 without one.
+    /// The largest sum of the allocated memory and a failed request (OOM) in the window, in bytes; 0 if no
+    /// request failed.
     pub wanted_at_oom: i64,
     /// The number of live blocks.
     pub live_blocks: u64,
     /// The bytes of all blocks allocated in the window, live or freed.
     pub(super) total_allocated: i64,
-    /// Of these, the bytes of freed blocks without an owner.
+    /// The part of `total_allocated` that belongs to freed blocks without an owner.
     pub(super) unowned: Unowned,
-    /// Blocks that were live at the peak of the tracked metric and are freed now. They are a part of the
-    /// peak, so this does not grow with the trace.
+    /// The blocks that were live at the peak of the tracked metric and were freed since. They are a part of
+    /// the peak, so their number does not grow with the trace.
     pub(super) gone: Vec<Block>,
-    /// The last sample of the device; `None` before the first.
+    /// The last sample of the device, or `None` before the first.
     pub(super) sampled: Option<Sampled>,
     /// The highest sampled host memory of the process and its children, if the device shares host memory.
     host_peak: Option<i64>,
-    /// Bytes of live managed memory, which is wherever it was touched last.
+    /// Bytes of live managed memory, which is in host or device memory, depending on which side touched it
+    /// last.
     pub(super) managed: i64,
-    /// The difference between the totals and the sums of the deltas: allocated, reserved.
+    /// The difference between the totals and the sums of the deltas, for allocated and for reserved bytes.
     pub(super) drift: (i64, i64),
     /// True if the allocated bytes exceeded the reserved bytes in the last row.
     pub(super) is_above: bool,
@@ -74,7 +76,7 @@ pub struct Device {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sampled {
     sample: Sample,
-    /// The `seq` of its row.
+    /// The `seq` of the sample's row.
     seq: i64,
     /// The memory beyond what traced calls account for, in bytes.
     rest: i64,
@@ -83,21 +85,23 @@ pub(super) struct Sampled {
 /// Bytes of freed blocks without an owner.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Unowned {
-    /// All of them.
+    /// The bytes of all such blocks.
     pub(super) all: i64,
-    /// Of these, bytes of blocks to which inference gives a category.
+    /// The part of `all` that belongs to blocks for which a category is inferred.
     pub(super) inferred: i64,
 }
 
 impl Device {
-    /// Returns the peak of `metric` in bytes, or the memory that a failed request (OOM) would have needed, if that is
-    /// more. A gate that ignored the request would pass a program that outgrew the card and went on.
+    /// Returns the peak of `metric` in bytes, or the memory that a failed request (OOM) would have needed, if
+    /// larger. A gate that ignored the request would pass a program that exceeded the memory of the GPU and
+    /// continued.
     #[must_use]
     pub fn peak_with_failed(&self, metric: Metric) -> i64 {
         self.peak(metric).bytes.max(self.wanted_at_oom)
     }
 
-    /// Makes the totals the peak of `metric` where they are higher. The blocks at the peak of `tracked` are kept.
+    /// Sets the peak of `metric` to the current total if that is higher. For the metric `tracked`, also
+    /// clears the freed blocks of the previous peak.
     pub(super) fn raise(&mut self, metric: Metric, seq: i64, ts_ns: i64, owner: Owner, tracked: Metric) {
         let bytes = self.totals.get(metric);
         let peak = &mut self.peaks[metric as usize];
@@ -109,39 +113,42 @@ impl Device {
         }
     }
 
-    /// Returns true if a sample has the memory in use on the device.
+    /// Returns true if a sample of the device's memory in use was read.
     #[must_use]
     pub fn is_sampled(&self) -> bool {
         self.sampled.is_some()
     }
 
-    /// The memory of other processes in the last sample, in bytes; `None` where the driver does not say.
+    /// Returns the memory of other processes in the last sample, in bytes, or `None` if the driver does not
+    /// report it.
     #[must_use]
     pub fn others(&self) -> Option<i64> {
         self.sampled?.sample.others
     }
 
-    /// The memory of this process and its children on the host in the last sample, if the device shares it.
+    /// Returns the host memory of this process and its children in the last sample, if the device shares host
+    /// memory.
     #[must_use]
     pub fn host(&self) -> Option<i64> {
         self.sampled?.sample.host
     }
 
-    /// The most that [`host`](Self::host) was.
+    /// Returns the highest value of [`host`](Self::host).
     #[must_use]
     pub fn host_peak(&self) -> Option<i64> {
         self.host_peak
     }
 
-    /// The name of `metric` in reports: memory in use is known only with samples.
+    /// Returns the name of `metric` in reports. Without samples, the name of the memory in use says that it
+    /// is incomplete.
     #[must_use]
     pub fn name_of(&self, metric: Metric) -> &'static str {
         if metric == Metric::Used && !self.is_sampled() { Metric::UNSAMPLED } else { metric.name() }
     }
 
-    /// Takes a sample. At a peak between two samples, the memory without a traced call is the larger of the
-    /// two samples' values; before the first sample, it is that sample's value. The ledger uses the same
-    /// rule.
+    /// Adds a sample. At a peak between two samples, the memory without a traced call is the larger of the
+    /// two samples' values. At a peak before the first sample, it is the value of the first sample. The
+    /// ledger uses the same rule.
     pub(super) fn add_sample(&mut self, new: Sample, seq: i64) {
         let last = self.sampled.filter(|_| new.total.is_none());
         let sample = last.map_or(new, |last| last.sample.updated(new));
@@ -164,12 +171,12 @@ impl Device {
         self.count_untraced();
     }
 
-    /// The totals of the last row.
+    /// Returns the totals of the last row, with `outside` from the sum of the deltas.
     fn summed_with_row(&self) -> Totals {
         Totals { outside: self.summed.outside, ..self.totals }
     }
 
-    /// Sets the memory without a traced call, after a sample or a change of managed memory.
+    /// Updates the memory without a traced call, after a sample or a change of managed memory.
     pub(super) fn count_untraced(&mut self) {
         if let Some(sampled) = self.sampled {
             let untraced = sampled.rest.wrapping_sub(self.managed);
@@ -177,7 +184,7 @@ impl Device {
         }
     }
 
-    /// The peak of `metric`.
+    /// Returns the peak of `metric`.
     #[must_use]
     pub fn peak(&self, metric: Metric) -> &Moment {
         &self.peaks[metric as usize]
@@ -187,28 +194,28 @@ impl Device {
 /// The devices of a process.
 #[derive(Default)]
 pub(super) struct Devices {
-    /// By ordinal.
+    /// The devices, sorted by ordinal.
     pub(super) list: Vec<Device>,
     /// The index of the device of the last row.
     latest: usize,
-    /// The last sample, and its `seq`, of each device on which the process has no memory so far. A device
-    /// that the process only queries has nothing to report.
+    /// For each device on which the process has no memory so far: the last sample, and the `seq` of its row.
+    /// A device that the process only queries has nothing to report.
     early: Vec<(i32, Sample, i64)>,
 }
 
 impl Devices {
-    /// The device of that ordinal, new or known.
+    /// Returns the device `ordinal`, after adding it if it is new.
     #[inline]
     pub(super) fn device(&mut self, ordinal: i32) -> &mut Device {
-        // Most rows are about the device of the row before.
+        // Most rows are about the same device as the previous row.
         if self.list.get(self.latest).is_none_or(|device| device.ordinal != ordinal) {
             self.latest = self.place(ordinal);
         }
         &mut self.list[self.latest]
     }
 
-    /// Adds a sample to its device and returns the device. Returns `None` if no row has named the device yet:
-    /// the sample is then kept for later.
+    /// Adds a sample to its device and returns the device. If no row has named the device yet, keeps the
+    /// sample for later and returns `None`.
     pub(super) fn sample(&mut self, ordinal: i32, sample: Sample, seq: i64) -> Option<&mut Device> {
         if let Ok(at) = self.list.binary_search_by_key(&ordinal, |device| device.ordinal) {
             self.list[at].add_sample(sample, seq);
@@ -231,7 +238,7 @@ impl Devices {
         contexts.filter(|(_, context, _)| *context > 0)
     }
 
-    /// The index of that device.
+    /// Returns the index of the device `ordinal`, after adding it if it is new.
     #[cold]
     fn place(&mut self, ordinal: i32) -> usize {
         match self.list.binary_search_by_key(&ordinal, |device| device.ordinal) {

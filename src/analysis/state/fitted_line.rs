@@ -3,13 +3,13 @@
 /// A least-squares line.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct FittedLine {
-    /// In bytes a step.
+    /// The slope, in bytes per step.
     pub(crate) slope: f64,
     /// The coefficient of determination: 1 for points on a line.
     pub(crate) r2: f64,
 }
 
-/// Fits a line to points.
+/// Fits a line to points. Returns the default line for fewer than two different x values.
 pub(crate) fn fit(points: &[(f64, f64)]) -> FittedLine {
     let n = points.len() as f64;
     if points.len() < 2 {

@@ -48,42 +48,42 @@ pub struct Key {
     /// One of [`KEYS`].
     pub name: &'static str,
     depth: Option<usize>,
-    /// True if repeated layers stay apart.
+    /// True if repeated layers are not joined.
     apart: bool,
-    /// The stacks of the trace, where the key needs them.
+    /// The stacks of the trace, if the key needs them.
     stacks: Option<Arc<Stacks>>,
     /// The repeated layers to join.
     layers: Option<Arc<Layers>>,
-    /// The classes of modules, where the key needs them.
+    /// The classes of modules, if the key needs them.
     classes: Option<Arc<ModuleClasses>>,
 }
 
 /// The blocks of one group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Group {
-    /// The sum of the blocks, in bytes.
+    /// The sum of the sizes of the blocks, in bytes.
     pub bytes: i64,
     /// The number of blocks.
     pub blocks: u64,
-    /// For a group of modules: the sum including all modules below, in bytes.
+    /// For a group of modules: the bytes of the group and of all modules below it.
     pub total: i64,
-    /// For a group of modules: the number of modules with blocks that the group joins.
+    /// For a group of modules: the number of joined modules that have blocks.
     pub modules: u64,
-    /// For a group of modules: the bytes of the largest module.
+    /// For a group of modules: the bytes of the largest of the joined modules.
     pub largest: i64,
 }
 
 impl Key {
-    /// By module, with whole paths. [`Key::joining`] adds the repeated layers.
+    /// Groups by module, with whole paths. [`Key::joining`] adds the repeated layers.
     pub const MODULE: Key = Key::named("module");
-    /// By category.
+    /// Groups by category.
     pub const CATEGORY: Key = Key::named("category");
 
     const fn named(name: &'static str) -> Key {
         Key { name, depth: None, apart: false, stacks: None, layers: None, classes: None }
     }
 
-    /// The key that [`BY`] and [`DEPTH`] select.
+    /// Returns the key that [`BY`], [`DEPTH`] and [`APART`] select.
     ///
     /// # Errors
     /// When the depth is not a number.
@@ -94,40 +94,41 @@ impl Key {
         Ok(Key { depth, apart, ..Key::named(name) })
     }
 
-    /// The columns that the key needs in addition to the replay's.
+    /// Returns the columns that the key needs in addition to the columns of the replay.
     #[must_use]
     pub fn columns(&self) -> Columns {
         Columns::of(if self.needs_stacks() { &["stack_id"] } else { &[] })
     }
 
-    /// The same key with the stacks of `trace`, where it needs them.
+    /// Returns the key with the stacks of `trace`, if it needs stacks.
     #[must_use]
     pub fn on(&self, trace: &TraceFile) -> Key {
         let stacks = self.needs_stacks().then(|| Arc::new(Stacks::read(trace)));
         Key { stacks, ..self.clone() }
     }
 
-    /// The same key with the modules of a replay: their repeated layers, which `--apart` keeps apart, and their classes.
+    /// Returns the key with the modules of a replay: their classes, and their repeated layers, unless
+    /// `--apart` is set.
     #[must_use]
     pub fn on_modules(&self, replay: &Replay, blocks: &[Block]) -> Key {
         let classes = (self.name == "type").then(|| Arc::new(replay.classes.clone()));
         Key { classes, ..self.joining(&layers_of(replay, blocks)) }
     }
 
-    /// The same key with these repeated layers, unless `--apart` keeps them apart.
+    /// Returns the key with these repeated layers, unless `--apart` is set.
     #[must_use]
     pub fn joining(&self, layers: &Layers) -> Key {
         let layers = (self.name == "module" && !self.apart).then(|| Arc::new(layers.clone()));
         Key { layers, ..self.clone() }
     }
 
-    /// Returns true if the trace has lines of Python.
+    /// Returns true if the trace has stacks with Python lines.
     #[must_use]
     pub fn has_lines(&self) -> bool {
         self.stacks.as_deref().is_some_and(Stacks::has_lines)
     }
 
-    /// Returns true if modules below a level of their path are joined.
+    /// Returns true if the key joins the modules below a level of their path (`--depth`).
     #[must_use]
     pub fn has_depth(&self) -> bool {
         self.depth.is_some()
@@ -137,7 +138,7 @@ impl Key {
         matches!(self.name, "line" | "stack")
     }
 
-    /// The name of the group of the blocks without such a key.
+    /// Returns the name of the group of the blocks that lack this key.
     #[must_use]
     pub fn missing(&self) -> &'static str {
         match self.name {
@@ -151,7 +152,7 @@ impl Key {
         }
     }
 
-    /// The name of the group of a block.
+    /// Returns the name of the group of a block.
     #[must_use]
     pub fn of(&self, block: &Block, symbols: &SymbolTable) -> String {
         match self.name {
@@ -171,7 +172,7 @@ impl Key {
         text.unwrap_or_else(|| self.missing().to_owned())
     }
 
-    /// The name of the group of an owner, for keys that depend on the owner alone.
+    /// Returns the name of the group of an owner, for keys that depend only on the owner.
     #[must_use]
     pub fn of_owner(&self, owner: &Owner, symbols: &SymbolTable) -> String {
         match self.name {
@@ -203,7 +204,8 @@ impl Key {
     /// Sums `blocks` by group.
     #[must_use]
     pub fn groups(&self, blocks: &[Block], symbols: &SymbolTable) -> FxHashMap<String, Group> {
-        // First by owner, which is cheap to hash, then by name: a trace has far fewer owners than blocks.
+        // Group by owner first, which is cheap to hash, and then by name, because a trace has far fewer
+        // owners than blocks.
         let mut owners: FxHashMap<(Owner, bool, i64), (Block, Group)> = FxHashMap::default();
         for block in blocks {
             let more = match self.name {
@@ -225,7 +227,7 @@ impl Key {
             *modules.entry(block.owner.module).or_default() += part.bytes;
         }
         if self.name == "module" {
-            // Each layer by itself, with the modules that --depth joins into it.
+            // Count each layer by itself, including the modules that --depth joins into it.
             let apart = Key { layers: None, ..self.clone() };
             let mut layers: FxHashMap<String, (Symbol, i64)> = FxHashMap::default();
             for (module, bytes) in modules {
@@ -242,7 +244,7 @@ impl Key {
     }
 }
 
-/// The repeated layers of a replay, and of blocks that it knows.
+/// Returns the repeated layers among the modules of a replay and of `blocks`.
 #[must_use]
 pub fn layers_of(replay: &Replay, blocks: &[Block]) -> Layers {
     let modules: FxHashSet<Symbol> = blocks.iter().map(|block| block.owner.module).collect();
@@ -262,7 +264,7 @@ fn add_totals(groups: &mut FxHashMap<String, Group>) {
     }
 }
 
-/// The groups in order of size, the largest first; equal sizes by name.
+/// Sorts the groups by size, the largest first, and groups of equal size by name.
 #[must_use]
 pub fn sorted(groups: FxHashMap<String, Group>) -> Vec<(String, Group)> {
     let mut groups: Vec<(String, Group)> = groups.into_iter().collect();
@@ -270,13 +272,13 @@ pub fn sorted(groups: FxHashMap<String, Group>) -> Vec<(String, Group)> {
     groups
 }
 
-/// The name of a category in reports.
+/// Returns the name of a category in reports.
 #[must_use]
 pub fn category(category: Category) -> &'static str {
     if category == Category::None { NO_CATEGORY } else { category.as_str() }
 }
 
-/// The name of a block's category in reports, with `*` where it was inferred.
+/// Returns the name of a block's category in reports, with `*` if the category was inferred.
 #[must_use]
 pub fn block_category(block: &Block) -> &'static str {
     match block.owner.category {
@@ -291,7 +293,8 @@ pub fn block_category(block: &Block) -> &'static str {
     }
 }
 
-/// A category's name from [`block_category`] without the mark of an inferred one, and whether it has the mark.
+/// Returns a name from [`block_category`] without the `*` of an inferred category, and whether it had the
+/// `*`.
 #[must_use]
 pub fn without_mark(name: &str) -> (&str, bool) {
     match name.strip_suffix(" *") {
@@ -300,7 +303,7 @@ pub fn without_mark(name: &str) -> (&str, bool) {
     }
 }
 
-/// The first `depth` levels of a module path.
+/// Returns the first `depth` levels of a module path.
 fn upper_levels(path: &str, depth: usize) -> &str {
     match path.match_indices('.').nth(depth.max(1) - 1) {
         Some((end, _)) => &path[..end],

@@ -16,7 +16,7 @@ use crate::state::replay::{HOST, has_current_step};
 /// A moment of the program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct When {
-    /// In ns since the start of the trace.
+    /// The time, in ns since the start of the trace.
     pub ts_ns: i64,
     /// The training step; -1 before the first.
     pub step: i64,
@@ -24,16 +24,16 @@ pub struct When {
     pub phase: Symbol,
 }
 
-/// A sample of the process, its container and the machine, in bytes; -1 is unknown.
+/// A sample of the memory of the process, its container and the machine, in bytes; -1 if unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuickSample {
     /// The moment.
     pub when: When,
-    /// Resident memory.
+    /// The resident memory (RSS).
     pub rss: i64,
     /// Resident memory by kind: anonymous, mapped from files, and shared.
     pub kinds: [i64; 3],
-    /// Bytes of the process in swap.
+    /// The memory of the process in swap.
     pub swap: i64,
     /// The container.
     pub container: Container,
@@ -41,40 +41,40 @@ pub struct QuickSample {
     pub machine: Machine,
 }
 
-/// The memory of a control group, in bytes; -1 if unknown.
+/// The memory of a control group, in bytes, and its kills; -1 if unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Container {
-    /// All that it uses.
+    /// The memory that the group uses.
     pub current: i64,
-    /// The limit, or -1 without a limit.
+    /// The limit; -1 if there is no limit or it is unknown.
     pub limit: i64,
-    /// The page cache in `current`, which the kernel gives up before it kills.
+    /// The page cache in `current`, which the kernel reclaims before it kills a process.
     pub file: i64,
-    /// Bytes in swap.
+    /// The memory of the group in swap.
     pub swap: i64,
-    /// How many of its processes the kernel killed.
+    /// The number of processes in the group that the kernel killed.
     pub kills: i64,
 }
 
-/// The memory of a machine, in bytes; -1 is unknown.
+/// The memory of a machine, in bytes, and its kills; -1 if unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Machine {
-    /// All of it.
+    /// The total memory.
     pub total: i64,
     /// Bytes that programs can still allocate.
     pub available: i64,
-    /// Free bytes; page cache counts as used.
+    /// The unused memory, not including page cache.
     pub free: i64,
-    /// Free swap.
+    /// The unused swap space.
     pub swap_free: i64,
-    /// How many processes the kernel killed since it began.
+    /// The number of processes that the kernel killed since the machine booted.
     pub kills: i64,
 }
 
 impl Container {
     const UNKNOWN: Container = Container { current: -1, limit: -1, file: -1, swap: -1, kills: -1 };
 
-    /// Returns the bytes left before the kernel kills; `None` without a limit.
+    /// Returns the number of bytes left before the kernel kills a process, or `None` if there is no limit.
     #[must_use]
     pub fn left(&self) -> Option<i64> {
         (self.limit >= 0).then(|| left_in_group(self.current, self.limit, self.file.max(0)))
@@ -90,13 +90,13 @@ impl Machine {
 pub struct Part {
     /// The name.
     pub name: String,
-    /// The share of the process.
+    /// The proportional share (PSS) of the process.
     pub pss: i64,
-    /// Resident bytes.
+    /// The resident memory.
     pub rss: i64,
-    /// Bytes that the kernel cannot read again from a file.
+    /// Bytes that the kernel cannot reload from a file.
     pub dirty: i64,
-    /// Bytes in swap.
+    /// The memory in swap.
     pub swap: i64,
 }
 
@@ -112,20 +112,21 @@ pub struct FullSample {
 }
 
 impl FullSample {
-    /// Returns true if no part is missing: a process may be killed between two rows.
+    /// Returns true if no part is missing. Parts are missing if the process was killed while it wrote the
+    /// rows.
     fn is_whole(&self) -> bool {
         self.parts.iter().map(|part| part.rss).sum::<i64>() == self.total.rss
     }
 }
 
-/// A child process, in bytes; -1 is unknown.
+/// The memory of a child process, in bytes; -1 if unknown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Child {
     /// The name.
     pub name: String,
     /// The id.
     pub pid: i64,
-    /// The share of memory.
+    /// The proportional share (PSS).
     pub pss: i64,
     /// The resident bytes.
     pub rss: i64,
@@ -138,34 +139,35 @@ pub struct ChildrenSample {
     pub when: When,
     /// The number of processes.
     pub processes: i64,
-    /// The sum of their shares; -1 if not all are known.
+    /// The sum of the children's shares; -1 if any share is unknown.
     pub pss: i64,
-    /// The sum of their resident bytes. Memory that several of them share counts several times.
+    /// The sum of the children's resident bytes. Memory that several children share counts several times.
     pub rss: i64,
-    /// The largest ones.
+    /// The children with the most memory.
     pub largest: Vec<Child>,
 }
 
 impl ChildrenSample {
-    /// The children's bytes: the sum of their shares, or of their resident memory if the shares are unknown.
+    /// Returns the children's bytes: the sum of their shares, or the sum of their resident memory if the
+    /// shares are unknown.
     #[must_use]
     pub fn bytes(&self) -> i64 {
         if self.pss >= 0 { self.pss } else { self.rss.max(0) }
     }
 }
 
-/// The end of a program because the system refused it memory, in bytes; -1 is unknown.
+/// The end of a program to which the system refused memory. Sizes are in bytes; -1 if unknown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// The moment.
     pub when: When,
     /// The error.
     pub error: String,
-    /// The limit of the address space; -1 also without one.
+    /// The limit of the address space; -1 if there is no limit or it is unknown.
     pub limit: i64,
-    /// The address space at that moment.
+    /// The size of the address space at that moment.
     pub size: i64,
-    /// The largest address space so far.
+    /// The largest size of the address space so far.
     pub peak: i64,
 }
 
@@ -174,17 +176,17 @@ pub struct Refusal {
 pub struct HostMemory {
     /// The samples of the process, its container and the machine.
     pub quick: Vec<QuickSample>,
-    /// The samples of the process's mappings.
+    /// The samples of all mappings of the process.
     full: Vec<FullSample>,
     /// The samples of the process's children.
     pub children: Vec<ChildrenSample>,
     /// The end of the program, if the system refused it memory.
     pub refusal: Option<Refusal>,
-    /// The last moment at which the program did something.
+    /// The time, step and phase of the last row of the program's own work.
     pub last: When,
     /// The time of the last OOM on a device.
     oom_ns: Option<i64>,
-    /// The names of the phases.
+    /// The symbol table of the rows, with the names of the phases.
     pub symbols: SymbolTable,
 }
 
@@ -208,14 +210,14 @@ impl HostMemory {
         Ok(memory)
     }
 
-    /// No samples so far. `symbols` is the table of the rows to come.
+    /// Creates an empty `HostMemory`. `symbols` is the symbol table of the rows that [`Self::feed`] will get.
     #[must_use]
     pub fn new(symbols: &SymbolTable) -> HostMemory {
         let last = When { step: -1, ..When::default() };
         HostMemory { symbols: symbols.clone(), last, ..HostMemory::default() }
     }
 
-    /// Takes the next row.
+    /// Adds the next row.
     pub fn feed(&mut self, row: &Record) {
         match row.event {
             EventName::Sample if row.device == HOST => {
@@ -295,7 +297,8 @@ impl HostMemory {
         }
     }
 
-    /// Returns the quick sample at a moment other than a mark. Every peak means the highest resident memory.
+    /// Returns the quick sample at a moment, or `None` for a mark. For a peak of any metric, this is the
+    /// sample with the highest resident memory.
     #[must_use]
     pub fn quick_at(&self, at: &NamedMoment) -> Option<&QuickSample> {
         let before = |ns: i64| {
@@ -303,7 +306,7 @@ impl HostMemory {
             self.quick.get(next.saturating_sub(1))
         };
         match at {
-            // Of several equal peaks, the first.
+            // Of several equal peaks, the first counts.
             NamedMoment::Peak(_) => self.quick.iter().rev().max_by_key(|sample| sample.rss),
             NamedMoment::End | NamedMoment::Exit => self.quick.last(),
             NamedMoment::Oom => before(self.oom_ns?),
@@ -313,12 +316,13 @@ impl HostMemory {
         }
     }
 
-    /// The full samples without a missing part.
+    /// Returns the full samples that miss no part.
     pub fn whole(&self) -> impl DoubleEndedIterator<Item = &FullSample> {
         self.full.iter().filter(|full| full.is_whole())
     }
 
-    /// The full sample that was taken with a quick one, directly after it; without one, the full sample nearest to it.
+    /// Returns the full sample that was taken with `quick`, directly after it. If there is none, returns the
+    /// full sample that is nearest in time.
     #[must_use]
     pub fn full_with(&self, quick: &QuickSample) -> Option<&FullSample> {
         let is_own = |full: &&FullSample| self.quick_with(full).is_some_and(|with| with.when == quick.when);
@@ -326,21 +330,21 @@ impl HostMemory {
         self.whole().find(is_own).or_else(nearest)
     }
 
-    /// The last moment that the trace knows: of the program, or of a sample.
+    /// Returns the last moment in the trace: the last work of the program, or the time of a later sample.
     #[must_use]
     pub fn end(&self) -> When {
         let sampled = self.quick.last().map_or(0, |sample| sample.when.ts_ns);
         When { ts_ns: self.last.ts_ns.max(sampled), ..self.last }
     }
 
-    /// The quick sample that was taken with a full one.
+    /// Returns the quick sample that was taken with `full`, directly before it.
     #[must_use]
     pub fn quick_with(&self, full: &FullSample) -> Option<&QuickSample> {
         let next = self.quick.partition_point(|sample| sample.when.ts_ns <= full.when.ts_ns);
         self.quick.get(next.saturating_sub(1))
     }
 
-    /// The quick sample nearest to a moment.
+    /// Returns the quick sample that is nearest to a time.
     #[must_use]
     pub fn quick_near(&self, ts_ns: i64) -> Option<&QuickSample> {
         self.quick.iter().min_by_key(|sample| (sample.when.ts_ns - ts_ns).abs())
@@ -363,8 +367,8 @@ impl HostMemory {
         self.children.iter().filter(move |sample| !is_known || sample.pss >= 0)
     }
 
-    /// The highest resident memory, with the share of the child processes at that time; -1 without a sample. Children in
-    /// `traced` are left out: they have traces of their own.
+    /// Returns the highest resident memory plus the memory of the child processes at that time, or -1 without
+    /// a sample. Children in `traced` do not count, because they have their own traces.
     #[must_use]
     pub fn peak_with_children(&self, traced: &[i64]) -> i64 {
         let with_children = self.children_with_shares().filter_map(|children| {
@@ -377,7 +381,7 @@ impl HostMemory {
         with_children.max().unwrap_or(-1).max(self.peak_rss())
     }
 
-    /// The highest resident memory; -1 without a sample.
+    /// Returns the highest resident memory, or -1 without a sample.
     #[must_use]
     pub fn peak_rss(&self) -> i64 {
         let full = self.whole().map(|full| full.total.rss);
@@ -419,7 +423,7 @@ mod tests {
         assert_eq!(memory.quick_at(&NamedMoment::Time(15)), Some(first));
         assert_eq!(memory.quick_at(&NamedMoment::Time(0)), Some(first));
         assert_eq!(memory.quick_at(&NamedMoment::Oom), None);
-        // The second list lacks a part, and the third its rows.
+        // The second full sample lacks a part, and the third has only its total.
         assert_eq!(memory.full_with(second).map(|full| full.when.ts_ns), Some(12));
         assert_eq!(memory.full[0].parts[0].name, "heap");
         assert_eq!((memory.children[0].processes, memory.children[0].pss), (1, -1));

@@ -7,27 +7,27 @@ use crate::state::replay::Replay;
 
 /// An OOM that may be the last one of a trace, and the blocks that were live then and were freed later.
 pub struct LastOom {
-    /// The row of the OOM.
+    /// The `seq` of the row of the OOM.
     pub seq: i64,
-    /// The owner of the request.
+    /// The owner of the request that failed.
     pub owner: Owner,
     gone: Vec<Block>,
 }
 
 impl LastOom {
-    /// The OOM of `row`.
+    /// Starts at the OOM in `row`.
     #[must_use]
     pub fn new(row: &Record) -> LastOom {
         LastOom { seq: row.seq, owner: Owner::of(row), gone: Vec::new() }
     }
 
-    /// Takes a row after the OOM: keeps the block that it freed, if that was live then.
+    /// Records the block that the current row freed, if that block was live at the OOM.
     pub fn feed(&mut self, replay: &Replay) {
         self.gone.extend(replay.freed().filter(|freed| freed.id < self.seq));
     }
 
-    /// The blocks that were live on a device at the OOM, with their last owners and the categories inferred from all
-    /// rows so far.
+    /// Returns the blocks that were live on a device at the OOM, with their last owners and the categories
+    /// inferred from all rows so far.
     #[must_use]
     pub fn blocks(&self, replay: &Replay, ordinal: i32) -> Vec<Block> {
         replay.at(ordinal, self.seq, &self.gone)

@@ -1,7 +1,7 @@
 //! The address layout of each device: its segments, the blocks in them and the holes between blocks.
 //!
-//! A layout is fed the same rows as a replay, whose live blocks it places into segments. A segment without a
-//! known address counts in [`Layout::unplaced`].
+//! A layout is fed the same rows as a replay and places the replay's live blocks into segments. A segment
+//! without a known address counts in [`Layout::unplaced`].
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use memtrace_trace::EventName;
 use crate::read::record::{Columns, Record};
 use crate::state::replay::{Block, MemoryKind, Replay};
 
-/// The columns that a layout needs in addition to the replay's.
+/// The columns that a layout needs in addition to the columns of the replay.
 pub const COLUMNS: Columns = Columns::of(&["addr", "stream", "pool", "requested_bytes", "rounded_bytes"]);
 
 /// The size of the segments of the small pool, in bytes.
@@ -19,29 +19,29 @@ const SMALL_SEGMENT: i64 = memtrace_trace::rounding::SMALL_SEGMENT as i64;
 /// The segments of every device.
 #[derive(Clone, Debug, Default)]
 pub struct Layout {
-    /// By device and address.
+    /// The segments, by device and address.
     segments: BTreeMap<(i32, i64), SegmentRange>,
-    /// Reserved bytes whose address is not known.
+    /// The reserved bytes of segments whose address is unknown.
     pub unplaced: i64,
-    /// For each device and address: the bytes of pieces that were unmapped, until memory is mapped there again.
+    /// For each device and address: the bytes that were unmapped there and not mapped again since.
     unmapped: BTreeMap<(i32, i64), i64>,
 }
 
-/// The size of a segment, and its stream and pool.
+/// The size, the stream and the pool of a segment.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SegmentRange {
     /// The size, in bytes.
     pub bytes: i64,
-    /// True if it is an expandable segment, mapped piece by piece.
+    /// True for an expandable segment, which is mapped piece by piece.
     pub expandable: bool,
-    /// The stream of its blocks.
+    /// The stream of the segment's blocks.
     pub stream: i64,
-    /// The allocator's private pool that it belongs to; 0 for the default.
+    /// The allocator's private pool to which the segment belongs; 0 for the default pool.
     pub pool: i64,
 }
 
 impl SegmentRange {
-    /// Returns true if it belongs to the small pool, for requests of at most 1 MiB.
+    /// Returns true if the segment belongs to the small pool, for requests of at most 1 MiB.
     #[must_use]
     pub fn is_small(&self) -> bool {
         self.bytes == SMALL_SEGMENT && !self.expandable
@@ -55,26 +55,26 @@ pub struct Segment {
     pub addr: i64,
     /// The size, in bytes.
     pub bytes: i64,
-    /// True if it is an expandable segment, mapped piece by piece.
+    /// True for an expandable segment, which is mapped piece by piece.
     pub expandable: bool,
-    /// The allocator's private pool; 0 for the default.
+    /// The allocator's private pool to which the segment belongs; 0 for the default pool.
     pub pool: i64,
-    /// The stream of its blocks.
+    /// The stream of the segment's blocks.
     pub stream: i64,
-    /// The blocks in it, by address.
+    /// The segment's blocks, by address.
     pub blocks: Vec<Block>,
     /// The sizes of the holes between the blocks, in bytes.
     pub holes: Vec<i64>,
 }
 
 impl Segment {
-    /// The sum of its holes, in bytes.
+    /// Returns the sum of the segment's holes, in bytes.
     #[must_use]
     pub fn free(&self) -> i64 {
         self.holes.iter().sum()
     }
 
-    /// Returns true if it belongs to the small pool, for requests of at most 1 MiB.
+    /// Returns true if the segment belongs to the small pool, for requests of at most 1 MiB.
     #[must_use]
     pub fn is_small(&self) -> bool {
         SegmentRange { bytes: self.bytes, expandable: self.expandable, ..SegmentRange::default() }.is_small()
@@ -82,7 +82,7 @@ impl Segment {
 }
 
 impl Layout {
-    /// Takes the next row.
+    /// Processes the next row.
     pub fn feed(&mut self, row: &Record) {
         if row.status != 0 {
             return;
@@ -149,13 +149,13 @@ impl Layout {
         }
     }
 
-    /// The segments of a device in order of address.
+    /// Returns the segments of a device in order of address.
     pub fn ranges(&self, ordinal: i32) -> impl Iterator<Item = (i64, SegmentRange)> {
         let of_device = (ordinal, i64::MIN)..=(ordinal, i64::MAX);
         self.segments.range(of_device).map(|((_, addr), range)| (*addr, *range))
     }
 
-    /// The start and end of the last segment that begins before `end`.
+    /// Returns the start and end of the last segment that begins before `end`.
     fn before(&self, ordinal: i32, end: i64) -> Option<(i64, i64)> {
         let (at, range) = self.segments.range((ordinal, i64::MIN)..(ordinal, end)).next_back()?;
         Some((at.1, at.1.saturating_add(range.bytes)))
@@ -167,7 +167,7 @@ impl Layout {
         self.before(ordinal, from.saturating_add(1)).is_some_and(|(_, end)| to <= end)
     }
 
-    /// Returns true if a block's memory was unmapped while the block was live: vLLM's while it sleeps.
+    /// Returns true if a block's memory was unmapped while the block was live, as by the sleep mode of vLLM.
     #[must_use]
     pub fn is_asleep(&self, block: &Block) -> bool {
         let before = self.unmapped.range(..=(block.device, block.addr)).next_back();
@@ -182,7 +182,7 @@ impl Layout {
         self.before(ordinal, to).is_some_and(|(_, end)| end > from)
     }
 
-    /// The segments of a device with the live blocks of `replay`.
+    /// Returns the segments of a device with the live blocks of `replay`.
     #[must_use]
     pub fn segments(&self, replay: &Replay, ordinal: i32) -> Vec<Segment> {
         let mut blocks: Vec<Block> = replay
@@ -191,7 +191,8 @@ impl Layout {
             .filter(|block| block.device == ordinal && block.kind == MemoryKind::Block)
             .copied()
             .collect();
-        // If a free row is missing, two blocks have one address: the order must not depend on the hash table.
+        // If a free row is missing, two blocks have the same address. The id makes their order independent of
+        // the hash table.
         blocks.sort_by_key(|block| (block.addr, block.id));
         let mut blocks = blocks.into_iter().peekable();
         let mut segments = Vec::new();

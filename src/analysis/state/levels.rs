@@ -1,8 +1,8 @@
 //! The memory of each device from step to step, or from slice to slice of time.
 //!
-//! A level is the memory that a step leaves at its end, and the highest total within it. A trace without
-//! steps has slices of equal time instead, fewer than twice [`MOST_SLICES`]; there, the lowest total within
-//! the slice counts as the memory that is left.
+//! A level describes a step: the memory at the end of the step, and the highest total within the step. A
+//! trace without steps has slices of equal time instead, fewer than twice [`MOST_SLICES`]. The lowest total
+//! within a slice counts as the memory at its end.
 
 use memtrace_trace::memory::{Effect, MemoryKind};
 use memtrace_trace::{Category, EventName};
@@ -26,25 +26,27 @@ const MOST_SIZES: usize = 1 << 16;
 /// A step, or a slice of time, of one device. Sizes are in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Level {
-    /// The number of the step; the index of the slice.
+    /// The number of the step, or the index of the slice.
     pub step: i64,
     /// The end, in ns since the start of the trace.
     pub ts_ns: i64,
-    /// Allocated at the end of the step, or the lowest total within the slice.
+    /// The bytes allocated at the end of the step, or the lowest total within the slice.
     pub allocated: i64,
-    /// The most that was allocated within it.
+    /// The most bytes allocated within the step or slice.
     pub peak: i64,
     /// The owner of the row that reached `peak`.
     pub peak_owner: Owner,
-    /// Reserved by torch's allocator at the end.
+    /// The bytes reserved by torch's allocator at the end.
     pub reserved: i64,
-    /// Memory outside torch's allocator at the end: traced calls, other processes, and the rest.
+    /// The bytes outside torch's allocator at the end: traced calls, other processes, and the remaining
+    /// memory.
     pub outside: i64,
-    /// Of `outside`, the memory of other processes.
+    /// The part of `outside` that belongs to other processes.
     pub others: i64,
-    /// Of `outside`, memory without a traced call and not of other processes: the context, loaded kernels, workspaces.
+    /// Of `outside`, the bytes without a traced call that do not belong to other processes: the context,
+    /// loaded kernels, workspaces.
     pub context: i64,
-    /// The most that was live as inputs of this step and the one before.
+    /// The most bytes of live inputs that were allocated in this step or the step before.
     pub inputs: i64,
 }
 
@@ -67,13 +69,13 @@ impl Default for Level {
 }
 
 impl Level {
-    /// The memory in use on the device, as nvidia-smi shows it.
+    /// Returns the memory in use on the device, as nvidia-smi shows it.
     #[must_use]
     pub fn used(&self) -> i64 {
         self.reserved.saturating_add(self.outside)
     }
 
-    /// Joins two slices: the end of `later`, and the minimum and maximum over both.
+    /// Joins two slices. The result has the end of `later`, and the minimum and maximum over both slices.
     fn join(self, later: Level) -> Level {
         let higher = if later.peak > self.peak { later } else { self };
         Level {
@@ -96,18 +98,19 @@ pub struct DeviceLevels {
     pub steps: Vec<Level>,
     /// The moment when this process used the most memory on the device, not counting other processes.
     pub highest: Level,
-    /// The last step, which has not ended, at the moment of its highest use.
+    /// The last, unfinished step at the moment of its highest use.
     pub unfinished: Level,
     slices: Vec<Level>,
     width_ns: i64,
     now: Level,
-    /// Live bytes of inputs that were allocated in this step, and in the one before: a loader prefetches.
+    /// Live bytes of inputs that were allocated in this step and in the step before, because a data loader
+    /// prefetches.
     inputs: [i64; 2],
-    /// True if a sample had the memory of other processes.
+    /// True if a sample contained the memory of other processes.
     knows_others: bool,
     /// True once a sample had memory without a traced call.
     is_sampled: bool,
-    /// The large sizes of blocks: the first and last step of each, and the first op.
+    /// For each large block size: its first and last step, and the op that first allocated it.
     sizes: FxHashMap<i64, (i64, i64, Symbol)>,
 }
 
@@ -128,21 +131,22 @@ impl DeviceLevels {
         }
     }
 
-    /// The slices of time; empty once a step has begun.
+    /// Returns the slices of time, which are empty once a step has begun.
     #[must_use]
     pub fn slices(&self) -> &[Level] {
         &self.slices
     }
 
-    /// The number of different sizes of at least 1 MiB that were allocated after `step`, and how many of them in a single
-    /// step only.
+    /// Returns the number of different sizes of at least 1 MiB that were allocated after `step`, and the
+    /// number of these sizes that occur in a single step.
     #[must_use]
     pub fn sizes_after(&self, step: i64) -> (usize, usize) {
         let after = || self.sizes.values().filter(|(_, last, _)| *last > step);
         (after().count(), after().filter(|(first, last, _)| first == last).count())
     }
 
-    /// The ops with most of the large sizes that a single step after `step` allocated, and how many of each.
+    /// Returns the ops that allocated the most large sizes that occur in a single step, after `step`, with
+    /// the number of these sizes. At most `most` ops.
     #[must_use]
     pub fn ops_of_single_sizes(&self, step: i64, most: usize) -> Vec<(Symbol, usize)> {
         let mut ops: FxHashMap<Symbol, usize> = FxHashMap::default();
@@ -175,7 +179,8 @@ impl DeviceLevels {
         now.reserved = totals.reserved;
         now.outside = totals.get(Metric::Used).saturating_sub(totals.reserved);
         if row.event == EventName::Sample {
-            // Until the memory of others is known it is part of the rest.
+            // Until a sample has the memory of other processes, that memory counts as `context`, so `highest`
+            // restarts here.
             if !self.knows_others && device.others().is_some() {
                 (self.knows_others, self.highest) = (true, Level::default());
             }
@@ -246,7 +251,7 @@ impl DeviceLevels {
             self.slices = self.slices.chunks(2).map(|two| two[0].join(two[two.len() - 1])).collect();
         }
         let place = at(self.width_ns, self.now.ts_ns);
-        // A slice without a row is like the end of the previous slice.
+        // A slice without a row repeats the end of the previous slice.
         let same = Level { peak: self.now.allocated, ..self.now };
         let last = self.slices.last().copied().unwrap_or(same);
         while self.slices.len() < place {
@@ -259,7 +264,7 @@ impl DeviceLevels {
     }
 }
 
-/// Counts an input that was allocated in step `born`, from now on (`sign` 1) or no longer (-1), in `step`.
+/// Adds an input that was allocated in step `born` to the sums (`sign` 1), or removes it (-1), during `step`.
 fn count_input(inputs: &mut [i64; 2], born: i64, step: i64, bytes: i64, sign: i64) {
     let age = usize::try_from(step.saturating_sub(born)).ok();
     if let Some(sum) = age.and_then(|age| inputs.get_mut(age)) {
@@ -267,7 +272,7 @@ fn count_input(inputs: &mut [i64; 2], born: i64, step: i64, bytes: i64, sign: i6
     }
 }
 
-/// Returns true for an event that shows work: a program that only frees memory records no such event.
+/// Returns true for an event that shows work. A program that only frees memory records no such event.
 fn is_work(event: EventName) -> bool {
     use EventName::{Alloc, ExtAlloc, Oom, Op, RangeBegin, SegmentAlloc, SegmentMap};
     matches!(event, Alloc | ExtAlloc | Oom | Op | RangeBegin | SegmentAlloc | SegmentMap)
@@ -276,11 +281,11 @@ fn is_work(event: EventName) -> bool {
 /// The levels of the devices of a process.
 #[derive(Clone, Debug)]
 pub struct Levels {
-    /// By order of appearance.
+    /// The levels, by order of appearance of the devices.
     pub devices: Vec<DeviceLevels>,
     /// The highest step so far; -1 before the first.
     pub step: i64,
-    /// The number of steps that were followed by another step.
+    /// The number of steps that another step followed.
     pub ended: usize,
     /// The highest step with work.
     worked: i64,
@@ -288,13 +293,13 @@ pub struct Levels {
 }
 
 impl Levels {
-    /// Levels of the device `only`, or of all GPUs.
+    /// Creates the levels of the device `only`, or of all GPUs.
     #[must_use]
     pub fn new(only: Option<i32>) -> Levels {
         Levels { devices: Vec::new(), step: -1, ended: 0, worked: -1, only }
     }
 
-    /// Takes a row, after the replay took it.
+    /// Adds a row, after the replay processed it.
     pub fn feed(&mut self, row: &Record, replay: &Replay) {
         if !replay.in_window() {
             return;
@@ -303,8 +308,9 @@ impl Levels {
             self.ended += usize::from(self.step >= 0);
             self.step = row.step;
         }
-        // The next step begins with its first work: until then the program frees what it no longer needs. Tags and the
-        // search for holders come between, and at the exit Python frees all.
+        // A step begins with its first work, not with its first row: between two steps the program frees what
+        // it no longer needs, memtrace writes tags and searches for holders, and at the exit Python frees
+        // everything.
         if row.step > self.worked && is_work(row.event) {
             if self.worked >= 0 {
                 for device in &mut self.devices {
@@ -313,7 +319,7 @@ impl Levels {
             }
             self.worked = row.step;
         }
-        // The row of a free is read in part only.
+        // A free counts for the device of the block that it freed.
         let ordinal = match MemoryKind::of(row.event) {
             None if row.event != EventName::Sample && row.event != EventName::Oom => return,
             Some((MemoryKind::Block, Effect::Free)) => replay.freed().map_or(HOST, |block| block.device),

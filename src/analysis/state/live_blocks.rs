@@ -1,8 +1,8 @@
 //! The live blocks, by id.
 //!
-//! Blocks are stored in slots with a LIFO free list, for locality: a block that an op allocates and frees at
-//! once stays in the processor's cache. A freed block stays in its slot until another one takes the slot, as
-//! blocks are too large to copy out.
+//! Blocks are stored in slots with a LIFO free list, for locality: the slot of a block that an op allocates
+//! and frees immediately stays in the processor's cache. A freed block stays in its slot until another block
+//! takes the slot, because blocks are too large to copy out.
 
 use memtrace_trace::memory::LiveMemory;
 use rustc_hash::FxHashMap;
@@ -13,13 +13,13 @@ use crate::state::block::{Block, Death};
 /// two.
 const RECENT: usize = 1 << 14;
 const FIRST_RECENT: usize = 1 << 6;
-/// No slot.
+/// The entry of `recent` for no block.
 const NO_SLOT: u32 = u32::MAX;
 
 /// Blocks by id.
 pub struct LiveBlocks {
-    /// The slots of recent blocks, by the low bits of their id. Ids are row numbers and most blocks are
-    /// short-lived, so this finds nearly all of them without hashing.
+    /// The slots of recent blocks, by the low bits of the block's id. Ids are row numbers and most blocks are
+    /// short-lived, so this vector finds nearly all blocks without hashing.
     recent: Vec<u32>,
     /// The slots of the blocks that a later id displaced from `recent`.
     older: FxHashMap<i64, u32>,
@@ -54,7 +54,7 @@ impl LiveBlocks {
         self.slot(id).is_some()
     }
 
-    /// The slot of the block `id`.
+    /// Returns the slot of the block `id`.
     #[inline]
     fn slot(&self, id: i64) -> Option<u32> {
         let slot = self.recent[self.recent_index(id)];
@@ -64,14 +64,14 @@ impl LiveBlocks {
         }
     }
 
-    /// The index of an id in `recent`.
+    /// Returns the index of an id in `recent`.
     #[inline]
     fn recent_index(&self, id: i64) -> usize {
         id as usize & (self.recent.len() - 1)
     }
 
-    /// Enlarges `recent`, which begins small: most traces of a large job are small, and each process has its
-    /// own index.
+    /// Enlarges `recent`. It starts small because most traces of a large job are small, and each process has
+    /// its own index.
     #[cold]
     fn grow(&mut self) {
         let larger = vec![NO_SLOT; self.recent.len() * 4];
@@ -83,19 +83,19 @@ impl LiveBlocks {
         }
     }
 
-    /// The live blocks, in no particular order.
+    /// Returns the live blocks, in no particular order.
     pub fn values(&self) -> impl Iterator<Item = &Block> {
         self.blocks.iter().filter(|block| block.died.is_none())
     }
 
-    /// The block `id`.
+    /// Returns the block `id` if it is live.
     #[must_use]
     pub fn get_mut(&mut self, id: i64) -> Option<&mut Block> {
         let slot = self.slot(id)?;
         self.blocks.get_mut(slot as usize)
     }
 
-    /// The removed block.
+    /// Returns the removed block.
     pub(crate) fn removed(&self, removed: FreedSlot) -> Option<&Block> {
         self.blocks.get(removed.0 as usize)
     }

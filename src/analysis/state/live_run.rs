@@ -1,7 +1,8 @@
 //! The state of a running program, updated from the trace that it writes.
 //!
 //! The trace may not exist yet, may end in the middle of a line, may continue in another part, may be
-//! compressed in the meantime, and may end. An update never waits for any of these.
+//! compressed while it is read, and may end. An update waits for none of these events: it reads what the
+//! files contain and returns.
 
 use std::path::{Path, PathBuf};
 
@@ -19,12 +20,12 @@ use crate::state::levels::Levels;
 use crate::state::replay::{self, HOST, Metric, Replay, Window};
 use crate::state::series::GrowingSeries;
 
-/// A run that is read while it writes its trace.
+/// A run that is read while it is still writing its trace.
 pub struct LiveRun {
     path: PathBuf,
     /// The processes of the run, in order of rank and start time.
     pub processes: Vec<LiveProcess>,
-    /// Files that are already open or done.
+    /// The files that are already open or completely read.
     known: FxHashSet<PathBuf>,
     /// The keys of the known processes.
     keys: FxHashSet<ProcessKey>,
@@ -38,27 +39,27 @@ pub struct LiveProcess {
     pub path: PathBuf,
     /// The state after the last update.
     pub replay: Replay,
-    /// The symbols of its rows.
+    /// The symbols of the process's rows.
     pub symbols: SymbolTable,
-    /// The totals over time of each device in use: its ordinal, allocated and used bytes.
+    /// For each device in use: its ordinal, and its allocated and used bytes over time.
     pub history: Vec<(i32, GrowingSeries, GrowingSeries)>,
     /// The memory from step to step.
     pub levels: Levels,
     /// The number of lines that are not rows.
     pub skipped: u64,
-    /// True if its `end` row was read.
+    /// True if the process's `end` row was read.
     pub ended: bool,
-    /// The part being read. `None` before the first part and after the end of the last one, so that of many
-    /// processes only few have an open file.
+    /// The part being read. `None` before the first part and after the end of the last one, to limit the
+    /// number of open files in a run with many processes.
     reading: Option<PartTail>,
-    /// The parts after the one being read, by number.
+    /// The parts after the part that is being read, by number.
     later: Vec<TraceFile>,
-    /// The number of the part being read, or the one before the first.
+    /// The number of the part being read or, before the first part is opened, the number before it.
     part: u32,
 }
 
 impl LiveRun {
-    /// The run at `path`: a file, or a folder, which may not exist yet.
+    /// Creates the run at `path`: a file, or a folder, which may not exist yet.
     #[must_use]
     pub fn new(path: &Path) -> LiveRun {
         LiveRun {
@@ -69,18 +70,18 @@ impl LiveRun {
         }
     }
 
-    /// Reads the new rows. Returns their number.
+    /// Reads the new rows of all processes. Returns the number of rows.
     pub fn update(&mut self) -> u64 {
         let rows = self.read(false);
-        // A part that was compressed between the listing of the folder and its opening is in the next listing
-        // under its new name; a part that is missing there too is lost.
+        // A part may be compressed after the folder was listed and before the part is opened. The next
+        // listing has the compressed file. If the part is missing there too, it is lost.
         if self.processes.iter().any(LiveProcess::is_at_gap) { rows + self.read(true) } else { rows }
     }
 
     /// Lists the folder once and reads the new rows.
     fn read(&mut self, over_gaps: bool) -> u64 {
         for file in self.files() {
-            // A file whose first row is not written yet is tried again at the next update.
+            // A file without a complete first row cannot be opened yet. The next update tries again.
             if !self.known.contains(&file)
                 && let Ok(part) = TraceFile::open(&file)
             {
@@ -105,7 +106,7 @@ impl LiveRun {
         files
     }
 
-    /// Adds a new part: of a known process, or of a new one.
+    /// Adds a new part to its process, which may be new.
     fn add_part(&mut self, part: TraceFile) {
         let key = process_key(&part.meta);
         if self.keys.contains(&key)
@@ -114,7 +115,7 @@ impl LiveRun {
             known.add_part(part);
             return;
         }
-        // Another run in the same folder: the newer one is shown.
+        // If the folder has another run, the newer run is shown.
         if let Some(first) = self.processes.first()
             && first.meta.run_id != part.meta.run_id
         {
@@ -154,30 +155,32 @@ impl LiveProcess {
         if number <= self.part && !is_unread {
             return;
         }
-        // The part may have been compressed since it was found: the new name is the one that exists.
+        // The part may have been compressed since it was found, so the newer listing has the file name that
+        // exists.
         self.later.retain(|later| number_of(later) != number);
         self.later.push(part);
         self.later.sort_by_key(number_of);
         if is_unread {
-            // The folder lists part 10 before part 2: reading begins with the earlier one.
+            // The folder lists part 10 before part 2, so an earlier part may arrive later. Reading starts
+            // with the earliest part.
             (self.part, self.path) = (number_of(&self.later[0]) - 1, self.later[0].path.clone());
         }
     }
 
-    /// The GPU with the highest peak of used memory.
+    /// Returns the GPU with the highest peak of used memory.
     #[must_use]
     pub fn device(&self) -> Option<&replay::Device> {
         let gpus = self.replay.devices().iter().filter(|device| device.ordinal != HOST);
         gpus.max_by_key(|device| (device.peak(Metric::Used).bytes, -device.ordinal))
     }
 
-    /// Returns true if the next part is missing while a later one exists.
+    /// Returns true if the next part is missing and a later part exists.
     fn is_at_gap(&self) -> bool {
         self.later.first().is_some_and(|next| number_of(next) != self.part + 1)
     }
 
-    /// Reads up to the end of what is written, or up to a missing part unless `over_gaps`. Returns the number
-    /// of rows.
+    /// Reads up to the last complete row, or up to a missing part unless `over_gaps`. Returns the number of
+    /// rows.
     fn update(&mut self, over_gaps: bool) -> u64 {
         let mut rows = 0;
         loop {
@@ -186,20 +189,20 @@ impl LiveProcess {
             if got.is_some() {
                 continue;
             }
-            // This part is read to its end, which is final once there is a next part.
+            // This part is read to its current end. If a next part exists, this part is complete.
             let Some(next) = self.later.first() else { return rows };
             let follows = !self.is_at_gap();
             if !follows && !over_gaps {
                 return rows;
             }
             // The opening rows repeat what earlier parts showed, so they are skipped. In the first part that
-            // is read, and after a gap, they are the only record of earlier memory and are kept.
+            // is read, and after a gap, the opening rows are the only record of earlier memory and are kept.
             let again =
                 if follows && self.reading.is_some() { next.meta.opening_rows.saturating_add(1) } else { 0 };
             let reading = match PartTail::open(next, wanted(), &self.symbols, again) {
                 Ok(reading) => reading,
-                // The part was removed (`MEMTRACE_KEEP`), so the next one follows a gap. If it was
-                // compressed, it is listed again.
+                // The part was removed (`MEMTRACE_KEEP`), so a gap precedes the next part. If the part was
+                // compressed instead, the next listing has it again.
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                     self.later.remove(0);
                     continue;
@@ -208,8 +211,8 @@ impl LiveProcess {
             };
             let next = self.later.remove(0);
             if !follows {
-                // A part is missing: the opening rows of this one hold what is live, so the state restarts
-                // with it.
+                // A part is missing. The opening rows of this part list the live memory, so the state
+                // restarts here.
                 self.replay = Replay::new(&self.symbols, Window::default(), Metric::Allocated);
                 self.levels = Levels::new(None);
             }
@@ -217,7 +220,7 @@ impl LiveProcess {
         }
     }
 
-    /// Takes the next block of the part. Returns the number of rows, or `None` when nothing new was written.
+    /// Reads the next block of rows. Returns the number of rows, or `None` if nothing new was written.
     fn read_block(&mut self) -> Option<u64> {
         let LiveProcess { reading, replay, symbols, history, levels, ended, .. } = self;
         let mut ending = None;
@@ -243,7 +246,7 @@ impl LiveProcess {
             used.set(replay.ts_ns, device.totals.get(Metric::Used));
         })?;
         self.skipped += read.skipped;
-        // An `exec` that fails takes its end row back.
+        // If an `exec` fails, the process goes on after its end row.
         if self.ended && ending != Some(Some(Ending::Exec)) {
             self.reading = None;
         }
@@ -251,12 +254,12 @@ impl LiveProcess {
     }
 }
 
-/// The number of a part, from 1.
+/// Returns the number of a part; the first part is 1.
 fn number_of(part: &TraceFile) -> u32 {
     part.meta.part.max(1)
 }
 
-/// The columns that the state of a live run needs.
+/// Returns the columns that the state of a live run needs.
 fn wanted() -> Wanted {
     replay::COLUMNS.and(Columns::of(&["ts_ns"])).plus(EventName::End, Columns::of(&["name"]))
 }
@@ -285,7 +288,7 @@ mod tests {
         let bytes = trace.finish();
         let mut file = std::fs::File::create(folder.join("host.r0.1.csv")).unwrap();
         let mut rows = 0;
-        // Cut anywhere, also within the header, a line or a number.
+        // The pieces end anywhere, also within the header, a line or a number.
         for piece in bytes.chunks(37) {
             file.write_all(piece).unwrap();
             rows += run.update();
@@ -300,7 +303,8 @@ mod tests {
         std::fs::remove_dir_all(&folder).ok();
     }
 
-    /// A part of a rotated trace that allocates 512 bytes, after one opening row with what is live.
+    /// Writes a part of a rotated trace that allocates 512 bytes. A later part begins with one opening row
+    /// that lists the live memory.
     fn part(number: u32, ends: bool) -> Vec<u8> {
         let meta = Meta { part: number, opening_rows: u64::from(number > 1), ..Meta::default() };
         let mut trace = TraceBuilder::new(meta);
@@ -336,7 +340,7 @@ mod tests {
         let mut run = LiveRun::new(&folder);
         run.update();
         assert!(!run.processes[0].ended);
-        // The second part is found, and compressed before it is opened; the third is being written.
+        // The second part is found, and then compressed before it is opened. The third part is being written.
         std::fs::write(place(2), part(2, true)).unwrap();
         run.add_part(TraceFile::open(&place(2)).unwrap());
         std::fs::remove_file(place(2)).unwrap();
@@ -347,7 +351,7 @@ mod tests {
         assert_eq!((run.processes.len(), process.path.clone()), (1, place(3)));
         assert!(!process.ended && process.later.is_empty());
         assert_eq!(process.device().unwrap().totals.allocated, 3 * 512);
-        // A part that one listing missed is waited for; a part that is lost is skipped.
+        // Part 4 is missing from one listing: the update waits for it. Part 6 is lost: the update skips it.
         std::fs::write(place(5), part(5, false)).unwrap();
         run.add_part(TraceFile::open(&place(5)).unwrap());
         assert_eq!(run.processes[0].update(false), 0);

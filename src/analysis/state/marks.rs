@@ -1,7 +1,8 @@
 //! The marks of a program, and the ends of its ranges, as moments of a trace.
 //!
-//! `memtrace.mark` and `torch.cuda.nvtx.mark` write a row `mark`; `memtrace.range` and `torch.cuda.nvtx.range` a pair of
-//! rows. The library's own marks and the calls of modules do not count.
+//! `memtrace.mark` and `torch.cuda.nvtx.mark` write a row `mark`. `memtrace.range` and
+//! `torch.cuda.nvtx.range` write a pair of rows. The library's own marks and the calls of modules do not
+//! count.
 
 use std::ops::ControlFlow;
 
@@ -24,12 +25,12 @@ pub fn is_mark(row: &Record, symbols: &SymbolTable) -> bool {
         && [Api::Nvtx, Api::Memtrace].iter().any(|api| *symbols.get(row.api) == *api.as_str())
 }
 
-/// The mark that a user names: `NAME` for the last of this name, `NAME#3` for the third.
+/// The mark that a user names: `NAME` for the last mark of this name, `NAME#3` for the third.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MarkName(pub String);
 
 impl MarkName {
-    /// The name without its number, and the number.
+    /// Returns the name without its number, and the number.
     #[must_use]
     pub fn split(&self) -> (&str, Option<u64>) {
         match self.0.rsplit_once('#') {
@@ -48,20 +49,20 @@ pub struct MarkFinder<'a> {
     whole: &'a str,
     name: &'a str,
     number: Option<u64>,
-    /// The marks of this name so far.
+    /// The number of marks of this name so far.
     pub count: u64,
 }
 
 impl<'a> MarkFinder<'a> {
-    /// Looks for `mark`.
+    /// Creates a finder for `mark`.
     #[must_use]
     pub fn new(mark: &'a MarkName) -> MarkFinder<'a> {
         let (name, number) = mark.split();
         MarkFinder { whole: &mark.0, name, number, count: 0 }
     }
 
-    /// Takes the next row, with [`COLUMNS`]. Returns true if it is the wanted mark, or one of several marks
-    /// of this name.
+    /// Processes the next row, with [`COLUMNS`]. Returns true if the row is the wanted mark or, without a
+    /// number, any mark of this name.
     pub fn feed(&mut self, row: &Record, symbols: &SymbolTable) -> bool {
         if !is_mark(row, symbols) {
             return false;
@@ -79,13 +80,13 @@ impl<'a> MarkFinder<'a> {
 /// The row of a mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MarkRow {
-    /// The number of the row.
+    /// The `seq` of the row.
     pub seq: i64,
-    /// The time after the start of the trace, in ns.
+    /// The time since the start of the trace, in ns.
     pub ts_ns: i64,
 }
 
-/// The row of `mark` in the window of `options`; the last one of several, or `None` without such a row.
+/// Returns the last row of `mark` in the window of `options`, or `None` if there is no such row.
 ///
 /// # Errors
 /// When the trace cannot be read.

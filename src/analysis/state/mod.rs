@@ -1,4 +1,4 @@
-//! Replays records into the state of memory over time, and views of that state.
+//! Replays records into the state of memory over time, and computes views of that state.
 
 pub mod block;
 pub mod categories;

@@ -1,4 +1,5 @@
-//! The classes of modules, and the numbered modules that are repeated layers: `GPT.h.*` for `GPT.h.0`, `GPT.h.1`, ...
+//! The classes of modules, and repeated layers: modules that differ only in a number, such as `GPT.h.0`,
+//! `GPT.h.1`, ... A report joins them as `GPT.h.*`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,8 +12,7 @@ use crate::read::symbols::{Symbol, SymbolTable};
 
 /// The minimum number of numbered children of one class that count as layers.
 const FEWEST_OF_ONE_CLASS: usize = 2;
-/// With more numbered children than this, they count as layers even if the classes of some or all are
-/// unknown.
+/// Above this number, numbered children count as layers even if the classes of some or all are unknown.
 const MOST_APART: usize = 8;
 /// The `source` of ranges in traces without classes.
 const NO_CLASS: &str = "libmemtrace.so";
@@ -28,7 +28,7 @@ pub struct ModuleClasses {
 }
 
 impl ModuleClasses {
-    /// Takes a `range_begin` row, with [`RANGE_COLUMNS`].
+    /// Records the class of a module from a `range_begin` row, with [`RANGE_COLUMNS`].
     pub fn feed(&mut self, row: &Record, symbols: &SymbolTable) {
         let module_api = *self.module_api.get_or_insert_with(|| symbols.intern(Api::Module.as_str()));
         if row.event == EventName::RangeBegin && row.api == module_api {
@@ -36,7 +36,8 @@ impl ModuleClasses {
         }
     }
 
-    /// The class of a called module. `None` if the module was not called, or the trace has no classes.
+    /// Returns the class of a called module, or `None` if the module was not called or the trace has no
+    /// classes.
     #[must_use]
     pub fn of(&self, path: Symbol, symbols: &SymbolTable) -> Option<Arc<str>> {
         let class = symbols.get(*self.of_path.get(&path)?);
@@ -49,7 +50,7 @@ impl ModuleClasses {
         self.of_path.keys().any(|path| self.of(*path, symbols).is_some())
     }
 
-    /// The levels of repeated layers among the called modules and `others`.
+    /// Returns the repeated layers among the called modules and `others`.
     #[must_use]
     pub fn layers(&self, others: impl IntoIterator<Item = Symbol>, symbols: &SymbolTable) -> Layers {
         let mut paths: BTreeMap<Arc<str>, Option<Arc<str>>> =
@@ -62,7 +63,7 @@ impl ModuleClasses {
 /// The levels of a model whose numbered children are repeated layers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Layers {
-    /// The paths of these levels, with a star for each number of an outer layer: `GPT.h`.
+    /// The paths of these levels, such as `GPT.h`, with a star for each number of an outer layer.
     levels: BTreeSet<String>,
 }
 
@@ -117,12 +118,12 @@ impl Layers {
         self.levels.extend(other.levels.iter().cloned());
     }
 
-    /// The levels, for the page.
+    /// Returns the levels, for the HTML page.
     pub fn levels(&self) -> impl Iterator<Item = &str> {
         self.levels.iter().map(String::as_str)
     }
 
-    /// The path with a star for each number of a repeated layer.
+    /// Returns the path with a star for each number of a repeated layer.
     #[must_use]
     pub fn joined(&self, path: &str) -> String {
         let mut whole = String::with_capacity(path.len());
@@ -171,7 +172,7 @@ mod tests {
         assert_eq!(joined(&modules, "GPT.h.7"), "GPT.h.*");
         assert_eq!(joined(&modules, "GPT"), "GPT");
         assert_eq!(joined(&modules, "(script)"), "(script)");
-        // One layer is not repeated.
+        // A single numbered child is not a repeated layer.
         assert_eq!(joined(&modules[..3], "GPT.h.0"), "GPT.h.0");
     }
 

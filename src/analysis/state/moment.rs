@@ -1,4 +1,4 @@
-//! Replays a trace to a moment that the user names: a peak, the end, an OOM, a time or a step.
+//! Replays a trace to a moment that the user names: a peak, the end, an OOM, a time, a step or a mark.
 
 use std::str::FromStr;
 
@@ -18,15 +18,16 @@ use crate::state::replay_trace::{Replayed, replay_trace, replay_until};
 /// A moment of a trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NamedMoment {
-    /// The highest value of this total.
+    /// The moment with the highest value of this total.
     Peak(Metric),
-    /// The end of the script, before Python frees what it holds; with a window its last row.
+    /// The end of the script, before Python frees the objects that it holds. With a window, the last row of
+    /// the window.
     End,
     /// The last row of the window.
     Exit,
     /// The last request that torch's allocator could not serve.
     Oom,
-    /// This many ns after the start of the trace.
+    /// This time after the start of the trace, in ns.
     Time(i64),
     /// The end of this step.
     Step(i64),
@@ -78,7 +79,8 @@ impl FromStr for NamedMoment {
 }
 
 impl NamedMoment {
-    /// The moment as a time, if it is a mark; otherwise the moment itself. `None` if the trace has no such mark.
+    /// Returns the moment itself or, for a mark, the time of the mark. Returns `None` if the trace has no
+    /// such mark.
     ///
     /// # Errors
     /// When the trace cannot be read.
@@ -97,11 +99,12 @@ fn ends_script(row: &Record, replay: &Replay) -> bool {
     row.event == EventName::Mark && *replay.symbols.get(row.api) == *Api::Script.as_str()
 }
 
-/// Replays `trace` up to the moment `at`; for `known` and `visit` see [`replay_trace`]. `None` when there is
-/// no such moment: no OOM, or no device in use.
+/// Replays `trace` up to the moment `at`. For `known` and `visit`, see [`replay_trace`]. Returns `None` if
+/// the moment does not exist, for example without an OOM or without a device in use.
 ///
-/// A peak and an OOM take two readings: the first finds the row, the second stops there. The blocks at an OOM have the
-/// categories that their whole lives show, as on the page: a program that catches the OOM goes on.
+/// For a peak and for an OOM, this reads the trace twice: first to find the row, then up to that row. The
+/// blocks at an OOM have the categories that their whole lives show, as on the HTML page, because a program
+/// that catches the OOM continues.
 ///
 /// # Errors
 /// When the trace cannot be read.
@@ -127,7 +130,7 @@ pub fn replay_to_moment(
             return replay_until(trace, columns, options, tracked, known, is_end, visit).map(Some);
         }
         NamedMoment::Time(ns) => {
-            // A replay does not need the time of a free or an op; stopping at a time does.
+            // A replay alone does not need the time of a free or an op.
             let columns = columns.and(Columns::of(&["ts_ns"]));
             let is_past = |row: &Record, _: &Replay| row.ts_ns > *ns;
             return replay_until(trace, columns, options, tracked, known, is_past, visit).map(Some);
@@ -157,12 +160,12 @@ pub fn replay_to_moment(
     if last == 0 {
         return Ok(None);
     }
-    // The row of a segment raises the total before the row of the block that it was allocated for: stop after
-    // that one.
+    // The row of a segment raises the total before the row of the block for which the segment was allocated,
+    // so stop after the block's row.
     let waits = matches!(at, NamedMoment::Peak(Metric::Reserved | Metric::Used));
     let mut found = !waits;
     let stop = |row: &Record, _: &Replay| {
-        // Memory outside torch's allocator has no such block.
+        // Memory outside torch's allocator has no such later row.
         found |= row.seq == last && !matches!(row.event, EventName::SegmentAlloc | EventName::SegmentMap);
         let past = row.seq > last;
         let stop = past && found;
@@ -199,7 +202,7 @@ fn last_oom(
     let devices = replay.devices().iter().map(|device| device.ordinal);
     let blocks: Vec<Block> = devices.flat_map(|ordinal| oom.blocks(replay, ordinal)).collect();
     if !replay.infers() {
-        // Tags that follow the OOM forbid rules before it, too.
+        // A tag after the OOM disables the rules before the OOM, too.
         return Ok((oom.seq, KnownCategories::of_blocks(&[], ""), blocks));
     }
     Ok((oom.seq, KnownCategories::of_blocks(&blocks, replay.rule()), Vec::new()))

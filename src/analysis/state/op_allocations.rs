@@ -1,7 +1,7 @@
-//! The bytes that each call of an op allocated itself, whether they were freed again or not.
+//! The bytes that each call of an op allocated itself, including bytes that were freed again.
 //!
-//! The row of an op follows the rows of the blocks that it allocated. A block belongs to the outermost op with a row
-//! that was running on its thread: the op that the program or autograd called.
+//! The row of an op follows the rows of the blocks that it allocated. A block belongs to the outermost op
+//! with a row that was running on the block's thread, which is the op that the program or autograd called.
 
 use memtrace_trace::EventName;
 use rustc_hash::FxHashMap;
@@ -14,10 +14,10 @@ use crate::state::replay::{HOST, Replay};
 pub const COLUMNS: Columns =
     Columns::of(&["ts_ns", "tid", "device", "op", "module", "phase", "step", "delta_bytes", "latency_ns"]);
 
-/// The prefix in torch's name of the op in which autograd runs one of its functions.
+/// The prefix in torch's name of an op in which autograd runs a backward function.
 const AUTOGRAD: &str = "autograd::engine::evaluate_function: ";
 
-/// The name of an op, without what torch puts before the name of a backward function.
+/// Returns the name of an op without torch's prefix for backward functions.
 #[must_use]
 pub fn name_of(op: &str) -> &str {
     op.strip_prefix(AUTOGRAD).unwrap_or(op)
@@ -26,7 +26,7 @@ pub fn name_of(op: &str) -> &str {
 /// The allocations of one call of an op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallAllocations {
-    /// The op of the call, or the op of the block if no row of an op encloses it.
+    /// The op of the call or, if no row of an op encloses the block, the op of the block.
     pub op: Symbol,
     /// The module of the first block.
     pub module: Symbol,
@@ -34,9 +34,9 @@ pub struct CallAllocations {
     pub phase: Symbol,
     /// The step of the first block.
     pub step: i64,
-    /// The time of the first allocation in ns.
+    /// The time of the first allocation, in ns.
     pub ts_ns: i64,
-    /// The number of the row of the first allocation.
+    /// The `seq` of the row of the first allocation.
     pub seq: i64,
     /// The sum of the sizes of all blocks.
     pub bytes: i64,
@@ -58,7 +58,7 @@ impl CallAllocations {
         }
     }
 
-    /// The sum of some blocks, with the owner of the first.
+    /// Returns the sum of `blocks`, with the owner of the first block.
     fn sum_of(blocks: &[CallAllocations]) -> CallAllocations {
         let mut sum = blocks[0];
         for block in &blocks[1..] {
@@ -73,7 +73,7 @@ impl CallAllocations {
     }
 }
 
-/// The calls of an op in a module.
+/// The sums over the calls of an op in a module.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpSum {
     /// The sum of the sizes of all blocks.
@@ -82,7 +82,7 @@ pub struct OpSum {
     pub blocks: u64,
     /// The number of calls that allocated.
     pub calls: u64,
-    /// The bytes of the call that allocated most.
+    /// The bytes of the call that allocated the most.
     pub largest: i64,
 }
 
@@ -107,19 +107,20 @@ impl OpSum {
 pub struct OpAllocations {
     device: Option<i32>,
     nested: bool,
-    /// The number of calls that are kept.
+    /// The maximum number of calls in `largest`.
     pub top: usize,
-    /// For each thread: calls whose outermost op has not ended, and blocks without a row of an op so far. In order of time.
+    /// For each thread, in order of time: calls whose outermost op has not ended, and blocks that have no op
+    /// row so far.
     open: FxHashMap<i32, Vec<CallAllocations>>,
-    /// The calls that allocated most, the largest first.
+    /// The calls that allocated the most, the largest first.
     pub largest: Vec<CallAllocations>,
-    /// By op and module.
+    /// The sums, by op and module.
     pub sums: FxHashMap<(Symbol, Symbol), OpSum>,
 }
 
 impl OpAllocations {
-    /// Counts blocks of `device`, or of all GPUs, and keeps the `top` largest calls. With `nested` a block counts for
-    /// the innermost op around it.
+    /// Creates sums for the blocks of `device`, or of all GPUs, that also keep the `top` largest calls. With
+    /// `nested`, a block counts for the innermost op around it.
     #[must_use]
     pub fn new(device: Option<i32>, nested: bool, top: usize) -> OpAllocations {
         OpAllocations {
@@ -132,7 +133,7 @@ impl OpAllocations {
         }
     }
 
-    /// Takes the next row, after the replay took it.
+    /// Adds the next row, after the replay processed it.
     pub fn feed(&mut self, row: &Record, replay: &Replay) {
         match row.event {
             EventName::Alloc if self.is_wanted(row.device) && replay.in_window() => {
@@ -162,13 +163,14 @@ impl OpAllocations {
             return;
         }
         if self.nested {
-            // Without rows of nested ops, successive blocks of one op count as a call.
+            // The trace has no rows of nested ops, so successive blocks with the same op and module count as
+            // one call.
             for blocks in inside.chunk_by(CallAllocations::is_same_owner) {
                 self.finish(CallAllocations::sum_of(blocks));
             }
             return;
         }
-        // The row of an enclosing op may follow and take over this call.
+        // The row of an enclosing op may follow, and then replaces this call.
         open.push(CallAllocations { op: row.op, ..CallAllocations::sum_of(&inside) });
         self.settle(row.tid);
     }
@@ -188,7 +190,7 @@ impl OpAllocations {
 
     fn finish(&mut self, call: CallAllocations) {
         self.sums.entry((call.op, call.module)).or_default().add(&call);
-        // Among equal calls the earlier one comes first.
+        // Of several equal calls, the earliest comes first.
         let place =
             self.largest.partition_point(|other| (-other.bytes, other.seq) <= (-call.bytes, call.seq));
         if place < self.top {
@@ -206,7 +208,8 @@ impl OpAllocations {
         }
     }
 
-    /// The sums by the names of op and module that `names` gives, which may join modules; the largest first.
+    /// Returns the sums by the names of op and module that `names` returns, the largest first. Sums with the
+    /// same names are added.
     #[must_use]
     pub fn sorted_sums(
         &self,

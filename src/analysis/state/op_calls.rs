@@ -1,7 +1,7 @@
 //! Op calls, counted and named as PyTorch's `MemoryTracker` does.
 //!
-//! Each call has its number among all calls, its number among the calls of the same name, and the device's totals
-//! after it. The report `ops` lists them; the exports draw them.
+//! Each call has its index among all calls, its number among the calls of the same name, and the device's
+//! totals after the call. The report `ops` lists the calls, and the exports draw them.
 
 use memtrace_trace::detail::DetailMark;
 use memtrace_trace::{Api, EventName};
@@ -11,8 +11,8 @@ use crate::read::record::{Columns, Record};
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::replay::{Device, HOST, Replay, Totals};
 
-/// Torch's name of the frame in which a dispatch mode, such as that of `MemoryTracker`, handles an op. Of
-/// nested ops (`aten::linear`, `aten::addmm`), the mode was called for the one directly inside this frame.
+/// Torch's name of the frame in which a dispatch mode, such as the mode of `MemoryTracker`, handles an op. Of
+/// nested ops (`aten::linear`, `aten::addmm`), the mode was called for the op directly inside this frame.
 const DISPATCH_MODE: &str = "PythonDispatchMode";
 
 /// The unit that `MemoryTracker` calls "MB": 1024² bytes.
@@ -24,16 +24,16 @@ pub const COLUMNS: Columns = Columns::of(&["ts_ns", "device", "op", "module", "a
 /// One call of an op, at its end.
 #[derive(Clone, Copy, Debug)]
 pub struct OpCall {
-    /// The number among all calls. Number 0 restarts the count.
+    /// The index among all calls. Index 0 restarts the count.
     pub index: usize,
     /// The op.
     pub op: Symbol,
-    /// The name that is numbered: the op, or `mm.default` (no namespace, with overload) where the overload is
-    /// known.
+    /// The numbered name, which is the op or, if the overload is known, a name such as `mm.default` (without
+    /// namespace, with overload).
     pub called: Symbol,
     /// The module whose forward began last.
     pub entered: Symbol,
-    /// The module that it belongs to.
+    /// The module that the op belongs to.
     pub module: Symbol,
     /// The phase of the call.
     pub phase: Symbol,
@@ -41,24 +41,24 @@ pub struct OpCall {
     pub step: i64,
     /// The number among the calls of the same name.
     pub number: u64,
-    /// The change of `allocated` since the call before it, in bytes; `None` for the first.
+    /// The change of `allocated` since the previous call, in bytes; `None` for the first call.
     pub delta: Option<i64>,
-    /// The totals of its device at its end.
+    /// The totals of the op's device at the end of the call.
     pub totals: Totals,
 }
 
 impl OpCall {
-    /// The name in `MemoryTracker`: `{module}.forward.{op}_{n}`. The module is the one whose forward began
-    /// last, also after it ended and in backward. The op is `mm.default` where the trace has overloads
-    /// (`MEMTRACE_OPS=io`), else `aten::mm`, for all its overloads.
+    /// Returns the call's name in `MemoryTracker`: `{module}.forward.{op}_{n}`. The module is the one whose
+    /// forward began last, also after it ended and in backward. The op is `mm.default` if the trace has
+    /// overloads (`MEMTRACE_OPS=io`), and otherwise `aten::mm` for all overloads.
     #[must_use]
     pub fn name(&self, symbols: &SymbolTable) -> String {
         let (op, number) = (symbols.get(self.called), self.number);
-        // Before the first call of a module.
+        // No module was called yet.
         if self.entered == Symbol::NONE {
             return format!(".{op}_{number}");
         }
-        // Paths begin with the class of the root module, which `MemoryTracker` calls "".
+        // A path begins with the class of the root module, which `MemoryTracker` calls "".
         let module = symbols.get(self.entered);
         let module = module.split_once('.').map_or("", |(_, path)| path);
         format!("{module}.forward.{op}_{number}")
@@ -93,18 +93,18 @@ pub struct OpCalls {
     /// The module whose forward began last.
     entered: Symbol,
     before: Option<i64>,
-    /// The op of the previous row: under a dispatch mode, the op for which the mode was called.
+    /// The op of the previous row. If the current row is a dispatch mode, the mode was called for this op.
     child: Child,
-    /// A dispatch mode was seen: from then on only the ops that it handles count.
+    /// True if a dispatch mode was seen. From then on, only the ops that a dispatch mode handles count.
     dispatched: bool,
-    /// Failed allocations of segments on a GPU.
+    /// The number of failed allocations of segments on a GPU.
     failed: u64,
-    /// Requests that ended with an out-of-memory error.
+    /// The number of requests that ended with an out-of-memory error.
     ooms: u64,
 }
 
 impl OpCalls {
-    /// Counts calls with the totals of `device`, or of each op's own device.
+    /// Creates a counter whose calls have the totals of `device` or, without it, of each op's own device.
     #[must_use]
     pub fn new(device: Option<i32>) -> OpCalls {
         OpCalls {
@@ -128,33 +128,34 @@ impl OpCalls {
         }
     }
 
-    /// Failed allocations of segments that were tried again. A request that ended with an out-of-memory error
-    /// failed twice, so it counts as one retry.
+    /// Returns the number of failed allocations of segments that were retried. A request that ended with an
+    /// out-of-memory error failed twice and counts as one retry.
     #[must_use]
     pub fn retries(&self) -> u64 {
         self.failed.saturating_sub(self.ooms)
     }
 
-    /// Takes the next row, after the replay took it. Returns the call that ended with it.
+    /// Processes the next row, after the replay processed it. Returns the call that this row ends, if any.
     pub fn feed(&mut self, row: &Record, replay: &Replay) -> Option<OpCall> {
         match row.event {
             EventName::Op => return self.op(row, replay),
             EventName::RangeBegin | EventName::RangeEnd => self.module(row, replay),
             EventName::SegmentAlloc | EventName::SegmentMap if row.status != 0 => self.failed += 1,
             EventName::Oom => self.ooms += 1,
-            // The next ops are not in the trace, so the next one that is has no predecessor.
+            // The trace omits the next ops, so the next recorded op has no predecessor.
             EventName::Mark if is_end_of_detail(row, replay) => self.before = None,
             _ => {}
         }
         None
     }
 
-    /// Restarts the count at the first op of a dispatch mode, as `MemoryTracker` counts from its own start.
+    /// Restarts the count at the first op of a dispatch mode, because `MemoryTracker` counts from its own
+    /// start.
     fn start_again(&mut self) {
         self.dispatched = true;
         self.numbers.clear();
         self.before = None;
-        // A forward that is running counts from this op.
+        // If a forward is running, its start becomes this op.
         let running = self.fw_start.len() > self.fw_bw_boundary.len();
         self.fw_start = if running { vec![0] } else { Vec::new() };
         if !running {
@@ -164,8 +165,8 @@ impl OpCalls {
         self.count = 0;
     }
 
-    /// A module's forward begins or ends. The markers of `MemoryTracker` for the root module hold the number
-    /// of the next call.
+    /// Processes the begin or end of a module's forward. The markers of `MemoryTracker` for the root module
+    /// hold the number of the next call.
     fn module(&mut self, row: &Record, replay: &Replay) {
         if replay.symbols.get(row.api).as_ref() != Api::Module.as_str() {
             return;
@@ -187,7 +188,7 @@ impl OpCalls {
             &mut self.child,
             Child { op: row.op, overload: row.name, module: row.module, start_ns },
         );
-        // In a trace with outermost ops only, the op of the row before is not nested in this one.
+        // In a trace with only outermost ops, the previous op is not nested in this op.
         let has_child = child.start_ns >= start_ns;
         let is_mode = (has_child || self.dispatched) && replay.symbols.get(row.op).as_ref() == DISPATCH_MODE;
         if is_mode && !self.dispatched {
@@ -201,11 +202,11 @@ impl OpCalls {
         } else {
             (row.op, row.name, row.module)
         };
-        // `MemoryTracker` skips it, too: it is frequent and allocates nothing.
+        // `MemoryTracker` also skips `aten::detach`, which is frequent and allocates nothing.
         if is_mode && replay.symbols.get(op).as_ref() == "aten::detach" {
             return None;
         }
-        // The device on which the op ran; `MemoryTracker` reads the current device only.
+        // Use the totals of the device on which the op ran; `MemoryTracker` reads only the current device.
         let wanted = self.device.or((row.device != HOST).then_some(row.device));
         let totals = match wanted {
             Some(ordinal) => replay.find(ordinal).map(|device| device.totals),
@@ -220,7 +221,7 @@ impl OpCalls {
             if overload == Symbol::NONE {
                 return op;
             }
-            // `OpOverload.__name__` in torch/_ops.py.
+            // The format is the one of `OpOverload.__name__` in torch/_ops.py.
             let name = replay.symbols.get(op);
             let name = name.rsplit_once("::").map_or(&*name, |(_, name)| name);
             replay.symbols.intern(&format!("{name}.{}", replay.symbols.get(overload)))

@@ -7,32 +7,33 @@ use memtrace_trace::EventName;
 pub struct Counts {
     /// The number of rows, including the meta row.
     pub rows: u64,
-    /// Rows of each event, in the order of [`EventName::ALL`].
+    /// The number of rows of each event, in the order of [`EventName::ALL`].
     pub(super) events: [u64; EventName::ALL.len()],
-    /// Failed calls.
+    /// The number of failed calls.
     pub failed: u64,
-    /// Events that the traced process dropped.
+    /// The number of events that the traced process dropped.
     pub lost: u64,
 }
 
 impl Counts {
-    /// The number of rows of `event`.
+    /// Returns the number of rows of `event`.
     #[must_use]
     pub fn of(&self, event: EventName) -> u64 {
         self.events[event as usize]
     }
 
-    /// Returns the number of failed calls that the allocator retried: all except those that ended in an OOM.
+    /// Returns the number of failed calls that the allocator retried, which are all failed calls except those
+    /// that ended in an OOM.
     #[must_use]
     pub fn retries(&self) -> u64 {
         self.failed.saturating_sub(self.of(EventName::Oom))
     }
 }
 
-/// Contradictions between rows.
+/// Counts of contradictions between rows.
 #[derive(Clone, Debug, Default)]
 pub struct Problems {
-    /// Gaps in `seq`.
+    /// The number of gaps in `seq`.
     pub seq_gaps: u64,
     /// The number of rows missing in these gaps.
     pub missing_rows: u64,
@@ -40,15 +41,15 @@ pub struct Problems {
     pub first_gap: Option<i64>,
     /// The number of rows at which the difference between the totals and the sum of the deltas changes.
     pub totals: u64,
-    /// Frees of blocks that are not live.
+    /// The number of frees of blocks that are not live.
     pub unmatched_frees: u64,
-    /// Allocations under the id of a live block.
+    /// The number of allocations with the id of a live block.
     pub double_allocs: u64,
-    /// Frees whose size differs from the block's.
+    /// The number of frees whose size differs from the block's size.
     pub wrong_sizes: u64,
-    /// Allocations of blocks at addresses where another block is live.
+    /// The number of allocations at addresses where another block is live.
     pub overlaps: u64,
-    /// The number of rows at which the allocated bytes begin to exceed the reserved bytes.
+    /// The number of rows at which the allocated bytes start to exceed the reserved bytes.
     pub above_reserved: u64,
     /// True if the last row is not an `end` row.
     pub unfinished: bool,
@@ -60,7 +61,7 @@ pub struct Problems {
 const MOST_EXAMPLES: usize = 8;
 
 impl Problems {
-    /// Counts a gap between two adjacent rows. A `seq` that goes back is a gap without missing rows.
+    /// Counts a gap between two adjacent rows. A `seq` that decreases counts as a gap without missing rows.
     pub(super) fn gap(&mut self, last: i64, next: i64) {
         self.seq_gaps += 1;
         self.first_gap.get_or_insert(last);
@@ -68,7 +69,7 @@ impl Problems {
         self.missing_rows = self.missing_rows.saturating_add(missing.cast_unsigned());
     }
 
-    /// Keeps a description, if there is room for one more.
+    /// Keeps a description if fewer than [`MOST_EXAMPLES`] are kept.
     pub(super) fn example(&mut self, text: impl FnOnce() -> String) {
         if self.examples.len() < MOST_EXAMPLES {
             self.examples.push(text());

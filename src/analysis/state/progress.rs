@@ -7,23 +7,23 @@ use crate::read::symbols::Symbol;
 use crate::state::replay::{Replay, has_current_step};
 use crate::state::series::TimeGrid;
 
-/// A value over time, as the times at which it changes. At most one change is kept per bucket of the grid, so
-/// the memory is bounded however often the value changes.
+/// A value over time, stored as the times at which it changes. At most one change is kept per bucket of the
+/// grid, so the memory stays bounded however often the value changes.
 #[derive(Clone, Debug)]
 pub struct Bands<T> {
     grid: TimeGrid,
-    /// The start of each value in ns, and the value.
+    /// The start of each value, in ns, and the value.
     pub starts: Vec<(i64, T)>,
 }
 
 impl<T: Copy + PartialEq> Bands<T> {
-    /// No value yet.
+    /// Creates an empty series.
     #[must_use]
     pub fn new(grid: TimeGrid) -> Bands<T> {
         Bands { grid, starts: Vec::new() }
     }
 
-    /// Sets the value from `ts_ns` on. Times must not decrease.
+    /// Sets the value from `ts_ns` on. Successive calls must not decrease `ts_ns`.
     pub fn set(&mut self, ts_ns: i64, value: T) {
         let ts_ns = ts_ns.max(self.grid.start_ns);
         if !self.grid.has(ts_ns) || self.starts.last().is_some_and(|(_, last)| *last == value) {
@@ -36,12 +36,12 @@ impl<T: Copy + PartialEq> Bands<T> {
     }
 }
 
-/// A training step: its time and its peak.
+/// One training step, or several merged steps, with its time and its peak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// The number of the first and the last step of this entry, which differ where steps were merged.
+    /// The numbers of the first and the last step of this entry. The numbers differ if steps were merged.
     pub numbers: (i64, i64),
-    /// Start and end, in ns.
+    /// The start and the end, in ns.
     pub time_ns: (i64, i64),
     /// The highest total, in bytes.
     pub high: i64,
@@ -54,7 +54,7 @@ pub struct Step {
 pub struct Steps {
     /// The entries in order of time.
     pub steps: Vec<Step>,
-    /// The number of steps per entry.
+    /// The number of steps per entry; 0 if no steps were merged.
     per_entry: i64,
 }
 
@@ -70,15 +70,16 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// No phase and no step yet.
+    /// Creates a `Progress` without phases and steps.
     #[must_use]
     pub fn new(grid: TimeGrid) -> Progress {
         Progress { phases: Bands::new(grid), steps: Steps::default(), oom_ns: None }
     }
 
-    /// Takes a row after the replay took it. `total` is the total in bytes whose peak is kept per step.
+    /// Adds a row, after the replay processed it. `total`, in bytes, is the total whose peak is kept per
+    /// step.
     pub fn feed(&mut self, row: &Record, replay: &Replay, total: i64) {
-        // Segments that a process frees at its exit belong to no step.
+        // Segments that a process frees at its exit belong to no step and no phase.
         let silent = !has_current_step(row.event)
             || matches!(row.event, EventName::SegmentFree | EventName::SegmentUnmap | EventName::End);
         if !silent && self.phases.grid.has(replay.ts_ns) {
@@ -97,7 +98,8 @@ impl Progress {
         let steps = &self.steps.steps;
         let (Some(first), Some(last)) = (steps.first(), steps.last()) else { return whole };
         let (from, end) = (first.time_ns.0, last.time_ns.1);
-        // Out of memory in the first step: show up to the error, without the shutdown, which takes longer.
+        // After an OOM in the first step, show the range up to the error without the shutdown, which takes
+        // longer.
         let oom_ns = self.oom_ns.filter(|oom| steps.len() == 1 && (from..=end).contains(oom));
         let to = oom_ns.unwrap_or(end);
         let few =
@@ -114,7 +116,8 @@ impl Steps {
     /// The maximum number of entries.
     pub const MOST: usize = 8192;
 
-    /// Adds a row at `ts_ns` in step `step` (negative: before the first) with the total `value`, in bytes.
+    /// Adds a row at `ts_ns` in step `step`, with the total `value` in bytes. A negative step is before the
+    /// first step and is ignored.
     pub fn set(&mut self, ts_ns: i64, step: i64, value: i64) {
         if step < 0 {
             return;
@@ -139,7 +142,7 @@ impl Steps {
         }
     }
 
-    /// Removes the steps after `last`: those without a step's work.
+    /// Removes the steps after `last`, in which the program did no work.
     pub fn end_with(&mut self, last: i64) {
         self.steps.retain(|step| step.numbers.0 <= last);
         if let Some(step) = self.steps.last_mut() {

@@ -1,9 +1,9 @@
-//! A trace, replayed from its file.
+//! Replays a trace from its file.
 //!
 //! Each function here reads the file once. In a trace with io records and no tags, the categories of blocks
-//! come from the flow of data between ops, which needs a reading of its own: the caller makes it with
-//! [`crate::profile::flow_categories`] and gives the result to each replay, or gives
-//! [`KnownCategories::default()`] when it uses no category.
+//! come from the flow of data between ops, which needs a separate reading. The caller makes this reading with
+//! [`crate::profile::flow_categories`] and passes the result to each replay, or passes
+//! [`KnownCategories::default()`] if it uses no category.
 
 use std::ops::ControlFlow;
 
@@ -21,14 +21,15 @@ use crate::state::replay::{self, Device, HOST, Metric, Moment, Replay};
 pub struct Replayed {
     /// The state after the last row read, and the peaks.
     pub replay: Replay,
-    /// The symbols of its rows.
+    /// The symbols of the rows.
     pub symbols: SymbolTable,
-    /// The result of reading: skipped lines, and whether the last one was cut off.
+    /// The number of skipped lines, and whether the last line was cut off.
     pub summary: ReadSummary,
 }
 
-/// Replays `trace`. `visit` gets each row after the replay took it, with `columns` in addition to the columns
-/// of the replay. The live blocks are available at the peak of `tracked`.
+/// Replays `trace`. `visit` gets each row after the replay processed it, with `columns` in addition to the
+/// columns of the replay. [`Replay::at_peak`] then returns the blocks that were live at the peak of
+/// `tracked`.
 ///
 /// # Errors
 /// When the trace cannot be read.
@@ -43,8 +44,8 @@ pub fn replay_trace(
     replay_until(trace, columns, options, tracked, known, |_, _| false, visit)
 }
 
-/// Same as [`replay_trace`], but only up to the first row for which `stop` returns true, with the state before it;
-/// that row is not taken.
+/// Same as [`replay_trace`], but stops before the first row for which `stop` returns true. `stop` gets the
+/// row and the state before it.
 ///
 /// # Errors
 /// When the trace cannot be read.
@@ -78,7 +79,7 @@ pub fn replay_rows(
     replay_rows_knowing(trace, wanted, options, tracked, KnownCategories::default(), visit)
 }
 
-/// Same as [`replay_rows`], with categories that an earlier reading inferred.
+/// Same as [`replay_rows`], but with categories that an earlier reading inferred.
 ///
 /// # Errors
 /// When the trace cannot be read.
@@ -127,7 +128,8 @@ fn run(
     Ok(Replayed { replay, symbols, summary })
 }
 
-/// The name of [`Metric::Used`] for several processes: memory in use is known only with samples of every device.
+/// Returns the name of [`Metric::Used`] for several processes. Memory in use is complete only if every device
+/// has samples.
 #[must_use]
 pub fn used_name<'a>(all: impl IntoIterator<Item = &'a Replayed>, options: &Options) -> &'static str {
     let is_sampled = all.into_iter().all(|replayed| replayed.gpus(options).all(Device::is_sampled));
@@ -135,7 +137,7 @@ pub fn used_name<'a>(all: impl IntoIterator<Item = &'a Replayed>, options: &Opti
 }
 
 impl Replayed {
-    /// The GPUs that the options select: one, or all. `--device -1` selects the host.
+    /// Returns the GPUs that the options select: one, or all. `--device -1` selects the host.
     pub fn gpus<'a>(&'a self, options: &Options) -> impl Iterator<Item = &'a Device> + use<'a> {
         let only = options.device;
         let wanted =
@@ -143,13 +145,13 @@ impl Replayed {
         self.replay.devices().iter().filter(wanted)
     }
 
-    /// The GPU with the highest peak of `metric`.
+    /// Returns the GPU with the highest peak of `metric`.
     #[must_use]
     pub fn fullest(&self, metric: Metric, options: &Options) -> Option<&Device> {
         self.gpus(options).max_by_key(|device| (device.peak(metric).bytes, -device.ordinal))
     }
 
-    /// The bytes without an owner at the peak of a device, and all bytes at that peak.
+    /// Returns the bytes without an owner at the peak of a device, and all bytes at that peak.
     #[must_use]
     pub fn unattributed(&self, ordinal: i32) -> (i64, i64) {
         let blocks = self.replay.at_peak(ordinal, false);
@@ -157,7 +159,7 @@ impl Replayed {
         (nobody, blocks.iter().map(|block| block.bytes).sum())
     }
 
-    /// A moment for `--json`.
+    /// Returns a moment for `--json`.
     #[must_use]
     pub fn moment(&self, moment: &Moment) -> Value {
         let owner = &moment.owner;

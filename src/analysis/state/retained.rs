@@ -1,8 +1,8 @@
-//! The holders of earlier steps' memory that the traced process found: the rows `mark` with the api
-//! `retained`.
+//! The containers and other holders of earlier steps' memory that the traced process found, from the `mark`
+//! rows with the api `retained`.
 //!
-//! Each search has a row for each holder, then one for itself. Their texts are JSON objects
-//! (docs/trace-format.md); a row that is not valid, or lacks a field, is left out.
+//! Each search writes a row for each holder, then a row for the search. The texts of these rows are JSON
+//! objects (docs/trace-format.md). A row that is not valid, or lacks a field, is ignored.
 
 use std::ops::ControlFlow;
 
@@ -17,33 +17,33 @@ use crate::read::stream::TraceFile;
 use crate::read::symbols::SymbolTable;
 use crate::render::numbers::counted;
 
-/// The maximum number of searches that are kept, which are the latest ones.
+/// The maximum number of searches that are kept; the latest ones are kept.
 const MOST: usize = 64;
 /// The maximum number of holders that are kept per search.
 const MOST_HOLDERS: usize = 64;
 
-/// Something that holds memory.
+/// Something in the traced program that holds memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// The name in the words of the program: ``list `losses` (train.py:41)``.
+    /// The description in the terms of the program: ``list `losses` (train.py:41)``.
     pub holder: String,
-    /// `grows`, `traceback`, `old` or `recent`.
+    /// The verdict of the search: `grows`, `traceback`, `old` or `recent`.
     pub verdict: String,
-    /// The bytes of the blocks that it keeps.
+    /// The bytes of the blocks that the holder keeps.
     pub bytes: i64,
-    /// The number of tensors that it keeps.
+    /// The number of tensors that the holder keeps.
     pub tensors: i64,
-    /// The number of graphs of autograd that it keeps.
+    /// The number of autograd graphs that the holder keeps.
     pub graphs: i64,
     /// The number of nodes in these graphs.
     pub nodes: i64,
-    /// The first step in which its blocks were allocated; -1 is before training.
+    /// The first step in which the holder's blocks were allocated; -1 before training.
     pub first_step: Option<i64>,
-    /// The last step in which its blocks were allocated.
+    /// The last step in which the holder's blocks were allocated.
     pub last_step: Option<i64>,
-    /// The number of different steps in which its blocks were allocated.
+    /// The number of different steps in which the holder's blocks were allocated.
     pub steps: i64,
-    /// The whole row.
+    /// The JSON object of the row.
     value: Value,
 }
 
@@ -65,22 +65,23 @@ impl Holder {
         })
     }
 
-    /// A text field of the row: `kind`, `name`, `owner` or `file` (docs/trace-format.md); empty when the row has none.
+    /// Returns a text field of the row, such as `kind`, `name`, `owner` or `file` (docs/trace-format.md), or
+    /// an empty text if the row lacks it.
     #[must_use]
     pub fn text(&self, field: &str) -> &str {
         self.value[field].as_str().unwrap_or_default()
     }
 
-    /// Returns true if it keeps memory that steps left behind: blocks of several old steps, or the memory of
-    /// a traceback.
+    /// Returns true if the holder keeps memory that steps left behind: blocks of several old steps, or the
+    /// memory of a traceback.
     #[must_use]
     pub fn is_retained(&self) -> bool {
         ["grows", "traceback"].contains(&self.verdict.as_str())
     }
 
-    /// Returns the average bytes that it keeps per step, or `None` unless it grows. For a holder that keeps
-    /// something of every third step only, the average includes the steps in between. Steps after the last
-    /// kept one do not count: the search may run before they add to the holder.
+    /// Returns the average number of bytes that the holder keeps per step, or `None` unless it grows. If it
+    /// keeps something only of every third step, the average includes the steps in between. Steps after the
+    /// last kept step do not count, because the search may run before they add to the holder.
     #[must_use]
     pub fn bytes_per_step(&self) -> Option<i64> {
         let distance = self.last_step?.checked_sub(self.first_step?.max(0))?;
@@ -91,20 +92,22 @@ impl Holder {
         Some((self.bytes as f64 / self.steps as f64 / between) as i64)
     }
 
-    /// One line: ``3.0 MiB a step: list `losses` (train.py:41) keeps 120 autograd graphs, 360 MiB of steps 0-119``.
+    /// Returns one line: ``3.0 MiB a step: list `losses` (train.py:41) keeps 120 autograd graphs, 360 MiB of
+    /// steps 0-119``.
     #[must_use]
     pub fn line(&self, units: Unit) -> String {
         self.line_with(units, "a step")
     }
 
-    /// [`Holder::line`] with other words for the rate: ``3.0 MiB of it a step: list `losses` ...``.
+    /// Same as [`Holder::line`], but with other words for the rate: ``3.0 MiB of it a step: list `losses`
+    /// ...``.
     #[must_use]
     pub fn line_with(&self, units: Unit, a_step: &str) -> String {
         let rate = self.bytes_per_step().map(|bytes| format!("{} {a_step}: ", units.show(bytes)));
         rate.unwrap_or_default() + &self.kept(units)
     }
 
-    /// [`Holder::line`] without the rate.
+    /// Returns [`Holder::line`] without the rate.
     #[must_use]
     pub fn kept(&self, units: Unit) -> String {
         let tensors = (self.tensors > 0 || self.graphs == 0)
@@ -126,29 +129,29 @@ impl Holder {
 /// One search of the traced process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RetainedSearch {
-    /// The number in the process, from 1.
+    /// The number of the search in its process, from 1.
     pub number: i64,
-    /// What asked for it: `call`, `oom`, `growth`, `exit` or `command`.
+    /// The trigger of the search: `call`, `oom`, `growth`, `exit` or `command`.
     pub why: String,
-    /// The step in which it ran.
+    /// The step in which the search ran.
     pub step: i64,
     /// False if the search was incomplete, so that its results are lower bounds.
     pub is_whole: bool,
-    /// Why the search was incomplete; empty if it was complete or its time ran out.
+    /// The reason why the search was incomplete; empty if the search was complete or its time ran out.
     pub reason: String,
     /// The duration of the search.
     pub milliseconds: i64,
-    /// The holders: retained ones first, then by size.
+    /// The holders, sorted first by whether they are retained and then by size.
     pub holders: Vec<Holder>,
 }
 
 impl RetainedSearch {
-    /// The holders of what steps have left behind.
+    /// Returns the holders of memory that steps left behind.
     pub fn retained(&self) -> impl Iterator<Item = &Holder> {
         self.holders.iter().filter(|holder| holder.is_retained())
     }
 
-    /// Returns why the search was incomplete; `None` if it was complete.
+    /// Returns why the search was incomplete, or `None` if it was complete.
     #[must_use]
     pub fn gap(&self) -> Option<String> {
         let late = || {
@@ -163,7 +166,7 @@ impl RetainedSearch {
         })
     }
 
-    /// ``memtrace searched at step 31 (at the end of the program)``.
+    /// Returns when and why the search ran: `step 31: the program ended`.
     #[must_use]
     pub fn moment(&self) -> String {
         let why = match self.why.as_str() {
@@ -177,7 +180,7 @@ impl RetainedSearch {
         if self.step < 0 { why.to_owned() } else { format!("step {}: {why}", self.step) }
     }
 
-    /// The fields of `--json`.
+    /// Returns the fields of `--json`.
     #[must_use]
     pub fn json(&self) -> Value {
         json!({
@@ -210,20 +213,20 @@ pub const MARK_COLUMNS: Columns = Columns::of(&["api", "name", "step"]);
 /// The searches of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RetainedSearches {
-    /// The searches, in order.
+    /// The searches, in order of time.
     pub all: Vec<RetainedSearch>,
     pending: Vec<(i64, Holder)>,
 }
 
 impl RetainedSearches {
-    /// Takes a row of any event, with the columns [`MARK_COLUMNS`] of a mark.
+    /// Processes a row of any event. A mark needs the columns [`MARK_COLUMNS`].
     pub fn feed_row(&mut self, row: &Record, symbols: &SymbolTable) {
         if row.event == EventName::Mark && *symbols.get(row.api) == *Api::Retained.as_str() {
             self.feed(&symbols.get(row.name));
         }
     }
 
-    /// Takes the text of a row.
+    /// Processes the text of a row.
     pub(crate) fn feed(&mut self, text: &str) {
         let Ok(value) = serde_json::from_str::<Value>(text) else { return };
         let Some(number) = value["walk"].as_i64() else { return };
@@ -250,8 +253,8 @@ impl RetainedSearches {
         });
     }
 
-    /// Returns the last search that found a retained holder which no later search found to be bounded. If
-    /// there is no such search, returns the last one.
+    /// Returns the last search that found a retained holder, unless a later search found this holder to be
+    /// bounded. If there is no such search, returns the last search.
     #[must_use]
     pub fn telling(&self) -> Option<&RetainedSearch> {
         let stands = |(index, search): &(usize, &RetainedSearch)| {
@@ -264,14 +267,15 @@ impl RetainedSearches {
         found.map(|(_, search)| search).or_else(|| self.all.last())
     }
 
-    /// The last search at an OOM, which is the one that the report `oom` is about; otherwise [`Self::telling`].
+    /// Returns the last search at an OOM, which the report `oom` shows, or [`Self::telling`] if there is
+    /// none.
     #[must_use]
     pub fn at_oom(&self) -> Option<&RetainedSearch> {
         self.last_for("oom")
     }
 
-    /// Returns the last search that a command asked for, even if another search followed; otherwise
-    /// [`Self::telling`].
+    /// Returns the last search that a command requested, even if another search followed, or
+    /// [`Self::telling`] if there is none.
     #[must_use]
     pub fn asked_for(&self) -> Option<&RetainedSearch> {
         self.last_for("command")
@@ -281,7 +285,7 @@ impl RetainedSearches {
         self.all.iter().rfind(|search| search.why == why).or_else(|| self.telling())
     }
 
-    /// Reads the rows of a trace.
+    /// Reads the searches of a trace.
     ///
     /// # Errors
     /// When the trace cannot be read.
@@ -324,7 +328,7 @@ mod tests {
             "3.00 MiB a step: list `losses` (train.py:41) keeps 120 autograd graphs, 360.00 MiB of steps 0-119"
         );
         assert_eq!(first.moment(), "step 120: the program ended");
-        // Eight steps were kept, and the search was in the ninth.
+        // Of nine steps, eight were kept when the search ran in the ninth.
         let of = |steps: i64, last: i64| {
             let value = json!({
                 "walk": 1, "holder": "x", "verdict": "grows", "bytes": 8 << 20, "tensors": 8, "graphs": 0, "nodes": 0,
@@ -333,11 +337,12 @@ mod tests {
             Holder::parse(value).and_then(|holder| holder.bytes_per_step())
         };
         assert_eq!((of(8, 7), of(4, 6), of(2, 0)), (Some(1 << 20), Some(1 << 20), None));
-        // A later search has seen that the list is bounded.
+        // A later search finds that the list is bounded.
         searches.feed(&holder(3, "window", 360 << 20));
         searches.feed(r#"{"walk":3,"why":"call","step":122}"#);
         assert_eq!(searches.telling().map(|search| search.number), Some(3));
-        // Memory grew after a command had asked: the command still gets the answer of its own search.
+        // Memory grew after a command requested a search. The command still gets the result of its own
+        // search.
         searches.feed(r#"{"walk":4,"why":"command","step":123}"#);
         searches.feed(&holder(5, "grows", 360 << 20));
         searches.feed(r#"{"walk":5,"why":"growth","step":124}"#);

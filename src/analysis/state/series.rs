@@ -1,21 +1,20 @@
 //! A total over time, as the lowest and highest value of each bucket of a grid.
 //!
-//! No peak is lost, however few buckets there are. The HTML page and the terminal's curve are drawn from
-//! these.
+//! No peak is lost, however few buckets there are. The HTML page and the terminal's curve draw these series.
 
 /// Time divided into buckets of equal width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimeGrid {
-    /// Start of the first bucket, in ns since the start of the trace.
+    /// The start of the first bucket, in ns since the start of the trace.
     pub start_ns: i64,
-    /// Width of a bucket, in ns.
+    /// The width of a bucket, in ns.
     pub width_ns: i64,
     /// The number of buckets.
     pub buckets: usize,
 }
 
 impl TimeGrid {
-    /// At most `most` buckets from `start_ns` through `end_ns`.
+    /// Creates at most `most` buckets from `start_ns` through `end_ns`.
     #[must_use]
     pub fn new(start_ns: i64, end_ns: i64, most: usize) -> TimeGrid {
         let span = end_ns.saturating_sub(start_ns).max(0).saturating_add(1);
@@ -25,14 +24,15 @@ impl TimeGrid {
         TimeGrid { start_ns, width_ns, buckets }
     }
 
-    /// The index of the bucket of a time. Times outside the grid belong to the first or the last bucket.
+    /// Returns the index of the bucket of a time. Times outside the grid belong to the first or the last
+    /// bucket.
     #[must_use]
     pub fn index(&self, ts_ns: i64) -> usize {
         let place = (ts_ns.saturating_sub(self.start_ns)).max(0) / self.width_ns;
         usize::try_from(place).unwrap_or(usize::MAX).min(self.buckets - 1)
     }
 
-    /// Returns true if a time is on the grid.
+    /// Returns true if a time is within the grid.
     #[must_use]
     pub fn has(&self, ts_ns: i64) -> bool {
         ts_ns >= self.start_ns && ts_ns - self.start_ns < self.width_ns * self.buckets as i64
@@ -51,15 +51,15 @@ pub struct Series {
 }
 
 impl Series {
-    /// A series that begins with 0.
+    /// Creates a series that begins with 0.
     #[must_use]
     pub fn new(grid: TimeGrid) -> Series {
         let values = || Vec::with_capacity(grid.buckets);
         Series { grid, low: values(), high: values(), last: 0 }
     }
 
-    /// Sets the total from `ts_ns` on. Times must not fall. A value before the grid is the one that the grid
-    /// begins with; one after the grid is ignored.
+    /// Sets the total from `ts_ns` on. Successive calls must not decrease `ts_ns`. A value before the grid
+    /// becomes the initial value of the grid, and a value after the grid is ignored.
     pub fn set(&mut self, ts_ns: i64, value: i64) {
         if self.grid.has(ts_ns) {
             self.fill(self.grid.index(ts_ns) + 1);
@@ -73,7 +73,7 @@ impl Series {
         self.last = value;
     }
 
-    /// Extends the series to `buckets`: buckets without a change hold the last value.
+    /// Extends the series to `buckets` buckets. Buckets without a change hold the last value.
     fn fill(&mut self, buckets: usize) {
         if self.low.len() < buckets {
             self.low.resize(buckets, self.last);
@@ -81,7 +81,7 @@ impl Series {
         }
     }
 
-    /// The series, extended to the end of the grid.
+    /// Returns the series, extended to the end of the grid.
     #[must_use]
     pub fn finish(mut self) -> Series {
         self.fill(self.grid.buckets);
@@ -95,7 +95,7 @@ impl Series {
     }
 }
 
-/// A total of a running program: the buckets double in width when there are too many.
+/// A total of a running program. The width of the buckets doubles when there are too many.
 #[derive(Clone, Debug)]
 pub struct GrowingSeries {
     /// The buckets so far.
@@ -109,7 +109,7 @@ impl GrowingSeries {
     /// The maximum number of buckets.
     pub const MOST: usize = 512;
 
-    /// Sets the total from `ts_ns` on. Times must not fall.
+    /// Sets the total from `ts_ns` on. Successive calls must not decrease `ts_ns`.
     pub fn set(&mut self, ts_ns: i64, value: i64) {
         loop {
             let place = usize::try_from(ts_ns.max(0) / self.grid.width_ns).unwrap_or(usize::MAX);
@@ -127,7 +127,7 @@ impl GrowingSeries {
         }
     }
 
-    /// The highest values in at most `buckets` buckets up to `end_ns`.
+    /// Returns the highest values in at most `buckets` buckets up to `end_ns`.
     #[must_use]
     pub fn resampled(&self, end_ns: i64, buckets: usize) -> (TimeGrid, Vec<i64>) {
         let grid = TimeGrid::new(0, end_ns.max(1), buckets);

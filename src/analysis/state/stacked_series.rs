@@ -1,8 +1,9 @@
-//! Memory by owner over time: for each bucket of a grid, the bytes of each owner at the bucket's highest
-//! total.
+//! Memory by owner over time. For each bucket of a grid, this stores the bytes of each owner at the bucket's
+//! highest total.
 //!
-//! The owners of a bucket therefore add up to the peak of the curve there. A block counts under its final
-//! owner from its allocation on, as in every report: a `tag` row moves its bytes in all buckets since then.
+//! The owners of a bucket therefore add up to the peak of the curve in that bucket. As in every report, a
+//! block counts under its final owner from its allocation on, so a `tag` row moves the block's bytes in all
+//! buckets since the allocation.
 
 use crate::state::series::TimeGrid;
 
@@ -10,14 +11,14 @@ use crate::state::series::TimeGrid;
 pub(crate) struct StackedSeries {
     grid: TimeGrid,
     owners: usize,
-    /// The bytes of each owner now.
+    /// The current bytes of each owner.
     current: Vec<i64>,
-    /// The bytes of each owner at the highest total of each bucket: `owners` values per bucket.
+    /// For each bucket, the `owners` values at the bucket's highest total, in bytes.
     at_high: Vec<i64>,
-    /// The highest total of each bucket, and the `seq` of its row.
+    /// The highest total of each bucket, and the `seq` of the row that reached it.
     high: Vec<(i64, i64)>,
     total: i64,
-    /// Bytes that later rows moved between owners, as differences from one bucket to the next.
+    /// Bytes that later rows moved between owners, stored as differences from one bucket to the next.
     moved: Vec<i64>,
 }
 
@@ -34,7 +35,7 @@ impl StackedSeries {
         }
     }
 
-    /// Opens the buckets up to the bucket of `ts_ns`, before the row `seq` is taken.
+    /// Opens the buckets up to the bucket of `ts_ns`, before the row `seq` is processed.
     fn advance(&mut self, ts_ns: i64, seq: i64) {
         if !self.grid.has(ts_ns) {
             return;
@@ -46,7 +47,8 @@ impl StackedSeries {
         }
     }
 
-    /// Adds `delta` bytes to each of `owners` at row `seq`, after which the total is `total` bytes.
+    /// Adds `delta` bytes to each owner in `owners` at row `seq`. `total` is the total after the row, in
+    /// bytes.
     pub(crate) fn add(&mut self, ts_ns: i64, seq: i64, owners: &[usize], delta: i64, total: i64) {
         if ts_ns > self.grid.start_ns && !self.grid.has(ts_ns) {
             return;
@@ -65,19 +67,19 @@ impl StackedSeries {
         }
     }
 
-    /// Adds `delta` bytes to each of `owners` since row `born`, the allocation of the block.
+    /// Adds `delta` bytes to each owner in `owners` from row `born` on, which is the allocation of the block.
     pub(crate) fn correct(&mut self, ts_ns: i64, seq: i64, born: i64, owners: &[usize], delta: i64) {
         if ts_ns > self.grid.start_ns && !self.grid.has(ts_ns) {
             return;
         }
         self.advance(ts_ns, seq);
-        // The rows of the highest totals are in order.
+        // The rows of the highest totals are in ascending order.
         let first = self.high.partition_point(|(_, at)| *at < born);
         let last = self.high.len();
         for owner in owners {
             self.current[*owner] += delta;
             if first < last {
-                // The open bucket may still take a new state, so it is corrected in place.
+                // The open bucket may still get a new state, so it is corrected in place.
                 self.moved[first * self.owners + owner] += delta;
                 self.moved[(last - 1) * self.owners + owner] -= delta;
                 self.at_high[(last - 1) * self.owners + owner] += delta;
@@ -85,7 +87,7 @@ impl StackedSeries {
         }
     }
 
-    /// The bytes of each owner in every bucket.
+    /// Returns the bytes of each owner in every bucket.
     pub(crate) fn finish(mut self) -> Vec<Vec<i64>> {
         while self.high.len() < self.grid.buckets {
             self.high.push((self.total, 0));
@@ -123,7 +125,7 @@ mod tests {
         stack.add(1, 1, &[0], 10, 10);
         stack.add(11, 2, &[0], 7, 17);
         stack.add(21, 3, &[0], 3, 20);
-        // The block of row 2 turns out to be owner 1's.
+        // A tag moves the block of row 2 to owner 1.
         stack.correct(22, 4, 2, &[0], -7);
         stack.correct(22, 5, 2, &[1], 7);
         stack.add(23, 6, &[0], 1, 21);

@@ -1,4 +1,4 @@
-//! The call stacks of a trace, read from its `.stacks` file, by `stack_id`.
+//! The call stacks of a trace by `stack_id`, read from the `.stacks` file.
 
 use std::io::Read;
 
@@ -14,20 +14,20 @@ use crate::read::stream::TraceFile;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
     parent: i64,
-    /// An op, a module or a line of Python.
+    /// Whether the frame is an op, a module or a line of Python.
     pub kind: FrameKind,
     /// The op, the module path, or `file:line function`.
     pub text: String,
 }
 
-/// Every stack of a trace; empty when the stacks file is missing.
+/// The stacks of a trace. They are empty if the stacks file is missing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stacks {
     frames: FxHashMap<i64, Frame>,
     bytes: usize,
 }
 
-/// The maximum number of bytes of frames that are kept. A file with more is hostile or broken.
+/// The limit for the bytes of frames that are kept. A file that exceeds it is hostile or broken.
 const MOST_BYTES: usize = 256 << 20;
 
 /// The maximum number of frames of a stack, so that work stays bounded.
@@ -37,8 +37,8 @@ const DEEPEST: usize = 10_000;
 const SHOWN: usize = 4;
 
 impl Stacks {
-    /// Reads the stacks of all parts of `trace`. A missing file is skipped, a truncated one read as far as it
-    /// goes.
+    /// Reads the stacks of all parts of `trace`. A missing file is skipped, and a truncated file is read up
+    /// to its end.
     #[must_use]
     pub fn read(trace: &TraceFile) -> Stacks {
         let mut stacks = Stacks::default();
@@ -53,7 +53,7 @@ impl Stacks {
     }
 
     fn add(&mut self, file: impl Read) {
-        // The size of an entry without its text.
+        // The size of an entry without its text, in bytes.
         const ENTRY: usize = 64;
         for StackRow { id, parent, kind, text } in stacks::read(file) {
             if self.bytes > MOST_BYTES {
@@ -65,9 +65,9 @@ impl Stacks {
         }
     }
 
-    /// The frames of a stack, innermost first.
+    /// Returns the frames of a stack, innermost first.
     pub fn of(&self, id: i64) -> impl Iterator<Item = &Frame> {
-        // A parent has a smaller id than its stack, so the walk ends also in a file with a cycle.
+        // A parent must have a smaller id than its child, so the walk ends even if a file contains a cycle.
         let parent_of = |frame: &Frame, id: i64| (frame.parent < id).then_some(frame.parent);
         let first = self.frames.get(&id).map(|frame| (frame, id));
         std::iter::successors(first, move |(frame, id)| {
@@ -78,19 +78,19 @@ impl Stacks {
         .take(DEEPEST)
     }
 
-    /// Returns true if any frame is a line of Python.
+    /// Returns true if any frame is a Python line.
     #[must_use]
     pub fn has_lines(&self) -> bool {
         self.frames.values().any(|frame| frame.kind == FrameKind::Python)
     }
 
-    /// The lines of Python of a stack, innermost first: file, line number and function.
+    /// Returns the Python lines of a stack, innermost first, as file, line number and function.
     pub fn calls(&self, id: i64) -> impl Iterator<Item = (&str, i64, &str)> {
         self.of(id).filter(|frame| frame.kind == FrameKind::Python).map(|frame| call_of(&frame.text))
     }
 
-    /// The lines of Python of a stack in the program's own files, innermost first; lines of libraries where
-    /// it has none of its own.
+    /// Returns the Python lines of a stack in the program's own files, innermost first. If the stack has no
+    /// such line, returns its lines in libraries.
     #[must_use]
     pub fn lines(&self, id: i64) -> Vec<&str> {
         let all: Vec<&str> =
@@ -99,7 +99,8 @@ impl Stacks {
         if own.is_empty() { all } else { own }
     }
 
-    /// A stack on one line, innermost first: the op and the program's own lines, or the ops and the module.
+    /// Returns a stack on one line, innermost first: the innermost op and at most `SHOWN` Python lines or,
+    /// without Python lines, all frames.
     #[must_use]
     pub fn show(&self, id: i64) -> Option<String> {
         let mut parts: Vec<&str> = self.lines(id);
@@ -114,7 +115,7 @@ impl Stacks {
     }
 }
 
-/// Splits `file:line function`.
+/// Splits `file:line function`. Returns line 0 if the text has no line number.
 fn call_of(text: &str) -> (&str, i64, &str) {
     let (place, function) = text.rsplit_once(' ').unwrap_or((text, ""));
     let numbered = place.rsplit_once(':').and_then(|(file, line)| Some((file, line.parse().ok()?)));
@@ -122,7 +123,7 @@ fn call_of(text: &str) -> (&str, i64, &str) {
     (file, line, function)
 }
 
-/// Returns true if a line is in an installed library, in Python's own library, or in no file.
+/// Returns true if a line is in an installed library, in Python's standard library, or in no file.
 fn is_of_library(line: &str) -> bool {
     let inside = ["/site-packages/", "/dist-packages/", "/lib/python3"];
     line.starts_with('<') || inside.iter().any(|folder| line.contains(folder))

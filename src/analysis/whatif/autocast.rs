@@ -1,9 +1,10 @@
 //! Autocast to 16 bits: the blocks of a float32 run that shrink to half their size, and the copies that casts
 //! make.
 //!
-//! A trace has no types and no inputs of ops, so both are inferred. Matrix products, convolutions and attention run in 16 bits
-//! and cast their inputs and weights; norms, losses and sums run in float32; every other op has the type of its inputs. The
-//! input of an op is the latest live block of the right size. The backward has the types of the forward.
+//! A trace has no types and no inputs of ops, so both are inferred. Matrix products, convolutions and
+//! attention run in 16 bits and cast their inputs and weights. Norms, losses and sums run in float32. Every
+//! other op has the type of its inputs. The latest live block of the right size is taken to be the input of
+//! an op. The backward has the types of the forward.
 
 use memtrace_trace::Category;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -35,7 +36,8 @@ const HALF: [&str; 13] = [
 const PRODUCTS: [&str; 5] =
     ["AddmmBackward", "MmBackward", "BmmBackward", "ConvolutionBackward", "LinearBackward"];
 const HALF_BACKWARD: [&str; 4] = ["Attention", "AttentionBackward", "Rnn", "Addmv"];
-/// Parts of the names of ops that run in float32, and of their backward functions; ops that make new tensors.
+/// Parts of the names of ops that run in float32, of their backward functions, and of ops that make new
+/// tensors.
 const FLOAT: [&str; 27] = [
     "layer_norm",
     "group_norm",
@@ -83,12 +85,12 @@ const CROSS_ENTROPY: &str = "aten::cross_entropy_loss";
 enum Kind {
     Half,
     Float,
-    /// The type of its input; true for several inputs.
+    /// The type of the input. The field is true if the op has several inputs.
     Follows(bool),
 }
 
 fn kind(name: &str) -> Kind {
-    // Batch norm and in-place norms of gradients follow the type of their input.
+    // Batch norm follows the type of its input.
     if name.contains("batch_norm") || name.contains("BatchNorm") {
         return Kind::Follows(false);
     }
@@ -103,18 +105,18 @@ fn kind(name: &str) -> Kind {
     Kind::Follows(OF_SEVERAL.iter().any(|end| name.ends_with(end)))
 }
 
-/// What autocast changes in a step. Blocks are indices of [`Step::lives`].
+/// The changes that autocast makes in a step. `u32` numbers of blocks are indices of [`Step::lives`].
 #[derive(Default)]
 pub(super) struct Autocast {
-    /// The ids of the blocks with half of their size.
+    /// The ids of the blocks that shrink to half their size.
     pub(super) halved: FxHashSet<i64>,
     /// True if the run has autocast already.
     pub(super) is_on: bool,
-    /// Copies: from, to, bytes.
+    /// The copies that casts make: birth, death, bytes.
     copies: Vec<(u32, u32, i64)>,
-    /// Temporary copies within one op: the allocation that they precede, bytes, owner.
+    /// Temporary copies within one op: the allocation before which the copy is made, bytes, owner.
     spikes: Vec<(u32, i64, Owner)>,
-    /// Blocks that a copy replaces: block, end.
+    /// Blocks that a copy replaces: the block, and its new death.
     shortened: Vec<(u32, u32)>,
 }
 
@@ -131,10 +133,12 @@ struct Types<'a> {
     is_half: FxHashMap<u32, bool>,
     /// For each module and requested size: the type of the latest block of the forward.
     of_module: FxHashMap<(Symbol, i64), bool>,
-    /// For each module: the requested size of the gradient of its input, and the end of its last backward op.
+    /// For each module: the requested size of the gradient of its input. `backward_end` has the end of the
+    /// module's last backward op.
     input_of: FxHashMap<Symbol, i64>,
     backward_end: FxHashMap<Symbol, u32>,
-    /// Modules with parameters or buffers of their own: their bytes.
+    /// For each called module: the bytes of the parameters and buffers that it casts. They include the
+    /// weights of uncalled modules below it.
     weights: FxHashMap<Symbol, i64>,
     parameter_sizes: FxHashSet<i64>,
     /// Modules whose input is cast.
@@ -144,7 +148,7 @@ struct Types<'a> {
     found: Autocast,
 }
 
-/// The changes of a step under autocast.
+/// Returns the changes of a step under autocast.
 pub(super) fn find(step: &Step, rules: &SizeRules<'_>, symbols: &SymbolTable, phases: &Phases) -> Autocast {
     let mut types = Types {
         step,
@@ -203,7 +207,7 @@ pub(super) fn casts_up(step: &Step, rules: &SizeRules<'_>, phases: &Phases) -> b
 }
 
 impl Autocast {
-    /// Applies the copies to a curve, whose sizes are halved already.
+    /// Applies the copies to a curve, whose sizes are halved already. Returns the number of halved blocks.
     pub(super) fn apply(&self, curve: &mut Curve<'_>) -> u64 {
         for (index, end) in &self.shortened {
             let birth = curve.birth(*index);
@@ -229,7 +233,8 @@ impl<'a> Types<'a> {
         *self.kinds.entry(name).or_insert_with(|| kind(&symbols.get(name)))
     }
 
-    /// The weights that each module casts: its own, and the weights of uncalled modules below it.
+    /// Determines the weights that each module casts: its own weights, and the weights of uncalled modules
+    /// below it.
     fn find_weights(&mut self) {
         let called: FxHashSet<Symbol> = self.step.modules.iter().map(|call| call.name).collect();
         for life in &self.step.lives {
@@ -252,7 +257,8 @@ impl<'a> Types<'a> {
         }
     }
 
-    /// Returns true if the run has autocast already: most products with weights begin with a copy of half the size of one.
+    /// Returns true if the run has autocast already. In such a run, most modules with a product begin it with
+    /// a copy of half the size of a parameter.
     fn is_on(&mut self) -> bool {
         let step = self.step;
         let copy = self.symbols.intern("aten::empty_strided");
@@ -274,7 +280,7 @@ impl<'a> Types<'a> {
         casts.len() * 2 > products.len()
     }
 
-    /// The sizes of the inputs of products, and the ends of their backward functions.
+    /// Determines the sizes of the inputs of products, and the ends of their backward functions.
     fn find_inputs(&mut self) {
         let step = self.step;
         for (index, op) in step.ops.iter().enumerate() {
@@ -294,7 +300,7 @@ impl<'a> Types<'a> {
         }
     }
 
-    /// Takes the blocks of one op.
+    /// Infers the types of the blocks that one op allocates, and the copies that the op makes.
     fn take(&mut self, call: u32, lives: &[u32]) {
         let Some(op) = self.step.op(call) else { return };
         let kind = self.kind(op.name);
@@ -370,7 +376,8 @@ impl<'a> Types<'a> {
         })
     }
 
-    /// Returns true if a backward function of a product frees the block: the product saved it.
+    /// Returns true if a backward function of a product frees the block, which shows that the product saved
+    /// the block.
     fn is_saved_by_product(&mut self, life: &Life) -> bool {
         let Some(op) = self.step.op(life.freed_by) else { return false };
         let name = self.symbols.get(op.name);
@@ -402,7 +409,7 @@ impl<'a> Types<'a> {
         }
     }
 
-    /// Casts an input that is in float32. The copy is saved in place of the input.
+    /// Casts an input that is in float32. The copy is saved instead of the input.
     fn cast_input(&mut self, op: &Call) {
         let Some(size) = self.input_of.get(&op.module).copied() else { return };
         let saved = self.input(op.from, size, true);
@@ -469,7 +476,7 @@ impl<'a> Types<'a> {
                 }
                 !is_cast_input
             }
-            // The softmax of a loss in 16 bits: the gradient that it gets is cast first.
+            // For the softmax of a loss in 16 bits, the incoming gradient is cast first.
             Kind::Float => {
                 let is_half = of_forward == Some(true) && self.symbols.get(op.name).contains("Softmax");
                 if is_half && let Some(gradient) = self.input(op.from, life.requested, false) {

@@ -1,4 +1,4 @@
-//! The calls of chosen modules, and which of these a module is in.
+//! Finds the calls of chosen modules, and the chosen modules that enclose a module.
 
 use std::sync::Arc;
 
@@ -8,10 +8,11 @@ use super::step::{Call, Step};
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::categories::Phases;
 
-/// The maximum number of levels of a module path that are examined. No program has deeper paths.
+/// The maximum number of levels of a module path that are examined. Real programs have fewer levels.
 pub(super) const MOST_LEVELS: usize = 64;
 
-/// The calls of `modules` outside the backward, in order. A call inside another one belongs to it.
+/// Returns the outermost calls of `modules` outside the backward, in order. A call inside another one is left
+/// out, because it belongs to the outer call.
 pub(super) fn outer_calls<'a>(step: &'a Step, modules: &FxHashSet<Symbol>, phases: &Phases) -> Vec<&'a Call> {
     outermost(step, |call| modules.contains(&call.name) && call.phase != phases.backward)
 }
@@ -34,11 +35,11 @@ fn outermost<'a>(step: &'a Step, is_chosen: impl Fn(&Call) -> bool) -> Vec<&'a C
     calls
 }
 
-/// Finds the called modules that a module is in.
+/// Finds the called modules that enclose a module.
 pub(super) struct ModulesAbove<'a> {
     symbols: &'a SymbolTable,
     called: FxHashMap<Arc<str>, Symbol>,
-    /// The answers so far.
+    /// The results of [`ModulesAbove::of`] so far.
     known: FxHashMap<Symbol, Vec<Symbol>>,
 }
 
@@ -48,7 +49,8 @@ impl<'a> ModulesAbove<'a> {
         ModulesAbove { symbols, called, known: FxHashMap::default() }
     }
 
-    /// The called modules that `module` is in, and itself if it is one.
+    /// Returns the called modules that enclose `module`, outermost first, and `module` itself if it is one of
+    /// them.
     pub(super) fn of(&mut self, module: Symbol) -> &[Symbol] {
         self.known.entry(module).or_insert_with(|| {
             let path = self.symbols.get(module);

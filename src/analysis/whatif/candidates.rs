@@ -1,4 +1,4 @@
-//! The changes that `memtrace advise` tries, what each costs, and the lines of code that make it.
+//! The changes that `memtrace advise` tries, the cost of each, and the lines of code that make it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,7 +20,7 @@ pub(super) fn module_groups<'a>(paths: impl IntoIterator<Item = &'a str>) -> Vec
     let called: BTreeSet<&str> = paths.into_iter().collect();
     let mut groups: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
     for path in &called {
-        // The outermost number decides.
+        // The outermost number in a path determines its group.
         let mut start = 0;
         let mut parts = path.split('.').map(|part| {
             let from = start;
@@ -54,7 +54,7 @@ fn plain(path: &str) -> String {
     path.chars().map(|char| if is_plain(char) { char } else { '*' }).collect()
 }
 
-/// The changes to try for a program with these groups of modules.
+/// Returns the changes to try for a program with these groups of modules.
 #[must_use]
 pub(super) fn candidates(groups: &[String]) -> Vec<Change> {
     let mut all = Vec::new();
@@ -83,8 +83,8 @@ pub(super) fn fit_together(changes: &[&Change]) -> bool {
     optimizers <= 1 && types <= 1 && !(offloads && (in_backward || optimizers > 0))
 }
 
-/// The sets of at most `most` changes that a program can have together, as indices of `changes`: the smallest first, and the
-/// earlier changes before the later ones.
+/// Returns the sets of at most `most` changes that a program can combine, as indices of `changes`. Smaller
+/// sets come first, and earlier changes come before later ones.
 #[must_use]
 pub fn sets(changes: &[Change], most: usize) -> Vec<Vec<usize>> {
     let mut all: Vec<Vec<usize>> = Vec::new();
@@ -104,13 +104,14 @@ pub fn sets(changes: &[Change], most: usize) -> Vec<Vec<usize>> {
 /// The cost of a change and the lines of code that make it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Advice {
-    /// What the change costs.
+    /// A description of the cost.
     pub costs: String,
-    /// The lines of Python.
+    /// The lines of Python that make the change.
     pub code: Vec<String>,
 }
 
-/// The cost of a change and its code. `again` has the ops that checkpointed modules run again.
+/// Returns the cost of a change and its code. `again` has the number of ops that checkpointed modules run
+/// again.
 #[must_use]
 pub fn advice(change: &Change, again: &OpsAgain) -> Advice {
     let of = |costs: &str, code: &[&str]| Advice {
@@ -184,7 +185,7 @@ pub fn advice(change: &Change, again: &OpsAgain) -> Advice {
     }
 }
 
-/// The lines that divide the batch and accumulate its gradients.
+/// Returns the lines that divide the batch and accumulate its gradients.
 fn batch_code(times: i64, parts: i64) -> Vec<String> {
     if times != 1 {
         return vec![format!("batch_size = batch_size * {times} // {parts}")];
@@ -219,7 +220,7 @@ fn checkpoint_costs(again: &OpsAgain) -> String {
     costs
 }
 
-/// The lines that checkpoint the modules of these patterns.
+/// Returns the lines that checkpoint the modules of these patterns.
 fn checkpoint_code(patterns: &str) -> Vec<String> {
     let mut code = vec![
         "from functools import partial".to_owned(),
@@ -268,7 +269,7 @@ fn loop_over(pattern: &str) -> Vec<String> {
     lines
 }
 
-/// The pattern below the root.
+/// Returns the pattern without its first level, the root module.
 fn relative(pattern: &str) -> &str {
     pattern.split_once('.').map_or(pattern, |(_, below)| below)
 }

@@ -8,7 +8,7 @@ use crate::selection::{matches, nearest_names};
 /// The maximum number of ranks, the same as for a job on simulated GPUs.
 const MOST_RANKS: i64 = 1 << 20;
 
-/// An optimizer in place of the run's own.
+/// An optimizer that replaces the run's own optimizer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NewOptimizer {
     /// The same optimizer with 8-bit state, as in bitsandbytes.
@@ -30,19 +30,20 @@ pub enum Change {
     StepInBackward,
     /// The state of the optimizer is in host memory, and its step runs there.
     OffloadOptimizer,
-    /// Parameters, activations, gradients and state of 16 bits in place of 32.
+    /// Parameters, activations, gradients and optimizer state have 16 bits instead of 32.
     Bfloat16,
     /// The forward runs under `torch.autocast` to 16 bits: parameters, gradients and state stay float32.
     Autocast,
     /// The tokens are split into this many parts, and the head and the loss run on one part at a time.
     ChunkLoss(i64),
-    /// The batch is multiplied by a numerator over a denominator.
+    /// The batch is multiplied by the first number and divided by the second.
     Batch(i64, i64),
     /// Parameters, gradients and optimizer state are sharded over several ranks, as FSDP2 does it.
     Shard {
         /// The number of ranks.
         ranks: i64,
-        /// The patterns of the modules that are one unit each, separated by commas; see [`super::with_units`].
+        /// The patterns of the modules that form one unit each, separated by commas. [`super::with_units`]
+        /// sets them.
         units: String,
     },
     /// The optimizer's state and step are sharded over this many ranks.
@@ -58,7 +59,7 @@ pub struct Condition {
     pub(super) pattern: String,
 }
 
-/// The part of an owner that a condition checks.
+/// The property of an owner that a condition checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ConditionKey {
     Category,
@@ -258,7 +259,7 @@ pub fn parse<'a>(text: impl Fn(&str) -> &'a str) -> Result<Vec<Change>> {
     if !text("without").is_empty() {
         all.push(without(text("without"))?);
     }
-    // Sharding comes last: a rank has a part of what the other changes leave.
+    // Sharding comes last, because a rank has a part of the blocks that remain after the other changes.
     if !text("shard").is_empty() {
         all.push(shard(text("shard"))?);
     }

@@ -1,8 +1,8 @@
 //! Checkpointed modules: the blocks that a forward keeps are freed at its end, and allocated again for its
 //! backward.
 //!
-//! `torch.utils.checkpoint` keeps the inputs of a call. At the first backward function of the call that needs a saved
-//! tensor it runs the forward again, up to the last saved tensor.
+//! `torch.utils.checkpoint` keeps the inputs of a call. At the first backward function of the call that needs
+//! a saved tensor, it runs the forward again, up to the last saved tensor.
 //!
 //! If the program has one checkpoint around several of the modules, its backward holds what all of them have computed again. A
 //! checkpoint of each module then changes those second calls.
@@ -16,7 +16,8 @@ use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::block::Owner;
 use crate::state::categories::Phases;
 
-/// Moves the blocks of the calls of `modules`; returns the number of calls that it changed.
+/// Changes the lives of the blocks that the calls of `modules` allocate, and adds the memory of the second
+/// forward. Returns the number of changed calls.
 pub(super) fn apply(
     curve: &mut Curve<'_>,
     step: &Step,
@@ -54,11 +55,11 @@ struct Kept {
 struct Recomputed<'a> {
     step: &'a Step,
     phases: &'a Phases,
-    /// The request that ran out of memory.
+    /// The last request that ran out of memory, as the number of allocations before it.
     oom: Option<u32>,
     /// The op by which autograd sums a gradient to the shape of its input.
     sum: Symbol,
-    /// For each op: the number of such sums at its end.
+    /// For each op: the number of such sums at the end of its allocations.
     sums: FxHashMap<u32, u32>,
     above: ModulesAbove<'a>,
     /// For each module: the birth of the first block of the step that its backward frees.
@@ -84,7 +85,7 @@ impl<'a> Recomputed<'a> {
         }
     }
 
-    /// The backward function that freed a block.
+    /// Returns the backward function that freed a block, if a backward function did.
     fn backward_of(&self, life: &Life) -> Option<&'a Call> {
         let op = self.step.op(life.freed_by)?;
         (life.death != ALIVE && op.phase == self.phases.backward).then_some(op)
@@ -94,8 +95,8 @@ impl<'a> Recomputed<'a> {
         self.backward_of(life).is_some_and(|op| self.above.of(op.module).contains(&call.name))
     }
 
-    /// Returns true if the step ran out of memory between the forward and the backward of `call`, and no op
-    /// freed the block: the forward left it for the backward.
+    /// Returns true if the step ran out of memory after the forward of `call` and no op freed the block,
+    /// because the forward left it for the backward.
     fn is_left_at_oom(&self, life: &Life, call: &Call) -> bool {
         self.oom
             .is_some_and(|oom| call.to <= oom && life.death > oom && self.step.op(life.freed_by).is_none())
@@ -139,7 +140,7 @@ impl<'a> Recomputed<'a> {
             }
             return true;
         }
-        // The backward of the call begins with the op that frees the first of them.
+        // The backward of the call begins with the first op that frees an inner block.
         let begin = |life: &Life| step.op(life.freed_by).map_or(life.death, |op| op.from);
         let inner = || kept.inner.iter().map(|index| &step.lives[*index as usize]);
         let Some(at) = inner().map(begin).min() else { return false };
@@ -205,7 +206,8 @@ impl<'a> Recomputed<'a> {
 /// last forward op.
 fn keep_output(kept: &mut Kept, step: &Step, call: &Call) {
     let life = |index: &u32| &step.lives[*index as usize];
-    // The inner blocks are among those that outlive the call.
+    // All inner blocks outlive the call. If other blocks outlive it, too, the result is one of them and not
+    // an inner block.
     let outliving = kept.born.iter().filter(|index| life(index).death > call.to).count();
     if outliving > kept.inner.len() {
         return;

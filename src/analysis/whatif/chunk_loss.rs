@@ -16,17 +16,17 @@ const LOG_SOFTMAX: &str = "aten::_log_softmax";
 
 /// One loss of a step.
 struct Loss {
-    /// The birth of the block of its log-softmax.
+    /// The birth of the block that holds the log-softmax.
     birth: u32,
     /// The requested size of its logits, in bytes.
     size: i64,
-    /// The birth of the first gradient of that size; `u32::MAX` without one.
+    /// The birth of the first gradient of that size; `u32::MAX` if there is no gradient.
     first: u32,
     /// The gradient that dies last: an index of [`Step::lives`].
     last: Option<u32>,
 }
 
-/// Divides the blocks of the losses of a step by `parts`; returns the number of losses.
+/// Divides the sizes of the logits and their gradients in a step by `parts`. Returns the number of losses.
 pub(super) fn apply(
     curve: &mut Curve<'_>,
     step: &Step,
@@ -76,7 +76,7 @@ pub(super) fn apply(
     losses.len() as u64
 }
 
-/// The losses of the forward passes of a step, in order.
+/// Returns the losses of the forward passes of a step, in order.
 fn losses(step: &Step, symbols: &SymbolTable, phases: &Phases) -> Vec<Loss> {
     let (loss, log_softmax) = (symbols.intern(LOSS), symbols.intern(LOG_SOFTMAX));
     let is_loss = |call: u32| step.op(call).is_some_and(|op| op.name == loss && op.phase != phases.backward);
@@ -88,8 +88,8 @@ fn losses(step: &Step, symbols: &SymbolTable, phases: &Phases) -> Vec<Loss> {
         .collect()
 }
 
-/// Extends the lives of the gradients that the op `head` allocates, of the weight and of its input. Each part
-/// of the loss adds to them, so they exist from the allocation `first` on.
+/// Extends the lives of the gradients that the op `head` allocates for its weight and its input. Each part of
+/// the loss adds to these gradients, so they already exist at the allocation `first`.
 fn keep_gradients(curve: &mut Curve<'_>, step: &Step, head: u32, first: u32) {
     let Some(end) = step.op(head).map(|op| op.to) else { return };
     for index in step.allocations_of(head).iter().filter_map(|allocation| allocation.life) {

@@ -3,7 +3,7 @@
 //! An op's row comes at its end, after the rows of the ops inside it, so an outer op takes over the rows of
 //! the ops inside it. Each row is examined once and each claim removed once, however the ops overlap.
 
-/// The rows that belong to one op: from the first to the one after the last.
+/// The rows that belong to one op: `from` is the first row, and `to` is the row after the last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Claim {
     pub(super) from: u32,
@@ -17,9 +17,9 @@ pub(super) struct Claim {
 pub(super) struct Claims {
     /// The number of rows.
     rows: u32,
-    /// The rows that are earlier than all after them: time and number, in order of both.
+    /// The rows that are earlier than all later rows, as time and number. Both increase.
     lowest: Vec<(i64, u32)>,
-    /// In order; no two share a row.
+    /// The claims in the order of their rows. No two claims share a row.
     claims: Vec<Claim>,
 }
 
@@ -31,8 +31,8 @@ impl Claims {
         self.rows += 1;
     }
 
-    /// Ends the op `call`, which began at `start`: the last rows that are not earlier than `start` become its
-    /// own. Returns the first of them.
+    /// Ends the op `call`, which began at `start`. The op claims all rows after the last row that is earlier
+    /// than `start`. Returns the first of these rows, or the number of rows if there is no such row.
     pub(super) fn claim(&mut self, start: i64, call: u32) -> u32 {
         let earlier = self.lowest.partition_point(|(ts_ns, _)| *ts_ns < start);
         let from = earlier.checked_sub(1).map_or(0, |last| self.lowest[last].1 + 1);
@@ -47,12 +47,12 @@ impl Claims {
         from
     }
 
-    /// The claims of outermost ops.
+    /// Returns the claims of the outermost ops.
     pub(super) fn all(&self) -> &[Claim] {
         &self.claims
     }
 
-    /// The claimed rows, each with its outermost op.
+    /// Returns the claimed rows, each with its outermost op.
     pub(super) fn rows(&self) -> impl Iterator<Item = (usize, u32)> {
         self.claims
             .iter()
@@ -70,7 +70,8 @@ mod tests {
         for ts_ns in [10, 20, 30, 40, 50] {
             claims.push(ts_ns);
         }
-        // Two ops, one around both, and one of another thread that began before the last of them ended.
+        // Two ops, an op that encloses both, and an op of another thread that began before the enclosing op
+        // ended.
         assert_eq!(claims.claim(45, 0), 4);
         assert_eq!(claims.claim(60, 1), 5);
         assert_eq!(claims.claim(30, 2), 2);

@@ -9,7 +9,7 @@ use crate::state::device::Moment;
 /// Bytes that are allocated and freed between two allocations of the trace.
 #[derive(Clone, Copy, Debug)]
 struct Spike {
-    /// The allocation before which they come.
+    /// The index of the allocation before which the bytes are allocated and freed.
     at: u32,
     /// The bytes that they add to the total before that allocation.
     bytes: i64,
@@ -33,7 +33,7 @@ pub(super) struct Curve<'a> {
 }
 
 impl<'a> Curve<'a> {
-    /// The blocks of a step with these sizes.
+    /// Creates the curve of a step whose blocks have these sizes.
     pub(super) fn new(step: &'a Step, sizes: Vec<i64>) -> Curve<'a> {
         Curve {
             step,
@@ -60,7 +60,7 @@ impl<'a> Curve<'a> {
         self.failed.insert(at, bytes);
     }
 
-    /// The allocation that made a block.
+    /// Returns the index of the allocation that made a block.
     pub(super) fn birth(&self, life: u32) -> u32 {
         self.step.lives[life as usize].birth
     }
@@ -72,18 +72,19 @@ impl<'a> Curve<'a> {
         }
     }
 
-    /// The new spans of a block whose lifetime changed; `None` if the block lives as it did in the run.
+    /// Returns the new spans of a block whose lifetime changed; `None` if the block lives as it did in the
+    /// run.
     pub(super) fn spans(&self, life: u32) -> Option<[(u32, u32); 2]> {
         self.moved.get(&life).copied()
     }
 
-    /// The blocks that the run did not have: birth, death, bytes.
+    /// Returns the blocks that the run did not have: birth, death, bytes.
     pub(super) fn more(&self) -> impl Iterator<Item = (u32, u32, i64)> {
         self.more.iter().copied()
     }
 
-    /// Yields the memory that is allocated and freed just before an allocation: the allocation, and the
-    /// bytes.
+    /// Returns the memory that is allocated and freed just before an allocation: the index of the allocation,
+    /// and the bytes.
     pub(super) fn spikes(&self) -> impl Iterator<Item = (u32, i64)> {
         self.spikes.iter().map(|spike| (spike.at, spike.bytes))
     }
@@ -123,7 +124,7 @@ impl<'a> Curve<'a> {
         changes
     }
 
-    /// The highest total in the window; `differences` come from this curve.
+    /// Returns the highest total in the window. `differences` must come from this curve.
     pub(super) fn peak(&self, differences: &[i64]) -> Option<Moment> {
         let mut peak: Option<Moment> = None;
         let mut raise = |bytes: i64, at: &Allocation, owner: Owner| {
@@ -146,7 +147,7 @@ impl<'a> Curve<'a> {
         peak
     }
 
-    /// The total before the allocation `at`, or at the end.
+    /// Returns the total before the allocation `at`, or the total at the end of the step.
     fn before(&self, at: u32, differences: &[i64]) -> i64 {
         let place = self.step.allocations.get(at as usize);
         let total = place.map_or(self.step.end_allocated, |place| place.allocated);
@@ -154,7 +155,7 @@ impl<'a> Curve<'a> {
         total.wrapping_add(differences[at.min(self.step.end()) as usize]).wrapping_sub(own)
     }
 
-    /// Passes the totals of the step and their times to `set`, in order; `differences` come from this curve.
+    /// Passes the times and totals of the step to `set`, in order. `differences` must come from this curve.
     pub(super) fn follow(&self, differences: &[i64], mut set: impl FnMut(i64, i64)) {
         let mut spikes: Vec<(u32, i64)> = self.spikes.iter().map(|spike| (spike.at, spike.bytes)).collect();
         spikes.sort_unstable();
@@ -165,7 +166,7 @@ impl<'a> Curve<'a> {
         let end = (self.step.freed_ns, end_ns.max(self.step.freed_ns), None);
         for (at, (freed_ns, ts_ns, place)) in (0..).zip(places.chain([end])) {
             let before = self.before(at, differences);
-            // By then, the frees since the previous allocation are done.
+            // At `freed_ns`, all frees since the previous allocation are done.
             set(if freed_ns >= last_ns { freed_ns } else { ts_ns }, before);
             while let Some((_, bytes)) = spikes.next_if(|(spike, _)| *spike <= at || place.is_none()) {
                 set(ts_ns, before.wrapping_add(bytes));
@@ -175,7 +176,7 @@ impl<'a> Curve<'a> {
         }
     }
 
-    /// The bytes that the allocation `at` adds.
+    /// Returns the bytes that the allocation `at` adds under the change.
     fn own_bytes(&self, at: u32, place: &Allocation) -> i64 {
         let Some(life) = place.life else { return 0 };
         let spans = self.moved.get(&life);

@@ -11,7 +11,7 @@ use super::step::Step;
 use crate::state::block::Owner;
 use crate::state::categories::Phases;
 
-/// Moves the gradients of a step; returns their number.
+/// Frees each gradient of a step as soon as its parameter has been stepped. Returns the number of gradients.
 pub(super) fn apply(
     curve: &mut Curve<'_>,
     step: &Step,
@@ -31,7 +31,8 @@ pub(super) fn apply(
     for index in &gradients {
         let life = &step.lives[*index];
         if life.is_older || life.owner.phase != phases.backward {
-            // The previous step has freed it.
+            // With this change, a gradient from an earlier step no longer exists. Nor does a gradient from
+            // outside the backward.
             curve.set_lives(*index as u32, &[]);
             continue;
         }
@@ -45,7 +46,7 @@ pub(super) fn apply(
     gradients.len() as u64
 }
 
-/// The temporary bytes of the optimizer's step for each byte of gradients.
+/// Returns the temporary bytes of the optimizer's step for each byte of gradients.
 fn temporaries(step: &Step, changes: &[Change], rules: &SizeRules<'_>) -> f64 {
     for change in changes {
         match change {

@@ -1,8 +1,8 @@
 //! Predicts the peak of allocated memory of a run with changes.
 //!
-//! A prediction takes the rows of a trace once, step by step. In each step, every changed block gets another
-//! size or lifetime, and the difference is added to the run's own totals ([`curve`]). A block that no change
-//! touches therefore counts exactly as in the run, including the allocator's rounding.
+//! A prediction processes the rows of a trace once, step by step. In each step, every changed block gets
+//! another size or lifetime, and the difference is added to the run's own totals ([`curve`]). A block that no
+//! change touches therefore counts exactly as in the run, including the allocator's rounding.
 
 mod autocast;
 mod calls;

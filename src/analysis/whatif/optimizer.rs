@@ -8,16 +8,17 @@ use super::step::Step;
 use crate::state::block::Owner;
 use crate::state::categories::Phases;
 
-/// The number of blocks of optimizer state in a step.
+/// Returns the number of blocks of optimizer state in a step.
 pub(super) fn states(step: &Step) -> u64 {
     step.lives.iter().filter(|life| life.owner.category == Category::OptimizerState).count() as u64
 }
 
-/// Adds the temporary memory of a step of `optimizer` after the backward pass; returns the number of blocks of state.
+/// Adds the temporary memory that a step of `optimizer` needs after the backward pass. Returns the number of
+/// blocks of state.
 ///
 /// `torch.optim.Adafactor` steps one parameter after the other, and its update has the parameter's size. The
 /// previous parameter's update is still live when the next one is allocated. SGD and 8-bit kernels work in
-/// place.
+/// place, so they need no temporary memory.
 pub(super) fn apply(
     curve: &mut Curve<'_>,
     step: &Step,

@@ -31,39 +31,40 @@ use crate::state::replay_trace::{Replayed, replay_rows};
 use crate::state::series::{Series, TimeGrid};
 
 /// The maximum number of rows of one step, over all devices, that are kept at once: about 400 MB. Outside the
-/// window the maximum is half of it, so that there is always room for a window of the other half.
+/// window, the maximum is half of this number, so that the other half is always left for rows in the window.
 pub const MOST_ROWS: usize = 2_000_000;
 
 /// A change that saves less than this share of the peak is not listed.
 const LEAST_SAVED: f64 = 0.001;
 /// Modules whose calls leave less than this share of the highest total are not worth a checkpoint.
 const LEAST_LEFT: f64 = 0.01;
-/// The maximum number of open module calls that are followed.
+/// The maximum number of open module calls that are tracked.
 const MOST_OPEN_CALLS: usize = 10_000;
 
 /// The result of one list of changes on one device.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// The new peak.
+    /// The peak with the changes.
     pub peak: Moment,
-    /// What each change found, in the order of the changes: calls of modules, gradients, losses or blocks.
+    /// The number of items that each change found, in the order of the changes: calls of modules, gradients,
+    /// losses or blocks.
     pub found: Vec<u64>,
-    /// The ops that checkpointed modules run again.
+    /// The op calls that checkpointed modules run again.
     pub again: OpsAgain,
 }
 
 /// The op calls that checkpointed modules run again in a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpsAgain {
-    /// The op calls in their forward.
+    /// The number of op calls in the forward of these modules.
     pub ops: u64,
-    /// The op calls of the forward and the backward of that step.
+    /// The number of op calls in the whole forward and backward of that step.
     pub of: u64,
-    /// True if the step has a backward and is not the first one, which sets things up.
+    /// True if the step has a backward and is not the first step, in which programs set things up.
     pub is_steady: bool,
     /// True if the step has a backward.
     pub has_backward: bool,
-    /// True if a module among them is a batch norm.
+    /// True if one of these modules runs a batch norm.
     pub has_batch_norm: bool,
 }
 
@@ -74,13 +75,13 @@ pub struct Prediction {
     pub device: i32,
     /// The peak of the run.
     pub before: Moment,
-    /// For each list of changes: the result.
+    /// For each list of changes: the outcome.
     pub outcomes: Vec<Outcome>,
     /// For each list of changes: the total over time. Empty unless the caller asked for it.
     pub curves: Vec<Series>,
-    /// The requests under the first list, when they were asked for.
+    /// The requests under the first list, if the caller asked for them.
     requests: Option<ChangedRequests>,
-    /// True if the run computes in 16 bits already, so that a change to them saves nothing.
+    /// True if the run already computes in 16 bits, so that a change to 16 bits saves nothing.
     pub is_half: bool,
     /// A step that is partly in the window and whose rows outside the window were not kept, so that their
     /// effect on its blocks is unknown.
@@ -88,9 +89,9 @@ pub struct Prediction {
 }
 
 impl Prediction {
-    /// Returns the lists of changes that save memory, largest saving first: index, outcome, saved bytes.
-    /// `changes` yields the only change of each list, from the first list on; the lists after its end are left
-    /// out. So is a change to 16 bits if the run computes in 16 bits already.
+    /// Returns the lists of changes that save memory, the largest saving first: index, outcome, saved bytes.
+    /// `changes` yields the only change of each list, in the order of the lists. Lists for which it yields
+    /// nothing are left out. A change to 16 bits is left out, too, if the run already computes in 16 bits.
     pub fn ranked<'c>(&self, changes: impl Iterator<Item = &'c Change>) -> Vec<(usize, &Outcome, i64)> {
         let least = (self.before.bytes as f64 * LEAST_SAVED) as i64;
         let saved = |outcome: &Outcome| self.before.bytes.wrapping_sub(outcome.peak.bytes);
@@ -104,7 +105,7 @@ impl Prediction {
         ranked
     }
 
-    /// The note about [`Prediction::cut_step`].
+    /// Returns the note about [`Prediction::cut_step`].
     #[must_use]
     pub fn cut_note(&self) -> Option<String> {
         let most = count(MOST_ROWS as u64 / 2);
@@ -121,7 +122,7 @@ impl Prediction {
 struct DevicePrediction {
     recorder: StepRecorder,
     traits: Traits,
-    /// For each list of changes: whether a module is inside a checkpointed one, as far as is known.
+    /// For each list of changes: caches whether a module is inside a checkpointed module.
     inside: Vec<FxHashMap<Symbol, bool>>,
     before: Moment,
     outcomes: Vec<Outcome>,
@@ -130,12 +131,12 @@ struct DevicePrediction {
     /// The requests under the first list, if they are wanted.
     requests: Option<ChangedRequests>,
     is_half: bool,
-    /// True if rows of the step are not kept.
+    /// True if earlier rows of the current step were not kept.
     is_cut: bool,
     cut_step: Option<i64>,
 }
 
-/// What the prediction for a step depends on, apart from its rows.
+/// The data that the prediction for a step depends on, apart from its rows.
 struct Judge<'a> {
     lists: &'a [Vec<Change>],
     rounding: Rounding,
@@ -165,7 +166,8 @@ impl ChosenModules {
     }
 }
 
-/// Takes the rows of a replay, and predicts the peak of allocated memory of each device under each list of changes.
+/// Processes the rows of a replay, and predicts the peak of allocated memory of each device under each list
+/// of changes.
 pub(crate) struct Predictor<'a> {
     lists: &'a [Vec<Change>],
     rounding: Rounding,
@@ -178,14 +180,14 @@ pub(crate) struct Predictor<'a> {
     makes_requests: bool,
     devices: Vec<DevicePrediction>,
     contents: Contents,
-    /// For each list: the modules that its changes take.
+    /// For each list: the modules to which its changes apply.
     modules: Vec<ChosenModules>,
-    /// The step in the window with more rows than are kept. Nothing is predicted then.
+    /// A step in the window that has too many rows to keep. If there is such a step, nothing is predicted.
     too_long: Option<i64>,
 }
 
 impl<'a> Predictor<'a> {
-    /// A prediction for `trace`. At most `most_rows` rows of a step are kept.
+    /// Creates a predictor for `trace`, which keeps at most `most_rows` rows of a step.
     pub(crate) fn new(
         trace: &TraceFile,
         lists: &'a [Vec<Change>],
@@ -218,7 +220,7 @@ impl<'a> Predictor<'a> {
         self
     }
 
-    /// Takes a row with the columns of [`with_columns`], after `replay` took it.
+    /// Processes a row with the columns of [`with_columns`], after `replay` has processed it.
     pub(crate) fn feed(&mut self, row: &Record, replay: &Replay) {
         if self.too_long.is_some() {
             return;
@@ -264,10 +266,10 @@ impl<'a> Predictor<'a> {
         }
     }
 
-    /// The predictions after the last row.
+    /// Returns the predictions after the last row.
     ///
     /// # Errors
-    /// When the trace lacks what a change needs, or has a step with too many rows in the window.
+    /// If the trace lacks the data for a change, or has a step with too many rows in the window.
     pub(crate) fn finish(
         mut self,
         trace: &TraceFile,
@@ -304,8 +306,8 @@ impl<'a> Predictor<'a> {
 /// Predicts the peak of allocated memory of each device of `trace` under each list of changes.
 ///
 /// # Errors
-/// When the trace cannot be read, lacks what a change needs, has nothing that a change would change, or has a step with more than
-/// [`MOST_ROWS`] rows in the window.
+/// If the trace cannot be read, lacks the data for a change, has nothing that a change applies to, or has a
+/// step with more than [`MOST_ROWS`] rows in the window.
 pub fn predict(
     trace: &TraceFile,
     lists: &[Vec<Change>],
@@ -320,10 +322,11 @@ pub fn predict(
     Ok((replayed, predictions))
 }
 
-/// The requests of `base`, made by `trace`, under `changes`.
+/// Returns the requests that the program of `trace` would make under `changes`. `base` has its requests
+/// without changes.
 ///
 /// # Errors
-/// Those of [`predict`].
+/// As for [`predict`].
 pub fn changed_requests(
     trace: &TraceFile,
     changes: &[Change],
@@ -341,8 +344,8 @@ pub fn changed_requests(
     Ok(made.unwrap_or_default().finish(base))
 }
 
-/// Returns true for a row that shows the role that tags gave a block: a tag itself, or the opening row of
-/// such a block.
+/// Returns true if a row shows the role that tags gave a block: it is a tag itself, or the opening row of a
+/// block with such a category.
 fn tells_roles(row: &Record) -> bool {
     use Category::{Gradient, OptimizerState, Parameter};
     match row.event {
@@ -352,7 +355,7 @@ fn tells_roles(row: &Record) -> bool {
     }
 }
 
-/// The modules that a trace has calls of, and whether it has tags.
+/// The called modules of a trace, the memory that their calls leave, and whether the trace has tags.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Contents {
     module_api: Option<Symbol>,
@@ -363,9 +366,9 @@ pub(crate) struct Contents {
     now: FxHashMap<i32, i64>,
     /// The highest sum of `now` so far.
     highest: i64,
-    /// The open calls of modules, and the allocated bytes when each began.
+    /// The open calls of modules, each with the bytes that were allocated when it began.
     open: Vec<(Symbol, i64)>,
-    /// For each module: the most that a call left allocated, in bytes.
+    /// For each module: the maximum number of bytes that one of its calls left allocated.
     left: FxHashMap<Symbol, i64>,
     classes: ModuleClasses,
 }
@@ -375,7 +378,7 @@ impl Contents {
         *self.module_api.get_or_insert_with(|| symbols.intern(Api::Module.as_str()))
     }
 
-    /// Takes a row; returns true if it is the first call of a module.
+    /// Processes a row. Returns true if the row begins the first call of a module.
     pub(crate) fn feed(&mut self, row: &Record, symbols: &SymbolTable) -> bool {
         self.tags |= tells_roles(row);
         match row.event {
@@ -385,7 +388,7 @@ impl Contents {
                 false
             }
             EventName::RangeBegin if row.api == self.module_api(symbols) => {
-                // A hostile trace never closes its calls.
+                // The number is limited because a hostile trace may never close its calls.
                 if self.open.len() < MOST_OPEN_CALLS {
                     self.open.push((row.name, self.allocated()));
                 }
@@ -409,7 +412,7 @@ impl Contents {
         self.now.values().fold(0, |sum: i64, bytes| sum.saturating_add(*bytes))
     }
 
-    /// The changes to try for such a trace.
+    /// Returns the changes to try for this trace.
     pub(crate) fn candidates(&self, symbols: &SymbolTable) -> Vec<Change> {
         let paths: Vec<_> = self.names.iter().map(|name| symbols.get(*name)).collect();
         let mut changes =
@@ -434,8 +437,8 @@ impl Contents {
         worth.into_iter().map(|(_, group)| group.clone()).collect()
     }
 
-    /// Returns true if the modules of a group call no others and are of several classes: a convolution, a norm, a ReLU. Each alone
-    /// keeps little but its input.
+    /// Returns true if the modules of a group call no other modules and have several classes, such as a
+    /// convolution, a norm and a ReLU. Each of them alone keeps little besides its input.
     fn is_sequence_of_ops(&self, group: &str, symbols: &SymbolTable) -> bool {
         let mut classes = FxHashSet::default();
         for name in &self.names {
@@ -452,26 +455,27 @@ impl Contents {
         classes.len() > 1
     }
 
-    /// The patterns of the modules that are one unit each when the model is sharded.
+    /// Returns the patterns of the modules that are one unit each when the model is sharded, separated by
+    /// commas.
     fn units(&self, symbols: &SymbolTable) -> String {
         let paths: Vec<_> = self.names.iter().map(|name| symbols.get(*name)).collect();
         module_groups(paths.iter().map(|path| &**path)).join(",")
     }
 }
 
-/// The changes to try for `trace`, and whether it has tags.
+/// Returns the changes to try for `trace`, and whether the trace has tags.
 ///
 /// # Errors
-/// When the trace cannot be read.
+/// If the trace cannot be read.
 pub fn candidates_for(trace: &TraceFile, options: &Options) -> Result<(Vec<Change>, bool)> {
     let (contents, symbols) = contents(trace, options)?;
     Ok((contents.candidates(&symbols), contents.tags))
 }
 
-/// The changes, with the units of [`Change::Shard`] in `trace`.
+/// Returns the changes, with the units of [`Change::Shard`] filled in from `trace`.
 ///
 /// # Errors
-/// When the trace cannot be read.
+/// If the trace cannot be read.
 pub fn with_units(trace: &TraceFile, changes: &[Change], options: &Options) -> Result<Vec<Change>> {
     if !changes.iter().any(|change| matches!(change, Change::Shard { .. })) {
         return Ok(changes.to_vec());
@@ -484,7 +488,7 @@ pub fn with_units(trace: &TraceFile, changes: &[Change], options: &Options) -> R
     Ok(changes.iter().map(filled).collect())
 }
 
-/// The columns that [`Contents::feed`] needs of a block, and of the call of a module.
+/// The columns that [`Contents::feed`] needs of a block (`TOTAL`) and of a module call (`CALL`).
 const TOTAL: Columns = Columns::of(&["device", "allocated_bytes"]);
 const CALL: Columns = RANGE_COLUMNS;
 
@@ -504,7 +508,7 @@ fn contents(trace: &TraceFile, options: &Options) -> Result<(Contents, SymbolTab
     Ok((contents, symbols))
 }
 
-/// Returns an error if the trace cannot answer a change.
+/// Returns an error if the trace lacks the data for a change or has nothing that the change applies to.
 fn check<'a>(
     trace: &TraceFile,
     contents: &Contents,
@@ -542,7 +546,7 @@ fn check<'a>(
 }
 
 impl DevicePrediction {
-    /// The state before the first row of a device.
+    /// Returns the state before the first row of a device.
     fn new(
         row: &Record,
         phases: Phases,
@@ -569,7 +573,7 @@ impl DevicePrediction {
         }
     }
 
-    /// Ends the recorded step. `is_cut` is true in the middle of one.
+    /// Ends the recorded step. `is_cut` is true if the step continues after this call.
     fn end_step(
         &mut self,
         judge: &Judge<'_>,
@@ -586,7 +590,7 @@ impl DevicePrediction {
         self.recorder.next();
     }
 
-    /// Raises the peaks to the peaks of the step that ended.
+    /// Raises each peak to the peak of the step that ended, if that is higher.
     fn judge(&mut self, judge: &Judge<'_>, modules: &[ChosenModules], symbols: &SymbolTable) {
         let Judge { lists, rounding, phases } = judge;
         let step = self.recorder.step();
@@ -651,7 +655,8 @@ impl DevicePrediction {
             }
             if let [Change::Checkpoint(patterns)] = &changes[..] {
                 let found = ops_again(step, patterns, inside, symbols, phases);
-                // The last step of the best kind: the first one sets things up, and one that ran out of memory has no end.
+                // The last of the best steps is kept. The first step of a run sets things up, and a step that
+                // ran out of memory has no end.
                 let rank = |again: &OpsAgain| (again.ops > 0, again.has_backward, again.is_steady);
                 if rank(&found) >= rank(&outcome.again) {
                     outcome.again = found;
@@ -662,8 +667,8 @@ impl DevicePrediction {
     }
 }
 
-/// Counts the op calls of a step in the forward of these modules, and in the whole forward and backward.
-/// `inside` caches which modules are inside them.
+/// Counts the op calls of a step in the forward of the modules that match `patterns`, and in the whole
+/// forward and backward. `inside` caches whether a module is inside such a module.
 fn ops_again(
     step: &Step,
     patterns: &str,

@@ -1,7 +1,8 @@
-//! The requests that a changed program makes of the allocator, to find out how much it would reserve.
+//! The requests that a changed program makes of the allocator. They are used to find out how much memory the
+//! allocator would reserve.
 //!
-//! A block that no change touches is requested and freed where the run did so. A block with changed times is
-//! requested and freed at the allocations that these times are indices of.
+//! A block that no change touches is requested and freed where the run did so. A block whose lifetime changed
+//! is requested and freed at the allocations with the indices of its new birth and death.
 
 use rustc_hash::FxHashMap;
 
@@ -23,15 +24,17 @@ pub(super) struct ChangedRequests {
     next_own: i64,
 }
 
-/// What happens between two allocations of the run.
+/// An event between two allocations of the run. Events at the same allocation happen in the order of the
+/// variants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     Death,
-    /// A block that the run had at another time, or not at all.
+    /// The birth of a block that the run had at another time, or not at all.
     Birth,
-    /// A block that is freed at once: from a second forward, or from a step.
+    /// A block that is freed at once, such as the temporary memory of a second forward or of an optimizer's
+    /// step.
     Spike,
-    /// The run's own allocation.
+    /// An allocation that the run made at the same place.
     Own,
 }
 
@@ -69,7 +72,7 @@ impl ChangedRequests {
         }
     }
 
-    /// The requests after the last step, in place of the requests of `base`.
+    /// Returns the requests of all steps. `device`, `taken` and `large` are copied from `base`.
     pub(super) fn finish(self, base: &Requests) -> Requests {
         Requests {
             device: base.device,
@@ -94,7 +97,7 @@ impl ChangedRequests {
                 let is_there = life.is_older && from == 0;
                 let known = self.slots.get(&life.id).map(|(_, bytes)| *bytes);
                 if is_there && known != Some(bytes) {
-                    // In the previous step it had another size or did not exist.
+                    // The block had another size in the previous step, or did not exist then.
                     changes.extend(known.map(|_| change(0, Event::Death)));
                     changes.push(change(0, Event::Birth));
                 } else if !is_there {
@@ -112,7 +115,7 @@ impl ChangedRequests {
             }
         }
         for (at, allocation) in step.allocations.iter().enumerate().filter(|(_, at)| at.life.is_none()) {
-            // The request that ran out of memory.
+            // This request ran out of memory. It gets a block that is freed at once.
             let (stream, pool) = (0, 0);
             self.next_own -= 1;
             let (at, id, bytes) = (at as u32, self.next_own, allocation.requested);
@@ -121,12 +124,12 @@ impl ChangedRequests {
         for (from, to, bytes) in curve.more() {
             self.next_own -= 1;
             let change = |at, event| Change { at, event, id: self.next_own, bytes, stream: 0, pool: 0 };
-            // What lives longer has a block of its own in the next step.
+            // A block that lives longer has another entry in the next step.
             let to = to.min(step.end());
             if from < to {
                 changes.extend([change(from, Event::Birth), change(to, Event::Death)]);
             } else {
-                // After the last allocation of the step, a death would come before its birth.
+                // After the last allocation of the step, the death would come before the birth.
                 changes.push(change(from, Event::Spike));
             }
         }

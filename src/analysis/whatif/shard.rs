@@ -19,21 +19,21 @@ use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::block::Owner;
 use crate::state::categories::Phases;
 
-/// One unit in one pass, or the rest of the model. Times are allocations.
+/// One unit in one pass, or the rest of the model. Times are indices of allocations.
 #[derive(Clone, Debug, Default)]
 struct Unit {
-    /// The calls of its forward.
+    /// The first allocation of its forward, and the allocation after the last one.
     forward: (u32, u32),
-    /// The ops of its backward; `None` without any.
+    /// The same for its backward; `None` if no op of its backward was recorded.
     backward: Option<(u32, u32)>,
-    /// The bytes of its whole parameters, in their blocks, and in one buffer.
+    /// The bytes of its whole parameters in separate blocks. `buffer` has their bytes in one buffer.
     whole: i64,
     buffer: i64,
     /// The gradients: indices of [`Step::lives`].
     gradients: Vec<u32>,
 }
 
-/// What determines the gathered blocks of a step.
+/// The inputs that determine the gathered blocks of a step.
 pub(super) struct Sharding<'a> {
     pub(super) ranks: i64,
     /// All changes of the list.
@@ -91,7 +91,8 @@ fn is_shard(change: &Change) -> bool {
     matches!(change, Change::Shard { .. })
 }
 
-/// The times of the whole model: its first forward up to the end of its last backward. `None` without a forward.
+/// Returns the times of the whole model, from its first forward to the end of its last backward. Returns
+/// `None` if there is no forward.
 fn rest(step: &Step, phases: &Phases) -> Option<Unit> {
     let span = |is_in: &dyn Fn(&Call) -> bool| {
         let calls = || step.ops.iter().chain(&step.modules).filter(|call| is_in(call));
@@ -121,7 +122,7 @@ impl Units {
         Units { all, by_module }
     }
 
-    /// The last call of a module that ended before the allocation `at`.
+    /// Returns the last call of a module that ended before the allocation `at`.
     fn before(&mut self, module: Option<Symbol>, at: u32) -> Option<&mut Unit> {
         let calls = self.by_module.get(&module?)?;
         let before = calls.partition_point(|call| self.all[*call].forward.1 <= at);
@@ -161,7 +162,7 @@ impl Gather<'_> {
         for (place, (unit, (from, to))) in order.iter().enumerate() {
             let before = place.checked_sub(1).and_then(|place| order.get(place));
             let (next, after) = (order.get(place + 1), order.get(place + 2));
-            // It is gathered when the previous unit begins.
+            // The unit is gathered when the previous unit begins.
             curve.add_block(before.map_or(begin, |(_, (from, _))| *from), *from, buffer(unit));
             curve.add_block(*from, *to, unit.whole);
             let whole = self.reduce(curve, unit, *to);
@@ -180,8 +181,8 @@ impl Gather<'_> {
         curve.add_spike(end, whole.wrapping_add(buffer(root)), self.owner);
     }
 
-    /// The gradients of a unit are whole up to the allocation `at`, and one block of their shard from then on. Returns the bytes of
-    /// the whole ones.
+    /// Changes the gradients of a unit: they are whole up to the allocation `at`, and one block of their
+    /// shard after it. Returns the bytes of the whole gradients that are live at `at`.
     fn reduce(&self, curve: &mut Curve<'_>, unit: &Unit, at: u32) -> i64 {
         let (mut whole, mut part, mut death) = (0i64, 0i64, 0);
         for index in &unit.gradients {

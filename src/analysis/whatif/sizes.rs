@@ -12,17 +12,17 @@ use super::step::{Life, Step};
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::categories::Phases;
 
-/// The bytes of a float32.
+/// The size of a float32, in bytes.
 pub(super) const FLOAT: i64 = 4;
 /// For a parameter with fewer elements, bitsandbytes keeps the state in 32 bits, and torchao keeps the step
 /// on the device.
 const SMALL_PARAMETER: i64 = 4096;
-/// The elements that share one scale of 4 bytes in state of 8 bits.
+/// The number of elements that share one scale of 4 bytes in 8-bit state.
 const SCALED_TOGETHER: i64 = 256;
 /// Parts of the names of ops of which only the largest result has the type of the inputs. Their other results
 /// are statistics in float32.
 const WITH_STATISTICS: [&str; 3] = ["norm", "attention", "Norm"];
-/// Parts of the names of ops whose results are numbers of other types: masks, indices.
+/// Parts of the names of ops whose results have other types: masks, indices.
 const OTHER_TYPES: [&str; 13] = [
     "aten::eq",
     "aten::ne",
@@ -42,7 +42,7 @@ const OTHER_TYPES: [&str; 13] = [
 /// Parts of the names of ops that gather the parameters of a sharded model.
 const GATHERS: [&str; 4] = ["FullyShardedDataParallel", "fsdp::", "all_gather", "allgather"];
 
-/// The parameters of modules, and the ops with blocks of several types.
+/// The rules that determine the new sizes of the blocks of a step.
 pub(super) struct SizeRules<'a> {
     phases: Phases,
     rounding: Rounding,
@@ -61,7 +61,7 @@ pub(super) struct SizeRules<'a> {
     traits: &'a Traits,
 }
 
-/// For each name: the traits of ops. They are found once for all steps.
+/// The traits of ops, by name. They are determined once for all steps.
 pub(super) type Traits = FxHashMap<Symbol, OpTraits>;
 
 /// What the name of an op reveals about the sizes of its blocks.
@@ -134,12 +134,13 @@ impl<'a> SizeRules<'a> {
         self.traits.get(&symbol).copied().unwrap_or_default()
     }
 
-    /// The traits of the outermost op of a block.
+    /// Returns the traits of the outermost op that allocated a block or, without such an op, of the block's
+    /// own op.
     fn call_traits(&self, step: &Step, life: &Life) -> OpTraits {
         step.op(life.call).map_or_else(|| self.traits_of(life.owner.op), |call| self.traits_of(call.name))
     }
 
-    /// Returns true for the result of a cast.
+    /// Returns true if the block is the result of a cast.
     pub(super) fn is_cast(&self, step: &Step, life: &Life) -> bool {
         self.call_traits(step, life).is_cast || self.traits_of(life.owner.op).is_cast
     }
@@ -153,13 +154,14 @@ impl<'a> SizeRules<'a> {
             )
     }
 
-    /// Returns true if the block has the size of a parameter of the module that allocated it: a gradient, or a part of
-    /// one.
+    /// Returns true if the block has the size of a parameter of the module that allocated it, as a gradient
+    /// or a contribution to one has.
     fn is_like_parameter(&self, life: &Life) -> bool {
         self.parameters.contains(&(life.born_in, life.requested))
     }
 
-    /// Returns true for a large block that the script made before training: a data set on the GPU, not a batch of it.
+    /// Returns true for a large block that the script allocated before training. Such a block is taken to be
+    /// a data set on the GPU, not a batch of it.
     fn is_data(&self, life: &Life) -> bool {
         matches!(life.owner.category, Category::Input | Category::Script)
             && life.owner.step < 0
@@ -216,12 +218,12 @@ impl<'a> SizeRules<'a> {
         if call.has_statistics && life.requested < largest {
             return false;
         }
-        // The sum of many rows adds in float32, in memory of its own.
+        // A sum over many rows accumulates in float32, in a separate block that the op itself frees.
         let is_staging = self.traits_of(life.owner.op).is_sum && life.call == life.freed_by;
         !is_staging
     }
 
-    /// The new sizes of the blocks of a step, in bytes.
+    /// Returns the new sizes of the blocks of a step, in bytes.
     pub(super) fn sizes(&self, step: &Step, changes: &[Change], symbols: &SymbolTable) -> Vec<i64> {
         let ranks = changes.iter().find_map(|change| match change {
             Change::ShardOptimizer(ranks) => Some(*ranks),
@@ -232,7 +234,8 @@ impl<'a> SizeRules<'a> {
         all.map(|life| self.resized(life, self.requested(step, life, changes, symbols, share))).collect()
     }
 
-    /// Bytes that the changes add to each request that ran out of memory, with the number of allocations before it.
+    /// Returns the bytes that the changes add to each request that ran out of memory, with the number of
+    /// allocations before the request.
     pub(super) fn failed(&self, step: &Step, changes: &[Change], symbols: &SymbolTable) -> Vec<(u32, i64)> {
         let all = step.allocations.iter().enumerate().filter(|(_, each)| each.life.is_none());
         all.map(|(at, each)| {
@@ -243,7 +246,8 @@ impl<'a> SizeRules<'a> {
         .collect()
     }
 
-    /// The new request for a block, in bytes. A rank has `optimizer_share` of what [`Change::ShardOptimizer`] divides.
+    /// Returns the new request for a block, in bytes. `optimizer_share` is the share that one rank has of the
+    /// blocks that [`Change::ShardOptimizer`] divides.
     pub(super) fn requested(
         &self,
         step: &Step,
@@ -252,7 +256,7 @@ impl<'a> SizeRules<'a> {
         symbols: &SymbolTable,
         optimizer_share: f64,
     ) -> i64 {
-        // State of 8 bits has its size whatever the type of the parameter.
+        // The size of 8-bit state does not depend on the type of the parameter.
         let is_packed = changes.contains(&Change::Optimizer(NewOptimizer::EightBit));
         changes.iter().fold(life.requested, |size, change| match change {
             Change::Without(conditions) if is_without(conditions, life, symbols) => 0,
@@ -261,8 +265,8 @@ impl<'a> SizeRules<'a> {
             Change::StepInBackward if self.is_of_step(life) => 0,
             Change::Bfloat16 if self.is_half => size,
             Change::Bfloat16 if is_packed && life.owner.category == Category::OptimizerState => size,
-            // It is unknown whether data shrinks with the change, so it keeps its size. That it grows is
-            // assumed, to be safe.
+            // It is unknown whether data shrinks with the change, so it keeps its size. For a larger batch,
+            // it is assumed to grow, to be safe.
             Change::Bfloat16 | Change::Batch(1, _) if self.is_data(life) => size,
             Change::Bfloat16 if self.is_float(step, life) => size / 2,
             Change::Autocast if self.halved.contains(&life.id) => size / 2,
@@ -277,7 +281,8 @@ impl<'a> SizeRules<'a> {
         })
     }
 
-    /// The size of a block for another request, in bytes. An unchanged request keeps the block that it had.
+    /// Returns the size of the block for the new request `requested`, in bytes. If the request did not
+    /// change, the block keeps its size.
     pub(super) fn resized(&self, life: &Life, requested: i64) -> i64 {
         if requested == life.requested {
             return life.bytes;
@@ -285,17 +290,18 @@ impl<'a> SizeRules<'a> {
         self.rounded(requested)
     }
 
-    /// The size of a block for a request, in bytes.
+    /// Returns the size of a block for a request, in bytes.
     pub(super) fn rounded(&self, requested: i64) -> i64 {
         self.rounding.round(requested.max(0).cast_unsigned()).cast_signed()
     }
 
-    /// Returns true for state of the optimizer and for temporaries of its step.
+    /// Returns true if the block is state of the optimizer or a temporary of its step.
     fn is_of_optimizer(&self, life: &Life) -> bool {
         life.owner.category == Category::OptimizerState || self.is_of_step(life)
     }
 
-    /// Returns true if a rank has only a part of the block. A gradient of this step is whole at first.
+    /// Returns true if a rank has only a part of the block. A gradient of this step is whole at first, so it
+    /// does not count.
     fn is_sharded(&self, life: &Life) -> bool {
         life.owner.category == Category::Parameter
             || life.owner.category == Category::Gradient && life.is_older
@@ -312,7 +318,9 @@ impl<'a> SizeRules<'a> {
         let elements = life.requested / FLOAT;
         match optimizer {
             NewOptimizer::Sgd => 0,
-            // A parameter of m rows and n columns has m + n elements of state; of m * n alone, at least twice the root.
+            // A parameter of m rows and n columns needs m + n elements of state. Only m * n is known, for
+            // which m + n is at least twice the square root: one root for each of the two state blocks of
+            // Adam.
             NewOptimizer::Adafactor => (elements as f64).sqrt().ceil() as i64 * FLOAT,
             NewOptimizer::EightBit if elements < SMALL_PARAMETER => size,
             NewOptimizer::EightBit => elements.saturating_add((elements / SCALED_TOGETHER + 1) * FLOAT),
@@ -324,8 +332,9 @@ impl<'a> SizeRules<'a> {
     }
 }
 
-/// The share of the parameters that the fullest of `ranks` ranks steps. `ZeroRedundancyOptimizer` gives each parameter, the largest
-/// first, to the rank that has least (`_partition_parameters`).
+/// Returns the share of the parameters that the fullest of `ranks` ranks steps. `ZeroRedundancyOptimizer`
+/// gives each parameter, the largest first, to the rank with the smallest sum so far
+/// (`_partition_parameters`).
 fn largest_share(step: &Step, ranks: i64) -> f64 {
     let parameters = step.lives.iter().filter(|life| life.owner.category == Category::Parameter);
     let mut sizes: Vec<i64> = parameters.map(|life| life.requested.max(0)).collect();
@@ -342,7 +351,7 @@ fn largest_share(step: &Step, ranks: i64) -> f64 {
     if all > 0.0 { most as f64 / all } else { 1.0 / ranks as f64 }
 }
 
-/// One of `ranks` parts of a request, in bytes.
+/// Returns the size of one of `ranks` equal parts of a request, rounded up, in bytes.
 pub(super) fn shard(requested: i64, ranks: i64) -> i64 {
     let ranks = ranks.max(1);
     requested / ranks + i64::from(requested % ranks > 0)

@@ -1,8 +1,8 @@
 //! The blocks, ops and module calls of one step on one device.
 //!
-//! Time is counted in allocations: a block lives from the allocation `birth` up to the one before `death`. Memory can
-//! only rise at an allocation, so the peak is at one. The memory of a [`StepRecorder`] grows with the live blocks and
-//! with [`StepRecorder::rows`], which its caller limits.
+//! Time is counted in allocations: a block lives from the allocation `birth` up to the allocation before
+//! `death`. Memory can only rise at an allocation, so the peak is at one. The memory that a [`StepRecorder`]
+//! needs grows with the live blocks and with [`StepRecorder::rows`], which its caller limits.
 
 use memtrace_trace::EventName;
 use rustc_hash::FxHashMap;
@@ -13,7 +13,8 @@ use crate::read::symbols::Symbol;
 use crate::state::block::Owner;
 use crate::state::categories::Phases;
 
-/// The columns of `wanted`, and the columns that a [`StepRecorder`] and [`super::Contents`] read in addition to the replay's.
+/// Returns the columns of `wanted`, and the columns that a [`StepRecorder`] and [`super::Contents`] read in
+/// addition to the replay's columns.
 pub(crate) fn with_columns(wanted: Wanted) -> Wanted {
     const BLOCK: Columns = Columns::of(&["requested_bytes", "stream", "pool"]);
     const CALL: Columns = Columns::of(&["api", "name", "module"]);
@@ -27,7 +28,7 @@ pub(crate) fn with_columns(wanted: Wanted) -> Wanted {
         .plus(EventName::RangeEnd, CALL)
 }
 
-/// No op call: a block outside all ops, or one that no op freed.
+/// The call of a block that no op allocated, or that no op freed.
 pub(super) const NO_CALL: u32 = u32::MAX;
 /// The death of a block that is live at the end of the step.
 pub(super) const ALIVE: u32 = u32::MAX;
@@ -41,31 +42,32 @@ const BLOCKS_PER_ROW: usize = 16;
 pub(super) struct Life {
     /// The `alloc_id`.
     pub(super) id: i64,
-    /// The allocation that made it, or the opening row of a part; 0 also for a block from an earlier step.
+    /// The index of the allocation or opening row that made the block; 0 for a block from an earlier step.
     pub(super) birth: u32,
     /// The index of the first allocation after the block was freed.
     pub(super) death: u32,
-    /// True if an earlier step allocated it, or an earlier part of the trace.
+    /// True if an earlier step, or an earlier part of the trace, allocated the block.
     pub(super) is_older: bool,
     /// The size in bytes.
     pub(super) bytes: i64,
     /// The requested size in bytes.
     pub(super) requested: i64,
-    /// The owner, by the rows so far.
+    /// The owner according to the rows so far.
     pub(super) owner: Owner,
-    /// The module at its allocation, which a tag does not change.
+    /// The module in which the block was allocated. A tag does not change it.
     pub(super) born_in: Symbol,
-    /// The outermost op that allocated it: an index of [`Step::ops`].
+    /// The outermost op that allocated the block: an index of [`Step::ops`], or [`NO_CALL`].
     pub(super) call: u32,
-    /// The outermost op that freed it.
+    /// The outermost op that freed the block, or [`NO_CALL`].
     pub(super) freed_by: u32,
     pub(super) stream: i64,
-    /// The private pool; 0 for none.
+    /// The private pool; 0 if the block is not in one.
     pub(super) pool: i64,
 }
 
 impl Life {
-    /// A request that ran out of memory, as the block that it would have got; `at` is the number of allocations before it.
+    /// Returns the block that a request would have got if it had not run out of memory. `at` is the number of
+    /// allocations before the request.
     pub(super) fn of_failed(request: &Allocation, at: u32) -> Life {
         Life {
             id: -1,
@@ -84,21 +86,22 @@ impl Life {
     }
 }
 
-/// An allocation, or the opening row of a block that was live when a part of the trace began.
+/// An allocation, a request that ran out of memory, or the opening row of a block that was live when a part
+/// of the trace began.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Allocation {
-    /// The total after it, in bytes.
+    /// The total after the allocation, in bytes.
     pub(super) allocated: i64,
     pub(super) seq: i64,
     pub(super) ts_ns: i64,
-    /// The time of the last free before it; `i64::MIN` without one.
+    /// The time of the last free before the allocation; `i64::MIN` if there was no free.
     pub(super) freed_ns: i64,
     pub(super) owner: Owner,
     /// The requested size in bytes.
     pub(super) requested: i64,
     /// The block: an index of [`Step::lives`]. `None` for a request that ran out of memory.
     pub(super) life: Option<u32>,
-    /// True if it is in the window of the options.
+    /// True if the allocation is in the window of the options.
     pub(super) in_window: bool,
 }
 
@@ -107,10 +110,10 @@ pub(super) struct Allocation {
 pub(super) struct Call {
     /// The op, or the module.
     pub(super) name: Symbol,
-    /// The module around it.
+    /// The enclosing module.
     pub(super) module: Symbol,
     pub(super) phase: Symbol,
-    /// The allocations: from the first to the one after the last.
+    /// The first allocation of the call. `to` is the allocation after its last one.
     pub(super) from: u32,
     pub(super) to: u32,
 }
@@ -121,7 +124,7 @@ pub(super) struct Step {
     pub(super) lives: Vec<Life>,
     pub(super) allocations: Vec<Allocation>,
     pub(super) ops: Vec<Call>,
-    /// By op: the range of the allocations that are its own and do not belong to an enclosing op.
+    /// For each op: the range of the allocations that belong to it and not to an enclosing op.
     own: Vec<(u32, u32)>,
     pub(super) modules: Vec<Call>,
     /// The blocks that were freed, in order: indices of `lives`.
@@ -130,29 +133,29 @@ pub(super) struct Step {
     pub(super) optimizer_at: Option<u32>,
     /// The total at the end, in bytes.
     pub(super) end_allocated: i64,
-    /// The time of the last free; `i64::MIN` without one.
+    /// The time of the last free; `i64::MIN` if there was no free.
     pub(super) freed_ns: i64,
     is_wanted: bool,
 }
 
 impl Step {
-    /// The number of allocations.
+    /// Returns the number of allocations.
     pub(super) fn end(&self) -> u32 {
         self.allocations.len() as u32
     }
 
-    /// The last request that ran out of memory, as the number of allocations before it.
+    /// Returns the last request that ran out of memory, as its index among the allocations.
     pub(super) fn oom(&self) -> Option<u32> {
         let at = self.allocations.iter().rposition(|allocation| allocation.life.is_none())?;
         Some(at as u32)
     }
 
-    /// The op call of an index.
+    /// Returns the op call with this index; `None` for [`NO_CALL`].
     pub(super) fn op(&self, call: u32) -> Option<&Call> {
         self.ops.get(call as usize)
     }
 
-    /// The allocations of an outermost op. No two ops share one.
+    /// Returns the allocations of an outermost op. No two ops share an allocation.
     pub(super) fn allocations_of(&self, call: u32) -> &[Allocation] {
         self.own.get(call as usize).map_or(&[], |(from, to)| &self.allocations[*from as usize..*to as usize])
     }
@@ -172,10 +175,11 @@ pub(super) struct StepRecorder {
     now: Step,
     /// The live blocks, by id: indices of `now.lives`.
     live: FxHashMap<i64, u32>,
-    /// The outermost ops of the allocations of the step, and of its frees.
+    /// The claims of the outermost ops on the allocations of the step. `freeing` has their claims on its
+    /// frees.
     allocating: Claims,
     freeing: Claims,
-    /// The modules whose calls are open.
+    /// The module calls that are open.
     open: Vec<Call>,
 }
 
@@ -198,8 +202,8 @@ impl StepRecorder {
         self.device
     }
 
-    /// Takes the current step of a row. Returns true if the row begins another recorded step: the caller then
-    /// calls [`StepRecorder::next`] before [`StepRecorder::feed`].
+    /// Updates the current step from a row. Returns true if the row begins another recorded step. The caller
+    /// must then call [`StepRecorder::next`] before [`StepRecorder::feed`].
     pub(super) fn begins(&mut self, step: i64) -> bool {
         let is_later = step > self.step;
         self.step = self.step.max(step);
@@ -212,7 +216,7 @@ impl StepRecorder {
         allocations.len() + ops.len() + modules.len() + frees.len() + self.open.len()
     }
 
-    /// The step so far, with the ops of its blocks.
+    /// Returns the step so far, after filling in the ops that allocated and freed its blocks.
     pub(super) fn step(&mut self) -> &Step {
         let Step { lives, allocations, ops, own, frees, .. } = &mut self.now;
         own.clear();
@@ -231,7 +235,7 @@ impl StepRecorder {
         &self.now
     }
 
-    /// Begins the next step, in which the live blocks go on.
+    /// Begins the next step. Blocks that are still live are carried over.
     pub(super) fn next(&mut self) {
         let mut lives: Vec<Life> =
             self.now.lives.iter().filter(|life| life.death == ALIVE).copied().collect();
@@ -248,7 +252,7 @@ impl StepRecorder {
         }
     }
 
-    /// Takes a row of the step.
+    /// Processes a row of the step.
     pub(super) fn feed(&mut self, row: &Record, in_window: bool) {
         let phase = row.phase;
         let is_here = row.device == self.device;
@@ -275,7 +279,7 @@ impl StepRecorder {
                 self.open.push(Call { name: row.name, module: row.module, phase, from, to: from });
             }
             EventName::RangeEnd if row.api == self.module_api => {
-                // A call that raised an exception may leave open ones above it.
+                // A call that raised an exception may have left inner calls open.
                 while let Some(call) = self.open.pop() {
                     let is_same = call.name == row.name;
                     self.now.modules.push(Call { to: self.now.end(), ..call });
@@ -329,7 +333,7 @@ impl StepRecorder {
             pool: row.pool.max(0),
         });
         self.live.insert(row.alloc_id, index);
-        // A block that was live at the start of this part was allocated by no op of the part.
+        // A block that was live at the start of this part was not allocated by an op of the part.
         self.allocating.push(if is_older { i64::MIN } else { row.ts_ns });
         self.allocation(row, row.allocated_bytes, Some(index), in_window);
         self.now.end_allocated = row.allocated_bytes;
@@ -344,7 +348,7 @@ impl StepRecorder {
         self.freeing.push(row.ts_ns);
     }
 
-    /// Takes the row of an op, which comes at its end. The outermost of nested ops ends last.
+    /// Processes the row of an op, which comes at the op's end. Of nested ops, the outermost one ends last.
     fn op(&mut self, row: &Record) {
         let start = row.ts_ns.saturating_sub(row.latency_ns);
         let (call, to) = (self.now.ops.len() as u32, self.now.end());

@@ -2,13 +2,13 @@
 
 use super::changes::{Change, NewOptimizer};
 
-/// What every prediction from a run that ended out of memory must say.
+/// The note that every prediction from a run that ended out of memory must include.
 pub const ENDED_IN_OOM: &str = "the run ended out of memory, and what it would have allocated after that is not in the trace: a lower bound";
 
 /// How sure the prediction of a change is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sureness {
-    /// What the prediction assumes about the change.
+    /// The assumptions that the prediction makes about the change.
     pub assumes: &'static str,
     /// `high`, `medium` or `low`.
     pub word: &'static str,
@@ -17,15 +17,15 @@ pub struct Sureness {
 }
 
 impl Sureness {
-    /// A number that is higher for a less sure prediction.
+    /// Returns a number that is higher if the prediction is less sure.
     #[must_use]
     pub fn doubt(&self) -> usize {
         ["high", "medium", "low"].iter().position(|word| *word == self.word).unwrap_or(0)
     }
 }
 
-/// The assumptions of a change, and how sure its prediction is. With `ended_in_oom` the run ended inside a step, so that each
-/// prediction is a lower bound.
+/// Returns the assumptions of a change, and how sure its prediction is. If `ended_in_oom` is true, the run
+/// ended inside a step, so each prediction is a lower bound.
 #[must_use]
 pub fn sureness(change: &Change, ended_in_oom: bool) -> Sureness {
     let of = |assumes, word, because| match ended_in_oom {

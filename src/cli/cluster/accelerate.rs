@@ -1,5 +1,6 @@
-//! `accelerate launch` resolves its options, its configuration file and its defaults itself, and starts the ranks
-//! through torchrun. So memtrace asks it for the torchrun arguments and the variables that it would use.
+//! The ranks of `accelerate launch`, which resolves its options, its configuration file and its defaults
+//! itself, and starts the ranks through torchrun. So memtrace asks it for the torchrun arguments and the
+//! variables that it would use.
 
 use std::ffi::OsString;
 use std::process::{Command, Stdio};
@@ -12,10 +13,10 @@ use crate::cluster::torchrun::{Kind, Torchrun};
 const ASK: &str = include_str!("python/accelerate_launch.py");
 
 /// Returns the ranks that `accelerate launch` with these arguments would start on nodes with `cards` cards.
-/// `python` begins the command of its interpreter.
+/// `python` is the interpreter with its options.
 ///
 /// # Errors
-/// When it refuses the arguments or would start no ranks. Its own messages are then on stderr.
+/// When `accelerate launch` refuses the arguments or would start no ranks. Its messages are then on stderr.
 pub(super) fn ask(python: &[OsString], arguments: &[&OsString], cards: u32) -> Result<Torchrun> {
     let (program, options) = python.split_first().context("accelerate: no interpreter")?;
     let mut command = Command::new(program);

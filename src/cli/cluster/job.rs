@@ -13,19 +13,19 @@ use memtrace_trace::counts::counted;
 use crate::cluster::torchrun::{Kind, Launcher, PerNode, Torchrun, launcher};
 use crate::cluster::{accelerate, deepspeed, ranks};
 
-/// The default number of cards of a node, as in common servers with NVLink.
+/// The default number of cards in a node, as in common servers with NVLink.
 const CARDS_OF_A_NODE: u32 = 8;
 /// The maximum number of ranks of a job.
 const MOST_RANKS: u32 = 1 << 20;
 
-/// A distributed job that runs only some of its ranks.
+/// A distributed job, and which of its ranks run.
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) nodes: u32,
     pub(crate) per_node: u32,
-    /// The ranks that run.
+    /// The ranks that run. With [`by_stage`](Self::by_stage), only the first rank.
     pub(crate) ranks: BTreeSet<u32>,
-    /// True if the first rank runs, and then one rank of each further stage of its pipeline.
+    /// True if one rank of each further stage of the first rank's pipeline runs after the first rank.
     pub(crate) by_stage: bool,
     /// The request for the cards of one node, such as `8xh100-80g`.
     pub(crate) card: String,
@@ -35,7 +35,8 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// Reads the job from `--phantom`, `--ranks`, the command line and the environment (`variable`).
+    /// Determines the job from `--phantom`, `--ranks`, the command line and the environment, which `variable`
+    /// looks up.
     ///
     /// # Errors
     /// When the launcher is unknown, the numbers contradict each other, or `--ranks` is invalid.
@@ -123,7 +124,7 @@ impl Job {
         (self.ranks.len() as u64) < u64::from(self.world())
     }
 
-    /// Returns the line that names the ranks that run.
+    /// Returns the text that names the ranks that run.
     pub(crate) fn summary(&self) -> String {
         let (nodes, cards) = (counted(u64::from(self.nodes), "node"), counted(self.per_node.into(), "rank"));
         let rank = if self.ranks.len() == 1 { "rank" } else { "ranks" };
@@ -144,15 +145,15 @@ impl Job {
         text
     }
 
-    /// Returns the ranks that run and the number of all ranks, such as `0,7/512`: the value of the phantom's
-    /// variable for a rank.
+    /// Returns the ranks that run and the number of all ranks, such as `0,7/512`. This is the value of
+    /// [`RANKS_VARIABLE`](memtrace_machine::RANKS_VARIABLE) for a rank.
     pub(crate) fn ranks_of_world(&self, rank: u32) -> String {
         // The other stages are not known yet when the first rank starts.
         let ranks = if self.by_stage { rank.to_string() } else { ranks::shown(&self.ranks) };
         format!("{ranks}/{}", self.world())
     }
 
-    /// Returns the command line of a rank. Like torchrun, it replaces `${local_rank}` in an argument.
+    /// Returns the command line of a rank. As in torchrun, `${local_rank}` in an argument is replaced.
     pub(crate) fn command(&self, rank: u32) -> Vec<OsString> {
         let local = (rank % self.per_node).to_string();
         let replaced = |word: &OsString| match word.to_str() {
@@ -193,10 +194,12 @@ impl Job {
             ("TORCHELASTIC_RESTART_COUNT", "0".to_owned()),
             ("TORCHELASTIC_MAX_RESTARTS", torchrun.max_restarts.clone()),
             ("TORCHELASTIC_RUN_ID", torchrun.rdzv_id.clone()),
-            // Real ranks meet in a store that rank 0 serves.
+            // Without stand-ins, rank 0 serves the store in which the ranks meet. With stand-ins, this
+            // command serves it.
             ("TORCHELASTIC_USE_AGENT_STORE", if self.has_stand_ins() { "True" } else { "False" }.to_owned()),
         ]);
-        // A launcher that calls torchrun sets its variables before torchrun does.
+        // The variables of a launcher that calls torchrun take precedence, because the launcher sets them
+        // first.
         let mine = |name: &str| torchrun.variables.iter().find(|(mine, _)| mine == name);
         let or_default = |name: &'static str, value: &str| {
             let set = mine(name).map(|(_, value)| value.clone()).or_else(|| std::env::var(name).ok());
@@ -259,7 +262,7 @@ fn of_torchrun(torchrun: &Torchrun, count: Option<u32>) -> Result<(u32, u32)> {
     }
 }
 
-/// Returns the nodes and ranks per node of a job whose ranks take their number from the environment.
+/// Returns the nodes and ranks per node of a job whose ranks read their number from the environment.
 fn of_environment(count: Option<u32>, variable: impl Fn(&str) -> Option<String>) -> Result<(u32, u32)> {
     let number = |name: &str| -> Result<Option<u32>> {
         let Some(text) = variable(name) else { return Ok(None) };

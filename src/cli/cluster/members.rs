@@ -21,7 +21,7 @@ use crate::cluster::store_values::Answered;
 use crate::signals::Forwarder;
 use crate::terminal;
 
-/// The Python files that answer for the other ranks inside a rank's process.
+/// The Python files that run inside a rank's process and answer for the other ranks.
 const PYTHON: [(&str, &str); 3] = [
     ("sitecustomize.py", include_str!("python/sitecustomize.py")),
     ("memtrace_stand_ins.py", include_str!("python/stand_ins.py")),
@@ -31,7 +31,7 @@ const PYTHON: [(&str, &str); 3] = [
 const PATIENCE: Duration = Duration::from_secs(30);
 /// The interval at which the ranks are checked.
 const INTERVAL: Duration = Duration::from_millis(10);
-/// The maximum number of keys that the note on the store names.
+/// The maximum number of keys that a message about the store names.
 const SHOWN: usize = 4;
 
 /// The settings that all ranks of a launch share.
@@ -51,8 +51,8 @@ pub(crate) enum Ended {
     NotStarted(OsString, io::Error),
     /// A signal asked for the end before a rank was started.
     BySignal(i32),
-    /// All ranks have ended. Has the status of the first rank that failed, or else of the last one, and the
-    /// reports of the tracers.
+    /// All ranks have ended. The fields are the status of the first rank that failed, or else of the last
+    /// rank that ended, and the reports of the tracers.
     With(ExitStatus, TracerFacts),
 }
 
@@ -68,19 +68,20 @@ struct Member {
 }
 
 impl Launch<'_> {
-    /// Runs the ranks of the job that are to run. Real ranks need one another and run at the same time. A
-    /// rank among stand-ins needs no other rank, so at most one per core of the machine runs at a time.
+    /// Runs the requested ranks of the job. If all ranks are real, they need one another, so they run at the
+    /// same time. A rank among stand-ins needs no other rank, so at most one per core of the machine runs at
+    /// a time.
     ///
     /// # Errors
-    /// When a rank cannot be prepared. No rank is still running then.
+    /// When a rank cannot be prepared. When this returns, no rank is running.
     pub(crate) fn run(&self) -> Result<Ended> {
         let forwarder = Forwarder::start()?;
         // Signals go only to the ranks, which `add_child` registers; there is no single main child.
         forwarder.no_child();
         let mut running = Vec::new();
         let ended = self.run_all(&mut running, &forwarder);
-        // Not empty only after an error. The ranks must end first, because each uses the folder that its
-        // member removes.
+        // Ranks are still running here only after an error. They must end before their members are dropped,
+        // because a member removes the folder that its rank uses.
         end_all(&mut running);
         let ending = Instant::now();
         while !running.is_empty() {
@@ -95,7 +96,7 @@ impl Launch<'_> {
         ended
     }
 
-    /// The loop of [`Launch::run`]. After an error, `running` still has the running ranks.
+    /// Runs the loop of [`Launch::run`]. After an error, `running` still contains the running ranks.
     fn run_all(&self, running: &mut Vec<Member>, forwarder: &Forwarder) -> Result<Ended> {
         let at_once = match self.job.has_stand_ins() {
             true => std::thread::available_parallelism().map_or(2, usize::from).max(2),
@@ -118,7 +119,7 @@ impl Launch<'_> {
                 };
                 forwarder.add_child(member.child.id());
                 running.push(member);
-                // A signal that arrived while the rank was being started did not reach it.
+                // A signal that arrived while the rank was being started did not reach the rank.
                 if let Some(signal) = forwarder.asked_to_end().and_then(Signal::from_named_raw) {
                     kill_all(&running[running.len() - 1..], signal);
                 }
@@ -130,7 +131,7 @@ impl Launch<'_> {
             for member in running.extract_if(.., |member| member.status.is_some()) {
                 tracer = tracer.and(member.scratch.tracer());
                 note_answered(&member);
-                // A rank that failed or was asked to end may not have created a store.
+                // Only a rank that succeeded and was not asked to end must have created a store.
                 let is_whole = member.status.is_some_and(|status| status.success())
                     && forwarder.asked_to_end().is_none();
                 if is_whole && self.job.has_stand_ins() && !member.stores.were_joined() {
@@ -149,7 +150,7 @@ impl Launch<'_> {
                 if status.is_none_or(|status| status.success()) {
                     status = Some(ended);
                 }
-                // Later failures are a result of the request to end.
+                // A later failure is a result of the request to end, so it is not reported.
                 if !ended.success() && (self.job.ranks.len() > 1 || self.job.by_stage) && ending.is_none() {
                     terminal::say(&format!("rank {} failed ({ended})", member.rank));
                     if !self.job.has_stand_ins() {
@@ -158,8 +159,8 @@ impl Launch<'_> {
                 }
             }
             if let Some(since) = ending {
-                // End the other ranks, as torchrun does, because they would wait for this one. Each is asked
-                // once, and killed if it does not end in time.
+                // Ends the other ranks, as torchrun does, because they would wait for the failed rank. Each
+                // rank is asked once, and killed if it does not end in time.
                 if since.elapsed() > PATIENCE {
                     kill_all(running, Signal::KILL);
                 } else {
@@ -193,7 +194,7 @@ impl Launch<'_> {
         if job.has_stand_ins() {
             port = stores.port("").context("cannot serve the rendezvous store")?;
             let folder = python_folder(&scratch)?;
-            // Keep the value unchanged, because an empty entry means the current folder.
+            // The existing value is kept unchanged, because an empty entry in it means the current folder.
             let existing = std::env::var_os("PYTHONPATH").filter(|paths| !paths.is_empty());
             let mut paths = std::env::join_paths([folder]).context(
                 "PYTHONPATH cannot name the folder of temporary files; set TMPDIR to one without a colon",
@@ -210,7 +211,7 @@ impl Launch<'_> {
     }
 }
 
-/// Waits for the members that have ended, and returns their process ids.
+/// Stores the status of each member that has ended, and returns the process ids of these members.
 fn reap(running: &mut [Member]) -> Vec<u32> {
     let mut ended = Vec::new();
     for member in running {
@@ -235,13 +236,13 @@ fn end_all(running: &mut [Member]) {
 /// Sends a signal to the members.
 fn kill_all(running: &[Member], signal: Signal) {
     for member in running {
-        // An error means that it has just ended.
+        // An error means that the process has just ended.
         rustix::process::kill_process(Pid::from_child(&member.child), signal).ok();
     }
 }
 
-/// Returns the other ranks of the first rank's pipeline, one per stage, and prints a line that names them.
-/// `is_whole` is true if the first rank ended without an error.
+/// Returns the other ranks of the first rank's pipeline, one per stage, and prints a line that names these
+/// ranks. `is_whole` is true if the first rank ended without an error.
 fn further_stages(stores: &RankStores, is_whole: bool) -> Vec<u32> {
     let mut stages = stores.pipeline();
     let has_first = stages.remove(&0);
@@ -260,7 +261,8 @@ fn further_stages(stores: &RankStores, is_whole: bool) -> Vec<u32> {
     stages.into_iter().collect()
 }
 
-/// Reports the keys for which a rank waited and that a stand-in set, with the waiting lines.
+/// Reports the keys for which a rank waited and that a stand-in set, with the lines of the script that
+/// waited.
 fn note_answered(member: &Member) {
     let (own, empty): (Vec<_>, Vec<_>) =
         member.stores.answered().into_iter().partition(|(_, answered)| answered.is_own);

@@ -1,4 +1,5 @@
-//! A simulated cluster: a few ranks of a distributed job run, and the others are *stand-ins*.
+//! A simulated cluster: the requested ranks of a distributed job run, and *stand-ins* answer for the other
+//! ranks.
 //!
 //! - [`ranks`]: the ranks that `--ranks` names.
 //! - [`torchrun`]: the options of torchrun. This command replaces torchrun and starts its ranks itself.

@@ -1,10 +1,10 @@
-//! The ranks of `--ranks`: `0`, `0,7,511`, `0-3`, `first,last`, `all`.
+//! Parses and shows the ranks of `--ranks`: `0`, `0,7,511`, `0-3`, `first,last`, `all`.
 
 use std::collections::BTreeSet;
 
 use anyhow::{Result, bail};
 
-/// The list that names the first rank and one rank of each further stage of its pipeline.
+/// The value of `--ranks` that names the first rank and one rank of each further stage of its pipeline.
 pub(crate) const ONE_PER_STAGE: &str = "one-per-stage";
 
 /// Returns the ranks that a list names, in a job of `world` ranks.

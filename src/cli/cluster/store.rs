@@ -1,14 +1,15 @@
 //! The rendezvous store of one rank: a server with the wire protocol of PyTorch's `TCPStore`.
 //!
-//! The rank is the only client of its store, so only a stand-in can set a key that it waits for. The store
-//! sets such a key itself. It sets the id of an NCCL communicator at once. Any other key is set after
-//! [`GRACE`], to the value that this rank has set under its own number, or else to an empty value.
+//! The rank is the only client of its store, so a key for which the rank waits can otherwise come only from a
+//! stand-in. The store sets such a key itself. It sets the id of an NCCL communicator at once. Any other key
+//! is set after [`GRACE`], to the value that this rank has set under its own number, or else to an empty
+//! value.
 //!
 //! The protocol follows `TCPStoreBackend.hpp` and `TCPStoreLibUvBackend.cpp` in PyTorch 2.6 and 2.11. Four
-//! further lines extend it:
+//! lines of text extend the protocol:
 //!
-//! - `store NAME` asks for the port of a further store. A program may create several, and they must not share
-//!   keys.
+//! - `store NAME` asks for the port of a further store. A program may create several stores, which must not
+//!   share keys.
 //! - `waited PLACE<tab>KEY` reports the line of the script that waited for a key.
 //! - `pipeline RANK,RANK,...` reports the ranks of this rank's pipeline, one of each stage.
 //! - `key HEX` asks for the key that has the id of an NCCL communicator as its value.
@@ -22,16 +23,18 @@ use std::time::{Duration, Instant};
 
 use crate::cluster::store_values::{Answered, Known, Values};
 
-/// The time that another thread or process of the rank has to set a key before a stand-in does.
+/// The time for which a stand-in waits before it sets a key, because another thread or process of the rank
+/// may set the key.
 const GRACE: Duration = Duration::from_millis(200);
-/// The maximum number of keys in a request. As in PyTorch, the limits of requests keep a stray client from
-/// taking the memory of this process.
+/// The maximum number of keys in a request. As in PyTorch, limits prevent a stray client from using up the
+/// memory of this process.
 const MOST_KEYS: u64 = 128 * 1024;
 /// The maximum length of a key in bytes.
 const LONGEST_KEY: u64 = 8 * 1024;
 /// The maximum length of a value in bytes.
 const LONGEST_VALUE: u64 = 64 << 20;
-/// The maximum size of an answer: all gathered values of 4,096 ranks.
+/// The maximum size of an answer in bytes. It is enough for the gathered values of 4,096 ranks, with 64 KiB
+/// each.
 const LONGEST_ANSWER: usize = 256 << 20;
 /// The maximum number of stores of a rank.
 const MOST_STORES: usize = 4096;
@@ -75,7 +78,7 @@ const STOP_WAITING: u8 = 0;
 /// The answer to `CANCEL_WAIT`.
 const WAIT_CANCELED: u8 = 1;
 
-/// One store: its values, and a signal for changes.
+/// One store: its values, and a condition variable that signals changes.
 #[derive(Debug)]
 struct Store {
     values: Mutex<Values>,
@@ -95,7 +98,7 @@ impl Store {
         self.values.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the values and wakes the threads that wait for one.
+    /// Changes the values and wakes the threads that wait for a value.
     ///
     /// # Errors
     /// When the store is full.
@@ -110,7 +113,7 @@ impl Store {
         Ok(result)
     }
 
-    /// Waits until all keys have a value. After a while, a stand-in sets the keys that nobody else sets.
+    /// Waits until all keys have a value. After [`GRACE`], a stand-in sets the keys that are still missing.
     ///
     /// # Errors
     /// When the store is full.
@@ -137,9 +140,9 @@ impl Store {
 pub(crate) struct RankStores {
     world: u32,
     rank: u32,
-    /// The ranks of its pipeline, one of each stage; empty until it reports a pipeline.
+    /// The ranks of this rank's pipeline, one of each stage; empty until the rank reports a pipeline.
     pipeline: Mutex<BTreeSet<u32>>,
-    /// The stores by name, with their ports.
+    /// The port and the store, by the name of the store.
     stores: Mutex<HashMap<String, (u16, Arc<Store>)>>,
 }
 
@@ -148,17 +151,17 @@ impl RankStores {
         Arc::new(Self { world, rank, pipeline: Mutex::default(), stores: Mutex::default() })
     }
 
-    /// Returns the key of an NCCL communicator's id, from any store.
+    /// Returns the key whose value is the id of an NCCL communicator, from any store.
     fn key_of_id(&self, id: &[u8]) -> Option<String> {
         let stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
         stores.values().find_map(|(_, store)| store.lock().key_of_id(id))
     }
 
-    /// Returns the port of the store with this name, and starts the store if necessary. A store's port is
-    /// also a name of it.
+    /// Returns the port of the store with this name, and starts the store if necessary. The port of a store
+    /// also names the store.
     ///
     /// # Errors
-    /// When no port of this machine is free.
+    /// When no port of this machine is free, or the rank has too many stores.
     pub(crate) fn port(self: &Arc<Self>, name: &str) -> io::Result<u16> {
         let mut stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
         let named = |port: u16| name.parse() == Ok(port);
@@ -185,12 +188,12 @@ impl RankStores {
                     break;
                 }
                 let Ok(stream) = stream else {
-                    // No descriptor is free until a client closes its connection.
+                    // No file descriptor is free. One becomes free when a client closes its connection.
                     std::thread::sleep(GRACE);
                     continue;
                 };
                 let (all, store) = (Arc::clone(&all), Arc::clone(&store));
-                // A client that disconnects, or sends an invalid query, loses its connection.
+                // The connection ends if the client disconnects or sends an invalid query.
                 std::thread::spawn(move || serve(&all, &store, stream).ok());
             }
         });
@@ -202,12 +205,12 @@ impl RankStores {
         let mut stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
         for (_, (port, store)) in stores.drain() {
             store.closed.store(true, Ordering::Release);
-            // Wakes the thread that waits for clients. An error means that no descriptor is free.
+            // Wakes the thread that waits for clients. An error means that no file descriptor is free.
             TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok();
         }
     }
 
-    /// Returns the keys that stand-ins set because the rank waited for them, in order.
+    /// Returns the keys that stand-ins set because the rank waited for them, sorted by key.
     pub(crate) fn answered(&self) -> Vec<(String, Answered)> {
         let stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
         let mut keys = Vec::new();
@@ -224,22 +227,22 @@ impl RankStores {
         ranks.iter().copied().filter(|rank| *rank < self.world).collect()
     }
 
-    /// Returns true if the rank has created a store, as each initialization of `torch.distributed` among
-    /// stand-ins does.
+    /// Returns true if the Python code for stand-ins in the rank has asked for a store, as each
+    /// initialization of `torch.distributed` among stand-ins does.
     pub(crate) fn were_joined(&self) -> bool {
-        // The first store is this module's own.
+        // The existence of a store shows nothing, because this module creates the first store itself.
         self.stores.lock().unwrap_or_else(PoisonError::into_inner).values().any(|(_, store)| store.joined())
     }
 
-    /// Records the line of the script that waited for a key of any store, and returns a stand-in's answer to
-    /// the key.
+    /// Records the line of the script that waited for a key of any store. Returns the answer that a stand-in
+    /// gave to the key.
     fn note_place(&self, key: &str, place: &str) -> Option<Answered> {
         let stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
         stores.values().find_map(|(_, store)| store.lock().note_place(key, place))
     }
 }
 
-/// A client's requests.
+/// The requests of one client, which are read from its connection.
 struct Requests(BufReader<TcpStream>);
 
 impl Requests {
@@ -282,7 +285,7 @@ impl Requests {
         Ok(line)
     }
 
-    /// Reads a number of keys.
+    /// Reads the number of keys in a request.
     fn count(&mut self) -> io::Result<u64> {
         let count = self.number()?;
         if count > MOST_KEYS { Err(too_long("a list of keys")) } else { Ok(count) }
@@ -533,7 +536,7 @@ mod tests {
         let mut stray = connect(port);
         stray.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
         let mut rest = Vec::new();
-        // The end of the connection, or its reset.
+        // The connection ends, or it is reset.
         stray.read_to_end(&mut rest).ok();
         assert!(rest.is_empty());
         let mut long = connect(port);
@@ -561,7 +564,7 @@ mod tests {
         assert!(rest.is_empty());
         stores.close();
         assert!(stores.answered().is_empty());
-        // The thread may need a moment to detect the end.
+        // The thread of the store may need a moment to detect that the store is closed.
         let is_closed = (0..500).any(|_| {
             std::thread::sleep(Duration::from_millis(10));
             TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err()

@@ -2,18 +2,18 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
-/// The bytes of an `ncclUniqueId`.
+/// The size in bytes of an `ncclUniqueId`.
 const UNIQUE_ID: usize = 128;
-/// The maximum number of bytes of the keys and values of one store.
+/// The maximum total size in bytes of the keys and values of one store.
 pub(crate) const MOST_BYTES: usize = 1 << 30;
 
 /// The keys that stand-ins may set for a rank that waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Known {
-    /// NCCL's ids, and the values of other ranks in a series if the rank has already waited for one value of
-    /// the series.
+    /// NCCL's ids, and other ranks' keys of a series if the rank has already waited for one key of that
+    /// series.
     AtOnce,
-    /// All keys that nobody else has set for some time.
+    /// All keys that no other code has set for some time.
     Late,
 }
 
@@ -22,7 +22,7 @@ pub(crate) enum Known {
 pub(crate) struct Values {
     values: HashMap<Vec<u8>, Vec<u8>>,
     queues: HashMap<Vec<u8>, VecDeque<Vec<u8>>>,
-    /// The bytes of all keys and values.
+    /// The total size in bytes of all keys and values.
     bytes: usize,
     /// The number of ranks. Each stand-in adds the same amount to a counter as this rank.
     world: i64,
@@ -41,7 +41,7 @@ pub(crate) struct Answered {
     /// True if the key got the value of this rank's own key of the same form (on rank 0, `part/3` gets the
     /// value of `part/0`). Otherwise its value is empty.
     pub(crate) is_own: bool,
-    /// The line of the script that waited for it, if it is known.
+    /// The line of the script that waited for the key, if it is known.
     pub(crate) place: Option<String>,
 }
 
@@ -61,8 +61,8 @@ impl Values {
     }
 
     pub(crate) fn set(&mut self, key: Vec<u8>, value: Vec<u8>) {
-        // The rank set this key itself, only later than the stand-in. So the number in the key may not be the
-        // number of a rank.
+        // The rank itself sets this key, but later than the stand-in did. So the number in such keys may not
+        // be the number of a rank.
         if std::str::from_utf8(&key).is_ok_and(|key| self.answered.get(key).is_some_and(|old| old.is_own)) {
             self.series.clear();
         }
@@ -78,7 +78,8 @@ impl Values {
         self.values.get(key).cloned().unwrap_or_default()
     }
 
-    /// Replaces the value of a key if it is the expected one. Returns the value of the key afterwards.
+    /// Replaces the value of a key if the value equals `expected`. Returns the value of the key afterwards.
+    /// As in PyTorch, a missing key is set if `expected` is empty, and otherwise the result is `expected`.
     pub(crate) fn compare_set(&mut self, key: Vec<u8>, expected: Vec<u8>, wanted: Vec<u8>) -> Vec<u8> {
         match self.values.get(&key) {
             None if !expected.is_empty() => expected,
@@ -90,8 +91,8 @@ impl Values {
         }
     }
 
-    /// Adds to a counter and returns it. A poll (`add(key, 0)`) returns the counter as if every stand-in had
-    /// made the same additions.
+    /// Adds `more` to a counter and returns the new value. A poll (`add(key, 0)`) returns the counter as if
+    /// every stand-in had made the same additions.
     pub(crate) fn add(&mut self, key: Vec<u8>, more: i64) -> i64 {
         let old =
             self.values.get(&key).and_then(|value| std::str::from_utf8(value).ok()?.parse::<i64>().ok());
@@ -112,7 +113,7 @@ impl Values {
         removed.is_some()
     }
 
-    /// Returns the key of an NCCL communicator's id.
+    /// Returns the key whose value is the id of an NCCL communicator.
     pub(crate) fn key_of_id(&self, id: &[u8]) -> Option<String> {
         let ids = self.values.iter().filter(|(key, value)| value.as_slice() == id && is_unique_id(key));
         ids.map(|(key, _)| String::from_utf8_lossy(key).into_owned()).next()
@@ -127,7 +128,7 @@ impl Values {
     }
 
     pub(crate) fn push(&mut self, key: Vec<u8>, value: Vec<u8>) {
-        // An empty queue is kept, so its key is counted with each value.
+        // An empty queue stays in the map, so the size of its key is never subtracted.
         self.bytes += key.len() + value.len();
         self.queues.entry(key).or_default().push_back(value);
     }
@@ -147,7 +148,8 @@ impl Values {
         self.values.contains_key(key) || self.queue_len(key) > 0
     }
 
-    /// Lets a stand-in set the keys that have no value. Returns false if the store is full before all of them are set.
+    /// Lets a stand-in set the keys that have no value. Returns false if the store is full before all these
+    /// keys are set.
     #[must_use]
     pub(crate) fn answer(&mut self, keys: &[Vec<u8>], known: Known) -> bool {
         for key in keys {
@@ -174,12 +176,12 @@ impl Values {
         true
     }
 
-    /// Returns the key of the same form with this rank's number in place of another rank's, if this rank has
-    /// set it. A stand-in has the same values as this rank.
+    /// Returns `key` with this rank's number instead of another rank's number, if this rank has set that key.
+    /// A stand-in sets the same value, because it is assumed to have the same values as this rank.
     fn own_key(&self, key: &[u8]) -> Option<String> {
         let key = std::str::from_utf8(key).ok()?;
         let mut end = key.len();
-        // Tries the last number first, because the names of groups come before it.
+        // The last number is tried first, because numbers before it belong to the names of groups.
         while let Some(last) = key[..end].rfind(|c: char| c.is_ascii_digit()) {
             let start = key[..last].rfind(|c: char| !c.is_ascii_digit()).map_or(0, |before| before + 1);
             // The character before the number may be longer than a byte.
@@ -201,9 +203,9 @@ impl Values {
         self.answered.iter().map(|(key, answered)| (key.as_str(), answered))
     }
 
-    /// Records the line of the script that waited for a key. A store with a prefix stores the key under a
-    /// longer name. Returns the stand-ins' answer to the key, if there is one and no line was recorded
-    /// before: a later call found the key already set.
+    /// Records the line of the script that waited for a key. The stored key may be longer, because a store
+    /// with a prefix adds it to the key. Returns the stand-ins' answer to the key if there is one and no line
+    /// was recorded before. A line that comes later found the key already set.
     pub(crate) fn note_place(&mut self, key: &str, place: &str) -> Option<Answered> {
         let is_it =
             |full: &str| full.strip_suffix(key).is_some_and(|rest| rest.is_empty() || rest.ends_with('/'));
@@ -214,7 +216,8 @@ impl Values {
     }
 }
 
-/// Returns an id for a communicator that a stand-in creates. No other key gets the same id.
+/// Returns an id for a communicator that a stand-in creates. Different keys get different ids if their last
+/// 120 bytes differ.
 fn unique_id_of(key: &[u8]) -> Vec<u8> {
     let mut id = b"stand-in".to_vec();
     id.extend_from_slice(&key[key.len().saturating_sub(UNIQUE_ID - id.len())..]);

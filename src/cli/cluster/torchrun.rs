@@ -48,14 +48,14 @@ pub(crate) enum PerNode {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Torchrun,
-    /// `accelerate launch`, which starts them with torchrun.
+    /// `accelerate launch`, which starts the ranks with torchrun.
     Accelerate,
     /// `deepspeed`.
     DeepSpeed,
 }
 
 impl Kind {
-    /// Returns its name, and its options for the number of nodes and of ranks.
+    /// Returns the name of the launcher, and its options for the number of nodes and of ranks.
     pub(crate) fn words(self) -> (&'static str, &'static str) {
         match self {
             Kind::Torchrun => ("torchrun", "--nnodes and --nproc-per-node"),
@@ -69,7 +69,7 @@ impl Kind {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Torchrun {
     pub(crate) kind: Kind,
-    /// The variables that it sets for all ranks, in addition to each rank's own.
+    /// The variables that the launcher sets for all ranks, in addition to the variables of each rank.
     pub(crate) variables: Vec<(String, String)>,
     pub(crate) nodes: u32,
     pub(crate) per_node: PerNode,
@@ -85,7 +85,7 @@ pub(crate) struct Torchrun {
 
 impl Torchrun {
     /// Parses the arguments of torchrun. `variable` looks up the environment, because variables such as
-    /// `PET_NNODES` are torchrun's defaults.
+    /// `PET_NNODES` set torchrun's defaults.
     ///
     /// # Errors
     /// When an option is unknown or has an invalid value, or no script is given.
@@ -171,7 +171,7 @@ fn nodes(text: &str) -> Result<u32> {
     }
 }
 
-/// A word of the command line.
+/// The meaning of a word of the command line.
 enum OptionWord {
     Switch(&'static str),
     /// An option, with its value if the word has it.
@@ -218,11 +218,12 @@ fn option(word: &str) -> Result<OptionWord> {
 /// The launcher that a command line names.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Launcher<'a> {
-    /// One of [`Kind`], with its arguments. The first word is its path or begins the interpreter's command.
+    /// One of [`Kind`], with its arguments. `python` is the interpreter's command if the launcher was given
+    /// to an interpreter; otherwise the first word is the launcher's path.
     Known { kind: Kind, arguments: &'a [&'a OsString], python: Option<&'a [&'a OsString]> },
     /// A launcher whose options this command does not know.
     Unknown(String),
-    /// torchrun started by another program: it would start ranks of its own inside a rank.
+    /// torchrun, started by another program. It would start further ranks inside a rank.
     Behind(String),
     /// No launcher: the program takes its rank from the environment.
     None,
@@ -258,11 +259,11 @@ pub(crate) fn launcher<'a>(command: &'a [&'a OsString]) -> Launcher<'a> {
         return Launcher::Unknown(program);
     }
     if !program.starts_with("python") && !program.starts_with("pypy") {
-        // The program may start torchrun, as `env` or `uv run` would.
+        // Another program, such as `env` or `uv run`, may start torchrun.
         let is_behind = command[1..].iter().any(|word| name(word) == "torchrun");
         return if is_behind { Launcher::Behind(program) } else { Launcher::None };
     }
-    // `python -m MODULE`. Options of the interpreter may precede it, and two of these take a value.
+    // `python -m MODULE`. Options of the interpreter may precede `-m`, and two of these options take a value.
     let mut at = 1;
     while let Some(word) = command.get(at) {
         let word = word.to_string_lossy();

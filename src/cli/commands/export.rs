@@ -1,4 +1,4 @@
-//! `memtrace export`: every entry of [`EXPORTS`], run in the same way.
+//! `memtrace export`: runs the entry of [`EXPORTS`] that `--to` names.
 
 use std::fmt::Write as _;
 use std::io::Write;
@@ -15,7 +15,7 @@ use crate::args;
 use crate::terminal;
 use crate::trace_input;
 
-/// The arguments of `memtrace export`.
+/// Returns the definition of the command `memtrace export`.
 pub(crate) fn command() -> Command {
     let mut help = args::examples(&[
         ("export --to snapshot out", "for pytorch.org/memory_viz"),
@@ -62,7 +62,7 @@ pub(crate) fn command() -> Command {
         })
 }
 
-/// The exports, a line each.
+/// Returns a list of the exports, one per line.
 fn list() -> String {
     let width = EXPORTS.iter().map(|export| export.name().len()).max().unwrap_or(0);
     EXPORTS.iter().map(|export| format!("  {:width$}  {}\n", export.name(), export.about())).collect()
@@ -77,7 +77,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
         bail!("--to EXPORT is missing; EXPORT is one of\n{}", list().trim_end());
     };
     let export = exports::find(name).ok_or_else(|| anyhow!("there is no export {name}"))?;
-    // An option of another export would be ignored silently.
+    // Options of other exports are rejected here, because they would be ignored silently.
     for flag in EXPORTS.iter().flat_map(|export| export.flags()) {
         let given = matches.value_source(flag.name) == Some(ValueSource::CommandLine);
         if given && export.flags().iter().all(|own| own.name != flag.name) {

@@ -1,5 +1,5 @@
-//! `memtrace help`: a command, a word of the reports, and the tables of variables, columns and events. Also the command
-//! line for a shell, and as manual pages.
+//! `memtrace help`: explains a command or a word of the reports, and prints the tables of variables, columns
+//! and events. It also writes the completions for a shell, and the manual pages.
 
 use std::fs;
 use std::io::Write;
@@ -33,7 +33,7 @@ const TOPICS: &[Topic] = &[
     Topic { name: "words", table: words },
 ];
 
-/// The arguments of `memtrace help`.
+/// Returns the definition of the command `memtrace help`.
 pub(crate) fn command() -> Command {
     Command::new("help")
         .about("Explain a command, a word of the reports, or the variables and columns")
@@ -65,7 +65,7 @@ pub(crate) fn command() -> Command {
         ]))
 }
 
-/// Prints the help on a topic, the completions, or writes the manual pages.
+/// Prints the help on a topic or the completions, or writes the manual pages.
 ///
 /// # Errors
 /// When there is no such topic, or the pages cannot be written.
@@ -113,7 +113,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the word of the reports with this name.
+/// Returns the explanation of a word of the reports.
 pub(super) fn term(name: &str) -> Option<&'static Term> {
     TERMS.iter().find(|term| term.names.contains(&name))
 }
@@ -149,7 +149,7 @@ fn events() -> Table {
     table
 }
 
-/// The columns of `memtrace export --to digest`.
+/// Returns the columns of `memtrace export --to digest`.
 fn digest() -> Table {
     let mut table = Table::new(&[("column", Side::Left), ("type", Side::Left), ("", Side::Left)]);
     for (_, name, kind, about) in DigestColumn::ALL {
@@ -163,7 +163,7 @@ fn digest() -> Table {
     table
 }
 
-/// Every word with the first sentence of its meaning.
+/// Returns every word with the first sentence of its meaning.
 fn words() -> Table {
     let mut table = Table::new(&[("", Side::Left), ("", Side::Left)]);
     for Term { names, meaning } in TERMS {

@@ -1,4 +1,4 @@
-//! `memtrace report`: the HTML page.
+//! `memtrace report`: writes the HTML page.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -12,7 +12,7 @@ use crate::args::{self, DEFAULT_FOLDER};
 use crate::terminal;
 use crate::trace_input;
 
-/// The arguments of `memtrace report`.
+/// Returns the definition of the command `memtrace report`.
 pub(crate) fn command() -> Command {
     let trace =
         |id: &'static str| Arg::new(id).value_parser(value_parser!(PathBuf)).value_hint(ValueHint::AnyPath);

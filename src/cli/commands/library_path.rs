@@ -1,4 +1,4 @@
-//! `memtrace lib`: the path of a library, for `LD_PRELOAD`.
+//! `memtrace lib`: prints the path of a library, for `LD_PRELOAD`.
 
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
@@ -10,7 +10,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 use crate::libraries::{PHANTOM, TRACER, library};
 use crate::terminal;
 
-/// The arguments of `memtrace lib`.
+/// Returns the definition of the command `memtrace lib`.
 pub(crate) fn command() -> Command {
     Command::new("lib")
         .about("Print the path of the library, for LD_PRELOAD=$(memtrace lib)")
@@ -39,7 +39,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
              memtrace in another folder",
         );
     }
-    // The bytes of the path: a shell passes them on.
+    // Prints the bytes of the path unchanged, because a shell passes them on.
     let mut stdout = std::io::stdout().lock();
     stdout.write_all(bytes)?;
     stdout.write_all(b"\n")?;

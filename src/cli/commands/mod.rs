@@ -1,5 +1,5 @@
-//! The commands, a file or folder for each: its arguments, and the function that runs it. All reports share
-//! one file.
+//! The commands, with a file or a folder for each. Each contains the command's arguments and the function
+//! that runs the command. All reports share one file.
 
 use std::fmt::Write as _;
 use std::process::ExitCode;
@@ -28,7 +28,7 @@ struct Group {
     title: &'static str,
     /// The commands, the most used first.
     commands: &'static [&'static str],
-    /// A command line of one of them.
+    /// The command line of one of the commands, as an example.
     example: &'static str,
 }
 
@@ -56,7 +56,7 @@ const GROUPS: &[Group] = &[
     Group { title: "Plumbing", commands: &["check", "lib", "help"], example: "memtrace check out" },
 ];
 
-/// The command line of `memtrace`, with all its commands.
+/// Returns the command line of `memtrace`, with all its commands.
 pub(crate) fn command() -> Command {
     let mut all: Vec<Command> = REPORTS.iter().map(|report| reports::command(*report)).collect();
     all.extend([
@@ -90,7 +90,7 @@ pub(crate) fn command() -> Command {
         .subcommands(all.into_iter().map(with_word))
 }
 
-/// The groups of `commands`, for the help.
+/// Returns the list of `commands` by group, for the help.
 fn groups(commands: &[Command]) -> String {
     let width = commands.iter().map(|command| command.get_name().len()).max().unwrap_or(0);
     let mut text = String::new();
@@ -106,7 +106,7 @@ fn groups(commands: &[Command]) -> String {
     text
 }
 
-/// Adds the meaning of the command's name to its help, if the reports use the name as a word, too.
+/// Adds the meaning of the command's name to the command's help, if the reports also use the name as a word.
 fn with_word(command: Command) -> Command {
     let Some(term) = help::term(command.get_name()) else { return command };
     let examples = command.get_after_help().map(ToString::to_string).unwrap_or_default();
@@ -153,7 +153,7 @@ mod tests {
         assert!(all.len() <= 24, "{}", all.len());
     }
 
-    /// The words of a command line, in which `'...'` is one.
+    /// Splits a command line into words. A part in single quotes is one word.
     fn words(line: &str) -> Vec<String> {
         let parts = line.split('\'').enumerate();
         let words = parts.flat_map(|(index, part)| match index % 2 {

@@ -1,7 +1,8 @@
-//! A request to a running process: for the detail of its next steps, or for a search for what holds memory.
+//! A request to a running process: for the detail of its next steps, or for a search for the holders of
+//! memory.
 //!
-//! The request is a word in the journal that the process has mapped, which only its user can write. The process
-//! reads the word when a step begins: no port is open, and no signal is sent.
+//! The request is a word in the journal that the process has mapped, which only its user can write. The
+//! process reads the word when a step begins, so no port is open and no signal is sent.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -16,15 +17,16 @@ use memtrace_trace::journal::{
 };
 use rustix::fs::OFlags;
 
-/// A request that its process may not have taken yet. Until it is dropped, nobody else can ask the process.
+/// A request to a process. Until the request is dropped, its lock keeps other commands from sending requests
+/// to the process.
 pub(super) struct Request {
     pub(super) pid: u32,
-    /// When the process started.
+    /// The start time of the process.
     start: u64,
     steps: u32,
     journal: File,
     word: u64,
-    /// True if an earlier request was not taken.
+    /// True if this request replaced an earlier request that the process had not taken.
     pub(super) replaces: bool,
 }
 
@@ -32,7 +34,7 @@ impl Request {
     /// Asks process `pid` for the detail of its next `steps` steps.
     ///
     /// # Errors
-    /// When it cannot be asked.
+    /// When the process cannot be asked.
     pub(super) fn to_process(pid: u32, steps: u32) -> Result<Request> {
         Request::send(pid, steps, None)
     }
@@ -40,7 +42,7 @@ impl Request {
     /// Asks the process that writes the trace which names this `journal`.
     ///
     /// # Errors
-    /// When it cannot be asked, runs on another machine or has ended.
+    /// When the process cannot be asked, runs on another machine or has ended.
     pub(super) fn to_writer(journal: &str, steps: u32) -> Result<Request> {
         let journal = Path::new(journal);
         let Some(JournalName::Journal(pid)) = journal.file_name().and_then(JournalName::parse) else {
@@ -49,10 +51,10 @@ impl Request {
         Request::send(pid, steps, Some(journal))
     }
 
-    /// Asks process `pid` for a search for what holds memory.
+    /// Asks process `pid` for a search for the holders of memory.
     ///
     /// # Errors
-    /// When it cannot be asked.
+    /// When the process cannot be asked.
     pub(super) fn to_search(pid: u32) -> Result<Request> {
         Request::send(pid, DetailRequest::SEARCH, None)
     }
@@ -60,12 +62,12 @@ impl Request {
     /// Returns true once the process has taken the request.
     ///
     /// # Errors
-    /// When the process ended before.
+    /// When the process ended before that.
     pub(super) fn is_taken(&self) -> Result<bool> {
         Ok(self.answer()?.is_some())
     }
 
-    /// The path of the trace that the process writes.
+    /// Returns the path of the trace that the process writes.
     ///
     /// # Errors
     /// When the journal does not name one yet.
@@ -103,10 +105,10 @@ impl Request {
         Ok(Request { pid, start, steps, journal, word: request, replaces: asked != taken })
     }
 
-    /// Returns the answer of the process; `None` until it has begun a step.
+    /// Returns the answer of the process, or `None` until the process has begun a step.
     ///
     /// # Errors
-    /// When the process ended before.
+    /// When the process ended before that.
     pub(super) fn answer(&self) -> Result<Option<String>> {
         let Request { pid, steps, .. } = *self;
         if word(&self.journal, layout::DETAIL_TAKEN)? != self.word {
@@ -135,7 +137,7 @@ fn word(journal: &File, place: usize) -> Result<u64> {
     Ok(u64::from_ne_bytes(bytes))
 }
 
-/// The journal that a process has mapped, which must be the one that is `named`.
+/// Opens the journal that a process has mapped. Fails if this is not the journal `named`.
 fn journal_of(pid: u32, named: Option<&Path>) -> Result<File> {
     let maps = match fs::read_to_string(format!("/proc/{pid}/maps")) {
         Ok(maps) => maps,
@@ -176,14 +178,15 @@ struct Mapped {
 impl Mapped {
     /// Parses a line of `/proc/PID/maps`. Returns `None` if its file is not a journal.
     fn parse(line: &str) -> Option<Mapped> {
-        // addresses, permissions, offset, device, inode, path
+        // The fields of a line are: addresses, permissions, offset, device, inode, path.
         let path = Path::new(&line[line.find('/')?..]);
         let name = JournalName::parse(path.file_name()?)?;
         let inode = line.split_ascii_whitespace().nth(4)?.parse().ok()?;
         matches!(name, JournalName::Journal(_)).then(|| Mapped { path: path.to_owned(), inode })
     }
 
-    /// Opens the file as the process sees it, when it is the mapped one.
+    /// Opens the file through the root folder of the process, which may be in a container. Fails if the path
+    /// now leads to a file other than the mapped one.
     fn open(&self, pid: u32) -> io::Result<File> {
         let seen = Path::new("/proc").join(pid.to_string()).join("root");
         let path = seen.join(self.path.strip_prefix("/").unwrap_or(&self.path));

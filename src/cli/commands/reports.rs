@@ -1,4 +1,5 @@
-//! The reports: every command of [`REPORTS`](memtrace_analysis::reports::REPORTS), run in the same way.
+//! The reports: the commands in [`REPORTS`](memtrace_analysis::reports::REPORTS), which all run in the same
+//! way.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -18,7 +19,7 @@ use crate::trace_input;
 
 const TRACE_HELP: &str = "A trace: a file, or the folder of a run";
 
-/// The arguments of `report`.
+/// Returns the definition of the command of `report`.
 pub(crate) fn command(report: &'static dyn Report) -> Command {
     let many = report.inputs().len() > 1;
     let mut command =
@@ -37,7 +38,8 @@ pub(crate) fn command(report: &'static dyn Report) -> Command {
     command.args(args::shared_args())
 }
 
-/// Adds the option `flag` of `report` to `command`. It is an error to give it for an answer that does not take it.
+/// Adds the option `flag` of `report` to `command`. The option is rejected together with an option that
+/// selects an answer without it.
 fn with_flag(command: Command, flag: &Flag, report: &dyn Report) -> Command {
     let names = |view: &View| view.asked_by.iter().map(|flag| flag.name).collect::<Vec<_>>();
     let takes = |flags: &[Flag]| flags.iter().any(|own| own.name == flag.name);

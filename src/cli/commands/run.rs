@@ -29,7 +29,7 @@ use crate::libraries::TRACER;
 use crate::out_folder::OutFolder;
 use crate::{args, load_failure, recovery, signals, terminal, trace_input};
 
-/// The arguments of `memtrace run`.
+/// Returns the definition of the command `memtrace run`.
 pub(crate) fn command() -> Command {
     Command::new("run")
         .about("Run a program, trace it, and print the summary")
@@ -61,8 +61,8 @@ pub(crate) fn command() -> Command {
 /// Runs the program, and exits as it did.
 ///
 /// # Errors
-/// When the program cannot be traced. A program that cannot be started gives status 127 or 126, and a trace
-/// that cannot be read only a message: the program's status counts.
+/// When the program cannot be traced. A program that cannot be started gives status 127 or 126. If only the
+/// trace cannot be read, a message is printed and the exit status is the program's.
 pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     if matches.get_one::<String>("phantom").is_some_and(|card| card == "list") {
         return list_cards();
@@ -109,7 +109,8 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     Ok(signals::end_like(status))
 }
 
-/// Runs some ranks of a distributed job on a simulated cluster, and ends as the first of them that failed.
+/// Runs some ranks of a distributed job on a simulated cluster, and exits with the status of the first rank
+/// that failed, if any.
 fn run_ranks(matches: &ArgMatches, ranks: &str, command: &[&OsString]) -> Result<ExitCode> {
     let card = matches.get_one::<String>("phantom").context("--ranks needs --phantom")?;
     let job = Job::new(card, ranks, command, |name| std::env::var(name).ok())?;
@@ -137,14 +138,16 @@ fn run_ranks(matches: &ArgMatches, ranks: &str, command: &[&OsString]) -> Result
     Ok(signals::end_like(status))
 }
 
-/// Says that a program cannot be started. The status is a shell's for "not found" or "found, but not executable".
+/// Reports that a program cannot be started. Returns the status that a shell has for "not found" or "found,
+/// but not executable".
 fn not_started(program: &OsStr, error: &io::Error, out: &OutFolder) -> ExitCode {
     terminal::say(&format!("cannot run {}: {error}", Path::new(program).display()));
     out.remove_if_empty();
     ExitCode::from(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 })
 }
 
-/// How many processes the kernel has killed because memory ran out.
+/// The numbers of processes that the kernel has killed because memory ran out, in this container and on this
+/// machine.
 struct Kills {
     files: HostFiles,
     container: Option<i64>,
@@ -158,7 +161,8 @@ impl Kills {
         Kills { container, machine: files.kills(), files }
     }
 
-    /// Why a killed program left no trace, if the kernel killed it for want of memory: it had not used a GPU yet.
+    /// Returns the reason why a killed program left no trace, if the kernel killed the program because memory
+    /// ran out. Such a program had not used a GPU yet.
     fn reason(&self, fate: Fate) -> Option<String> {
         const SIGKILL: i32 = 9;
         let now = Kills::now();
@@ -188,7 +192,7 @@ fn fate_of(pid: u32, status: ExitStatus, asked: Option<i32>) -> Option<Fate> {
     (1..32).contains(&signal).then_some(Fate { pid: None, signal, asked })
 }
 
-/// Prints the summary of the trace, or why it has no summary.
+/// Prints the summary of the trace, or the reason why there is none.
 fn show_trace(
     matches: &ArgMatches,
     out: &OutFolder,
@@ -210,7 +214,8 @@ fn show_trace(
     out.remove_if_empty();
 }
 
-/// The traces of this launch, completed where a process was killed; `None` when it wrote none.
+/// Returns the traces of this launch, or `None` if it wrote none. The traces of killed processes are
+/// completed.
 fn trace_of(out: &OutFolder, run_id: &str, fate: Option<Fate>) -> Result<Option<Input>> {
     recovery::begin(&out.folder);
     let input = match trace_input::open_run(&out.folder, run_id) {
@@ -226,7 +231,7 @@ fn trace_of(out: &OutFolder, run_id: &str, fate: Option<Fate>) -> Result<Option<
     Ok(Some(Input { path: out.shown.clone(), ..input }))
 }
 
-/// The reason why the program left no trace, and the next step.
+/// Returns the reason why the program left no trace, and the next step.
 fn no_trace_reason(program: &OsStr, tracer: TracerFacts, phantom: bool, status: ExitStatus) -> String {
     // The simulated GPU is loaded before the tracer, and ends a program whose request it cannot meet.
     if !tracer.was_loaded && phantom && status.code() == Some(2) {
@@ -271,7 +276,7 @@ fn print_summary(input: Input, out: &OutFolder) -> Result<()> {
     Ok(())
 }
 
-/// Bytes in GiB, for a column.
+/// Formats bytes as GiB, for a column.
 fn gib(bytes: u64) -> String {
     format!("{:.2}", bytes as f64 / f64::from(1 << 30))
 }

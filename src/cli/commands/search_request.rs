@@ -1,4 +1,5 @@
-//! `memtrace leaks --holders --pid`: asks a running process to search for what holds memory, and waits for its answer.
+//! `memtrace leaks --holders --pid`: asks a running process to search for the holders of memory, and waits
+//! for its answer.
 //!
 //! The request works like `memtrace live --detail`: it is a word in the journal that the process reads when a
 //! step begins.
@@ -17,10 +18,11 @@ use crate::trace_input;
 
 /// The time between two checks for the answer.
 const PAUSE: Duration = Duration::from_millis(200);
-/// The maximum time for the rows to reach the file, in addition to the time of the search.
+/// The maximum time from the moment when the process takes the request until the rows of the search are in
+/// the file.
 const WRITTEN: Duration = Duration::from_secs(20);
 
-/// Asks the process, waits for a step to begin, and returns the trace that has the answer.
+/// Asks the process, waits for a step to begin, and returns the path of the trace with the answer.
 ///
 /// # Errors
 /// When the process cannot be asked, ends before it answers, or does not answer.
@@ -52,7 +54,7 @@ pub(super) fn ask(SearchRequest { pid, patience_s }: SearchRequest) -> Result<Pa
             ));
             break;
         }
-        // Each check reads the whole trace, which may be long.
+        // Each check reads the whole trace, which may be long, so the pause grows with the time of a check.
         std::thread::sleep(PAUSE.max(look.elapsed() * 4));
     }
     Ok(trace)
@@ -66,7 +68,7 @@ fn last_search(trace: &Path) -> i64 {
         let mut last = 0;
         for trace in &input.traces {
             let searches = RetainedSearches::read(trace, &Options { lenient: true, ..Options::default() })?;
-            // Other searches may run meanwhile, because memory grows or runs out.
+            // Other searches, which memtrace starts when memory grows or runs out, may run in the meantime.
             let asked = searches.all.iter().rev().find(|search| search.why == "command");
             last = last.max(asked.map_or(0, |search| search.number));
         }

@@ -1,5 +1,5 @@
 //! The words that the reports use, for `memtrace help`. A test checks that the column heads of all tables are
-//! among them.
+//! among these words.
 
 /// A word and its meaning.
 pub(super) struct Term {

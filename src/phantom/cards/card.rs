@@ -1,4 +1,4 @@
-//! A preset, and its lookup by name.
+//! The presets of cards, and their lookup by name.
 
 use memtrace_util::names::distance;
 
@@ -43,9 +43,10 @@ pub struct Context {
 }
 
 /// The additional size of a context in MiB if all kernels are loaded at once (`CUDA_MODULE_LOADING=EAGER`):
-/// the typical value and the maximum. 362 more in <https://github.com/pytorch/pytorch/issues/86509>
-/// (287,047,680 and 666,632,192 bytes). In January 2022, when CUDA had no other mode, a V100 had 1343 with
-/// CUDA 11.2 (Hugging Face's `perf_train_gpu_one`), 1033 more than our estimate for it.
+/// the typical value and the maximum. The typical value is the difference of the two contexts in
+/// <https://github.com/pytorch/pytorch/issues/86509> (287,047,680 and 666,632,192 bytes). The maximum is from
+/// January 2022, when CUDA always loaded all kernels: a V100 used 1343 MiB with CUDA 11.2 (Hugging Face's
+/// `perf_train_gpu_one`), 1033 more than the typical context in our table.
 pub(crate) const EAGER_MIB: (u64, u64) = (362, 1033);
 
 /// The preset for an empty request.
@@ -72,7 +73,7 @@ impl Card {
             slice + if contained { edits.min(1) } else { edits }
         };
         let mut cards: Vec<_> = CARDS.iter().collect();
-        // The sort is stable, so the order of the list decides between equals.
+        // The sort is stable, so cards with equal distances stay in the order of the list.
         cards.sort_by_key(|card| edits_of(card));
         let least = cards.first().map_or(0, |card| edits_of(card));
         cards.retain(|card| edits_of(card) == least);
@@ -87,7 +88,8 @@ impl Card {
         self.id.contains(':')
     }
 
-    /// Returns the shared memory of a card that uses the host's, or `None` for a card with its own memory.
+    /// Returns the properties of the shared memory if the card uses the memory of the host, or `None` if it
+    /// has its own memory.
     #[must_use]
     pub fn unified(&self) -> Option<Unified> {
         match self.id {
@@ -130,7 +132,8 @@ impl Card {
     }
 }
 
-/// A machine whose programs, page cache and GPU share one memory. The memory of the card is `MemTotal`.
+/// The properties of a machine whose programs, page cache and GPU share one memory. The memory of the card is
+/// `MemTotal`.
 ///
 /// - Free memory is the kernel's `MemFree`: page cache counts as used, as a GB10 showed with a file of 60 GiB
 ///   (<https://github.com/unslothai/unsloth/pull/10704>). Jetsons do the same
@@ -143,7 +146,8 @@ impl Card {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unified {
     /// The memory that the system uses before any program starts, in MiB: `MemTotal` minus `MemAvailable` on
-    /// an idle machine. 121.69 minus 115.85 GiB on the GB10 of the first link; an estimate for the Jetson.
+    /// an idle machine. The value of the GB10 is 121.69 minus 115.85 GiB, from the first link. The value of
+    /// the Jetson is an estimate.
     pub system_mib: u64,
     /// True if NVML lists the processes on the device.
     pub lists_processes: bool,
@@ -236,8 +240,8 @@ mod tests {
         for (id, in_use, allocated, unallocated) in OUT_OF_MEMORY {
             let card = Card::find(id).unwrap();
             let outside = (in_use - allocated) * 1024.0 - unallocated;
-            // Half a unit of the last decimal in each of the two GiB values. The third value has two decimals
-            // of a MiB or a GiB.
+            // The sum of the rounding errors: half a unit of the last decimal for each of the two GiB values,
+            // and the same for the third value if it was printed in GiB.
             let rounding = 0.01 * 1024.0 + if unallocated > 1024.0 { 0.005 * 1024.0 } else { 0.0 };
             let Context { low_mib, high_mib, .. } = card.context;
             let near = low_mib as f64 - rounding..=high_mib as f64 + rounding;

@@ -36,9 +36,9 @@ pub const ALLOCATIONS: [&str; 12] = [
 pub enum FaultKind {
     /// An allocation fails as on a full card, and the program may recover.
     OutOfMemory,
-    /// An uncorrectable ECC error: the process can no longer use the card.
+    /// An uncorrectable ECC error, after which the process can no longer use the card.
     Ecc,
-    /// The card falls off the bus: no process can use it any longer.
+    /// The card falls off the bus, after which no process can use the card.
     Lost,
 }
 
@@ -62,7 +62,7 @@ pub struct Fault {
     pub text: String,
     /// The kind.
     pub kind: FaultKind,
-    /// The number of allocation calls that fail; `None` for one request of an allocator, including its
+    /// The number of allocation calls that fail; `None` for a single request of an allocator, including its
     /// retries.
     pub times: Option<u32>,
     /// The moment.
@@ -71,7 +71,7 @@ pub struct Fault {
     pub card: Option<u32>,
 }
 
-/// Why a request for faults is invalid.
+/// The reason why a request for faults is invalid.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FaultError {
     fault: String,
@@ -91,7 +91,7 @@ impl fmt::Display for FaultError {
 
 impl std::error::Error for FaultError {}
 
-/// Parses a comma-separated list of faults. An empty list contains no faults.
+/// Parses a comma-separated list of faults. An empty text gives an empty list.
 ///
 /// # Errors
 /// Returns an error if a fault is invalid. The names of calls are not checked here.

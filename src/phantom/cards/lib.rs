@@ -20,5 +20,5 @@ pub use table::CARDS;
 /// The environment variable with the requested card, as the user typed it.
 pub const CARD_VARIABLE: &str = "MEMTRACE_PHANTOM";
 
-/// CUDA's own variable: `EAGER` loads every kernel at the start.
+/// CUDA's own environment variable. With the value `EAGER`, CUDA loads all kernels at the start.
 pub const LOADING_VARIABLE: &str = "CUDA_MODULE_LOADING";

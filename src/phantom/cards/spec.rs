@@ -8,7 +8,7 @@ use crate::card::{Card, DEFAULT_CARD, EAGER_MIB};
 use crate::table::CARDS;
 
 const MIB: u64 = 1 << 20;
-/// The maximum number of devices: the phantom library has an address range for each.
+/// The maximum number of devices, because the phantom library has an address range for each device.
 pub const MAX_DEVICES: u32 = 32;
 /// The size of the address range of all devices together, in bytes.
 pub const ADDRESSES: u64 = 32 << 40;
@@ -34,7 +34,7 @@ pub struct Spec {
     /// [`context`](Self::context) if the request sets it.
     pub context_range: (u64, u64),
     /// The memory in bytes that other processes use on each device. On a machine with one shared memory, this
-    /// is the system and other programs.
+    /// is the memory of the system and of other programs.
     pub others: u64,
     /// The number of devices.
     pub count: u32,
@@ -42,7 +42,7 @@ pub struct Spec {
     pub channels: u32,
 }
 
-/// Why a request is invalid. The text names the invalid part and the valid values.
+/// The reason why a request is invalid. The text names the invalid part and the valid values.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SpecError {
     /// A word is neither a preset nor `key=value`.
@@ -60,7 +60,7 @@ pub enum SpecError {
         /// The valid values.
         expected: &'static str,
     },
-    /// Several slices of a card: a process would see only one of them.
+    /// A request for several slices of a card, of which CUDA shows a process only one.
     SeveralSlices,
     /// The context and the other processes leave no free memory.
     NothingFree,
@@ -241,7 +241,7 @@ impl Spec {
                 self.memory = size::parse(value)
                     .filter(|&n| (64 * MIB..=MAX_MEMORY).contains(&n))
                     .ok_or_else(|| bad("mem", "a size such as 48g, 40960m, from 64m to 8t"))?;
-                // Limits the context: the context of a large card would not fit into a small memory.
+                // Limits the context, because the context of a large card might not fit into a small memory.
                 let most = self.memory / 8;
                 self.context = self.context.min(most);
                 self.context_range = (self.context_range.0.min(most), self.context_range.1.min(most));

@@ -2,10 +2,10 @@
 //!
 //! *Memory* is the total that `cudaMemGetInfo` reports, which is less than the nominal size. PyTorch prints
 //! it in its out-of-memory text ("GPU 0 has a total capacity of ...") and in
-//! `torch.cuda.get_device_properties`; Ultralytics and Unsloth print it when they start. It differs by some
-//! MiB between drivers and boards, and newer drivers report less. If public reports differ, the table has the
-//! smaller of the usual values. All reports are from Linux; Windows reports a larger total. Each card names
-//! its source.
+//! `torch.cuda.get_device_properties`; Ultralytics and Unsloth print it when they start. The total differs by
+//! some MiB between drivers and boards, and newer drivers report less. If public reports differ, the table
+//! has the smaller of the usual values. All reports are from Linux; Windows reports a larger total. Each card
+//! names its source.
 //!
 //! *Context* is the memory that a process uses before its first tensor: the CUDA context, and the PyTorch
 //! kernels that its first operations load. `612 in 518..614` is a published measurement, with the range for
@@ -15,26 +15,32 @@
 //!
 //! - *OOM* is an out-of-memory text from PyTorch. *properties* is the output of
 //!   `torch.cuda.get_device_properties`. *Ultralytics* and *Unsloth* are the first lines that these programs
-//!   print, in MiB or GiB with three digits. *nvidia-smi* is the list from `nvidia-smi mig -lgip`. The source
-//!   has an address if the text is in an issue. Otherwise the text, with the torch version if it names one,
-//!   can be found by a search in files of public repositories.
+//!   print, in MiB or GiB with three digits. *nvidia-smi* is the list from `nvidia-smi mig -lgip`. A source
+//!   has an address if its text is in an issue. A text without an address can be found by a search in files
+//!   of public repositories, with the torch version if the source names one.
 //! - Compute capability: NVIDIA's table of CUDA GPUs (<https://developer.nvidia.com/cuda-gpus>).
 //!   Multiprocessors, L2, bus and clocks: the architecture white papers and the data sheet of each card.
 //!   Multiprocessors of slices: the list from nvidia-smi, and NVIDIA's MIG User Guide
-//!   (<https://docs.nvidia.com/datacenter/tesla/mig-user-guide/>). Its memory fractions are used for L2 and
-//!   bus here.
-//! - Contexts, in MiB. H100: `nvidia-smi` in the logs of <https://github.com/KellerJordan/modded-nanogpt>
-//!   shows a second process on GPU 0 with one segment of 2 MiB: 610 with the drivers 535 and 550, 614 with
-//!   560 and 570; vLLM found 78.66 of 79.19 GiB free at its start, before PyTorch's kernels. H200: in the
-//!   same logs, a process that has just started shows 520; with NCCL, each rank has 6 less than on an H100.
-//!   A100: 78.84 of 79.25 GiB free when vLLM starts, 38.87 of 39.39 GiB when SGLang loads its weights. B200:
-//!   177.57 of 178.35 GiB free at the same point, with 0.09 GiB in use by the process group. RTX 6000 Ada:
-//!   426 with torch 2.10 and CUDA 13.0 (<https://github.com/unslothai/unsloth-zoo/issues/1053>). T4, V100,
-//!   RTX 3090, 4090, 5090, A6000, L4: out-of-memory texts of PyTorch. Each value is the memory that "this
-//!   process has ... in use", minus the allocated and the reserved but unallocated memory; the test of
-//!   [`crate::card`] lists the texts. Such a process has done its work, so the values include the kernels and
-//!   handles of its libraries: they are the upper ends. A process with a context and no tensor had 256 on an
-//!   RTX 3090. The lower ends of V100 and A6000 are estimates.
+//!   (<https://docs.nvidia.com/datacenter/tesla/mig-user-guide/>). For slices, L2 and bus are scaled by the
+//!   memory fractions in this guide.
+//! - Contexts, in MiB:
+//!   - H100: `nvidia-smi` in the logs of <https://github.com/KellerJordan/modded-nanogpt> shows a second
+//!     process on GPU 0 with one segment of 2 MiB. The process uses 610 with the drivers 535 and 550, and 614
+//!     with the drivers 560 and 570. vLLM found 78.66 of 79.19 GiB free at its start, before PyTorch's
+//!     kernels were loaded.
+//!   - H200: in the same logs, a process that has just started uses 520. With NCCL, each rank uses 6 less
+//!     than on an H100.
+//!   - A100: 78.84 of 79.25 GiB are free when vLLM starts, and 38.87 of 39.39 GiB when SGLang loads its
+//!     weights.
+//!   - B200: 177.57 of 178.35 GiB are free when SGLang loads its weights, and the process group uses 0.09
+//!     GiB.
+//!   - RTX 6000 Ada: 426 with torch 2.10 and CUDA 13.0
+//!     (<https://github.com/unslothai/unsloth-zoo/issues/1053>).
+//!   - T4, V100, RTX 3090, 4090, 5090, A6000, L4: out-of-memory texts of PyTorch. Each value is the memory
+//!     that "this process has ... in use", minus the allocated and the reserved but unallocated memory; the
+//!     test of [`crate::card`] lists the texts. Such a process has already worked, so the value includes the
+//!     kernels and handles of its libraries and is the upper end of the range. A process with a context and
+//!     no tensor used 256 on an RTX 3090. The lower ends of V100 and A6000 are estimates.
 
 use crate::card::{Card, Context};
 

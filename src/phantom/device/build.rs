@@ -1,4 +1,4 @@
-//! Linker arguments: the name and the symbol binding of the library.
+//! Sets the linker arguments that give the library its soname and its symbol binding.
 
 fn main() {
     // By this name the loader finds the preloaded library for `dlopen("libcuda.so.1")` and for NEEDED entries, so

@@ -5,10 +5,12 @@
 //! touched, with the capacity that `MEMTRACE_PHANTOM` sets. PyTorch's own caching allocator decides every
 //! segment, every split and every out-of-memory error, as it would on a card.
 //!
-//! The modules depend on each other in one direction: `core` is the machine, `cuda` the runtime and the
-//! driver on it, `kernels` and `libs` the work that programs launch, `table` the list of all calls. Each file
-//! has one family of calls and its table (`core::call_table`); `table::generated` has the names that no file
-//! answers by hand. The library depends on no other crate of memtrace but the presets.
+//! The modules are layers: `core` is the simulated machine, `cuda` answers the runtime and the driver,
+//! `kernels` and `libs` answer launches and libraries, `ops` computes the values of PyTorch's ops, and
+//! `table` lists all calls. Each uses only those before it, except that `cuda` starts the observation of ops
+//! in `ops`. Each file that answers a family of calls has its own table (`core::call_table`);
+//! `table::generated` has the names that no file answers by hand. Of the other crates of memtrace, the
+//! library uses those for the cards, the machine and utilities.
 
 mod core;
 mod cuda;

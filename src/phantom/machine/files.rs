@@ -19,7 +19,8 @@ use crate::table::{self, ProcessUse, Table, WORDS};
 
 /// The folder of all tables, in memory that processes share.
 const FOLDER: &str = "/dev/shm";
-/// `O_NOFOLLOW` and `O_NONBLOCK` on Linux: another user's link is rejected, and a FIFO does not block.
+/// `O_NOFOLLOW` and `O_NONBLOCK` on Linux. With them, a link of another user is rejected, and opening a FIFO
+/// does not block.
 const NO_LINK: i32 = 0o400_000 | 0o4000;
 /// The maximum number of characters of an identifier in a file name.
 const MAX_ID: usize = 80;
@@ -27,9 +28,9 @@ const MAX_ID: usize = 80;
 /// A snapshot of a machine's state.
 #[derive(Debug, Clone)]
 pub struct Machine {
-    /// The identifier.
+    /// The identifier of the machine.
     pub id: String,
-    /// The cards.
+    /// The cards of the machine.
     pub spec: Spec,
     /// The processes that have not ended.
     pub processes: Vec<ProcessUse>,
@@ -76,7 +77,7 @@ impl Machine {
         times.fold(0, u64::saturating_add)
     }
 
-    /// Returns the bytes in use on a card, including those of simulated other processes (`others=`).
+    /// Returns the bytes in use on a card, including the bytes of simulated other processes (`others=`).
     #[must_use]
     pub fn used(&self, card: usize) -> u64 {
         let bytes = self.processes.iter().filter_map(|process| process.cards.get(card)).map(|at| at.bytes());
@@ -113,8 +114,8 @@ pub fn path_of(id: &str, request: &str) -> PathBuf {
     Path::new(FOLDER).join(format!("{}{id}-{:08x}", beginning(), hash(request)))
 }
 
-/// Rejects a file that is not a private file of this user: another user may have created a file with this
-/// name.
+/// Rejects a file that is not a private file of this user, because another user may have created a file with
+/// this name.
 fn check(file: &File) -> io::Result<()> {
     let about = file.metadata()?;
     if about.is_file() && about.uid() == user() && about.mode() & 0o077 == 0 {
@@ -130,7 +131,8 @@ fn check(file: &File) -> io::Result<()> {
 /// Returns an error if there is no space for the table, or if another user has a file of that name.
 pub fn open_or_create(path: &Path, request: &str) -> io::Result<File> {
     let no_table = || io::Error::new(io::ErrorKind::InvalidData, "the file is not a table");
-    // Another process may remove the file between the open and the lock, and create it again.
+    // Another process may remove the file between the open and the lock, and create it again. In that case,
+    // the next iteration opens the new file.
     for _ in 0..100 {
         let mut options = OpenOptions::new();
         let mut file =
@@ -161,7 +163,8 @@ pub fn open_or_create(path: &Path, request: &str) -> io::Result<File> {
     Err(io::Error::new(io::ErrorKind::ResourceBusy, "other processes remove the file again and again"))
 }
 
-/// Reads the state of the machine with the table in this file. Returns `None` if the file is not a table.
+/// Reads the state of the machine with the table in this file. Returns `None` if the file is not a valid
+/// table.
 #[must_use]
 pub fn read(path: &Path) -> Option<Machine> {
     let mut file = OpenOptions::new().read(true).custom_flags(NO_LINK).open(path).ok()?;
@@ -180,7 +183,7 @@ pub fn read(path: &Path) -> Option<Machine> {
     Some(Machine::of(&table, &id, spec))
 }
 
-/// Returns the files of this user's machines.
+/// Returns the paths of the table files of this user.
 fn paths() -> Vec<PathBuf> {
     let beginning = beginning();
     let entries = fs::read_dir(FOLDER).into_iter().flatten().flatten();
@@ -207,7 +210,8 @@ pub fn sweep() {
             continue;
         }
         match file.try_lock() {
-            // A process loses its lock when it closes all its files, but it may still run.
+            // A process loses its lock when it closes all its files, but it may still run. So the file is
+            // removed only if the table has no running process, either.
             Ok(()) if read(&path).is_none_or(|machine| machine.processes.is_empty()) => {
                 fs::remove_file(&path).ok();
             }

@@ -42,7 +42,8 @@ pub fn index_of_bus_id(text: &str, count: usize) -> Option<usize> {
 }
 
 /// Returns the index of the card with this complete UUID among `count` cards. `CUDA_VISIBLE_DEVICES` also
-/// allows a unique prefix, but simulated UUIDs differ only in their last two digits.
+/// allows a unique prefix, which this function does not support: simulated UUIDs differ only in their last
+/// two digits.
 #[must_use]
 pub fn index_of_uuid(text: &str, count: usize) -> Option<usize> {
     (0..count).find(|&index| uuid_text(index).eq_ignore_ascii_case(text))

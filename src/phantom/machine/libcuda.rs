@@ -1,7 +1,7 @@
 //! The folder in which Triton finds the simulated GPU as the driver's library.
 //!
-//! Triton links the code that it compiles with `libcuda`. It searches the first folder in
-//! [`FOLDER_VARIABLE`], or else the folders that `ldconfig` lists. On a machine without a GPU, `ldconfig`
+//! Triton links the code that it compiles against `libcuda`. It searches for this library in the first folder
+//! in [`FOLDER_VARIABLE`], or else the folders that `ldconfig` lists. On a machine without a GPU, `ldconfig`
 //! lists none.
 
 use std::fs::{self, DirBuilder};
@@ -27,7 +27,7 @@ pub fn link(folder: &Path, library: &Path) -> io::Result<()> {
         if fs::read_link(&name).is_ok_and(|target| target == library) {
             continue;
         }
-        // Another process may do the same at this time; a rename replaces its link atomically.
+        // Another process may create the links at the same time. The rename replaces its link atomically.
         let new = name.with_extension(format!("{}.new", std::process::id()));
         symlink(library, &new)?;
         fs::rename(&new, &name)?;
@@ -46,7 +46,7 @@ pub fn folder(library: &Path, user: u32) -> io::Result<PathBuf> {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
         _ => {}
     }
-    // Another user may have created the folder to have a different library loaded.
+    // Another user may have created the folder to make this user's programs load a different library.
     let about = fs::symlink_metadata(&folder)?;
     if !about.is_dir() || about.uid() != user || about.mode() & 0o022 != 0 {
         return Err(io::Error::other(format!("other users can write to {}", folder.display())));

@@ -4,7 +4,7 @@ use std::fs;
 
 use memtrace_util::process::start_of;
 
-/// A process.
+/// A process, identified by its id and its start time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Process {
     /// The id.
@@ -21,8 +21,8 @@ impl Process {
         Self { pid, start: start_of(pid).unwrap_or(0) }
     }
 
-    /// Returns true if the process exists and is not a zombie: a driver frees the memory of a process when it
-    /// ends, not when its parent reads its status.
+    /// Returns true if the process exists and is not a zombie, because a driver frees the memory of a process
+    /// when it ends, not when its parent reads its status.
     #[must_use]
     pub fn is_alive(self) -> bool {
         start_of(self.pid) == Some(self.start)

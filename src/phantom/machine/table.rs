@@ -2,8 +2,8 @@
 //! the cards.
 //!
 //! The table is a header followed by the process slots, all in 64-bit words. The header starts with the magic
-//! number, the number of slots ever used, and the length of the card request, which is at [`REQUEST_AT`]. It
-//! has two words per card: [`CARD_LOST`] and [`CARD_ECC`].
+//! number, the number of slots ever used, and the length of the card request, which is at [`REQUEST_AT`]. The
+//! header has two words per card: [`CARD_LOST`] and [`CARD_ECC`].
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,15 +13,16 @@ use crate::process::Process;
 
 /// The first word of a table. Its last character is the version of the layout.
 const MAGIC: u64 = u64::from_le_bytes(*b"MTPHANT1");
-/// The maximum number of processes of one machine that use a card. Any further process runs, but the others
-/// do not see it.
+/// The maximum number of processes of one machine that use a card. Any further process runs, but other
+/// processes do not see its memory.
 pub const MAX_PROCESSES: usize = 256;
 /// The maximum length of a card request, in bytes.
 pub const MAX_REQUEST: usize = 1024;
 
 const USED_SLOTS: usize = 1;
 const REQUEST_LENGTH: usize = 2;
-/// The words of a card in the header: 1 if the card is lost, and its number of uncorrectable ECC errors.
+/// The offset of the cards' words in the header. Each card has two words: 1 if the card is lost, and the
+/// number of its uncorrectable ECC errors.
 const CARDS: usize = 8;
 const CARD_WORDS: usize = 2;
 const CARD_LOST: usize = 0;
@@ -29,19 +30,21 @@ const CARD_ECC: usize = 1;
 const REQUEST_AT: usize = 128;
 const HEADER_WORDS: usize = 512;
 
-/// The words of a slot: the process, the CUDA version of its runtime, and the words of each card.
+/// The number of words of a slot. They hold the process (id and start time), the CUDA version of its runtime,
+/// and the process's use of each card.
 const SLOT_WORDS: usize = 128;
 const PID: usize = 0;
 const START: usize = 1;
 const CUDA: usize = 2;
 const USES: usize = 8;
-/// The words of a card in a slot: the bytes of the context with [`HAS_CONTEXT`] (0 without a context), the
-/// allocated bytes, and the time in nanoseconds that the card has worked for the process.
+/// The number of words for each card in a slot. They hold the bytes of the context with [`HAS_CONTEXT`] (0
+/// without a context), the allocated bytes, and the time in nanoseconds that the card has worked for the
+/// process.
 const USE_WORDS: usize = 3;
 const CONTEXT: usize = 0;
 const ALLOCATED: usize = 1;
 const BUSY: usize = 2;
-/// Set if the process has a context on the card, even one that uses no memory.
+/// The bit that is set if the process has a context on the card, even a context that uses no memory.
 const HAS_CONTEXT: u64 = 1 << 63;
 
 /// The number of words of a table.
@@ -61,7 +64,7 @@ pub struct Table<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Slot(usize);
 
-/// The memory of one process on one card, in bytes.
+/// The use of one card by one process. Sizes are in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CardUse {
     /// The size of the CUDA context; `None` if the process has no context on the card.
@@ -80,14 +83,14 @@ impl CardUse {
     }
 }
 
-/// A process of the machine, with its memory.
+/// A process of the machine, with its use of each card.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProcessUse {
     /// The process.
     pub process: Process,
     /// The CUDA version of the process's runtime; 0 until it is known.
     pub cuda_version: u32,
-    /// The memory on each card of the machine.
+    /// The use of each card of the machine.
     pub cards: Vec<CardUse>,
 }
 
@@ -111,7 +114,7 @@ pub fn new_words(request: &str) -> Option<Vec<u64>> {
 }
 
 impl<'a> Table<'a> {
-    /// Interprets words as a table. Returns `None` if they are not one.
+    /// Interprets words as a table. Returns `None` if the words are not a table.
     #[must_use]
     pub fn new(words: &'a [AtomicU64]) -> Option<Self> {
         let is_table = words.len() == WORDS && words[0].load(Ordering::Acquire) == MAGIC;
@@ -158,8 +161,8 @@ impl<'a> Table<'a> {
         self.clear_dead();
         for slot in (0..MAX_PROCESSES).map(Slot) {
             let pid = self.word(slot, PID);
-            // First takes the slot with an id that no process has, so that no reader uses it before it is
-            // ready.
+            // Takes the slot with an id that no process has, so that no reader uses the slot before its
+            // values are set.
             let taken = pid.compare_exchange(0, u64::MAX, Ordering::AcqRel, Ordering::Relaxed);
             if taken.is_err() {
                 continue;
@@ -182,7 +185,8 @@ impl<'a> Table<'a> {
                 && !process.is_alive()
             {
                 let pid = self.word(slot, PID);
-                // If another process has freed and taken the slot in the meantime, it stays taken.
+                // If the slot was freed and claimed again in the meantime, the exchange fails and the slot
+                // stays taken.
                 let _ = pid.compare_exchange(u64::from(process.pid), 0, Ordering::AcqRel, Ordering::Relaxed);
             }
         }
@@ -203,7 +207,7 @@ impl<'a> Table<'a> {
         self.use_word(slot, card, ALLOCATED).store(bytes, Ordering::SeqCst);
     }
 
-    /// Returns the word with the time that a card has worked for a process.
+    /// Returns the word that holds the time that a card has worked for a process.
     #[must_use]
     pub fn busy(&self, slot: Slot, card: usize) -> &'a AtomicU64 {
         self.use_word(slot, card, BUSY)
@@ -224,8 +228,8 @@ impl<'a> Table<'a> {
         }
     }
 
-    /// Returns the bytes that all processes except `own` use on a card. A process that has ended counts until
-    /// [`clear_dead`](Self::clear_dead).
+    /// Returns the bytes that all processes except `own` use on a card. The memory of a process that has
+    /// ended counts until [`clear_dead`](Self::clear_dead) frees its slot.
     #[must_use]
     pub fn bytes_of_others(&self, own: Option<Slot>, card: usize) -> u64 {
         let others = self.slots().filter(|&slot| Some(slot) != own && self.process_of(slot).is_some());
@@ -299,7 +303,7 @@ mod tests {
         assert_eq!(table.processes(8).len(), 1);
         table.clear_dead();
         assert_eq!(table.bytes_of_others(Some(own), 3), 0);
-        // The new owner of a slot starts with zeros.
+        // A claim resets the values of the slot to 0.
         assert_eq!(table.claim(me), Some(other));
         assert_eq!(table.use_of(other, 3), CardUse::default());
     }
@@ -323,7 +327,7 @@ mod tests {
         assert!(table.processes(usize::MAX).is_empty());
         assert_eq!(table.bytes_of_others(None, 31), 0);
         assert_eq!(table.claim(Process::current()), None);
-        // Slots of a live process, each with the maximum amount of memory.
+        // All slots belong to a live process and hold the maximum values: the sum saturates.
         let me = Process::current();
         for slot in (0..MAX_PROCESSES).map(Slot) {
             table.word(slot, START).store(me.start, Ordering::Relaxed);

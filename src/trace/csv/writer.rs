@@ -32,7 +32,7 @@ impl<W: Write> RowWriter<W> {
         RowWriter { sink, buffer, filled: 0, header: true, cache }
     }
 
-    /// Like [`RowWriter::new`], for a `sink` that already contains rows.
+    /// Same as [`RowWriter::new`], for a `sink` that already contains rows.
     pub fn without_header(sink: W) -> Self {
         RowWriter { header: false, ..RowWriter::new(sink) }
     }

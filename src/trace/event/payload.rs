@@ -133,7 +133,7 @@ pub enum Payload {
         module: TextId,
         /// The name of the block in the module.
         name: TextId,
-        /// Which earlier uses it replaces.
+        /// The earlier uses that the tag replaces.
         claim: Claim,
     },
     /// An op uses a storage, or a module call has memory.

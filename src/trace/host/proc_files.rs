@@ -25,7 +25,7 @@ impl Default for HostFiles {
 }
 
 impl HostFiles {
-    /// Reads files in other folders than `/proc` and `/sys/fs/cgroup`.
+    /// Creates a reader of files in other folders than `/proc` and `/sys/fs/cgroup`.
     #[must_use]
     pub fn at(proc: &Path, cgroups: &Path) -> HostFiles {
         HostFiles { proc: proc.to_owned(), cgroups: cgroups.to_owned() }

@@ -402,7 +402,7 @@ impl RepeatFinder {
 
     fn push(&mut self, numbers: Numbers, row: Option<StoredRow>, origin: i64, mut links: [Link; 2]) {
         self.born.note(&numbers);
-        // A gap in the numbers: the end row of a trace that continues was taken back.
+        // A gap in the numbers means that the end row of a trace was removed because the trace continues.
         if self.slots.back().is_some_and(|slot| slot.numbers.seq + 1 != numbers.seq) {
             self.forget();
         }
@@ -422,8 +422,8 @@ impl RepeatFinder {
     }
 }
 
-/// Returns true if a number in the row is clamped when it is written: the reader then gets a different number
-/// than the writer compared.
+/// Returns true if a number in the row is clamped when it is written. The reader would then get a different
+/// number than the writer compared.
 fn is_huge(row: &Row<'_>) -> bool {
     let bytes =
         [row.delta_bytes, row.allocated_bytes, row.active_bytes, row.reserved_bytes, row.device_free_bytes];

@@ -165,7 +165,7 @@ impl Numbers {
     }
 }
 
-/// Returns true if rows of this event can be repeated: a loop produces them again.
+/// Returns true if rows of this event can be repeated, because a loop produces them again.
 #[must_use]
 pub const fn is_repeatable(event: EventName) -> bool {
     MemoryKind::of(event).is_some() && !matches!(event, EventName::Live)
@@ -177,7 +177,7 @@ pub const fn is_repeatable(event: EventName) -> bool {
 struct Born(FxHashMap<(u8, i64), (i64, i64)>);
 
 impl Born {
-    /// Records the allocation if the row is one.
+    /// Records the allocation or the tag in the row, if any.
     fn note(&mut self, row: &Numbers) {
         let Some((kind, Effect::Alloc | Effect::Tag)) = MemoryKind::of(row.event) else { return };
         if row.alloc_id <= 0 {
@@ -211,8 +211,8 @@ struct Shift {
 }
 
 impl Shift {
-    /// Returns the [`Numbers`] of row `seq`, which repeats the row `of`. The time is still that of `of`.
-    /// `born` is the result of [`Born::find`].
+    /// Returns the [`Numbers`] of row `seq`, which repeats the row `of`. The time in the result is still the
+    /// time of row `of`. `born` is the result of [`Born::find`].
     fn apply(&self, of: &Numbers, seq: i64, born: Option<(i64, i64)>) -> Numbers {
         let (alloc_id, step) = born.unwrap_or((
             if of.alloc_id == of.seq { seq } else { of.alloc_id },

@@ -188,7 +188,8 @@ fn written_plain(rows: &[StoredRow]) -> String {
     String::from_utf8(writer.into_inner().unwrap()).unwrap()
 }
 
-/// Round trip of random rows: events, addresses, sizes and texts are drawn from a few of each.
+/// Writes random rows and reads them back. Their events, addresses, sizes and texts are drawn from a few of
+/// each.
 #[test]
 fn repeats_change_no_row_of_any_program() {
     let mut state = 7_u64;
@@ -232,8 +233,8 @@ fn repeats_change_no_row_of_any_program() {
     }
 }
 
-/// If a program's rows never repeat, the file is hardly larger than without repeats. A loop after that is
-/// repeated again.
+/// A program whose rows do not repeat pauses the search. Its file is then hardly larger than without repeats,
+/// and the rows of a later loop are repeated again.
 #[test]
 fn repeats_are_not_looked_for_while_there_are_few() {
     let mut program = Program::default();

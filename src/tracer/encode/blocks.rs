@@ -19,7 +19,8 @@ impl Encoder {
         let Block { address, bytes, allocated, reserved, requested, pool, deferred } = *block;
         self.caching = true;
         self.reconcile(tid, header, reserved, pool, sink)?;
-        // The allocator has handed out the address of a live block: the report of its free was lost.
+        // The allocator has handed out the address of a block that the encoder considers live, so the report
+        // of that block's free was lost.
         if bytes >= 0
             && let Some(missed) = self.memory.live.blocks.get(&address).copied()
         {
@@ -56,7 +57,7 @@ impl Encoder {
             self.correct(header.device, allocated, reserved);
             self.allocated(tid, header, address, &live, sink)
         } else {
-            // The size comes from the report; the live block contributes only the owner.
+            // The size comes from the report. All other values come from the live block, if it is known.
             let extent = unknown.extent();
             let live = if deferred {
                 self.memory.free_deferred(Key::Block(address), (), &extent)
@@ -73,7 +74,8 @@ impl Encoder {
         }
     }
 
-    /// Adopts the allocator's own totals after the change that it reports.
+    /// Sets the allocated bytes of a device to the allocator's own total after the reported change, and
+    /// updates the peaks.
     #[inline]
     fn correct(&mut self, device: i8, allocated: usize, reserved: usize) {
         // A difference means that other reports were lost.
@@ -85,7 +87,7 @@ impl Encoder {
     /// Marks a deferred block as no longer used by any stream.
     #[inline]
     pub(crate) fn complete(&mut self, address: u64) -> Option<Live> {
-        // Fast path: frees are rarely deferred.
+        // Fast path, because frees are rarely deferred.
         if self.memory.live.deferred.is_empty() {
             return None;
         }
@@ -94,8 +96,8 @@ impl Encoder {
         Some(live)
     }
 
-    /// Writes the row of a freed block after the last stream has finished with it, so that the allocator can
-    /// reuse it.
+    /// Writes the row that completes a deferred free: the last stream has finished with the block, so the
+    /// allocator can reuse it.
     pub(crate) fn free_completed<S: RowSink>(
         &mut self,
         tid: u32,
@@ -141,8 +143,8 @@ impl Encoder {
     }
 
     /// Compares the encoder's total of segments with the allocator's own total, which each report contains
-    /// and which includes sleeping segments. If calls were missed (expandable segments, a pool with its own
-    /// allocator), a row adds the difference.
+    /// and which includes sleeping segments. If the totals differ because calls were missed (expandable
+    /// segments, a pool with its own allocator), a row adds the difference.
     #[inline]
     pub(crate) fn reconcile<S: RowSink>(
         &mut self,

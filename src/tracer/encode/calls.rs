@@ -1,5 +1,6 @@
-//! Encodes the calls of the CUDA runtime and driver: segments, memory outside torch's allocator and pinned host
-//! memory. Where torch's allocator reports no blocks, each of its calls counts as a block instead of a segment.
+//! Encodes the calls of the CUDA runtime and driver: segments, memory outside torch's allocator and pinned
+//! host memory. If torch's allocator reports no blocks, each of its calls counts as a block instead of a
+//! segment.
 
 use memtrace_trace::event::{AllocCall, Call};
 use memtrace_trace::memory::{LiveMemory, MemoryKind};
@@ -98,7 +99,7 @@ impl Encoder {
     ) -> Result<(), S::Error> {
         let CallEvent { header, call, .. } = *event;
         let live = if call.status == 0 { self.memory.live.remove(Key::Region(key), ()) } else { None };
-        // A CPU tensor may be older than the trace.
+        // A CPU tensor may be older than the trace, so the free of an unknown tensor is ignored.
         if live.is_none() && header.api == Some(Api::CpuAllocator) {
             return Ok(());
         }
@@ -128,8 +129,8 @@ impl Encoder {
         self.statistics.call(event.header.api, event.call.latency_ns, event.has_failed());
     }
 
-    /// Returns the kind of memory of a call. It depends on the caller, and on whether torch's allocator
-    /// reports blocks.
+    /// Returns the kind of memory of a call. The kind depends on the function, on its caller, and on whether
+    /// torch's allocator reports blocks.
     fn kind_of_call(&self, event: &CallEvent) -> MemoryKind {
         let api = event.header.api;
         if event.on_host {

@@ -1,6 +1,7 @@
-//! The encoder: converts events to rows. It tracks live memory, totals and owners, and numbers the rows.
+//! The encoder converts events to rows. The encoder also tracks live memory, totals and owners, and numbers
+//! the rows.
 //!
-//! It receives the events of all threads in the order of their timestamps.
+//! The encoder receives the events of all threads in the order of their timestamps.
 
 use std::cell::Cell;
 
@@ -47,7 +48,7 @@ pub struct Encoder {
     pub(crate) rounding: Rounding,
     /// True if torch's allocator reports blocks. If not, each of its calls counts as a block.
     pub(crate) caching: bool,
-    /// False if the run records no modules and no tags (`MEMTRACE_MODULES=0`): a block then keeps its first
+    /// False if the run records no modules and no tags (`MEMTRACE_MODULES=0`). A block then keeps its first
     /// category.
     pub tags: bool,
     /// The `seq` of the last row.
@@ -118,7 +119,7 @@ impl Encoder {
     /// # Errors
     /// Returns the sink's error.
     pub fn encode<S: RowSink>(&mut self, tid: u32, event: &Event, sink: &mut S) -> Result<(), S::Error> {
-        // Fast path: most events are reports and ops.
+        // Fast path, because most events are reports and ops.
         if let Some((header, block)) = event.unpack_block() {
             return self.block(tid, &header, &block, sink);
         }
@@ -168,7 +169,7 @@ impl Encoder {
         }
     }
 
-    /// Returns the OOM that was encoded since the last call, if any.
+    /// Returns the last OOM that was encoded since the previous call, if any.
     pub fn take_oom(&mut self) -> Option<OutOfMemory> {
         self.oom.take()
     }
@@ -226,8 +227,8 @@ impl Encoder {
         self.seq.get()
     }
 
-    /// Returns the value of [`Row::owner`] for a context. It changes with each new definition, because a
-    /// definition may change the texts of a context.
+    /// Returns the value of [`Row::owner`] for a context. This value changes with each new definition,
+    /// because a definition may change the texts of a context.
     #[inline]
     pub(crate) fn owner_number(&self, context: u32) -> u64 {
         u64::from(self.learned) << 32 | u64::from(context)

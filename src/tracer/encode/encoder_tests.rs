@@ -158,7 +158,7 @@ fn buffer_that_ranks_reduce_is_a_gradient_unless_a_backward_allocated_it() {
     let texts = ["forward", "backward", WITHOUT_DETAIL, "Net", "bucket"];
     let [forward, backward, without, net, bucket] = [1, 2, 3, 4, 5];
     // A block that is allocated in this phase and reduced twice: in a step without detail (no module), then
-    // in a detailed one.
+    // in a detailed step.
     let categories = |phase: u32, module: u32, flags: u8| {
         let mut encoder = encoder();
         for (text, id) in texts.into_iter().zip(1..) {

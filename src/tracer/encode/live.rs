@@ -3,7 +3,7 @@
 use memtrace_trace::memory::{Extent, MemoryKind};
 use memtrace_trace::{Api, Category, Event};
 
-/// Live memory: the values in its first row, which the row of its free repeats.
+/// An allocation that is live, with the values of its first row. The row of its free repeats these values.
 #[derive(Clone, Copy, Debug)]
 pub struct Live {
     /// The `seq` of the row of the allocation.

@@ -1,4 +1,4 @@
-//! Lost events: their rows, and the end row, which has their number.
+//! Writes the rows of lost events, and the end row, which contains the number of lost events.
 
 use memtrace_trace::end_row::{EndText, Ending};
 use memtrace_trace::units::Unit;
@@ -9,14 +9,15 @@ use crate::encoder::{Encoder, RowSink};
 /// The maximum value of `MEMTRACE_BUFFER`.
 const LARGEST_BUFFER: u64 = 4 << 30;
 
-/// The maximum number of lost events in a row. No process loses more, but a damaged journal may claim it.
+/// The maximum number of lost events in a row. No process loses more events, but a damaged journal may
+/// contain a larger number.
 const MOST_LOST: u64 = 1 << 40;
 
 /// Returns a value of `MEMTRACE_BUFFER` that would also have held the `lost` events, given the current size
 /// of `bytes`. Returns `None` if no allowed value is large enough.
 #[must_use]
 pub fn sufficient_buffer(bytes: u64, lost: u64) -> Option<String> {
-    // Add a third: ops get no rows once the buffer is three quarters full.
+    // Adds a third, because ops get no rows while the buffer is more than three quarters full.
     let events = lost.saturating_mul(size_of::<Event>() as u64);
     let needed = bytes.saturating_add(events.saturating_add(events / 3)).checked_next_power_of_two()?;
     let needed = needed.max(1 << 20);

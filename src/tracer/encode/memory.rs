@@ -24,7 +24,7 @@ pub(crate) enum Key {
 pub(crate) struct LiveByAddress {
     /// Blocks that torch's allocator reported.
     pub(crate) blocks: FxHashMap<u64, Live>,
-    /// The memory of calls.
+    /// Memory that traced calls allocated.
     pub(crate) regions: FxHashMap<u64, Live>,
     /// Blocks that the program has freed while a stream still uses them.
     pub(crate) deferred: FxHashMap<u64, Live>,
@@ -32,7 +32,7 @@ pub(crate) struct LiveByAddress {
 
 impl LiveByAddress {
     /// Returns the key of the block at an address, whether torch reported it or a call allocated it, or
-    /// `None` without a block there.
+    /// `None` if no block is there.
     pub(crate) fn block_at(&self, address: u64) -> Option<(Key, Live)> {
         if let Some(live) = self.blocks.get(&address) {
             return Some((Key::Block(address), *live));

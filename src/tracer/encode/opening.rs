@@ -1,5 +1,5 @@
-//! The opening rows of a later part of a rotated trace. They list the live memory, so that the part can be
-//! replayed by itself.
+//! Writes the opening rows of a later part of a rotated trace. These rows list the live memory, so that the
+//! part can be replayed by itself.
 //!
 //! Opening rows are numbered backward from the first new row of the part. So new rows have the same numbers
 //! as in a single file, and `alloc_id` remains the row number of the allocation. The totals in the opening

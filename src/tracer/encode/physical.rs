@@ -51,7 +51,8 @@ pub(crate) struct Held {
     /// The number of holders of the handle plus the number of mappings.
     pub(crate) references: u32,
     pub(crate) device: i8,
-    /// True if torch's allocator created the handle. Its segments have rows by address, not by handle.
+    /// True if torch's allocator created the handle. The segments of torch's allocator have rows by address,
+    /// not by handle.
     pub(crate) is_torchs: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Resuming a trace: an encoder reads back the rows that another encoder wrote.
+//! Resumes a trace: the encoder reads back the rows that another encoder wrote.
 
 use memtrace_trace::context::Context;
 use memtrace_trace::memory::{DeviceTotals, Effect, Extent, LiveMemory, MemoryKind};
@@ -10,7 +10,8 @@ use crate::live::Live;
 use crate::memory::Key;
 
 impl Encoder {
-    /// Restores the state after a row that is already in the file: its number, and its effect on memory.
+    /// Restores the state after a row that is already in the file, from the row's number, totals and effect
+    /// on memory.
     pub fn restore_row(&mut self, row: &Row<'_>) {
         self.seq.set(row.seq);
         self.formulas = None;
@@ -48,8 +49,8 @@ impl Encoder {
         let extent = Extent { device: device.max(Event::HOST).into(), kind, in_segment: is_reported, bytes };
         match effect {
             Effect::Complete => drop(self.complete(address)),
-            // A deferred free shows only in the totals: after an immediate free, the block is no longer
-            // active.
+            // A row does not say whether a free is deferred, but the totals do: a deferred block is still
+            // active, so the active bytes exceed the allocated bytes.
             Effect::Free if is_reported && row.active_bytes > row.allocated_bytes => {
                 if let Some(live) = self.memory.free_deferred(key, (), &extent) {
                     self.memory.live.deferred.insert(address, live);
@@ -99,8 +100,8 @@ impl Encoder {
         }
     }
 
-    /// Returns a context for a row. It has an id of the encoder's own, because the ids of the process are not
-    /// reused.
+    /// Returns the id of the context of a row. The encoder assigns this id itself, because rows do not
+    /// contain the ids of the process.
     fn restored_context(&mut self, row: &Row<'_>) -> u32 {
         let context = Context {
             op: self.own_names.text(row.op),

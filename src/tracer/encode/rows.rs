@@ -20,7 +20,8 @@ pub struct RowPosition {
 }
 
 impl Encoder {
-    /// Writes a row and uses up its number: [`Encoder::blank`] gives each new row the next number.
+    /// Writes a row and advances the row number, so that [`Encoder::blank`] returns the next number for the
+    /// next row.
     pub(crate) fn emit<S: RowSink>(&self, row: &Row<'_>, sink: &mut S) -> Result<(), S::Error> {
         sink.row(row)?;
         self.seq.set(row.seq);
@@ -38,7 +39,8 @@ impl Encoder {
         RowPosition { seq: self.seq.get(), reported_lost: self.reported_lost }
     }
 
-    /// Discards the rows after `place`, such as the end row of a trace that continues.
+    /// Resets the row number and the number of reported losses to `place`, because the caller has removed the
+    /// rows after it, such as the end row of a trace that continues.
     pub fn take_back(&mut self, place: RowPosition) {
         self.seq.set(place.seq);
         self.reported_lost = place.reported_lost;
@@ -78,7 +80,7 @@ impl Encoder {
         self.emit(&Row { event: live.kind.free_event(), delta_bytes: -live.bytes, ..row }, sink)
     }
 
-    /// Writes the row of a call that allocated.
+    /// Writes the row of a call that allocated memory.
     pub(crate) fn allocated_by<S: RowSink>(
         &mut self,
         event: &CallEvent,
@@ -90,7 +92,7 @@ impl Encoder {
         self.emit(&Row { event: live.kind.alloc_event(), delta_bytes: live.bytes, name, ..row }, sink)
     }
 
-    /// Writes the row of a call that freed.
+    /// Writes the row of a call that freed memory.
     pub(crate) fn freed_by<S: RowSink>(
         &mut self,
         event: &CallEvent,
@@ -101,8 +103,8 @@ impl Encoder {
         self.emit(&Row { event: live.kind.free_event(), delta_bytes: -live.bytes, ..row }, sink)
     }
 
-    /// Writes the row of a range or marker, with its name and, for a module, its class. The class is 0 for
-    /// others.
+    /// Writes the row of a range or mark, with its name and, for a module, its class. `class` is 0 if there
+    /// is no class.
     pub(crate) fn named<S: RowSink>(
         &mut self,
         event: EventName,
@@ -131,7 +133,7 @@ impl Encoder {
         let rest = Rest::of(&known, self.ledger(device).0);
         self.rests.insert(device, rest);
         let base = self.base(tid, &Header { context: 0, ..*header });
-        // Page cache counts as free: an allocation can reclaim it.
+        // Page cache counts as free memory, because an allocation can reclaim it.
         let device_free_bytes = sample.free.map_or(-1, |free| free + sample.cache.unwrap_or(0));
         let name = sample.to_string();
         let row = Row { event: EventName::Sample, source: LIBRARY, device_free_bytes, name: &name, ..base };
@@ -208,7 +210,8 @@ impl Encoder {
         }
     }
 
-    /// Returns the fields of a row that names no thread and no memory.
+    /// Returns the fields of a row that belongs to no particular thread and to no device. Its totals are the
+    /// totals of the host.
     #[inline(always)]
     pub(crate) fn blank(&self, clock_ns: u64) -> Row<'static> {
         let host = &self.memory.devices.host;

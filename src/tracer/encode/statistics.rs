@@ -29,8 +29,9 @@ struct Peak {
 
 /// Creates a histogram with two significant digits, enough for percentiles of latencies.
 ///
-/// This is the only copy, into which the constructor is inlined. The compiler can then evaluate the
-/// constructor's logarithms of constants, so the preloaded library does not need libm.
+/// This function is not inlined, so that it is the only copy into which the constructor is inlined. The
+/// compiler can then evaluate the constructor's logarithms of constants, so the preloaded library does not
+/// need libm.
 #[inline(never)]
 fn histogram() -> Histogram<u64> {
     Histogram::new(2).expect("two digits are within the library's bounds")
@@ -45,7 +46,8 @@ impl Default for Statistics {
 impl Statistics {
     /// Counts a block of `bytes` bytes.
     pub fn block(&mut self, bytes: i64) {
-        // `record` grows the histogram; `saturating_record` would clamp the value to its current range.
+        // `record` grows the histogram; `saturating_record` would clamp the value to the current range of the
+        // histogram.
         let _ = self.blocks.record(bytes.max(0) as u64);
     }
 

@@ -41,7 +41,7 @@ pub(crate) struct Use {
     pub(crate) module: u32,
     /// The name within the module.
     pub(crate) name: u32,
-    /// The strength of the claim: it decides which earlier uses are replaced.
+    /// The strength of the claim, which decides which earlier uses are replaced.
     pub(crate) claim: Claim,
 }
 
@@ -86,7 +86,7 @@ impl Encoder {
         match self.text(context.phase) {
             phase if is_optimizer(phase) && self.tags => Category::Temporary,
             phase if is_optimizer(phase) => Category::OptimizerState,
-            // A gradient, a recomputed activation or temporary memory: without detail, these cannot be
+            // Without detail, a gradient, a recomputed activation and temporary memory cannot be
             // distinguished.
             "backward" if context.flags & Context::WITHOUT_DETAIL != 0 => Category::None,
             "backward" if context.flags & Context::RECOMPUTED == 0 => Category::Temporary,
@@ -165,8 +165,8 @@ impl Encoder {
         }
     }
 
-    /// Called before an allocation in a forward or a backward. The remaining blocks of the previous optimizer
-    /// step that have no other use become optimizer state.
+    /// Called before each allocation. If the allocation is in a forward or a backward, the remaining blocks
+    /// of previous optimizer steps that have no other use become optimizer state.
     #[inline]
     pub(crate) fn keep_survivors<S: RowSink>(
         &mut self,

@@ -3,11 +3,11 @@
 //! The driver frees physical memory when its last reference is dropped. Each holder of the handle and each
 //! mapping is a reference. For torch's expandable segments, the rows show the mapped pieces (`segment_map`,
 //! `segment_unmap`), because torch counts these as reserved. For other libraries, the rows show the physical
-//! memory (`ext_alloc`, `ext_free`, with the handle as the address), because it is the memory taken from the
-//! device.
+//! memory (`ext_alloc`, `ext_free`, with the handle as the address), because this is the memory that they
+//! take from the device.
 //!
 //! A program may unmap segments of torch's allocator itself, and map other physical memory there later. vLLM
-//! sleeps this way. The memory mapped there becomes torch's segment again.
+//! does this when it sleeps. Memory that is mapped to these addresses later becomes torch's segment again.
 
 use memtrace_trace::Api;
 use memtrace_trace::event::{AllocCall, Call};
@@ -20,7 +20,7 @@ use crate::live::Live;
 use crate::physical::{Held, is_virtual_memory};
 
 impl Encoder {
-    /// Encodes an allocation of device memory, or of pinned host memory if `on_host`.
+    /// Encodes an allocation of device memory, or of pinned host memory if `event.on_host` is true.
     pub(crate) fn alloc<S: RowSink>(
         &mut self,
         event: CallEvent,
@@ -132,7 +132,7 @@ impl Encoder {
         }
     }
 
-    /// Drops one reference to physical memory. Dropping the last one frees it.
+    /// Drops one reference to physical memory. Dropping the last reference frees the memory.
     fn release_physical<S: RowSink>(
         &mut self,
         handle: u64,

@@ -1,6 +1,6 @@
-//! The features of this process's torch that cannot be captured, for the meta row.
+//! The features that cannot be captured with this process's torch and Python, for the meta row.
 //!
-//! Queried on the writer thread when the trace begins, because the libraries are loaded by then.
+//! This is determined on the writer thread when the trace begins, because the libraries are loaded by then.
 
 use std::ffi::CStr;
 
@@ -32,7 +32,7 @@ const NEEDED: &[(&str, &CStr, &str)] = &[
 const NEEDED_FOR_OPS: &[&CStr] =
     &[c"_ZN2at17addGlobalCallbackENS_22RecordFunctionCallbackE", c"_ZNK2at14RecordFunction4nameEv"];
 
-/// Adds what cannot be captured in this process's Python.
+/// Adds the features that cannot be captured in this process's Python.
 fn describe_python(meta: &mut Meta) {
     let Some(python) = Version::get() else { return };
     let (name, (oldest, newest)) = (format!("Python {}.{}", python.major, python.minor), version::TRIED);

@@ -21,7 +21,8 @@ fn load() {
         return;
     }
     launcher::tell_load();
-    // Later, a lookup may be impossible: in a child, in a signal handler, or under a lock of another thread.
+    // These functions must be looked up now, because a later lookup may be impossible: in a child, in a
+    // signal handler, or while another thread holds a lock of the loader.
     hooks::libc::exit::install();
     let (mut settings, mut warnings) = Settings::from_env();
     if !settings.enabled || !is_preloaded() {
@@ -58,8 +59,8 @@ fn load() {
     hooks::libc::exec::install();
     // SAFETY: the three handlers take no arguments, and change only atomics and memtrace's own locks.
     unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork_in_child)) };
-    // Exit handlers run in the reverse order of their registration. This one is among the first, so the
-    // program's handlers run before it.
+    // Exit handlers run in the reverse order of their registration. Ours is among the first, so the program's
+    // handlers run before it.
     // SAFETY: the handler takes no arguments and does not unwind.
     unsafe { libc::atexit(at_exit) };
     if nvtx {
@@ -82,18 +83,19 @@ extern "C" fn before_fork() {
 }
 
 extern "C" fn after_fork() {
-    // SAFETY: pthread_atfork calls this after `before_fork`, on the thread that forks.
+    // SAFETY: `pthread_atfork` registered this function together with `before_fork`, which ran on this
+    // thread.
     unsafe { fork::unlock_all() };
 }
 
 extern "C" fn after_fork_in_child() {
-    // SAFETY: pthread_atfork calls this after `before_fork`, on the copy of the thread that forks.
+    // SAFETY: `before_fork` ran on the thread that forked, and this thread is the copy of that thread.
     unsafe { fork::unlock_all() };
     Recorder::forget_after_fork();
     start_anew();
 }
 
-/// Resets the child of a fork, whose memory is a copy of its parent's.
+/// Resets the state in the child of a fork, whose memory is a copy of its parent's memory.
 fn start_anew() {
     Recorder::start_anew();
     ranges::reset_in_child();
@@ -108,6 +110,6 @@ fn start_anew() {
 /// capabilities). That user controls the environment variables, which must not name files that a privileged
 /// program writes.
 fn is_privileged() -> bool {
-    // SAFETY: it reads a value that the kernel passed to the program.
+    // SAFETY: the function only reads a value that the kernel passed to the program.
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }

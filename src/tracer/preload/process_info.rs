@@ -19,7 +19,7 @@ pub(crate) fn host() -> String {
     let mut name = [0 as c_char; 256];
     // SAFETY: the buffer is longer than the length that is passed, so its last byte stays 0.
     unsafe { libc::gethostname(name.as_mut_ptr(), 255) };
-    // SAFETY: the text ends in 0, see above.
+    // SAFETY: the text ends with 0; see above.
     let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
     let safe: String =
         name.chars().map(|c| if c.is_ascii_alphanumeric() || "-_".contains(c) { c } else { '_' }).collect();
@@ -28,7 +28,8 @@ pub(crate) fn host() -> String {
     if safe.is_empty() { "host".to_owned() } else { safe.to_owned() }
 }
 
-/// Returns the distributed rank from the variable of the current launcher, or 0 without one.
+/// Returns the distributed rank from the environment variable of the launcher, or 0 if no such variable is
+/// set.
 pub(crate) fn rank() -> i32 {
     number(&["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"]).unwrap_or(0)
 }
@@ -108,7 +109,7 @@ pub(crate) fn conclude() -> String {
     parts.iter().filter(|words| !words.is_empty()).map(String::as_str).collect::<Vec<_>>().join(" ")
 }
 
-/// Returns the words about a run on a phantom device. Empty on a real device.
+/// Returns the entries about a run on a simulated GPU; empty on a real device.
 fn about_phantom() -> String {
     let about = phantom::describe_at_end();
     let Some(reads) = about["invented_reads"].as_u64() else { return String::new() };

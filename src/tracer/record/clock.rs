@@ -1,15 +1,16 @@
-//! The clock of a trace: `CLOCK_MONOTONIC` in ns. It is the same for every process of the host and for
-//! Python's `time.monotonic_ns()`.
+//! The clock of a trace: `CLOCK_MONOTONIC` in ns. This clock is the same for every process of the host and
+//! for Python's `time.monotonic_ns()`.
 //!
-//! Reading the system's clock takes half the time of an event. So where the kernel itself keeps time by the
-//! processor's time-stamp counter, the recorder reads that counter and converts it to the system's clock by a
-//! straight line. The writer thread fits the line, and a new one when the system's clock is slewed away from
-//! it. Each line begins where the one before it is, so time never goes back.
+//! Reading the system's clock takes half the time of recording an event. So if the kernel keeps time by the
+//! processor's time-stamp counter, the recorder reads that counter and converts its value to the system's
+//! clock by a linear function (a line). The writer thread fits the line, and fits a new line when the
+//! system's clock is slewed away from the current line. A new line never starts at a time before the current
+//! line's time, so time never goes back.
 
 use std::arch::x86_64::{__cpuid, __rdtscp};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// A line from the counter to the system's clock.
+/// A linear function that converts the counter to the system's clock.
 struct ClockLine {
     tsc: u64,
     ns: u64,
@@ -18,15 +19,15 @@ struct ClockLine {
     rate: u64,
 }
 
-/// The current line; null for the system's clock. A line is never freed, because a thread may be reading it.
-/// There is at most one new line a second, of 24 bytes.
+/// The current line; null while the system's clock is used directly. A line is never freed, because a thread
+/// may be reading it. There is at most one new line per second, and a line has 24 bytes.
 static LINE: AtomicPtr<ClockLine> = AtomicPtr::new(std::ptr::null_mut());
 
-/// `CLOCK_MONOTONIC` in ns, accurate to about 50 ns.
+/// Returns `CLOCK_MONOTONIC` in ns. The error is usually below 1 us.
 #[inline]
 #[must_use]
 pub fn now_ns() -> u64 {
-    // SAFETY: null, or a line that was leaked after it was complete.
+    // SAFETY: the pointer is null or points to a line that was leaked after it was complete.
     match unsafe { LINE.load(Ordering::Acquire).as_ref() } {
         Some(line) if line.rate != 0 => line.at(ticks()),
         Some(behind) => system_ns() + behind.ns,
@@ -34,7 +35,7 @@ pub fn now_ns() -> u64 {
     }
 }
 
-/// The system's clock; a read takes about 24 ns.
+/// Returns the time of the system's clock in ns. A read takes about 24 ns.
 #[must_use]
 pub fn system_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -51,14 +52,14 @@ pub(crate) fn forget_after_fork() {
 impl ClockLine {
     #[inline]
     fn at(&self, tsc: u64) -> u64 {
-        // Signed: the counter of another core may be some ticks behind.
+        // The difference is signed, because the counter of another core may be some ticks behind.
         let ticks = i128::from(tsc.wrapping_sub(self.tsc) as i64);
         self.ns.wrapping_add(((ticks * i128::from(self.rate)) >> 32) as u64)
     }
 }
 
-/// The counter, read after all earlier instructions: a plain `rdtsc` could be executed before the lock is
-/// taken that orders two events.
+/// Reads the counter after all earlier instructions. A plain `rdtsc` could be executed early, before the
+/// thread takes the lock that orders two events.
 #[inline]
 fn ticks() -> u64 {
     let mut core = 0;
@@ -74,8 +75,8 @@ struct ClockReading {
 }
 
 impl ClockReading {
-    /// Returns the reading, out of a few, with the least time between the clocks: an interrupt between them
-    /// makes a reading useless.
+    /// Takes eight readings and returns the most accurate one, which has the least time between the two reads
+    /// of the system's clock. An interrupt between these reads makes a reading useless.
     fn now() -> ClockReading {
         let tries = (0..8).map(|_| {
             let (before, tsc, after) = (system_ns(), ticks(), system_ns());
@@ -85,11 +86,11 @@ impl ClockReading {
     }
 }
 
-/// The time between the two readings of the first line.
+/// The time between the two readings from which the first line is fitted.
 const APART_NS: u64 = 400_000_000;
 /// The time between two comparisons of a line with the system's clock.
 const EVERY_NS: u64 = 1_000_000_000;
-/// The tolerated error of a line; part of it is the accuracy of one reading.
+/// The tolerated error of a line, which includes the error of one reading.
 const OFF_NS: i64 = 1_000;
 /// The time in which a new line converges to the system's clock.
 const MEET_NS: i64 = 8_000_000_000;
@@ -97,7 +98,7 @@ const MEET_NS: i64 = 8_000_000_000;
 /// suspend, for example).
 const JUMP_NS: i64 = 2_000_000;
 
-/// Fits the lines; only the writer thread of a process has one.
+/// Fits the lines. Only the writer thread of a process has a fitter.
 pub(crate) struct ClockFitter {
     last: Option<ClockReading>,
 }
@@ -107,7 +108,7 @@ impl ClockFitter {
         ClockFitter { last: is_counter_kept().then(ClockReading::now) }
     }
 
-    /// Takes a reading if it is time to. Call it regularly.
+    /// Takes a reading if one is due, and replaces the line if necessary. Must be called regularly.
     pub(crate) fn adjust(&mut self) {
         let Some(last) = self.last else { return };
         // SAFETY: as in `now_ns`.
@@ -127,7 +128,7 @@ impl ClockFitter {
     }
 }
 
-/// Returns the line that applies from `now` on, if a new one is needed.
+/// Returns the line that applies after `now`, or `None` if the current line is still accurate enough.
 fn drawn(line: Option<&ClockLine>, last: ClockReading, now: ClockReading) -> Option<ClockLine> {
     let (ticks, ns) = (now.tsc.wrapping_sub(last.tsc), now.ns - last.ns);
     let rate = u64::try_from((u128::from(ns) << 32).checked_div(u128::from(ticks))?).ok()?;
@@ -135,7 +136,8 @@ fn drawn(line: Option<&ClockLine>, last: ClockReading, now: ClockReading) -> Opt
     let ns = line.at(now.tsc);
     let ahead = ns.wrapping_sub(now.ns) as i64;
     if ahead.abs() > JUMP_NS {
-        // A clock that is behind can jump forward at once; one that is ahead has to stay ahead.
+        // If the recorder's clock is behind the system's clock, it jumps forward at once. If the recorder's
+        // clock is ahead, it has to stay ahead, because time must not go back.
         return Some(ClockLine { tsc: 0, ns: u64::try_from(ahead).unwrap_or(0), rate: 0 });
     }
     if ahead.abs() <= OFF_NS {
@@ -188,7 +190,7 @@ mod tests {
 
     #[test]
     fn a_clock_line_with_an_error_continues_without_a_step_and_converges() {
-        // Fitted for 2.5 ticks per ns; the counter has 2.4999, as after a slew.
+        // The line was fitted for 2.5 ticks per ns, but the counter has 2.4999, as after a slew.
         let line = ClockLine { tsc: 0, ns: 0, rate: (1u64 << 32) * 2 / 5 };
         let (last, now) = (moment(9_000_000_000, 2.4999), moment(10_000_000_000, 2.4999));
         let next = drawn(Some(&line), last, now).unwrap();

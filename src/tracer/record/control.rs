@@ -17,9 +17,10 @@ const STALLED: Duration = Duration::from_secs(5);
 
 /// A request to the writer thread.
 pub(crate) enum Command {
-    /// Write every event recorded so far, and answer whether the file has them all.
+    /// Write every event recorded so far, and answer whether the file has all of these events.
     Flush(Sender<bool>),
-    /// Read the queue now: the program waits for chunks, or an OOM wants its lines on stderr.
+    /// Read the queue now, because the program waits for chunks, or because the lines about an OOM are due on
+    /// stderr.
     Nudge,
     /// The process is about to `exec`: end the trace, answer, and wait.
     Suspend(Sender<()>),
@@ -33,11 +34,11 @@ pub(crate) enum Command {
 pub(crate) struct Control {
     commands: (Sender<Command>, Receiver<Command>),
     thread: Mutex<Option<JoinHandle<()>>>,
-    /// Gets a message once the trace exists, or cannot be created.
+    /// The channel that gets a message once the trace exists or cannot be created.
     ready: (Sender<()>, Receiver<()>),
     /// Grows while the writer thread makes progress.
     progress: AtomicU64,
-    /// The number of OOMs that announced tags which are not recorded yet.
+    /// The number of OOMs whose announced tags are not recorded yet.
     tags_due: AtomicU32,
 }
 
@@ -54,7 +55,7 @@ impl Control {
 
     /// Sends [`Command::Nudge`], unless other requests are waiting.
     pub(crate) fn nudge(&self) {
-        // Otherwise, under overload, the last request of the program would wait until 64 nudges are
+        // If nudges could fill the channel, the last request of the program would wait until 64 nudges are
         // processed.
         if self.commands.0.is_empty() {
             let _ = self.commands.0.try_send(Command::Nudge);
@@ -68,7 +69,7 @@ impl Control {
             && answer.recv_timeout(patience) == Ok(true)
     }
 
-    /// Sends [`Command::Suspend`]; true when the trace was ended.
+    /// Sends [`Command::Suspend`]. Returns true if the trace was ended.
     pub(crate) fn suspend(&self) -> bool {
         let (done, answer) = bounded(1);
         self.commands.0.send_timeout(Command::Suspend(done), STALLED).is_ok()
@@ -80,7 +81,7 @@ impl Control {
         let _ = self.commands.0.send_timeout(Command::Resume, STALLED);
     }
 
-    /// Sends [`Command::Finish`] and waits for the end of the writer thread.
+    /// Sends [`Command::Finish`] and waits until the writer thread ends or stalls.
     pub(crate) fn finish(&self) {
         let Some(thread) = self.thread().take() else { return };
         if self.commands.0.send_timeout(Command::Finish, STALLED).is_ok() {
@@ -88,8 +89,9 @@ impl Control {
         }
     }
 
-    /// Waits while the writer thread makes progress; false when it stalled. A process that leaves from a signal
-    /// handler may hold a lock that the writer thread needs: then the journal has the rest.
+    /// Waits until `is_done` returns true. Returns false if the writer thread made no progress for
+    /// [`STALLED`]. This can happen if the process exits from a signal handler that interrupted the holder of
+    /// a lock that the writer thread needs. The remaining events are then in the journal.
     fn wait_until(&self, is_done: impl Fn() -> bool) -> bool {
         let (mut progress, mut since) = (0, Instant::now());
         while !is_done() {
@@ -104,8 +106,8 @@ impl Control {
         true
     }
 
-    /// Stores the handle of the writer thread and waits until the trace exists: a kill from then on finds a trace
-    /// that names its journal.
+    /// Stores the handle of the writer thread and waits, up to [`START`], until the trace exists. If the
+    /// process is killed after that, its trace exists and names its journal.
     pub(crate) fn attach(&self, thread: JoinHandle<()>) {
         *self.thread() = Some(thread);
         let _ = polled(&self.ready.1, START);
@@ -117,7 +119,8 @@ impl Control {
         drop(self.thread().take());
     }
 
-    /// Returns true if a thread waits for the end of the writer thread.
+    /// Returns true if a thread already waits for the end of the writer thread, or if no thread has to wait
+    /// for it.
     pub(crate) fn is_finishing(&self) -> bool {
         self.thread().is_none()
     }
@@ -126,12 +129,12 @@ impl Control {
         self.thread.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The writer thread's end of the requests.
+    /// Returns the receiving end of the requests, for the writer thread.
     pub(crate) fn commands(&self) -> &Receiver<Command> {
         &self.commands.1
     }
 
-    /// Notes that the writer thread made progress.
+    /// Records that the writer thread made progress.
     pub(crate) fn note_progress(&self) {
         self.progress.fetch_add(1, Ordering::Relaxed);
     }
@@ -141,7 +144,7 @@ impl Control {
         let _ = self.ready.0.try_send(());
     }
 
-    /// Announces tags that follow an OOM. The lines about the OOM wait for them.
+    /// Announces that tags will follow an OOM, so that the lines about the OOM wait for these tags.
     pub(crate) fn expect_tags(&self) {
         self.tags_due.fetch_add(1, Ordering::AcqRel);
     }
@@ -160,7 +163,7 @@ impl Control {
 }
 
 /// Returns a message that arrives on `channel` within `patience`. Polls the channel at intervals, because a
-/// blocking wait would make a `thread_local!` with a destructor, which must not happen on a thread of the
+/// blocking wait would create a `thread_local!` with a destructor, which must not happen on a thread of the
 /// program (see [`crate::per_thread`]).
 pub(crate) fn polled<T>(channel: &Receiver<T>, patience: Duration) -> Option<T> {
     let start = Instant::now();

@@ -5,8 +5,9 @@
 //! program starts, so its words can be at a fixed offset from the thread pointer (the "initial-exec" model),
 //! as in the C library. (For so few bytes, glibc also reserves room for a library that is loaded later.)
 //!
-//! A pointer is null or leads to data that a [`PerThread`](crate::per_thread::PerThread) owns; its destructor resets the
-//! pointer when the thread ends. The words themselves outlive every destructor.
+//! Each pointer is null or points to data that a [`PerThread`](crate::per_thread::PerThread) owns. The
+//! destructor of that data resets the pointer when the thread ends. The words themselves outlive every
+//! destructor.
 
 #[cfg(not(miri))]
 use std::arch::{asm, global_asm};
@@ -32,11 +33,12 @@ pub struct FastTls {
     pub(crate) lane: Cell<*mut c_void>,
     /// The state of the thread, for the preloaded library.
     pub user: Cell<*mut c_void>,
-    /// True if the thread is inside a hook. Destructors of its locals may still free memory.
+    /// True if the thread is inside a hook. The flag must outlive the thread's other locals, because their
+    /// destructors may still free memory.
     pub inside: Cell<bool>,
 }
 
-/// The words of the calling thread; all zero at first.
+/// Returns the words of the calling thread. They are all zero at first.
 #[cfg(not(miri))]
 #[inline(always)]
 #[must_use]
@@ -55,7 +57,7 @@ pub fn fast_tls() -> *const FastTls {
     at
 }
 
-/// The words of the calling thread, for Miri, which runs no assembly.
+/// Returns the words of the calling thread, for Miri, which cannot run assembly.
 #[cfg(miri)]
 #[must_use]
 pub fn fast_tls() -> *const FastTls {

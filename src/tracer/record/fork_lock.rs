@@ -2,15 +2,15 @@
 //!
 //! A child must not inherit data that another thread was changing, nor a lock that is held by a thread which
 //! the child does not have. So a fork takes every such lock first, and both sides release it. A fork without
-//! handlers (`_Fork`, `clone`) takes no lock. Its child finds that the holder is another process, and
-//! replaces the data, which may be half changed.
+//! handlers (`_Fork`, `clone`) takes no lock. The child of such a fork finds that the holder is another
+//! process, and replaces the data, which may be half changed.
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::own_page;
 
-/// The holder of a free lock.
+/// The value of `holder` while the lock is free.
 const FREE: u32 = 0;
 
 /// Data that a lock protects. The lock is for short work, because a waiting thread yields instead of
@@ -21,18 +21,18 @@ pub struct ForkLock<T> {
     data: UnsafeCell<T>,
 }
 
-// SAFETY: only the one thread that holds the lock reaches `data`, in `with` and `lock_for_fork`. The contract of
-// `unlock_after_fork` keeps every other thread from releasing it.
+// SAFETY: only the one thread that holds the lock reaches `data`, in `with` and `lock_for_fork`. The contract
+// of `unlock_after_fork` keeps every other thread from releasing the lock.
 unsafe impl<T: Send> Sync for ForkLock<T> {}
 
 impl<T: Default> ForkLock<T> {
-    /// Data that a lock protects.
+    /// Creates a free lock that protects `data`.
     pub const fn new(data: T) -> Self {
         ForkLock { holder: AtomicU32::new(FREE), data: UnsafeCell::new(data) }
     }
 
-    /// Runs `work` on the data with the lock held. `work` must not call `with` of the same lock: it would wait for
-    /// ever.
+    /// Runs `work` on the data with the lock held. `work` must not call `with` of the same lock, because that
+    /// call would wait forever.
     pub fn with<R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
         struct Unlock<'a>(&'a AtomicU32);
         impl Drop for Unlock<'_> {
@@ -72,8 +72,9 @@ impl<T: Default> ForkLock<T> {
     /// Releases the lock after a fork, in the parent and in the child.
     ///
     /// # Safety
-    /// The calling thread holds the lock by [`ForkLock::lock_for_fork`]; in the child, the thread that forked did.
-    /// Otherwise a second thread could reach the data while one is in [`ForkLock::with`].
+    /// The calling thread took the lock with [`ForkLock::lock_for_fork`]; in the child, the thread that
+    /// forked took it. Otherwise a second thread could reach the data while another thread is in
+    /// [`ForkLock::with`].
     pub unsafe fn unlock_after_fork(&self) {
         self.holder.store(FREE, Ordering::Release);
     }

@@ -20,12 +20,12 @@ use crate::fork_lock::ForkLock;
 /// The text that replaces every text beyond the limit.
 pub(crate) const TOO_MANY: &str = "(too many names)";
 
-/// The number of contexts beyond the limit that are still numbered if they have only a phase and a stream.
-/// There are few such contexts.
+/// The number of contexts that still get a number beyond the limit, if they have no stack, and no op or
+/// module other than `(too many names)`. There are few such contexts.
 const MORE_CONTEXTS: usize = 1 << 10;
 
-/// The bytes of the limit that are reserved for texts of at most [`SHORT_TEXT`] bytes, so that long names
-/// leave room for the name of a phase.
+/// The number of bytes of the limit that are reserved for texts of at most [`SHORT_TEXT`] bytes, so that long
+/// names leave room for the name of a phase.
 const SHORT_TEXTS_BYTES: usize = 4 << 10;
 const SHORT_TEXT: usize = 64;
 
@@ -36,18 +36,19 @@ const LEAST_BUFFER: usize = if cfg!(test) { 64 << 10 } else { 8 << 20 };
 /// The size of the buffer of events, which limits the definitions.
 static BUFFER: AtomicUsize = AtomicUsize::new(16 << 20);
 
-/// The number of requests for a name, context or stack that were refused a number of their own.
+/// The number of requests to intern a text, context or stack that got no number of their own because of the
+/// limits.
 static REFUSED: AtomicU64 = AtomicU64::new(0);
 
-/// Sets the size of the buffer of events, before anything is interned. The definitions of a process take at
-/// most 5/4 of this size, because their file is in the same folder as the journal, in memory that belongs to
-/// the program.
+/// Sets the size of the buffer of events, before anything is interned. The definitions of a process are
+/// limited to 5/4 of this size, because their file is in the same folder as the journal, in memory that
+/// belongs to the program.
 pub fn set_buffer(bytes: usize) {
     BUFFER.store(bytes, Ordering::Relaxed);
 }
 
-/// Returns how many requests for a name, context or stack were refused a number of their own because of the
-/// limits.
+/// Returns the number of requests to intern a text, context or stack that got no number of their own because
+/// of the limits.
 pub(crate) fn refused() -> u64 {
     REFUSED.load(Ordering::Relaxed)
 }
@@ -55,7 +56,7 @@ pub(crate) fn refused() -> u64 {
 /// The limits of interned data.
 #[derive(Clone, Copy)]
 struct Limits {
-    /// Bytes of the definitions of texts.
+    /// The total size in bytes of the definitions of texts.
     text_bytes: usize,
     contexts: usize,
     stacks: usize,
@@ -86,8 +87,8 @@ pub struct Tables {
 }
 
 impl Tables {
-    /// Makes the tables of a process with a buffer of `buffer` bytes. They begin with the text for names
-    /// beyond the limit.
+    /// Creates the tables of a process with a buffer of `buffer` bytes. Their first text is [`TOO_MANY`],
+    /// which replaces names beyond the limit.
     fn new(buffer: usize) -> Tables {
         let mut tables = Tables {
             limits: Limits::of(buffer),
@@ -167,7 +168,7 @@ impl Tables {
         (id, true)
     }
 
-    /// Returns the text with this number.
+    /// Returns the text with this number, or an empty text if there is none.
     #[must_use]
     pub fn text_of(&self, id: TextId) -> &str {
         id.checked_sub(1).and_then(|index| self.text_list.get(index as usize)).map_or("", |text| text)
@@ -212,7 +213,7 @@ fn cut(text: &str) -> &str {
     &text[..end]
 }
 
-/// The tables of this process, made at the first use.
+/// The tables of this process, created at the first use.
 static TABLES: ForkLock<Option<Tables>> = ForkLock::new(None);
 
 /// Interns `text`. Calls `define` to record the text if its number is new.
@@ -226,7 +227,8 @@ pub(crate) fn text_id(text: &str, define: impl FnOnce(TextId, &str)) -> TextId {
     })
 }
 
-/// Runs `work` on the tables of this process. `work` must intern through them only.
+/// Runs `work` on the tables of this process. `work` must intern through these tables only, because their
+/// lock is held.
 pub fn with_tables<R>(work: impl FnOnce(&mut Tables) -> R) -> R {
     TABLES.with(|tables| work(tables.get_or_insert_with(|| Tables::new(BUFFER.load(Ordering::Relaxed)))))
 }
@@ -239,7 +241,8 @@ pub fn lock_for_fork() {
 /// Unlocks the tables after a fork, on both sides.
 ///
 /// # Safety
-/// As for [`ForkLock::unlock_after_fork`], after [`lock_for_fork`].
+/// The requirements are the same as for [`ForkLock::unlock_after_fork`], with [`lock_for_fork`] as the
+/// earlier call.
 pub unsafe fn unlock_after_fork() {
     // SAFETY: by the contract.
     unsafe { TABLES.unlock_after_fork() };
@@ -279,7 +282,7 @@ mod tests {
         for number in 1..=stacks as u32 {
             assert!(tables.stack(Frame::op(0, number)).1);
         }
-        // At the limit, a context that is already interned keeps its id. A new one gets the id of a less
+        // At the limit, a context that is already interned keeps its id. A new context gets the id of a less
         // detailed context with the same phase.
         assert_eq!(tables.context(Context { phase: 1, module: 7, ..Context::default() }), (7, false));
         for phase in 1..=3 {

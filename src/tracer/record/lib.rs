@@ -8,7 +8,8 @@
 //! one [`memtrace_trace::Event`] in a chunk of their thread. The writer thread does the rest: it merges the
 //! threads by clock, encodes events to rows and writes them.
 //!
-//! The state of this crate lives as long as the process, or until a fork: a child starts anew.
+//! The state of this crate lives as long as the process, or until a fork, because a child starts with new
+//! state.
 
 pub mod clock;
 mod control;

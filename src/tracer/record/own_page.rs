@@ -1,9 +1,9 @@
-//! State that belongs to this process only: every child finds zeros in its place, however the child was made.
+//! State that belongs to this process only: every child finds zeros instead, however the child was created.
 //!
 //! `fork` runs handlers (`pthread_atfork`), which start the child anew. `_Fork`, `clone` and the system call
 //! itself run none. So the state that must not reach a child is in a page that the kernel wipes in every
-//! child (`MADV_WIPEONFORK`, since Linux 4.14). A hook can thus tell its process from a parent at no cost. A
-//! child that shares the memory (`vfork`) shares the page too.
+//! child (`MADV_WIPEONFORK`, since Linux 4.14). A hook can therefore distinguish its process from a parent at
+//! no cost. A child that shares the memory (`vfork`) shares the page too.
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -11,13 +11,13 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, Ordering};
 
 const PAGE: usize = 4096;
 
-/// The page. It is all zero at first, so that the loader maps it as anonymous memory, the only kind that the
-/// kernel wipes.
+/// The page is all zero at first, so that the loader maps it as anonymous memory, which is the only kind of
+/// memory that the kernel wipes.
 #[repr(C, align(4096))]
 pub(crate) struct OwnPage {
-    /// The `Recorder`, whose type is in a higher module; null before it has started.
+    /// The `Recorder`, whose type is defined in a higher module; null until the recorder has started.
     pub(crate) recorder: AtomicPtr<c_void>,
-    /// The state of the start of the recorder.
+    /// The progress of the recorder's start: not started, starting or started.
     pub(crate) state: AtomicU8,
     /// True if this process called [`claim`].
     is_claimed: AtomicBool,
@@ -41,7 +41,8 @@ pub(crate) static OWN: OwnPage = OwnPage {
 /// it.
 static IS_WIPED: AtomicBool = AtomicBool::new(false);
 
-/// Marks the page as this process's own. Called when the library is loaded, and in a child that started anew.
+/// Marks the page as this process's own. Called when the library is loaded, and in a child before its first
+/// event.
 pub fn claim() {
     if !IS_WIPED.load(Ordering::Relaxed) {
         let page = (&raw const OWN).cast_mut().cast();

@@ -1,8 +1,9 @@
 //! Data of each thread, which is dropped when the thread ends.
 //!
 //! Rust's `thread_local!` registers its destructors with the loader, under the lock that `dlopen` holds while
-//! constructors run. So the first hook on a thread would wait for a constructor of the program, and that
-//! constructor may wait for this thread: a deadlock. A pthread key takes no lock.
+//! constructors run. So the first hook on a thread would wait for a constructor of the program, and if that
+//! constructor waits for this thread, both deadlock. The destructor of a pthread key is registered without a
+//! lock.
 //!
 //! The destructors of the program's own thread-locals run before the destructors of keys. At the end of the
 //! process, no destructor runs for the thread that calls `exit`.
@@ -11,11 +12,11 @@ use std::ffi::c_void;
 use std::ptr::{from_ref, null_mut};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// Data of each thread. Processes do not share it, but the child of a fork has a copy of the forking thread's
-/// data.
+/// Data of each thread. Processes do not share this data, but the child of a fork has a copy of the forking
+/// thread's data.
 pub struct PerThread<T: 'static> {
     make: fn() -> T,
-    /// Made at the first use, and never freed.
+    /// Created at the first use, and never freed.
     key: AtomicPtr<Key<T>>,
 }
 
@@ -32,17 +33,18 @@ struct Held<T: 'static> {
 }
 
 impl<T: 'static> PerThread<T> {
-    /// Makes storage without any data. `make` creates a thread's data at its first use.
+    /// Creates storage without any data. `make` creates a thread's data at its first use.
     #[must_use]
     pub const fn new(make: fn() -> T) -> Self {
         PerThread { make, key: AtomicPtr::new(null_mut()) }
     }
 
-    /// Runs `work` on the data of the calling thread; `None` if the thread ends and the data is gone, or if the program
-    /// has used up the keys. The data stays at its place until the thread ends.
+    /// Runs `work` on the data of the calling thread. Returns `None` if the thread is ending and its data was
+    /// dropped, or if the program has used up the keys. The address of the data stays the same until the
+    /// thread ends.
     pub fn with<R>(&'static self, work: impl FnOnce(&T) -> R) -> Option<R> {
         let key = self.key()?;
-        // SAFETY: a key that is never deleted, whose values are null or of this type.
+        // SAFETY: the key is never deleted, and its values are null or point to a `Held<T>`.
         let held = unsafe { libc::pthread_getspecific(key.key).cast::<Held<T>>().as_ref() };
         match held {
             Some(held) => held.data.as_ref().map(work),
@@ -50,10 +52,10 @@ impl<T: 'static> PerThread<T> {
                 let held = Box::into_raw(Box::new(Held { of: self, data: Some((self.make)()) }));
                 // SAFETY: as above.
                 if unsafe { libc::pthread_setspecific(key.key, held.cast()) } == 0 {
-                    // SAFETY: made above; it is dropped when the thread ends.
+                    // SAFETY: `held` was created above, and is dropped when the thread ends.
                     return unsafe { (*held).data.as_ref() }.map(work);
                 }
-                // SAFETY: made above, and nothing else has it.
+                // SAFETY: `held` was created above, and nothing else refers to it.
                 drop(unsafe { Box::from_raw(held) });
                 None
             }
@@ -61,12 +63,12 @@ impl<T: 'static> PerThread<T> {
     }
 
     fn key(&'static self) -> Option<&'static Key<T>> {
-        // SAFETY: null or a key, which is never freed; here and below.
+        // SAFETY: here and below, the pointer is null or points to a key, which is never freed.
         if let Some(key) = unsafe { self.key.load(Ordering::Acquire).as_ref() } {
             return Some(key);
         }
         let mut key = 0;
-        // SAFETY: a place for the key, and a destructor for the values of this type.
+        // SAFETY: `key` is valid for writes, and `end` is the destructor for values of this type.
         if unsafe { libc::pthread_key_create(&raw mut key, Some(end::<T>)) } != 0 {
             return None;
         }
@@ -75,7 +77,7 @@ impl<T: 'static> PerThread<T> {
             // SAFETY: as above.
             Ok(_) => unsafe { fresh.as_ref() },
             Err(other) => {
-                // SAFETY: another thread was first, and nothing else has this key.
+                // SAFETY: another thread was first, and nothing else refers to this key.
                 unsafe {
                     libc::pthread_key_delete(key);
                     drop(Box::from_raw(fresh));
@@ -86,20 +88,20 @@ impl<T: 'static> PerThread<T> {
     }
 }
 
-/// The destructor of a value. It leaves a mark in place of the value, so that later destructors of the thread
-/// find that the data is gone. It sets the mark again each time that pthreads calls it.
+/// Drops the value of a thread that ends, and replaces it with a mark, so that later destructors of the
+/// thread find that the data is gone. Sets the mark again each time that pthreads calls this destructor.
 ///
 /// # Safety
-/// `value` is a value of a key of [`PerThread`], which has none now.
+/// `value` was the thread's value of the key of a [`PerThread`]. pthreads has reset that key to null.
 unsafe extern "C" fn end<T: 'static>(value: *mut c_void) {
     let value = value.cast::<Held<T>>();
     // SAFETY: by the contract.
     let held = unsafe { &*value };
     let Some(key) = held.of.key() else { return };
-    // SAFETY: the key of the value; the mark is never freed.
+    // SAFETY: `key` is the key of the value, and the mark is never freed.
     unsafe { libc::pthread_setspecific(key.key, from_ref(&key.ended).cast()) };
     if held.data.is_some() {
-        // SAFETY: `with` made it by `Box::into_raw`, and the thread has the mark instead now.
+        // SAFETY: `with` created it with `Box::into_raw`, and the key refers to the mark now.
         drop(unsafe { Box::from_raw(value) });
     }
 }

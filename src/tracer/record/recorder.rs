@@ -1,8 +1,8 @@
 //! The recorder of a process: the interface that hooks call.
 //!
 //! The recorder starts at the first event that is worth a trace (device memory, or an explicit mark), so that
-//! a process which never uses the GPU writes nothing and pays nothing. A child, however it was made, has no
-//! recorder ([`own_page`]) and starts its own at its first such event.
+//! a process which never uses the GPU writes nothing and pays nothing. A child, however it was created, has
+//! no recorder ([`own_page`]) and starts its own recorder at its first such event.
 
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
@@ -38,16 +38,16 @@ const STARTED: u8 = 2;
 pub use crate::step::STEP;
 
 impl Recorder {
-    /// The recorder, when it has started.
+    /// Returns the recorder if it has started.
     #[inline]
     #[must_use]
     pub fn active() -> Option<&'static Recorder> {
         let recorder = OWN.recorder.load(Ordering::Acquire).cast::<Recorder>();
-        // SAFETY: null, or the `Recorder` that `start` leaked; it is never freed.
+        // SAFETY: the pointer is null or points to the `Recorder` that `start` leaked, which is never freed.
         unsafe { recorder.as_ref() }
     }
 
-    /// The recorder, started now if necessary; `None` when it cannot start.
+    /// Returns the recorder, after starting it if necessary. Returns `None` if it cannot start.
     #[inline]
     pub fn get(session: &'static Session) -> Option<&'static Recorder> {
         Recorder::active().or_else(|| Recorder::start(session))
@@ -58,7 +58,7 @@ impl Recorder {
         loop {
             match OWN.state.compare_exchange(NOT_STARTED, STARTING, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => break,
-                // Another thread starts it, which takes some ms.
+                // Another thread starts the recorder, which takes some ms.
                 Err(STARTING) => std::thread::yield_now(),
                 Err(_) => return Recorder::active(),
             }
@@ -92,12 +92,12 @@ impl Recorder {
             OWN.recorder.store(std::ptr::from_ref(recorder).cast_mut().cast(), Ordering::Release);
         });
         match writer::spawn(session, &recorder.queue, recorder.control, start_ns) {
-            // Once in the life of a process, this waits for the trace to exist.
+            // Only this first event of the process waits for the trace to exist.
             Ok(thread) => recorder.control.attach(thread),
             Err(error) => {
                 (session.fail)(&format!("not tracing: cannot start a thread ({error})"));
                 recorder.queue.close();
-                // Without a trace, it would look like the journal of a killed process.
+                // Without a trace, the file would look like the journal of a killed process.
                 recorder.queue.pool().remove_file();
             }
         }
@@ -125,7 +125,7 @@ impl Recorder {
     }
 
     /// Called in the child of a fork whose handlers run, before [`Recorder::start_anew`]. Forgets the
-    /// parent's recorder, on a kernel that does not wipe its page.
+    /// parent's recorder, for a kernel that does not wipe the page of [`own_page`].
     pub fn forget_after_fork() {
         OWN.recorder.store(std::ptr::null_mut(), Ordering::Release);
         OWN.state.store(NOT_STARTED, Ordering::Release);
@@ -137,7 +137,7 @@ impl Recorder {
         own_page::claim();
     }
 
-    /// Records one event. `make` gets the clock, which is read here; it must neither record nor intern.
+    /// Records one event. `make` gets the current clock, and must neither record nor intern.
     #[inline(always)]
     pub fn record(&'static self, make: impl FnOnce(u64) -> Event) {
         self.queue.record(make);
@@ -148,8 +148,8 @@ impl Recorder {
         host::record(&self.queue, Api::Refused, HostFiles::default().address_space(), what);
     }
 
-    /// Announces an event that is ordered by the time before its call, such as a call that frees. Returns the
-    /// clock. The same thread must end the event with [`Recorder::commit`].
+    /// Announces an event whose clock is the time before a call, as for a call that frees memory. Returns
+    /// that clock. The same thread must end the event with [`Recorder::commit`].
     #[must_use]
     pub fn begin(&'static self) -> u64 {
         self.queue.begin()
@@ -166,8 +166,8 @@ impl Recorder {
     }
 
     /// Waits until the file has every event recorded so far. Returns false if that takes longer than
-    /// `patience`. A thread that is inside a freeing call delays all events that are later than the beginning
-    /// of that call.
+    /// `patience`. A thread that is inside a freeing call delays all events whose clocks are later than the
+    /// beginning of that call.
     pub fn flush(&self, patience: Duration) -> bool {
         self.control.flush(patience)
     }
@@ -180,15 +180,15 @@ impl Recorder {
         }
     }
 
-    /// Returns true if this process started the recorder. The child of a `vfork` shares the memory of its
-    /// parent and did not.
+    /// Returns true if this process started the recorder. Returns false in the child of a `vfork`, which
+    /// shares the memory of its parent.
     #[must_use]
     pub fn is_of_this_process(&self) -> bool {
         std::process::id() == self.pid
     }
 
-    /// Ends the trace before an `exec`; [`Recorder::resume`] continues it when the `exec` fails. False when there
-    /// is no trace, or its thread makes no progress.
+    /// Ends the trace before an `exec`; [`Recorder::resume`] continues the trace if the `exec` fails. Returns
+    /// false if there is no trace, or if the writer thread makes no progress.
     pub fn suspend(&self) -> bool {
         self.is_of_this_process() && !self.queue.is_closed() && self.control.suspend()
     }
@@ -210,13 +210,15 @@ impl Recorder {
         self.queue.is_short()
     }
 
-    /// Takes a request from `memtrace live --detail` for more detail in the next steps, and answers it.
+    /// Takes the pending request of a command, if any, and answers it. Returns the number of steps that
+    /// `memtrace live --detail` wants in detail, or `DetailRequest::SEARCH` for `memtrace leaks --holders`.
     #[must_use]
     pub fn take_detail_request(&'static self, answer: DetailAnswer) -> Option<u32> {
         self.queue.pool().take_detail_request(answer)
     }
 
-    /// Announces tags after an OOM: the lines about the OOM wait for them. Call it before the OOM is recorded.
+    /// Announces that tags will follow an OOM, so that the lines about the OOM wait for these tags. Must be
+    /// called before the OOM is recorded.
     pub fn tags_follow(&self) {
         self.control.expect_tags();
     }

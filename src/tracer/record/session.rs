@@ -24,13 +24,13 @@ pub struct Session {
     pub rounding: Rounding,
     /// True if torch's native caching allocator reports blocks. If not, the runtime's calls are the blocks.
     pub caching: bool,
-    /// Fills in the fields of the meta row that only a running CUDA knows; called on the writer thread.
+    /// Fills in the fields of the meta row that are known only while CUDA runs; called on the writer thread.
     pub describe: fn(&mut Meta),
-    /// Additional `key=value` words for the end row; called on the writer thread at the end.
+    /// Returns additional `key=value` words for the end row; called on the writer thread at the end.
     pub conclude: fn() -> String,
     /// Samples devices, given by CUDA ordinal; called on the writer thread.
     pub sample: SampleDevices,
-    /// Resets the state of the caller in a child in which no handler of `pthread_atfork` ran.
+    /// Resets the state of the preloaded library in a child in which no handler of `pthread_atfork` ran.
     pub start_anew: fn(),
     /// Prints a line on stderr with the prefix `memtrace: `.
     pub say: fn(&str),
@@ -58,8 +58,8 @@ impl Session {
     }
 }
 
-/// Returns a name that is not the name of a hidden file and that no command takes for an option. It may begin
-/// with the id of the run, which may be empty.
+/// Returns a name that is not the name of a hidden file and that no command takes for an option. `name` may
+/// begin with the id of the run, which may be empty.
 fn plain_file_name(name: String) -> String {
     if name.starts_with(['.', '-']) { format!("_{name}") } else { name }
 }

@@ -24,7 +24,7 @@ use crate::repair::FileRows;
 /// # Errors
 /// Returns an error if a trace cannot be written.
 pub fn begin(path: &Path) -> io::Result<u64> {
-    // Fast path: a meta row names the journal of its trace, so no search is needed.
+    // Fast path: the meta row of a trace names the journal, so no search is needed.
     if path.is_file() && has_meta_row(path) {
         return Ok(0);
     }
@@ -76,8 +76,8 @@ fn begin_from(journal: &Path, wanted: &Path) -> io::Result<bool> {
     if !is_own(&file.metadata()?) {
         return Ok(false);
     }
-    // Another command may start the trace at the same time, or even have finished it: only the first one may
-    // truncate it.
+    // Another command may start the trace at the same time, or even have finished it. Only the first command
+    // may truncate the file.
     rustix::fs::flock(&file, FlockOperation::LockExclusive)?;
     if has_meta_row(&trace) {
         return Ok(false);

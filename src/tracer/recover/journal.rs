@@ -38,7 +38,8 @@ pub(crate) struct Journal {
     pub(crate) words: String,
     /// The size of the event buffer in bytes.
     buffer_bytes: u64,
-    /// The events that are not in the trace, by lane: each with its thread, in order.
+    /// The events that are not in the trace, by lane. Each event has the id of its thread, and the events of
+    /// a lane are in order.
     lanes: Vec<Vec<(u32, Event)>>,
     /// The definitions in the chunks, each with the bytes in the slots that follow it.
     definitions: Vec<(Event, Vec<u8>)>,
@@ -108,7 +109,7 @@ pub(crate) fn is_locked(journal: &File) -> bool {
 }
 
 impl Journal {
-    /// Parses a journal. Returns `None` if the bytes are not one.
+    /// Parses a journal. Returns `None` if the bytes are not a journal.
     pub(crate) fn read(bytes: &[u8]) -> Option<Journal> {
         if !bytes.starts_with(&MAGIC) {
             return None;
@@ -187,8 +188,8 @@ impl Journal {
         encoder.set_reported_lost(self.reported_lost.min(self.lost).max(encoder.reported_lost()));
     }
 
-    /// Passes every definition to an encoder, starting with `written`, the bytes of the definitions file:
-    /// their chunks were reused.
+    /// Passes every definition to an encoder. Starts with `written`, the bytes of the definitions file, which
+    /// has the definitions whose chunks were reused.
     pub(crate) fn define(&self, written: &[u8], encoder: &mut Encoder) {
         let whole = written.len().min(self.names_len as usize) / SLOT * SLOT;
         let mut at = 0;

@@ -1,8 +1,8 @@
 //! Opens the journal that a trace names.
 //!
 //! Anybody may have written the name in the trace, so it is only a hint. A journal is opened only if it is a
-//! file of this user that memtrace created for a trace of the same name. It is removed only if it was created
-//! for this very file.
+//! file of this user that memtrace created for a trace of the same name. The journal is removed only if it
+//! was created for this very file.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
@@ -85,7 +85,7 @@ impl Found {
         Ok(bytes)
     }
 
-    /// Returns the bytes of the definitions file. Empty if this user has no such file.
+    /// Returns the bytes of the definitions file. Returns no bytes if this user has no such file.
     pub(crate) fn names(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         if let Ok(Some((file, length))) = open_own(&names_path(&self.path)) {

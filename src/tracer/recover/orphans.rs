@@ -24,14 +24,14 @@ use crate::repair::ends_with_end_row;
 /// A recorder needs less than this time to start. Until then, a journal may have no trace name, and a
 /// definitions file may have no journal.
 const START: Duration = Duration::from_secs(60);
-/// How long a journal is kept if the folder of its trace is not visible: another container may share
-/// `/dev/shm` but not the folder.
+/// The time for which a journal is kept if the folder of its trace is not visible, because another container
+/// may share `/dev/shm` but not the folder.
 const OUT_OF_SIGHT: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// How long a journal without a trace is kept, if its process was killed before it wrote a row.
+/// The time for which a journal without a trace is kept, if its process was killed before it wrote a row.
 const UNWRITTEN: Duration = Duration::from_secs(10 * 60);
 
-/// A journal that is kept: its process was killed, and the trace cannot be completed without it.
+/// A journal that is kept because its process was killed and its trace cannot be completed without it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leftover {
     /// The journal.
@@ -55,11 +55,11 @@ pub struct Swept {
 
 /// The state of a journal.
 enum JournalState {
-    /// A process records into it, or may do so.
+    /// A process records, or may record, into the journal.
     InUse,
-    /// Nobody can use it any longer.
+    /// Nobody can use the journal any longer.
     Orphan,
-    /// The trace needs it. The flag is true if the trace is visible.
+    /// The trace at this path needs the journal. The flag is true if the trace is visible.
     Needed(PathBuf, bool),
 }
 
@@ -98,7 +98,8 @@ fn sweep_journal(path: PathBuf, pid: u32, swept: &mut Swept) {
             swept.left.push(Leftover { journal: path, bytes, trace, in_sight })
         }
         JournalState::Orphan => {
-            // The journal is removed last: as long as it exists, its definitions are not orphaned.
+            // The journal is removed last, because its definitions file is not orphaned while the journal
+            // exists.
             let _ = fs::remove_file(names);
             if fs::remove_file(&path).is_ok() {
                 swept.removed.push((path, bytes));
@@ -139,7 +140,7 @@ fn state(path: &Path, pid: u32, data: &Metadata) -> JournalState {
     if is_running(&file, &run_of(&header)) {
         return JournalState::InUse;
     }
-    // The process was killed before it wrote a row, so its trace may not exist: `begin` creates it.
+    // The process was killed before it wrote a row, so its trace may not exist yet; `begin` creates it.
     let is_unwritten = u64_at(&header, layout::CHECKPOINTS) == 0 && !is_older(data, UNWRITTEN);
     match trace_of(&header).map(Path::to_owned) {
         Some(first) => {
@@ -158,8 +159,8 @@ fn state(path: &Path, pid: u32, data: &Metadata) -> JournalState {
     }
 }
 
-/// Returns true if the trace that starts with `first` has its end row: a repair was killed before it removed
-/// the journal.
+/// Returns true if the trace that starts with `first` has its end row. This happens if a repair was killed
+/// before it removed the journal.
 fn is_complete(first: &Path, header: &[u8]) -> bool {
     let checkpoint = (u64_at(header, layout::CHECKPOINTS) & 1) as usize;
     let last = match u64_at(header, layout::PART + 8 * checkpoint) {

@@ -66,8 +66,8 @@ pub fn repair(csv: &Path, fate: Option<Fate>) -> io::Result<Repaired> {
         Ok(unfinished) => unfinished,
         Err(instead) => return Ok(instead),
     };
-    // The leftovers are removed first: a repair that is killed after it wrote the end row is not repeated.
-    // If the process was opening the next part, that part has only opening rows.
+    // The leftovers are removed first, because a repair that is killed after it wrote the end row is not
+    // repeated. If the process was opening the next part, that part has only opening rows and is removed.
     let next = files::part(csv, unfinished.part + 1);
     let is_its_own = |(path, meta): &(PathBuf, Meta)| {
         *path == unfinished.journal_path && u64::from(meta.part) == unfinished.part + 1
@@ -94,7 +94,8 @@ pub fn repair(csv: &Path, fate: Option<Fate>) -> io::Result<Repaired> {
 }
 
 /// Writes the missing rows of the trace at `csv` into the new file `part`, the trace's next part, and changes
-/// nothing else. For traces that cannot be written. The inner `Err` is the reason why nothing was written.
+/// nothing else. Used for traces that cannot be written. The inner `Err` is the reason why nothing was
+/// written.
 ///
 /// # Errors
 /// Returns an error if the trace cannot be read or the part cannot be written.
@@ -156,7 +157,7 @@ impl Unfinished {
         }
         let part = u64::from(meta.part.max(1));
         if journal.part != part {
-            // The process was killed while it switched parts: the other part is the one to finish.
+            // The process was killed while it switched parts, so the other part is the part to finish.
             return Ok(Err(Repaired::Complete));
         }
         let whole = match journal.csv_len {
@@ -170,7 +171,8 @@ impl Unfinished {
     }
 
     /// Writes the end row of the part before `csv`, if it is missing. A process writes this row after it has
-    /// begun the new part, so a kill in between leaves a gap in the row numbers.
+    /// begun the new part, so if the process was killed in between, the row is missing and the row numbers
+    /// have a gap.
     fn end_part_before(&self, csv: &Path) -> io::Result<()> {
         if self.part < 2 {
             return Ok(());
@@ -330,7 +332,7 @@ fn append_stacks(csv: &Path, encoder: &mut Encoder) -> io::Result<()> {
     Ok(())
 }
 
-/// Creates a file that only its owner can read. It never opens an existing file, and thus follows no link.
+/// Creates a file that only its owner can read. Never opens an existing file, so no link is followed.
 fn create_private(path: &Path) -> io::Result<File> {
     OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
 }

@@ -38,7 +38,7 @@ pub struct Checkpoints {
     pub reported_lost: [u64; 2],
 }
 
-/// The rest of a journal's header.
+/// Additional data in a journal's header.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Head<'a> {
     /// The number of dropped events, and the number of events put on the overflow list.

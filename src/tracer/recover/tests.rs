@@ -142,8 +142,8 @@ fn repair_does_not_report_again_what_earlier_parts_report() {
     assert!(rows.last().unwrap().2.starts_with("killed lost=12 "));
 }
 
-/// The last row before the kill is a `repeat` row. The memory that its repeated rows allocated is live, under
-/// the ids of those rows.
+/// Setup: the last row before the kill is a `repeat` row. Expected: the memory that the repeated rows
+/// allocated is live, under the ids of these rows.
 #[test]
 fn repeats_are_restored_before_the_events_of_the_journal() {
     let mut killed = Killed::new("repeats");
@@ -256,7 +256,7 @@ fn trace_without_rows_begins_with_the_meta_row_of_its_journal() {
 #[test]
 fn rows_of_a_killed_repair_are_not_there_twice() {
     let events = || vec![alloc(2000), alloc(3000)];
-    // Before the first checkpoint, and after one.
+    // The process was killed before its first checkpoint (0), or after one checkpoint (1).
     for count in [0, 1] {
         let killed = Killed::new("killed repair").with_meta_row();
         let meta_row = fs::read(&killed.csv).unwrap();

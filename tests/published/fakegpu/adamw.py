@@ -1,4 +1,4 @@
-"""Two linear layers and AdamW: what stays allocated after three steps is arithmetic."""
+"""Two linear layers and AdamW: the memory after three steps can be computed by hand."""
 
 import json
 

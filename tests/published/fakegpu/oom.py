@@ -1,4 +1,4 @@
-"""Tensors of 1 GiB until the card is full: an A100 with 79.15 GiB holds 78 beside its context."""
+"""Tensors of 1 GiB until the card is full: an A100 with 79.15 GiB holds 78 and its context."""
 
 import json
 

@@ -11,7 +11,7 @@ vocabulary = 50257
 
 
 def choose(name):
-    """Selects the stage of the models that are made from now on."""
+    """Selects the stage of the models that are made after this call."""
     global on_the_fly, classes, flash, vocabulary
     stage = STAGES.index(name)
     on_the_fly, classes, flash = stage >= 1, stage >= 3, stage >= 4

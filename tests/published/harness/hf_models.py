@@ -37,7 +37,7 @@ def make_config(name: str):
 
 
 def buffers_of_then(name: str, config) -> dict[str, torch.Tensor]:
-    """The masks that the files of these two models still have, from when they were saved with the weights."""
+    """Returns the masks that the files of these two models still contain; older releases saved masks, too."""
     if name == "gpt2-large":
         mask = torch.ones(1, 1, 1024, 1024)
         return {f"transformer.h.{layer}.attn.bias": mask.clone() for layer in range(config.n_layer)}

@@ -26,9 +26,9 @@ def sweep(
 ) -> None:
     """Calls `case` with each value of `--OPTION INTEGER...`, as the benchmarks do in one process.
 
-    The tensors of a call are gone before the next. Other integers of the case are options with defaults. With
-    `again`, each call is made once before: the benchmark of speed has the same shapes and comes first, and
-    the blocks that the allocator cached then are split now. Several configurations follow each other.
+    The tensors of a call are freed before the next call. Other integers of the case are options with
+    defaults. With `again`, each call runs once before, because the benchmark of speed runs first with the
+    same shapes: the blocks that the allocator cached then are split now. Configurations follow each other.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument(f"--{option}", type=int, nargs="+", required=True)
@@ -50,7 +50,7 @@ def sweep(
 
 
 def peak(function: Callable[[], object]) -> int:
-    """The median of `max_memory_allocated` over the repetitions."""
+    """Returns the median of `max_memory_allocated` over the repetitions."""
     peaks = []
     for _ in range(REPETITIONS):
         # On a GPU the thread of the backward pass has long released its last tensors. Here nothing takes

@@ -1,6 +1,6 @@
 """Memory rules of older releases of PyTorch, for sources whose release no longer runs here.
 
-Each is a rule that a pull request ended; a case names the ones that its source's release still had.
+Each function restores a rule that a pull request removed; a case calls those that its release had.
 """
 
 import torch
@@ -9,7 +9,7 @@ from torch.nn import functional
 
 
 def second_intermediate_of_adam() -> None:
-    """Before 2.1 the foreach Adam kept the root and the denominator at once (pytorch/pytorch#104780)."""
+    """Before 2.1 the foreach Adam held the root and the denominator together (pytorch/pytorch#104780)."""
     original = torch._foreach_addcdiv_
 
     def addcdiv(parameters, averages, root, *scale):

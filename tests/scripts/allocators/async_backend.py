@@ -32,7 +32,7 @@ for point in range(12):
         flush=True,
     )
 
-# A capture: its allocations and frees are nodes of the graph, which owns the memory from its first launch.
+# A captured graph: its allocations and frees are nodes, and it owns the memory from its first launch.
 side = torch.cuda.Stream()
 side.wait_stream(torch.cuda.current_stream())
 graph = torch.cuda.CUDAGraph()

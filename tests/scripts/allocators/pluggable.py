@@ -1,7 +1,7 @@
-"""Replaces torch's allocator by one of its own, or puts one behind a MemPool.
+"""Replaces torch's allocator with one written in C, or puts that one behind a MemPool.
 
-pluggable.py current   every tensor is a block; the allocator counts for itself
-pluggable.py pool      a MemPool takes its segments from it; torch's statistics count them
+pluggable.py current   every tensor is a block; the C allocator does its own counting
+pluggable.py pool      a MemPool takes its segments from the C allocator; torch's statistics count them
 """
 
 import ctypes
@@ -45,7 +45,7 @@ with tempfile.TemporaryDirectory() as folder:
     mine.held_bytes.restype = mine.calls.restype = ctypes.c_long
 
     if how == "current":
-        torch.cuda.is_available()  # many scripts ask first: torch's own allocator is there already
+        torch.cuda.is_available()  # many scripts ask first, so torch's own allocator already exists
         torch.cuda.memory.change_current_allocator(allocator)
         held = [torch.empty(1000 * (i + 1), dtype=torch.uint8, device="cuda") for i in range(20)]
         del held[::2]

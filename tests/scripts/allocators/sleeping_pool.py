@@ -1,7 +1,7 @@
 """A pool of torch's allocator whose owner unmaps its memory and maps it again, as vLLM does to sleep.
 
-Prints for each of its marks `awake`, `asleep` and `awake again` the device's memory in use. While it sleeps
-the program goes on to allocate from torch's usual pool.
+Prints the device's memory in use at each of its marks: `awake`, `asleep` and `awake again`. While the pool
+sleeps, the program allocates from torch's usual pool.
 """
 
 import ctypes
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-# Segments by the driver's virtual memory calls. `sleep_all` gives their memory up, `wake_all` maps new.
+# Segments by the driver's virtual memory calls. `sleep_all` unmaps their memory, `wake_all` maps new memory.
 SOURCE = """
 #include <stddef.h>
 #include <sys/types.h>

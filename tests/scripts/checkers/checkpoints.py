@@ -16,7 +16,7 @@ _path = os.environ.get("MEMTRACE_TEST_CHECKPOINTS")
 
 
 def checkpoint(label, **more):
-    """`more` is added to the line unchanged, for `verify.py`."""
+    """Records the figures. `more` is added to the line unchanged, for `verify.py`."""
     number = next(_numbers)
     torch.cuda.nvtx.mark(f"checkpoint:{number}")
     if not _path:
@@ -44,7 +44,7 @@ def checkpoint(label, **more):
 
 
 def _placed(segment):
-    """The blocks of a segment with their addresses, which old snapshots omit."""
+    """Yields the blocks of a segment with their addresses, which old snapshots omit."""
     address = segment["address"]
     for block in segment["blocks"]:
         yield address, block

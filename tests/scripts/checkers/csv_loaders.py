@@ -45,7 +45,7 @@ for loader, frame in frames.items():
 # the device's total.
 block_rows = first[first.event.isin(["alloc", "free", "tag", "live"])]
 for until in (len(block_rows) // 3, len(block_rows) // 2, len(block_rows)):
-    # Not between the two rows of a tag.
+    # Do not cut between the two rows of a tag.
     last = block_rows.iloc[until - 1]
     prefix = block_rows.iloc[: until + int(last.event == "tag" and last.delta_bytes < 0)]
     total = prefix.allocated_bytes.iloc[-1]
@@ -69,7 +69,7 @@ groups = {
 }
 assert {owner: live for owner, live in sums.items() if live} == groups, (sums, groups)
 
-# All traces of a folder at once. The stacks lie beside them, and are read as CSV by their own name.
+# Read all traces of a folder at once. The stacks are next to them, and are read as CSV by their own names.
 folder = pathlib.Path(path).parent
 pattern = str(folder / "*.csv")
 assert list(folder.glob("*.stacks")), "the trace has stacks"

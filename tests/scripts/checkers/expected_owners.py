@@ -3,9 +3,9 @@
     expected_owners.py FOLDER
 
 FOLDER has `CASE.PID.json` and, below `trace`, `*.PID.csv`. A block is identified by its size. Of several
-blocks of one size the last counts, or, with `some`, any one. The category is the one at the end of the
-block. `callers` are functions of `owner_cases.py` in the stack, innermost first; they are compared only if
-the trace has lines of Python.
+blocks of one size the last counts, or, with `some`, any one. The category is the block's final one. `callers`
+are functions of `owner_cases.py` in the stack, innermost first; they are compared only if the trace has lines
+of Python.
 """
 
 import csv
@@ -18,7 +18,7 @@ from owner_totals import rows
 
 
 def stacks(path):
-    """The functions of `owner_cases.py` by `stack_id`, innermost first; empty without lines of Python."""
+    """Returns the functions of `owner_cases.py` by `stack_id`, innermost first; empty without lines."""
     file = path.with_suffix(".stacks")
     if not file.exists():
         return {}
@@ -27,7 +27,7 @@ def stacks(path):
     if all(frame["kind"] != "python" for frame in frames.values()):
         return {}
     callers = {0: []}
-    for number in sorted(frames):  # what is around a stack has a smaller number
+    for number in sorted(frames):  # a parent has a smaller number than its children
         line = re.search(r"owner_cases\.py:\d+ (.*)", frames[number]["frame"])
         around = callers[int(frames[number]["parent_id"])]
         callers[number] = [line[1], *around] if line and frames[number]["kind"] == "python" else around
@@ -35,7 +35,7 @@ def stacks(path):
 
 
 def blocks(path):
-    """For each block its first row, its category at its end, and the last mark before it."""
+    """Returns each block: its first row, its last category and owner, and the last mark before it."""
     found, mark, callers = {}, "", stacks(path)
     for row in rows(path):
         if row["event"] == "mark":
@@ -54,7 +54,7 @@ def blocks(path):
 
 
 def differs(block, wanted, others):
-    """The differences between a block and its expected owner."""
+    """Returns the differences between a block and its expected owner."""
     pairs = []
     for name, value in wanted.items():
         if name == "module":

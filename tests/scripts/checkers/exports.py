@@ -48,7 +48,7 @@ OPCODES = {
 
 
 def walk(data):
-    """Checks the rules of the pickle: opcodes, integers, texts, batches."""
+    """Checks that a pickle follows the rules for opcodes, integers, texts and batches."""
     marks, texts, protocol = [], collections.Counter(), None
     for opcode, argument, _ in pickletools.genops(data):
         name = opcode.name
@@ -116,8 +116,8 @@ def viz(*paths):
 
 
 def follow(trace, segments):
-    """The page replays the events backwards from the final state: each event must match the state at its
-    time."""
+    """Replays the events backwards from the final state, as the page does: each event must match the state at
+    its time."""
     blocks = [block for segment in segments for block in segment["blocks"]]
     live = {block["address"] for block in blocks if block["state"] != "inactive"}
     for entry in reversed(trace):
@@ -139,8 +139,8 @@ def snapshot(ours, theirs):
     streams = {}
 
     def stream(mine, torchs):
-        """Stream numbers differ, but each stands for one stream of torch, and the default stream for the
-        default stream."""
+        """Checks that each stream number maps to one stream of torch, and the default stream to the default
+        stream."""
         assert (mine == 0) == (torchs == 0), (mine, torchs)
         assert streams.setdefault(mine, torchs) == torchs, (mine, torchs, streams)
 
@@ -220,7 +220,7 @@ def tracker(path, plain, watched):
         # An op of Python's own appears only as the row of the mode that saw it.
         assert op == "PythonDispatchMode" or f".forward.{op}." in f".{name}", (mine, name)
     assert loaded._markers == watched["markers"], (loaded._markers, watched["markers"])
-    # The name changed in some version after 2.6.
+    # The attribute had another name in older versions.
     retries = "_num_alloc_retries" if hasattr(loaded, "_num_alloc_retries") else "_num_cuda_retries"
     assert getattr(loaded, retries) == watched["retries"]
     assert list(loaded.memories_active) == list(loaded.memories_reserved) == list(allocated)
@@ -257,7 +257,7 @@ def timeline(ours, raw, folder):
     assert same >= 0.97 * max(len(mine), len(torchs)), (same, len(mine), len(torchs))
     before = [sum(event[2] for event in events if event[1] == 1) for events in (raw, their_raw)]
     print("there before:", before)
-    # Blocks from before the step that the profiler does not know were used by no op of the step.
+    # Blocks from before the step that the profiler does not know were not used in the step.
     assert before[0] >= before[1] > 0, before
 
 
@@ -299,7 +299,7 @@ def query(folder, sql, frames):
         print(*row, sep="\t")
 
 
-# The rows whose step is that of a block's allocation, or that have none.
+# Events whose rows have the step of a block's allocation, or no step.
 OF_A_BLOCK = {
     "free",
     "free_completed",
@@ -315,7 +315,7 @@ OF_A_BLOCK = {
 
 
 def steps_of(path):
-    """The highest and last allocated and reserved bytes of each step on each device with a row in it."""
+    """Returns the highest and last allocated and reserved bytes for each step and device that has rows."""
     import csv
 
     now, totals, found = -1, {}, {}
@@ -332,20 +332,20 @@ def steps_of(path):
                 totals[device] = int(row["allocated_bytes"]), int(row["reserved_bytes"])
             elif device not in totals:
                 continue
-            # What is live when a step begins counts for its peak.
+            # Memory that is live when a step begins counts for the step's peak.
             peak = found.get((device, now), (before, None))[0]
             found[device, now] = tuple(map(max, peak, totals[device])), totals[device]
     return {key: [*peak, *end] for key, (peak, end) in found.items()}
 
 
 def four_parts(process, ask):
-    """The parts of the memory in use, after each step and their growth, are those of `memtrace leaks`."""
+    """Compares the parts of the memory in use, after each step and in the growth, with `memtrace leaks`."""
     names = ("kept", "larger_steps", "cached", "outside")
     columns = ", ".join(f"{name}_bytes" for name in names)
     for growth in process["growth"]:
         here = f"and device = {growth['device']} and kept_bytes is not null"
         assert ask(columns, "device", here) == [tuple(growth["growth_parts_bytes"][name] for name in names)]
-        # The step that a trace ends in has no row of parts.
+        # If a trace ends inside a step, that step has no row of parts.
         levels = growth["levels"][: -1 if growth["to_is_inside_a_step"] else None]
         wanted = [
             (level["step"], *(level["parts_bytes"][name] for name in names))
@@ -356,7 +356,7 @@ def four_parts(process, ask):
 
 
 def digest(folder, csvs, *reports):
-    """The figures of the digests are those of the reports on the whole traces, and of the rows."""
+    """Compares the figures of the digests with the reports on the whole traces, and with the rows."""
     import duckdb
 
     summary, frag, leaks = (json.loads(Path(path).read_text()) for path in reports)
@@ -430,7 +430,7 @@ def digest(folder, csvs, *reports):
         four_parts(growth, lambda columns, kind, more="", rank=rank: ask(columns, kind, rank, more))
         assert told == steps_of(traces[rank]), (told, steps_of(traces[rank]))
         compared += len(told)
-    # No fixture has a schedule of detail.
+    # No fixture has a detail schedule, so all steps are detailed.
     detailed = duckdb.sql(f"select distinct detailed from {table} where kind = 'step'").fetchall()
     assert detailed in ([], [(1,)]), detailed
     print(len(summary["processes"]), "digests equal the reports, with", compared, "steps")
@@ -454,7 +454,7 @@ def schema(schema, *paths):
     schema = json.loads(Path(schema).read_text())
     for path in paths:
         jsonschema.validate(json.loads(Path(path).read_text()), schema)
-    # A schema that accepts everything proves nothing.
+    # The schema must reject a broken profile, or the check above proves nothing.
     broken = json.loads(Path(paths[0]).read_text())
     del broken["profiles"][0]["weights"]
     try:

@@ -1,4 +1,4 @@
-"""Compares the live bytes by category at the marks `checkpoint:N` with those that the script printed.
+"""Compares the live bytes by category at the marks `checkpoint:N` with the bytes that the script printed.
 
 held.py TRACE EXPECTED     EXPECTED is JSON, a line for each mark: bytes by category
 """

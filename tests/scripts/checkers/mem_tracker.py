@@ -2,19 +2,20 @@
 
     mem_tracker.py TRACE TRACKER MODULES
 
-MODULES is the answer of `memtrace modules --json --rounded`: it has as many forwards of each module, and as
-many recomputed ones (`Pre-Forward-AC`, `Post-Forward-AC`), as MemTracker counted, with its bytes of each
-category.
+MODULES is the answer of `memtrace modules --json --rounded`. It must have as many forwards of each module,
+and as many recomputed ones (`Pre-Forward-AC`, `Post-Forward-AC`), as MemTracker counted, with the same bytes
+in each category.
 
-The bytes of each category are equal wherever MemTracker is right. Only these differences are accepted:
+The bytes of each category must be equal wherever MemTracker is right. Only these differences are accepted:
 
 - workspaces: memory that a library keeps and no op returns. MemTracker sees none; at most WORKSPACES.
-- hooks: at a boundary inside backward, MemTracker counts a gradient as `Gradient` once its hook ran; the
-  trace does so from its birth, by its final category. The sum of `Gradient` and `Temp` is equal.
-- inputs: `Activation` to MemTracker, which has no kind for them.
-- transients: memory that an op allocates and frees before it returns. MemTracker's peak lacks those of ATen's
-  ops, so the trace's is higher, at most by those that were live at once and the workspaces.
-- names: MemTracker names a shared module after its last place, the trace after its first; a module made in a
+- hooks: at a boundary inside backward, MemTracker counts a gradient as `Gradient` only once its hook ran; the
+  trace counts it from its birth, by its final category. The sum of `Gradient` and `Temp` is equal.
+- inputs: MemTracker counts them as `Activation`, because it has no category for them.
+- transients: memory that an op allocates and frees before it returns. MemTracker's peak lacks the transients
+  of ATen's ops, so the trace's peak is higher: at most by the transients that were live at once and the
+  workspaces.
+- names: MemTracker names a shared module after its last path, the trace after its first; a module made in a
   forward is a root to MemTracker.
 """
 
@@ -40,11 +41,12 @@ NAMES = {
     "Autoencoder.again.0": "Autoencoder.middle",
     "CrossEntropyLoss": "BertForSequenceClassification.CrossEntropyLoss",
 }
-# `CUBLAS_WORKSPACE_CONFIG=:16:8` is 128 KiB for each handle, and each thread that multiplies has one.
+# `CUBLAS_WORKSPACE_CONFIG=:16:8` is 128 KiB for each handle; two threads multiply, each with a handle of its
+# own.
 WORKSPACES = 2 * 131072
 
 
-# The kinds of the report's states, in the groups in which they are comparable (hooks and inputs, above).
+# The categories of the report's states, grouped so that they are comparable (see hooks and inputs above).
 KINDS_OF_STATES = [["Parameter"], ["Buffer"], ["Optstate"], ["Gradient", "Temp"], ["Activation", "Other"]]
 
 
@@ -59,8 +61,8 @@ def workspaces(trace):
 
 
 def transients(trace):
-    """The blocks that were allocated and freed while one op ran."""
-    born, waiting, short = {}, {}, set()  # the second by thread: of each freed block its birth
+    """Returns the ids of blocks that were allocated and freed while one op ran."""
+    born, waiting, short = {}, {}, set()  # waiting: by thread, the birth and id of each freed block
     for row in rows(trace):
         if row["device"] < 0:
             continue
@@ -101,7 +103,7 @@ def compare_calls(snapshots, report, differences):
             for kinds in KINDS_OF_STATES:
                 ours = sum(call.get("cuda:0", {}).get(kind, 0) for kind in kinds)
                 wanted = sum(total.get(kind, 0) for kind in kinds)
-                # A workspace is `Activation` or `Temp`, by the pass in which a library took it.
+                # A workspace counts as `Activation` or `Temp`, by the pass in which a library took it.
                 most = WORKSPACES if len(kinds) > 1 else 0
                 if not 0 <= ours - wanted <= most:
                     differences.append(

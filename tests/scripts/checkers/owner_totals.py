@@ -2,8 +2,8 @@
 
     owner_totals.py TRACE CHECKPOINTS
 
-At each checkpoint the bytes of parameters, buffers, gradients and optimizer state are equal per module. At
-the peak at least 99 % of the bytes have a module, a phase, an op and a category.
+At each checkpoint the bytes of parameters, buffers, gradients and optimizer state must be equal per module.
+At the peak at least 99 % of the bytes must have a module, a phase, an op and a category.
 """
 
 import collections
@@ -38,7 +38,7 @@ def replay(path):
 
 
 def eventual(path):
-    """For each block, its category at its end."""
+    """Returns the last alloc or tag row of each block, which has its final category."""
     last = {}
     for row in rows(path):
         if row["event"] == "alloc" or (row["event"] == "tag" and row["delta_bytes"] > 0):
@@ -47,7 +47,7 @@ def eventual(path):
 
 
 def compare(checkpoint, live, differences, where):
-    """The tables (category, module) -> bytes of the trace and of the script."""
+    """Compares the bytes by (category, module) in the trace with the script's. Returns the number of sums."""
     ours, theirs = collections.Counter(), collections.Counter()
     for row in live.values():
         if row["category"] in OWNED:

@@ -51,7 +51,7 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 
 def main(ui, *files):
-    # The page has workers, which need an origin.
+    # Serve the page over HTTP, because its workers need an origin.
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=ui))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     for export, expected in zip(files[::2], files[1::2]):

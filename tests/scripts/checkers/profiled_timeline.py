@@ -10,7 +10,7 @@ Only these differences are accepted:
 - unidentified: a block on which no tensor was seen (scratch of an op, a library's workspace) has no address
   in the profile. For each size and action, the trace has as many of them.
 - untouched: blocks from before the profile that no op used are only in the trace.
-- unknown: where the profiler has no category, the trace has that of its rows.
+- unknown: where the profiler has no category, the trace has the category of its rows.
 """
 
 import collections
@@ -99,7 +99,7 @@ def main():
 
 
 def before(rows):
-    """The blocks from before the profile."""
+    """Returns the ids of blocks from before the profile."""
     return {row["alloc_id"] for row in rows if row["action"] == "PREEXISTING"}
 
 

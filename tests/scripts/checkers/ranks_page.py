@@ -2,8 +2,8 @@
 
     ranks_page.py PAGE [PICTURES]
 
-Uses it as a person does. A failure is a traceback. An error in the console, or a request that leaves the
-page, fails it. With a folder for PICTURES it leaves some of each width."""
+Uses the page as a person does. A failure is a traceback; an error in the console, or a request that leaves
+the page, is a failure. With a folder PICTURES, the check saves pictures of each width."""
 
 import sys
 from pathlib import Path
@@ -12,7 +12,7 @@ from playwright.sync_api import sync_playwright
 
 page_file = Path(sys.argv[1]).resolve()
 pictures = Path(sys.argv[2]) if len(sys.argv) > 2 else None
-# Under the limit of a file that a mail takes.
+# The file must fit into a mail.
 assert page_file.stat().st_size < 5_000_000, page_file.stat().st_size
 
 
@@ -37,7 +37,7 @@ def use(browser, width, height, dark):
         page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
         return float(page.get_attribute("#map", "data-drawn"))
 
-    # The furthest rank is the first line, whatever its number.
+    # The rank that differs most is the first line, whatever its number.
     box = page.locator("#map").bounding_box()
     page.locator("#map").scroll_into_view_if_needed()
     page.mouse.move(box["x"] + box["width"] * 0.9, box["y"] + 1)
@@ -48,7 +48,7 @@ def use(browser, width, height, dark):
     assert "up to 2 neighbouring steps" in page.inner_text("#cell-is"), page.inner_text("#cell-is")
     axis = [page.inner_text("#from"), page.inner_text("#to")]
     assert axis == ["step 1000001", "step 1000600"], axis
-    # The ranks that part are shown at first, and all on demand.
+    # At first only the ranks that differ are shown, and all ranks on demand.
     assert page.inner_text("#shown") == "lines 1 to 48 of 9999", page.inner_text("#shown")
     page.click("#all")
     times = [drawn()]
@@ -60,7 +60,7 @@ def use(browser, width, height, dark):
     times.append(drawn())
     if pictures:
         page.screenshot(path=pictures / f"chosen-{width}.png", full_page=True)
-    # The chosen rank is one of the lines that are shown: those that part are first.
+    # The chosen rank is among the shown lines, because the ranks that differ come first.
     box = page.locator("#map").bounding_box()
     found = set()
     for line in range(24):

@@ -20,7 +20,7 @@ CHROMIUM = "/usr/bin/chromium"
 
 @functools.cache
 def browser():
-    """The one browser of this process."""
+    """Returns the one browser of this process."""
     playwright = sync_playwright().start()
     # No GPU, and no sandbox: the tests may run as root.
     chromium = playwright.chromium.launch(
@@ -75,7 +75,7 @@ class Open:
         return self.page.inner_text(selector)
 
     def rows(self):
-        """The name and the displayed bytes of each row of the table."""
+        """Returns the name and the displayed bytes of each row of the table."""
         cells = "[...document.querySelectorAll('#table tbody tr')].map((row) => [...row.cells].map((cell) => cell.innerText.trim()))"
         return self.page.evaluate(cells)
 
@@ -101,7 +101,7 @@ def near(a, b, slack):
 
 
 def accessible(it):
-    """Every column has a head, and the keyboard reaches every area that scrolls."""
+    """Checks that every column has a head, and that the keyboard reaches every area that scrolls."""
     nameless = it.page.evaluate(
         "[...document.querySelectorAll('th')].filter((head) => !head.textContent.trim()).length"
     )
@@ -113,7 +113,7 @@ def accessible(it):
 
 
 def peak(path, *answers):
-    """The page has the figures of `memtrace peak --json`, for every grouping."""
+    """Compares the page with `memtrace peak --json`, for every grouping."""
     with Open(path) as it:
         for file in answers:
             answer = json.loads(Path(file).read_text())
@@ -157,14 +157,14 @@ def peak(path, *answers):
                     "at the peak" not in fact or largest["key"] in fact and shown(largest["bytes"]) in fact
                 )
                 assert is_same, (largest, fact)
-            # The icicle and the blocks add up to the total.
+            # The live blocks at the peak and the rest add up to its bytes.
             live = it.page.evaluate(f"memtrace.liveAt({moment['ts_ns']})")
             assert live["sum"] + live["rest"] == moment["bytes"], (live["sum"], live["rest"], moment)
         print("peak", shown(moment["bytes"]), "by", len(answers), "keys")
 
 
 def use(path):
-    """Wheel, drag, click, keys, search, sort and themes work, and the address keeps the state."""
+    """Checks wheel, drag, click, keys, search, sort and themes, and that the address keeps the state."""
     with Open(path) as it:
         home = it.state()
         box = it.curve()
@@ -196,7 +196,7 @@ def use(path):
         )
         near(pinned["at"], where, (panned["to"] - panned["from"]) * 0.01)
         assert "Live at" in it.text("#live-title") and "peak" not in it.text("#live-title")
-        # The listed blocks are those that were live at that moment.
+        # The table lists the blocks that were live at that moment.
         moment = pinned["at"]
         lived = it.page.evaluate(
             f"(() => {{ const b = memtrace.tracks[memtrace.state.track].blocks; let sum = 0; for (let i = 0; i < b.length; i++) if (b.born[i] <= {moment} && (b.age[i] < 0 || b.born[i] + b.age[i] > {moment})) sum += b.bytes[i]; return sum; }})()"
@@ -209,7 +209,7 @@ def use(path):
             same = again.state()
             for name in ["from", "to", "at"]:
                 near(same[name], pinned[name], 1)
-        # The keys.
+        # Keyboard shortcuts.
         it.key("0")
         near(
             it.state()["to"] - it.state()["from"],
@@ -232,7 +232,7 @@ def use(path):
         it.key("?")
         assert it.page.is_visible("#keys")
         it.page.keyboard.press("Escape")
-        # Search: matches come first and stay bright, and the rest is dimmed.
+        # Search: matches come first and stay bright; all other cells are dimmed.
         it.key("p")
         it.page.click("#by [data-value=module]")
         it.rest()
@@ -263,7 +263,7 @@ def use(path):
         it.page.click("#table th button:has-text('lived')")
         it.rest()
         assert ages() != down or len(set(down)) == 1
-        # The icicle is one stop of the Tab key, and the arrow keys move inside it. Each cell has a label with
+        # The icicle is one stop of the Tab key, and the arrow keys move inside it. The label of each cell has
         # its owner and its bytes.
         assert (
             it.page.evaluate(
@@ -281,7 +281,7 @@ def use(path):
         assert below.startswith(above.split(": ")[0] + " › "), (above, below)
         it.page.keyboard.press("ArrowUp")
         assert label() == above and it.state()["from"] == view
-        # A cell opens and closes.
+        # A click on a cell opens it, and a crumb closes it.
         it.page.click("#icicle .cell >> nth=0")
         it.rest()
         assert it.page.evaluate("document.querySelectorAll('.crumbs button').length") > 1
@@ -314,9 +314,9 @@ def use(path):
 
 
 def oom(path, answer):
-    """O goes to the OOM, and the page has the request of `memtrace oom --json`."""
+    """Checks that O goes to the OOM, and that the page has the request of `memtrace oom --json`."""
     answer = json.loads(Path(answer).read_text())["ooms"][0]
-    # The page opens at the OOM and leads with it.
+    # The page opens at the OOM and shows it first.
     with Open(path) as it:
         head = it.text("#headline")
         assert head.startswith("Out of memory") and shown(answer["requested_bytes"]) in head, head
@@ -352,7 +352,7 @@ def oom(path, answer):
 
 
 def oom_categories(path, first, other):
-    """The headline, the groups and the blocks have the same categories at the OOM: `first`, and `other`."""
+    """Checks that headline, groups and blocks have the same categories at the OOM: `first`, and `other`."""
     with Open(path) as it:
         found = it.page.evaluate(
             """() => { const [t] = memtrace.tracks, mix = {};
@@ -371,7 +371,7 @@ def oom_categories(path, first, other):
 
 
 def growth(path, answer):
-    """The chart of the memory in use has the parts of `memtrace leaks`, and fits a phone."""
+    """Checks that the chart of the memory in use has the parts of `memtrace leaks`, and fits a phone."""
     found = json.loads(Path(answer).read_text())["processes"][0]["growth"][0]
     for width in (1400, 390):
         with Open(path, width=width) as it:
@@ -384,7 +384,7 @@ def growth(path, answer):
 
 
 def compare(path, answer):
-    """Two runs: the change is that of `memtrace diff --json`."""
+    """Checks that the page of two runs shows the change of `memtrace diff --json`."""
     answer = json.loads(Path(answer).read_text())
     a, b = (answer[side]["peak_allocated"]["bytes"] for side in ["before", "after"])
     with Open(path) as it:
@@ -402,7 +402,7 @@ def compare(path, answer):
             ), (row, change)
             seen += 1
         assert seen > 2, rows
-        # The difference comes before the details of one run.
+        # The difference between the runs comes before the details of one run.
         head = it.text("#headline")
         way = "higher" if b > a else "lower"
         assert f"{shown(abs(b - a))} {way}" in head and shown(a) in head and shown(b) in head, head
@@ -419,7 +419,7 @@ def compare(path, answer):
 
 
 def sampled(path):
-    """Between two samples the memory in use is never below what is allocated."""
+    """Checks that between two samples the memory in use is never below the allocated memory."""
     with Open(path) as it:
         below = it.page.evaluate(
             "(() => { const [t] = memtrace.tracks; const s = t.lines.find((line) => line.name === 'device used'); const a = t.lines[0]; return [...s.high].filter((value, i) => value < a.high[i]).length; })()"
@@ -429,7 +429,7 @@ def sampled(path):
 
 
 def flat(path):
-    """A sampled line that would flatten all others starts hidden, and a click shows it."""
+    """Checks that a sampled line that would flatten all others is hidden until a click shows it."""
     with Open(path) as it:
         entry = it.page.locator("#legend .entry", has_text="device used")
         assert entry.get_attribute("aria-pressed") == "false"
@@ -442,7 +442,7 @@ def flat(path):
 
 
 def ranks(path, count):
-    """Every rank has a line, and a click selects it."""
+    """Checks that every rank has a line, and that a click selects it."""
     with Open(path) as it:
         lines = it.page.locator(".rank")
         assert lines.count() == int(count), lines.count()
@@ -457,7 +457,7 @@ def ranks(path, count):
 
 
 def hostile(path):
-    """Names that look like markup are shown as text."""
+    """Checks that names that look like markup are shown as text."""
     with Open(path) as it:
         assert not it.page.evaluate("globalThis.owned"), "a name of the trace ran"
         assert it.page.evaluate("document.querySelectorAll('img, iframe, b > script').length") == 0
@@ -479,7 +479,7 @@ def hostile(path):
 
 
 def advice(path, answer):
-    """The switch shows each change of `memtrace advise --json`, with its peak in the curve."""
+    """Checks that the switch shows each change of `memtrace advise --json`, with its peak in the curve."""
     changes = json.loads(Path(answer).read_text())["devices"][0]["changes"][:5]
     js = "(() => memtrace.tracks[0].advices.map((a) => [a.change, a.peak.bytes, Math.max(...a.high)]))()"
     for width, dark in [(1400, False), (390, True)]:
@@ -514,7 +514,7 @@ def advice(path, answer):
 
 
 def retained(path, *told):
-    """The box of what holds memory has these texts, and nothing of them is markup; without any it is hidden."""
+    """Checks that the box of retained memory has these texts, not as markup; without texts it is hidden."""
     for width, dark in [(1400, False), (390, True)]:
         with Open(path, width=width, dark=dark) as it:
             assert it.page.is_visible("#retained") == bool(told)
@@ -528,7 +528,7 @@ def retained(path, *told):
 
 
 def painted(it, canvas):
-    """The number of pixels of a canvas that are not transparent."""
+    """Returns the number of pixels of a canvas that are not transparent."""
     return it.page.evaluate(
         f"""(() => {{ const it = document.getElementById('{canvas}'), c = it.getContext('2d');
         const data = c.getImageData(0, 0, it.width, it.height).data;
@@ -537,7 +537,7 @@ def painted(it, canvas):
 
 
 def host(path, track, peak, limit, killed):
-    """The samples of the host are a curve below that of the GPU, with the same time, at every width."""
+    """Checks that the host samples are a curve below the GPU's, with the same time axis, at every width."""
     for width, dark in [(1400, False), (390, True)]:
         with Open(path, width=width, dark=dark) as it:
             assert it.page.is_visible("#host-memory")
@@ -552,7 +552,7 @@ def host(path, track, peak, limit, killed):
             assert not killed or killed in it.text("#killed"), it.text("#killed")
             whole = painted(it, "host-curve")
             assert whole > 10_000, whole
-            # The two curves have one time: a zoom in one moves the other.
+            # The two curves share one time axis: a zoom in one moves the other.
             above, below = it.curve(), it.page.locator("#host-curve").bounding_box()
             near(above["x"], below["x"], 0.5)
             near(above["width"], below["width"], 0.5)
@@ -565,7 +565,7 @@ def host(path, track, peak, limit, killed):
             tip = it.text("#host-tip")
             for part in ["sample at", "resident", "child processes", "50.00 MiB", "limit of the container"]:
                 assert part in tip, (part, tip)
-            # The sample at 6 s has no limit, which is called unknown.
+            # The sample at 6 s lacks the limit, so the page calls it unknown.
             sixth = below["x"] + 62 + (6.4 / 13) * (below["width"] - 76)
             it.page.mouse.move(sixth, y)
             it.rest()
@@ -585,7 +585,7 @@ def host(path, track, peak, limit, killed):
 
 
 def host_blocks(path, peak):
-    """The page of the host has its CPU tensors."""
+    """Checks that the page of the host has its CPU tensors."""
     with Open(path) as it:
         head = it.text("#headline")
         assert "CPU tensors and pinned memory" in head and peak in head, head
@@ -599,7 +599,7 @@ def host_blocks(path, peak):
 
 
 def no_host(path):
-    """Without samples of the host there is no curve of it, and the page says so."""
+    """Checks that without host samples the page has no curve of the host, and says so."""
     with Open(path) as it:
         assert not it.page.is_visible("#host-memory") and not it.page.is_visible("#killed")
         assert "Host memory is unknown" in it.text("#footer"), it.text("#footer")
@@ -607,7 +607,7 @@ def no_host(path):
 
 
 def no_advice(path, reason):
-    """Without a change that helps the page says why."""
+    """Checks that the page says why, if no change helps."""
     with Open(path, "#advice=0") as it:
         assert it.text("#advice-text") == reason, it.text("#advice-text")
         assert it.state()["advice"] == -1 and not it.page.is_visible("#advices")
@@ -617,14 +617,14 @@ def no_advice(path, reason):
 
 
 def empty(path):
-    """The page of a trace without GPU memory has a message."""
+    """Checks that the page of a trace without GPU memory has a message."""
     with Open(path) as it:
         assert "No GPU memory" in it.text("#headline"), it.text("#headline")
     print("empty")
 
 
 def finer(path):
-    """Where the page has no finer data, it prints the command that has."""
+    """Checks that the page, if it has no finer data, prints a command that makes a finer page."""
     with Open(path, "#at=1") as it:
         track = it.page.evaluate(
             "(() => { const t = memtrace.tracks[memtrace.state.track]; return { start: t.start_ns, width: t.width_ns, end: t.end_ns, peak: t.peak.ts_ns }; })()"
@@ -646,7 +646,7 @@ def finer(path):
 
 
 def tasks(trace):
-    """CPU time and wall time of each task of the page's main thread in a Chromium trace, in ms."""
+    """Returns the CPU time and wall time of each main-thread task in a Chromium trace, in ms."""
     events = json.loads(trace)["traceEvents"]
     main = {
         (e["pid"], e["tid"])
@@ -688,12 +688,12 @@ def gestures(it, x, y):
 
 
 def smooth(path, most):
-    """No gesture makes a task of the page's main thread that takes `most` ms of CPU time.
+    """Checks that no gesture makes a task of the page's main thread that takes `most` ms of CPU time.
 
-    The times are those of Chromium's own trace, per task of the main thread (a frame's script, style, layout
-    and paint are one task). CPU time leaves out other programs on the machine, but those still slow a core
-    down. So the gestures are repeated a few times, and the best time counts: a slow page is slow each time.
-    The software renderer that stands in for a GPU runs in its own process and is not counted.
+    The times come from Chromium's own trace, per task of the main thread (a frame's script, style, layout and
+    paint are one task). CPU time excludes other programs on the machine, but they still slow a core down. So
+    the gestures are repeated a few times, and the best time counts: a slow page is slow each time. The
+    software renderer that stands in for a GPU runs in its own process and is not counted.
     """
     ROUNDS = 6
     with Open(path) as it:

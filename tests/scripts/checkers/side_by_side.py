@@ -1,5 +1,5 @@
-"""Compares PyTorch's own tools with memtrace on the programs of ../seeds/programs.py, and holds
-docs/coming-from.md.
+"""Compares PyTorch's own tools with memtrace on the programs of ../seeds/programs.py, and checks that
+docs/coming-from.md shows the results.
 
     side_by_side.py MEMTRACE TRACES ANSWERS PAGE
 
@@ -8,11 +8,11 @@ With MEMTRACE_BLESS=1 the page is written anew.
 
 These differences are accepted, each only where it is named:
 
-- workspaces: MemTracker sees what an op returns, and no workspace of a library.
-- the eyes of a tool: MemoryTracker reads one device, at the ends of ops; memtrace sees each block.
-- gradients: MemTracker counts a gradient as `Temp` until its hook has run; memtrace from its birth.
-- nested: a copy that an op makes inside another one is in MemTracker's peak only once that op is over.
-- ends: the backward of a module ends, for memtrace, with the first row of another module; MemTracker's hook
+- workspaces: MemTracker sees what an op returns, but no workspace of a library.
+- sampling: MemoryTracker reads one device, at the ends of ops; memtrace sees each block.
+- gradients: MemTracker counts a gradient as `Temp` until its hook has run; memtrace counts it from its birth.
+- nested: MemTracker's peak includes a copy that an op makes inside another op only after that other op.
+- ends: for memtrace, the backward of a module ends with the first row of another module. MemTracker's hook
   runs earlier, while the loss and the first gradient are still there, or before a hook of the program.
 """
 
@@ -27,14 +27,14 @@ import sys
 MEMTRACE, TRACES, ANSWERS, PAGE = map(pathlib.Path, sys.argv[1:])
 KINDS = ("Parameter", "Buffer", "Gradient", "Activation", "Temp", "Optstate")
 TOOLS = ("memtrace", "MemTracker", "MemoryTracker", "profiler")
-# MemTracker refuses a model that calls a module again, or after another model's backward.
+# MemTracker refuses a model that calls a module twice, or that is called after another model's backward.
 REFUSED = {"gan", "generation"}
-# The entries of MemoryTracker's list that differ: it knows that a module is a part of another one before that
-# is called.
+# The number of entries of MemoryTracker's list that differ: it knows that a module is part of another one
+# before the other one is called.
 OTHER_NAMES = {"gan": 1}
-# MemoryTracker reads the current device: in a backward of two devices now one, now the other.
+# MemoryTracker reads the current device, which alternates in a backward of two devices.
 CURRENT_DEVICES = {"two_gpus"}
-# By program: the boundaries at which the sums of MemTracker's kinds differ, by the reason.
+# By program and reason: the number of boundaries at which the sums of MemTracker's kinds differ.
 OTHER_SUMS = {
     "cnn": {"ends": 3},
     "amp": {"ends": 2},
@@ -44,7 +44,7 @@ OTHER_SUMS = {
     "raw": {},
     "shared": {"ends": 3, "nested": 4},
 }
-# Under MemTracker's dispatch mode memtrace takes the parameters that FSDP2 gathers for activations.
+# Under MemTracker's dispatch mode memtrace counts the parameters that FSDP2 gathers as activations.
 OTHER_KINDS = {"fsdp2"}
 
 
@@ -64,13 +64,13 @@ def trace_of(pid):
 
 
 def peaks(trace):
-    """The peak of allocated memory of each device."""
+    """Returns the peak of allocated memory of each device."""
     devices = answer("summary", trace)["devices"]
     return {f"cuda:{device['device']}": device["peak_allocated"]["bytes"] for device in devices}
 
 
 def compare_list(program, trace, theirs):
-    """MemoryTracker's list: entry for entry, of the device that it reads."""
+    """Compares MemoryTracker's list entry by entry, for the device that it reads."""
     if program in CURRENT_DEVICES:
         return
     lines = [
@@ -79,27 +79,27 @@ def compare_list(program, trace, theirs):
     wanted = [line for line in theirs["summary"] if line.endswith("MB")]
     different = [pair for pair in zip(lines, wanted, strict=True) if pair[0] != pair[1]]
     assert len(different) == OTHER_NAMES.get(program, 0), (program, different)
-    # A name apart, each entry has its bytes.
+    # Apart from its name, each entry has the same bytes.
     assert [line.split()[-1] for line in lines] == [line.split()[-1] for line in wanted], program
     assert len(lines) == 20, (program, lines)
 
 
 def why(program, state, ours, theirs):
-    """The reason of a difference, which is `""` when the sums are equal and `?` when nothing explains it."""
+    """Returns the reason of a difference: `""` if the sums are equal, `?` if nothing explains it."""
     sums = [sum(kinds.get(kind, 0) for kind in KINDS) for kinds in (ours, theirs)]
     if sums[0] == sums[1]:
         return ""
     if state in ("Pre-Backward", "Post-Backward"):
         return "ends"
-    # FSDP2's hooks gather and free parameters between the two tools' ends of a call.
+    # The two tools end a call at different moments; in between, FSDP2's hooks gather and free parameters.
     if program == "fsdp2":
         return "hooks"
-    # A block of an op inside another one, which MemTracker's dispatch mode does not see.
+    # MemTracker's dispatch mode does not see the block of an op inside another op.
     return "nested" if state == "Peak-Backward" and sums[0] > sums[1] else "?"
 
 
 def compare_modules(program, trace, theirs):
-    """MemTracker's memory at each boundary of each module, on the GPUs, and the size of each module."""
+    """Compares MemTracker's memory at each boundary of each module on the GPUs, and each module's size."""
     options = ("--rounded", "--op-boundary", "--depth", 9)
     ours = {module["module"]: module for module in answer("modules", trace, *options)["modules"]}
     reasons, boundaries = collections.Counter(), 0
@@ -107,7 +107,7 @@ def compare_modules(program, trace, theirs):
         # FSDP2 renames the class of the model.
         mine = ours[name.removeprefix("FSDP")]
         for state, calls in module["states"].items():
-            # MemTracker keeps the last iteration.
+            # MemTracker keeps only the last iteration.
             found = mine["states"][state]
             assert len(found) >= len(calls), (program, name, state, len(found))
             for my_call, call in zip(found[-len(calls) :], calls, strict=True):
@@ -130,7 +130,7 @@ def compare_modules(program, trace, theirs):
 
 
 def compare_kinds(where, ours, theirs):
-    """Each kind is equal; a gradient may be a temporary to MemTracker."""
+    """Checks that each kind is equal; MemTracker may count a gradient as a temporary."""
     for kind in ("Parameter", "Buffer", "Activation", "Optstate"):
         assert ours.get(kind, 0) == theirs[kind], (*where, kind, ours, theirs)
     assert ours["Gradient"] >= theirs["Gradient"], (*where, ours, theirs)
@@ -188,19 +188,19 @@ def table_of(rows):
 
 
 def masked(text):
-    """The lines of a text without what differs between two runs: times, and the widths of their columns."""
+    """Returns the lines of a text without what differs between runs: times, and the widths of columns."""
     text = re.sub(r"\d+\.\d+ (ms|s|µs)\b", "T", text)
     return [re.sub(r" +", " ", line).strip() for line in text.splitlines()]
 
 
 def outputs_of(block, trace):
-    """A console block, a command and its output, as it is now. A line `...` stands for lines left out."""
+    """Returns a console block with its command's current output. A line `...` stands for lines left out."""
     command, *kept = block.splitlines()
     return "\n".join([command, *shown(kept, command, trace)]) + "\n"
 
 
 def shown(kept, command, trace):
-    """The output of a command, cut where the page cuts it: before `...` as many lines as the page has."""
+    """Returns the output of a command, cut where the page cuts it: before `...` it has the page's lines."""
     words = command.removeprefix("$ memtrace ").split()
     out = run(*[str(trace) if word == "out" else word.strip("'\"") for word in words]).splitlines()
     body = [line for line in out if not line.startswith(("python ", "note: ", "next: "))]
@@ -211,7 +211,7 @@ def shown(kept, command, trace):
     wanted = body if limit is None else [*body[: max(limit, 1)], "..."]
     while wanted and not wanted[-1].strip():
         wanted.pop()
-    # The page keeps its own times.
+    # If only times differ, the page keeps its own.
     return kept if masked("\n".join(kept)) == masked("\n".join(wanted)) else wanted
 
 

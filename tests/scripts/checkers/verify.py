@@ -5,8 +5,8 @@
 Needs only the standard library, so that scripts/gpu-check can run it anywhere. Prints the number of
 comparisons and each difference, and exits 1 if there is one.
 
-The replay here follows the documentation of the schema alone and shares no code with memtrace, so their
-agreement is evidence for both.
+The replay here follows the documentation of the schema alone and shares no code with memtrace, so agreement
+is evidence for both.
 """
 
 import collections
@@ -138,7 +138,7 @@ class Verifier:
             )
 
     def rounded(self, size):
-        """The allocator's rule: a multiple of 512, or of a fraction of the power of two below."""
+        """Rounds like the allocator: to a multiple of 512, or of a fraction of the power of two below."""
         step = 512
         if self.divisions > 1 and size > 512 * self.divisions:
             floor = 1 << (size.bit_length() - 1)
@@ -148,14 +148,14 @@ class Verifier:
     # ---- the trace against torch
 
     def streams_agree(self, index, ours, theirs, where):
-        """Each stream of torch maps to one stream of the trace."""
+        """Checks that each stream of torch maps to one stream of the trace."""
         known = self.streams.setdefault((index, "ours", ours), theirs)
         self.same("a stream of the trace is one stream of torch", known, theirs, where)
         known = self.streams.setdefault((index, "torch's", theirs), ours)
         self.same("a stream of torch is one stream of the trace", known, ours, where)
 
     def pools_agree(self, index, state, truth, where):
-        """Each pool of torch maps to one pool of the trace, and holds the same blocks."""
+        """Checks that each pool of torch maps to one pool of the trace with the same blocks."""
         theirs = {addr: tuple(pool) for device, addr, pool in truth.get("pools", []) if device == index}
         ours = {addr: block["pool"] for addr, block in state.live.items() if block["pool"]}
         if self.unknown_pools:
@@ -230,7 +230,7 @@ class Verifier:
 
 
 def joined(state):
-    """The segments by address; adjacent pieces of an expandable segment are one segment."""
+    """Returns the segments by address, with adjacent pieces of an expandable segment joined."""
     whole = {}
     last = start = last_end = None
     for addr, size in sorted(state.segments.items()):

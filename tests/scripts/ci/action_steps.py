@@ -22,13 +22,13 @@ contexts |= {f"inputs.{name}": value for name, value in inputs.items()}
 
 
 def value_of(expression):
-    """The value of `${{ ... }}`: a name, or the first of several that is set."""
+    """Returns the value of `${{ ... }}`: a name, or the first of several that is set."""
     names = (name.strip() for name in expression.split("||"))
     return next((contexts[name] for name in names if contexts.get(name)), "")
 
 
 def is_met(condition):
-    """The value of an `if:`, which compares names with texts."""
+    """Returns whether an `if:` holds, which compares names with texts."""
     parts = (part.split() for part in condition.split("&&"))
     return all((contexts.get(name, "") == text.strip("'")) == (sign == "==") for name, sign, text in parts)
 

@@ -1,4 +1,4 @@
-"""Training loops whose steps repeat each other, mostly or hardly: loops.py MODE STEPS [large] [SECONDS].
+"""Training loops whose steps mostly repeat each other, or hardly ever: loops.py MODE STEPS [large] [SECONDS].
 
 `large` is a GPT of 124.5 M parameters; a step takes SECONDS at least.
 
@@ -130,7 +130,7 @@ def loader():
 
 
 def kill():
-    # The loss of the last step stays: its block is freed by nobody.
+    # Keep the loss of the last step, so that nothing frees its block.
     kept = plain()
     model(tokens, tokens)
     os.kill(os.getpid(), signal.SIGKILL)

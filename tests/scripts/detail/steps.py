@@ -1,8 +1,8 @@
-"""Trains eight steps with a checkpoint in each. The file `callbacks` in OWNER_OUT says before each step for
-which scopes torch calls anybody: ops, backward functions, user scopes.
+"""Trains eight steps with a checkpoint in each. Before each step the file `callbacks` in OWNER_OUT gets a
+line: whether torch has callbacks for ops, backward functions and user scopes.
 
-With `rough` a child is forked before anything is on the GPU, and trains two steps; step 3 is larger than
-those before, and step 5 asks for more than the card has.
+With `rough` a child is forked before anything is on the GPU, and trains two steps. Step 3 is larger than the
+steps before, and step 5 asks for more memory than the card has.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ from checkpoints import checkpoint
 
 library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
 # std::optional<at::StepCallbacks> at::getStepCallbacksUnlessEmpty(RecordScope): empty where torch takes its
-# short way. It is returned through a pointer, and an empty one leaves the place as it was.
+# short path. The result is returned through a pointer, and an empty one leaves the buffer unchanged.
 callbacks_of = library._ZN2at27getStepCallbacksUnlessEmptyENS_11RecordScopeE
 callbacks_of.argtypes, callbacks_of.restype = [ctypes.c_void_p, ctypes.c_uint8], ctypes.c_void_p
 

@@ -32,7 +32,7 @@ if how == "alone":
 if status == 2:
     sys.exit("RuntimeError: CUDA error: out of memory")
 if how == "waits":
-    # The second is in a session of its own, as torchrun's workers are.
+    # The second process has its own session, as torchrun's workers have.
     sleeps = [subprocess.Popen(["sleep", "600"], start_new_session=own) for own in (False, True)]
     print("waits", *(process.pid for process in sleeps), flush=True)
     time.sleep(600)

@@ -28,7 +28,7 @@ arguments = TrainingArguments(
 )
 trainer = Trainer(model=model, args=arguments, train_dataset=Texts(), eval_dataset=Texts())
 memtrace.integrations.transformers.watch(trainer)
-# A second call changes nothing.
+# A second call of `watch` changes nothing.
 memtrace.integrations.transformers.watch(trainer)
 trainer.train()
 model.generate(torch.zeros(1, 4, dtype=torch.long, device=model.device), max_new_tokens=2, pad_token_id=0)

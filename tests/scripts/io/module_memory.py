@@ -55,6 +55,6 @@ print(
         }
     )
 )
-# Autograd's thread still releases the tracker's callbacks. If Python ends meanwhile, it aborts, traced or not
-# (one run in ten of the untraced script did).
+# Autograd's thread is still releasing the tracker's callbacks. If Python ends meanwhile, it aborts, traced or
+# not (one of ten untraced runs did).
 time.sleep(0.5)

@@ -16,7 +16,7 @@ class Net(nn.Module):
         self.norm = nn.BatchNorm1d(256)
         self.act = nn.ReLU(inplace=True)
         self.head = nn.Linear(256, 32)
-        # The same layer runs twice: its gradient is accumulated in one backward.
+        # The same layer runs twice, so one backward accumulates its gradient.
         self.again = nn.Linear(32, 32)
 
     def forward(self, x):

@@ -1,4 +1,4 @@
-"""Simulates a torch that stores the size of a storage at an unknown place, so that memtrace cannot learn the
+"""Simulates a torch that stores the size of a storage at an unknown offset, so that memtrace cannot learn the
 layout.
 
 While memtrace learns the layout, the tensors report wrong values.

@@ -51,7 +51,7 @@ torch.cuda.synchronize()
 
 
 def smi(query, *more):
-    """The lines of a query of nvidia-smi; None if it is not installed."""
+    """Returns the lines of a query of nvidia-smi, or None if it is not installed."""
     if not shutil.which("nvidia-smi"):
         return None
     command = ["nvidia-smi", *more, f"--query-{query}", "--format=csv,noheader,nounits"]

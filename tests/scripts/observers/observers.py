@@ -1,7 +1,7 @@
-"""The events that profilers, debuggers and coverage tools see: `observers.py PROGRAM TOOL...`.
+"""Prints the events that profilers, debuggers and coverage tools see: `observers.py PROGRAM TOOL...`.
 
-PROGRAM is a module beside this file. Its function `work` is given a function that runs another in a thread.
-Each tool has a process of its own. The output has no address, no time and no order that differs between two
+PROGRAM is a module next to this file. Its function `work` gets a function that runs another one in a thread.
+Each tool runs in its own process. The output has no address, no time and no order that differs between two
 runs, so a traced run prints the same as an untraced one.
 """
 
@@ -17,12 +17,12 @@ import re
 import sys
 import trace as line_counts
 
-# The folders in front of a file's name, the longest first.
+# The folders that precede the names of files, longest first.
 FOLDERS = sorted((folder + "/" for folder in sys.path if folder), key=len, reverse=True)
 
 
 def in_thread(function):
-    """Runs a function in another thread. The waits of `threading.Thread` take another way in each run."""
+    """Runs a function in another thread. `threading.Thread` would wait in another way in each run."""
     has_ended = _thread.allocate_lock()
 
     def run():
@@ -46,7 +46,7 @@ def work():
 
 
 def relative(text):
-    """A text without the folders of its files."""
+    """Returns a text without the folders of its files."""
     for folder in FOLDERS:
         text = text.replace(folder, "")
     return text
@@ -57,7 +57,7 @@ def place(file, line, name):
 
 
 def show(events):
-    """Prints events. Those of the thread come last: only their own order is fixed."""
+    """Prints events. The thread's events come last, because only their own order is fixed."""
     for thread in (True, False):
         for is_main, event in list(events):
             if is_main is thread:
@@ -105,7 +105,7 @@ def cprofile():
 
 
 def coverage():
-    """The lines that ran and how often, by the coverage tool of the standard library."""
+    """Prints the lines that ran and how often, by the coverage tool of the standard library."""
     counter = line_counts.Trace(count=True, trace=False)
     counter.runfunc(work)
     for (file, line), count in sorted(counter.results().counts.items()):
@@ -113,7 +113,7 @@ def coverage():
 
 
 def debugger():
-    """A session of pdb that steps into every call from the first allocation on, then continues to the end."""
+    """Runs pdb: it steps into every call from the first allocation on, then continues to the end."""
     told = io.StringIO()
     commands = io.StringIO("step\n" * 1200 + "where\ncontinue\n")
     session = pdb.Pdb(stdin=commands, stdout=told, nosigint=True, readrc=False)
@@ -123,13 +123,13 @@ def debugger():
 
 
 def monitoring():
-    """The events of `sys.monitoring`, of Python 3.12 and later."""
+    """Prints the events of `sys.monitoring`, which Python 3.12 introduced."""
     events, main, tool = [], _thread.get_ident(), sys.monitoring.PROFILER_ID
     kinds = ("PY_START", "PY_RETURN", "PY_UNWIND", "CALL", "LINE", "RAISE")
 
     def listener(kind):
         def listen(code, where, *rest):
-            # A thread goes on after it has told its end: those lines are there in some runs.
+            # A thread runs on after it has signaled its end, so these lines appear only in some runs.
             if code.co_filename == __file__ and _thread.get_ident() != main:
                 return
             name = getattr(rest[0], "__qualname__", "?") if kind == "CALL" else code.co_name

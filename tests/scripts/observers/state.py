@@ -1,6 +1,6 @@
 """Prints the state of Python, torch and the process after the first use of the GPU, and after ten steps.
 
-A run under memtrace prints the same lines as a run without it.
+A traced run must print the same lines as an untraced one.
 """
 
 import ctypes
@@ -35,7 +35,7 @@ def digest(value) -> str:
 
 
 def sequence_number(on_thread: bool = False) -> int:
-    """The next number of an autograd node. Asking takes one number."""
+    """Returns the next sequence number of an autograd node. Asking uses up one number."""
     found = []
 
     def ask():
@@ -60,7 +60,7 @@ def errno_after(work) -> int:
 
 
 def version_tags() -> list:
-    """Whether torch's classes have kept the versions by which the interpreter caches their attributes."""
+    """Returns whether torch's classes kept the versions by which the interpreter caches their attributes."""
     kinds = (nn.Module, nn.Linear, torch.Tensor, nn.Parameter, torch.optim.Optimizer, torch.optim.Adam)
     # tp_version_tag of PyTypeObject; the value itself depends on the classes made before.
     return [ctypes.c_uint.from_address(id(kind) + 384).value != 0 for kind in kinds]
@@ -76,7 +76,7 @@ def is_id_used_again() -> bool:
 
 def state_of_collector() -> dict:
     return {
-        # Not the first count: the interpreter keeps freed containers, and those of the tracer are used again.
+        # Skip the first count: the interpreter reuses freed containers, including the tracer's.
         "gc counts": gc.get_count()[1:],
         "gc thresholds": gc.get_threshold(),
         "gc enabled": gc.isenabled(),
@@ -190,7 +190,7 @@ def state_of_torch() -> dict:
 
 
 def show(moment: str) -> None:
-    # The collector first: what follows makes containers.
+    # Read the collector's state first, because the other states make containers.
     collector = state_of_collector()
     for part in (collector, state_of_torch(), state_of_python(), state_of_process()):
         for name, value in part.items():
@@ -217,7 +217,7 @@ def main() -> None:
     torch.empty(1, device="cuda")
     show("start")
     model = Forces().cuda()
-    # No weights on the GPU have values on a simulated one: the numbers count, not the results.
+    # On a simulated GPU the results have no values: only the numbers of the nodes count.
     optimizer = torch.optim.Adam(model.parameters())
     order = []
     for number, parameter in enumerate(model.parameters()):

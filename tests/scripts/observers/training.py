@@ -1,4 +1,4 @@
-"""A program that makes the tracer run Python, for observers.py: it trains small models."""
+"""A program for observers.py that makes the tracer run Python: it trains small models."""
 
 import contextlib
 import copy
@@ -45,8 +45,8 @@ def train(model, optimizer, steps):
 
 
 def work(in_thread):
-    """Everything that makes the tracer run Python: the first allocation, calls, backwards, steps, the end of
-    a module, an OOM."""
+    """Does everything that makes the tracer run Python: the first allocation, calls, backwards, steps, the
+    end of a module, an OOM."""
     model = Model()
     teacher = copy.deepcopy(model)
     train(model, torch.optim.Adam(model.parameters(), lr=0.1), 4)
@@ -64,5 +64,5 @@ def work(in_thread):
     in_thread(lambda: train(model, torch.optim.SGD(model.parameters(), lr=0.1), 2))
 
 
-# The first optimizer imports dynamo, which takes events by the million.
+# Make the first optimizer now: it imports dynamo, which causes millions of events.
 torch.optim.SGD([torch.zeros(1)])

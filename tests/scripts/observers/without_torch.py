@@ -1,4 +1,4 @@
-"""A program that makes the tracer run Python where no torch is installed, for observers.py.
+"""A program for observers.py that makes the tracer run Python where no torch is installed.
 
 Its modules are those of a stand-in for torch, and `LIBC10_CUDA` is a stand-in for torch's allocator.
 """
@@ -33,7 +33,7 @@ class Net(Module):
 
 
 def work(in_thread):
-    """The first allocation, calls of every depth, a failure, the end of a module, a second thread."""
+    """Does the first allocation, calls of every depth, a failure, the end of a module, a second thread."""
     library.torch_allocate(512)
     for _ in range(100):
         pass

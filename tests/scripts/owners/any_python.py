@@ -25,7 +25,7 @@ def is_scripting():
     return False
 
 
-# Delegates as torch's does: near the stack limit it fails where a module's forward does not.
+# Calls another function, as torch's does: near the stack limit it fails where a module's forward does not.
 install(is_compiling=lambda: is_scripting())
 
 library = ctypes.CDLL(sys.argv[1])
@@ -90,7 +90,7 @@ class Shallow(Module):
 
 
 def reach():
-    """The depth at which a module can still be called for the first time."""
+    """Returns the depth at which a module can still be called for the first time."""
 
     def deep(further):
         return deep(further - 1) if further else Shallow()()
@@ -131,9 +131,9 @@ class Every(Module):
 
 every = Every(part=Part(), above=Above(), raises=Raises(), endless=Endless())
 for _ in range(100):
-    every(False)  # by now the interpreter has made up its mind how each of these calls is done
+    every(False)  # by now the interpreter has specialized each of these calls
 reached = reach()
-library.torch_allocate(512)  # from here on the hooks are there
+library.torch_allocate(512)  # from here on the hooks are installed
 for _ in range(100):
     pass
 assert bool(Module.before) == (sys.argv[2] == "hooks")

@@ -13,7 +13,7 @@ class Unformattable(Exception):
 
 
 class Refusing(dict):
-    """The parameters of a module: torch finds each by its name, but iteration fails."""
+    """The parameters of a module: torch finds each one by name, but iteration fails."""
 
     error = None
 

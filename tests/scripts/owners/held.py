@@ -1,4 +1,4 @@
-"""Memory that is no parameter, buffer, gradient or state: caches, attributes of modules, workspaces, graphs.
+"""Memory other than parameters, buffers, gradients and state: caches, module attributes, workspaces, graphs.
 
 held.py CASE     prints JSON, a line for each mark `checkpoint:N`: the bytes by category that the case expects
 held.py CASE...  runs each in a forked child, which first prints its case and its process id
@@ -14,7 +14,7 @@ from torch import nn
 
 
 def size_of(tensors):
-    """The bytes of the storages of tensors in GPU memory, as the allocator rounds them."""
+    """Returns the bytes of the storages of tensors in GPU memory, as the allocator rounds them."""
     storages = {}
     for tensor in tensors:
         if tensor.is_cuda:
@@ -79,7 +79,7 @@ def offloaded():
     cache = DynamicCache(config=model.config, offloading=True)
     generate(model, past_key_values=cache)
     torch.cuda.synchronize()
-    # Most of it is in the host's memory.
+    # Most of the cache is in host memory.
     checkpoint(kv_cache=size_of(tensors_of(cache)))
 
 
@@ -115,7 +115,7 @@ def quantized():
 
 
 def failed_call():
-    """A call that fails keeps no cache alive."""
+    """A call that fails must keep no cache alive."""
     from transformers import DynamicCache
 
     model = llama()
@@ -131,7 +131,7 @@ def failed_call():
 
 
 def two_threads():
-    """Two threads call one model at once, each with a cache of its own: each call's tensors are found."""
+    """Two threads call one model at once, each with its own cache; the tensors of both calls are found."""
     import threading
 
     from transformers import DynamicCache
@@ -201,7 +201,7 @@ def attributes():
 
 
 def cublas_workspace():
-    """The bytes of a new workspace that torch gives cuBLAS."""
+    """Returns the bytes of a new workspace that torch gives cuBLAS."""
     x = torch.ones(8, 8, device="cuda")
     torch._C._cuda_clearCublasWorkspaces()
     before = torch.cuda.memory_allocated()
@@ -210,7 +210,7 @@ def cublas_workspace():
 
 
 def graph():
-    # Without bias: cuBLASLt's workspace would be in the pool too.
+    # Without bias: otherwise the pool would contain cuBLASLt's workspace, too.
     layers = nn.Linear(256, 512, bias=False), nn.ReLU(), nn.Linear(512, 256, bias=False)
     model = nn.Sequential(*layers).cuda()
     x = torch.zeros(32, 256, device="cuda")
@@ -227,7 +227,7 @@ def graph():
 
 
 def own_pool():
-    """A pool of the program's own, whose free memory no graph has; and one that a graph is captured into."""
+    """A pool of the program, whose free memory is no graph's, and a pool that a graph is captured into."""
     import ctypes
 
     pool = torch.cuda.MemPool()
@@ -250,13 +250,13 @@ def own_pool():
     torch.cuda.nvtx.mark("checkpoint:1")
     print(json.dumps({"cuda_graph": size_of([captured])}))
     assert after is not None and kept is not None
-    # Everything is alive at the end of the trace.
+    # End here, so that everything is alive at the end of the trace.
     sys.stdout.flush()
     os._exit(0)
 
 
 def optimizer():
-    """One parameter of 64 MiB with foreach AdamW: two tensors of state, whatever the step allocates."""
+    """One parameter of 64 MiB with foreach AdamW: its state is two tensors, whatever the step allocates."""
     model = nn.Linear(4096, 4096, bias=False, device="cuda")
     stepper = torch.optim.AdamW(model.parameters(), foreach=True)
     for _ in range(3):
@@ -268,8 +268,8 @@ def optimizer():
 
 
 def flat_buffers():
-    """The weights of a bf16 model in one buffer, its gradients in another, and float32 copies that an
-    optimizer steps: what DeepSpeed and apex make, and DDP's buckets."""
+    """A bf16 model with its weights in one buffer, its gradients in another, and float32 copies that an
+    optimizer steps, as DeepSpeed, apex and DDP's buckets do."""
     layers = nn.Linear(512, 512, bias=False), nn.Linear(512, 512, bias=False)
     model = nn.Sequential(nn.Sequential(*layers), nn.Linear(512, 64, bias=False)).cuda().bfloat16()
     weights = list(model[0].parameters())
@@ -295,8 +295,8 @@ def flat_buffers():
 
 
 def buckets():
-    """Buckets of DDP, which no tensor of the program names; a tensor that a backward makes and reduces, and
-    one of a forward that the forward reduces; tensors that only the script has."""
+    """Buckets of DDP, which no tensor of the program names; a tensor that a backward makes and reduces; a
+    forward's tensor that this forward reduces; tensors that only the script holds."""
     from torch import distributed
     from torch.nn.parallel import DistributedDataParallel
 
@@ -333,13 +333,13 @@ def buckets():
         for _ in range(3):
             wrapped(torch.ones(8, 512, device="cuda")).sum().backward()
     assert len(made) == 18 and len(forwards) == 6
-    # No sum of gradients: NCCL's watchdog keeps the first buckets for some time after others replaced them.
+    # Leave gradients out: NCCL's watchdog keeps the first buckets for some time after others replaced them.
     checkpoint(temporary=size_of(made), script=size_of(plain))
     distributed.destroy_process_group()
 
 
 def own_optimizer():
-    """An optimizer that torch does not know: what outlives its step is its state."""
+    """An optimizer that torch does not know: tensors that outlive its step are its state."""
     model = nn.Linear(1024, 1024, bias=False, device="cuda")
     momentum = None
     for _ in range(3):
@@ -360,7 +360,7 @@ def weights(*counts):
 
 
 def of_optimizer(optimizer):
-    """The bytes of what an optimizer's groups and its state hold."""
+    """Returns the bytes that an optimizer's groups and state hold."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     states = [
         value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)
@@ -374,8 +374,8 @@ def of_optimizer(optimizer):
 
 
 def parameter_at(address, data):
-    """A parameter with the given `id`. Python decides where the next object lies, so others are made first
-    until one lies there."""
+    """Returns a parameter with the given `id`. Python decides where the next object is, so parameters are
+    made until one is there."""
     others = []
     while len(others) < 10_000:
         parameter = nn.Parameter(data)
@@ -386,7 +386,7 @@ def parameter_at(address, data):
 
 
 def no_module():
-    """Parameters that no module has. Each is replaced by one with the same `id`."""
+    """Parameters without a module. Each is replaced by one with the same `id`."""
     optimizer = torch.optim.Adam(weights(3))
     params = optimizer.param_groups[0]["params"]
     for count in (5, 7, None):
@@ -404,7 +404,7 @@ def no_module():
 
 
 def no_module_no_memory():
-    """Memory runs out before the first step."""
+    """Memory runs out before the optimizer's first step."""
     optimizer = torch.optim.Adam(weights(3))
     optimizer.param_groups[0]["params"][0].square().sum().backward()
     try:
@@ -434,7 +434,7 @@ def other_method():
 
 
 def replaced_weight():
-    """The weight of a module that was called before is replaced, and that of the optimizer with it."""
+    """Replaces the weight of a module that was called before, and makes a new optimizer for it."""
     model = nn.Sequential(nn.Linear(512, 512, bias=False), nn.Linear(512, 512, bias=False)).cuda()
     for width in (512, 1024, 2048):
         model[1].weight = nn.Parameter(torch.zeros(width, 512, device="cuda"))
@@ -447,7 +447,7 @@ def replaced_weight():
 
 
 class Momentum:
-    """An optimizer with groups that is not one of torch."""
+    """An optimizer with groups that is not one of torch's."""
 
     def __init__(self, parameters):
         self.param_groups, self.state = [{"params": parameters}], {}
@@ -465,7 +465,7 @@ def other_optimizer():
     for _ in range(3):
         sum(parameter.square().sum() for parameter in optimizer.param_groups[0]["params"]).backward()
         found = of_optimizer(optimizer)
-        # A new state becomes one when the next forward or backward begins.
+        # New tensors become state only when the next forward or backward begins.
         checkpoint(**found)
         optimizer.step()
         for parameter in optimizer.param_groups[0]["params"]:
@@ -473,7 +473,7 @@ def other_optimizer():
 
 
 def sparse_ids():
-    """The values of a sparse gradient are a gradient. Its indices are the input."""
+    """The values of a sparse gradient count as gradient. Its indices are the input."""
     table = nn.Embedding(1 << 16, 64, sparse=True).cuda()
     ids = torch.arange(1 << 18, device="cuda")
     table(ids).sum().backward()

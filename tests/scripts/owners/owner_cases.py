@@ -26,7 +26,7 @@ by_hooks = False
 
 
 def block(count):
-    """A block of `count` * 512 bytes that stays live."""
+    """Allocates a block of `count` * 512 bytes that stays live."""
     kept.append(torch.empty(count * 512, dtype=torch.uint8, device="cuda"))
     return kept[-1]
 
@@ -92,7 +92,7 @@ def exception():
 
 
 def outside_root():
-    """A submodule is called without its model; its hooks belong to it."""
+    """Calls a submodule without its model; the memory of its hooks belongs to it."""
     model = Outer(111, Takes(112), Takes(113)).cuda()
     model.inner[1].register_forward_pre_hook(lambda *_: kept.append(block(114)))
     model.inner[1].register_forward_hook(lambda *_: kept.append(block(115)))
@@ -106,7 +106,7 @@ def outside_root():
 
 
 def shared():
-    """A module in two places has the first name; a module that two models share has its name in the first."""
+    """A module used in two places has the first name; one shared by two models has its name in the first."""
     one = Takes(121)
     model = Outer(122, one, one, nn.Sequential(one)).cuda()
     model(x())
@@ -150,12 +150,12 @@ def uncalled():
     holder = nn.ParameterList([model[0].weight])
     for _ in range(3):
         other(model(x()))
-    # The last block of this size belongs to the copy.
+    # The last block of this size is in the copy.
     expect(421, module="Sequential#3.0", category="parameter")
     expect(422, module="Sequential#3.0", category="buffer")
     expect(425, module="AveragedModel.0", category="parameter")
     expect(426, module="AveragedModel.0", category="buffer")
-    # A later copy has a path by the hundredth call.
+    # A copy that is made later has a path by the hundredth call.
     later = copy.deepcopy(nn.Sequential(Weighs(431)).cuda())
     for _ in range(97):
         model(x())
@@ -274,7 +274,7 @@ def custom_function():
 
 
 def wide(features):
-    """A linear layer whose backward allocates blocks of a unique size."""
+    """Returns a linear layer whose backward allocates blocks of a unique size."""
     return nn.Linear(features, features, bias=False, device="cuda")
 
 
@@ -295,8 +295,8 @@ def accumulation():
         model(torch.ones(4, 128, device="cuda")).sum().backward()
     optimizer.step()
     expect(128, module="Sequential.0", category="gradient", phase="backward", some=True)
-    # Module and phase of a workspace of cuBLAS, 32 MiB on this card, are those of the op that needs it
-    # first, on each thread.
+    # A cuBLAS workspace, 32 MiB on this card, has the module and phase of the op that needs it first, on each
+    # thread.
     expect(65536, module="Sequential.0", category="workspace", phase="forward", some=True)
     expect(65536, module="Sequential.0", category="workspace", phase="backward", some=True)
     print(model[0].weight.grad.sum().shape)
@@ -389,7 +389,7 @@ class Squares16(nn.Module):
 
 
 def registered():
-    """`memtrace.track_external`: MemTracker's rules, and its messages for objects that it cannot track."""
+    """`memtrace.track_external` follows MemTracker's rules, with its messages for untrackable objects."""
     from torch.distributed._tools.mem_tracker import MemTracker
 
     sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..", "python"))
@@ -417,7 +417,7 @@ def registered():
 
 
 def modes():
-    """A mode of the program sees the same ops as without memtrace, and nothing warns."""
+    """A mode of the program sees the same ops as without memtrace, and no warning appears."""
     from torch.overrides import TorchFunctionMode
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -502,7 +502,7 @@ def own_calls():
 
     Outer(218, Direct(219)).cuda()(x())
     DirectOuter(226, Delegates(227)).cuda()(x()).sum().backward()
-    # Made after the library looked at all classes: found after the backward.
+    # This class is made after the library looked at all classes; it is found after the backward.
     late = type("Late", (Direct,), {"__call__": lambda self, x: self.forward(x)})
     for _ in range(2):
         late(228).cuda()(x()).sum().backward()
@@ -514,7 +514,7 @@ def own_calls():
 
 
 def compiled():
-    """A compiled model keeps its graphs, recompiles as often, and computes the same."""
+    """A compiled model keeps its graphs, recompiles as often, and computes the same as without memtrace."""
     import torch._dynamo
     from torch._dynamo.testing import CompileCounterWithBackend
     from torch._dynamo.utils import counters
@@ -556,7 +556,7 @@ def compiled():
 
 
 def somebody_elses_calls():
-    """The same when another tool already redirects `_call_impl`: here, by a jump of x86-64."""
+    """Three cases again while another tool redirects `_call_impl`: here, by an x86-64 jump."""
     global by_hooks, jump
     by_hooks = True
     call = nn.Module._call_impl
@@ -613,7 +613,7 @@ def distributed():
     expect(288, module=f"{base}.inner.0.linear", category="parameter", some=True)
     expect(290, module=f"{base}.inner.0.linear", category="gradient", phase="backward", some=True)
     expect(288, module=f"{base}.inner.0.linear", category="optimizer_state", some=True)
-    # The memory that FSDP gathers is parameters of the module for which it is gathered.
+    # Memory that FSDP gathers counts as parameters of the module for which it is gathered.
     for phase in ("forward", "backward"):
         expect(288, module=f"{base}.inner.0", category="parameter", phase=phase, some=True)
 
@@ -639,7 +639,7 @@ def distributed():
 
 
 def loading():
-    """A model that does not fit fails in .to(): the parameters on the device by then are known."""
+    """A model that does not fit fails in .to(): the parameters that reached the device have owners."""
     torch.cuda.set_per_process_memory_fraction(24 * 2**20 / torch.cuda.get_device_properties(0).total_memory)
     model = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(12)))
     expect(8192, module="Sequential.0", category="parameter", some=True)

@@ -1,4 +1,4 @@
-"""Owners under popular training frameworks; the checks are those of `owner_cases.py`.
+"""Checks owners under popular training frameworks, in the way of `owner_cases.py`.
 
 owner_frameworks.py CASE...                  each in a forked child
 owner_frameworks.py alone CASE               in this process, for `torchrun` and `accelerate launch`
@@ -135,7 +135,7 @@ class Halves(Outer):
 
 
 def ranks():
-    """The rank that `torchrun` starts."""
+    """Runs a rank that `torchrun` started."""
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     torch.distributed.init_process_group("nccl")
     model = nn.parallel.DistributedDataParallel(Outer(351, Takes(352, 160)).cuda())
@@ -216,7 +216,7 @@ if __name__ == "__main__":
                 print("==", case)
                 run(case)
                 sys.stdout.flush()
-                # Libraries leave threads for which the normal exit of a forked child would wait.
+                # Without this exit the child would go on with the next case.
                 sys.exit(0)
             status = os.waitpid(child, 0)[1]
             if status:

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "examples"))
 
 
 class Checkpoints:
-    """The category of parameters, buffers, gradients and optimizer state, by the address of their storage."""
+    """Records parameters, buffers, gradients and optimizer state, by the address of their storage."""
 
     def __init__(self, name, roots, optimizers):
         self.name, self.roots, self.optimizers = name, roots, optimizers
@@ -29,7 +29,7 @@ class Checkpoints:
         self.names = {}
 
     def paths(self):
-        """The module path and the name of every parameter; the first ones of tied parameters."""
+        """Returns the module path and the name of every parameter; tied parameters have the first ones."""
         found, taken = {}, {}
         for root in self.roots:
             base = type(root).__name__
@@ -195,7 +195,7 @@ def lstm():
 
 
 class Autoencoder(nn.Module):
-    """The decoder's weight is the encoder's, and one block runs twice."""
+    """The decoder uses the encoder's weight, and one block runs twice."""
 
     def __init__(self):
         super().__init__()

@@ -137,7 +137,7 @@ def accumulation(name):
 
 
 def two_optimizers(name):
-    """Muon for the matrices and AdamW for the rest."""
+    """Uses Muon for the matrices and AdamW for the other parameters."""
     muon = getattr(torch.optim, "Muon", torch.optim.Adagrad)
 
     def optimizers(parameters):
@@ -167,7 +167,7 @@ def optimizer_in_backward(name):
 
 
 def double_backward(name):
-    """A penalty on the gradient of the input."""
+    """Trains with a penalty on the gradient of the input."""
     model = nn.Sequential(nn.Linear(64, 96), nn.Tanh(), nn.Linear(96, 1)).cuda()
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
     tracker = owner_models.Checkpoints(name, [model], [optimizer])

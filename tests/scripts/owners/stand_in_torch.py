@@ -5,7 +5,7 @@ import types
 
 
 class Library:
-    """Stands for `torch._C`, and accepts any attribute."""
+    """Stands in for `torch._C`, and accepts any attribute."""
 
     class DisableTorchFunction:
         def __enter__(self):
@@ -83,7 +83,7 @@ layouts = {
 
 
 def install(is_compiling=lambda: False):
-    """Makes the stand-in what `import torch` finds."""
+    """Installs the stand-in, so that `import torch` finds it."""
     stand_in(
         "torch",
         Tensor=Tensor,

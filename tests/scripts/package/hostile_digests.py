@@ -1,4 +1,4 @@
-"""`memtrace.ranks` over digests of which some are damaged or lie: each bad one is named, the others count.
+"""`memtrace.ranks` over digests, some damaged or with false figures: bad ones are named, the others count.
 
 hostile_digests.py FIXTURES
 """
@@ -20,12 +20,12 @@ ESCAPE = "\x1b[2J\u202eevil\n"
 
 
 def rewritten(digest, to, change):
-    """A copy of a digest in which SQL has changed columns."""
+    """Writes a copy of a digest in which SQL has changed columns."""
     duckdb.sql(f"select * replace ({change}) from read_parquet('{digest}')").write_parquet(str(to))
 
 
 def answered(arguments):
-    """The exit status, stdout and stderr of `python -m memtrace ranks`."""
+    """Returns the exit status, stdout and stderr of `python -m memtrace ranks`."""
     out, errors = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
         status = _job_ranks.main(arguments)
@@ -38,7 +38,7 @@ with tempfile.TemporaryDirectory() as folder:
     digests = sorted(good.iterdir())
     assert len(digests) == told["peaks"]["ranks"] > 1
 
-    # Of no use at all: each alone ends nothing, together they are an error.
+    # Useless digests: a single one next to good ones is only named; if there are no others, that is an error.
     bad.mkdir()
     content = digests[0].read_bytes()
     (bad / f"short{_digests.ENDING}").write_bytes(content[: len(content) // 2])
@@ -46,17 +46,17 @@ with tempfile.TemporaryDirectory() as folder:
     (bad / f"text{_digests.ENDING}").write_text("no digest")
     duckdb.sql("select 1 as a").write_parquet(str(bad / f"other{_digests.ENDING}"))
     rewritten(digests[0], bad / f"texts{_digests.ENDING}", "'many' as rank")
-    # Its rows of steps alone are no numbers.
+    # Here only the rows of steps have a text in place of a number.
     several = "case when kind = 'step' then 'many' end as peak_allocated_bytes"
     rewritten(digests[0], bad / f"peaks{_digests.ENDING}", several)
     duckdb.sql(f"select *, 'a' as filename from '{digests[0]}'").write_parquet(
         str(bad / f"filename{_digests.ENDING}")
     )
-    # Without the row of a process, a step cannot make the groups of all others wide.
+    # A step without the row of its process must not widen the groups of all others.
     duckdb.sql(
         f"select 'step' as kind, {2**62} as step, 0 as rank, 0 as device, 1 as peak_allocated_bytes"
     ).write_parquet(str(bad / f"far{_digests.ENDING}"))
-    # 20 kB on disk.
+    # Too many rows, in 20 kB on disk.
     many = f"from '{digests[0]}' union all by name select 'step' as kind, 0 as rank, 0 as device, 1 as step, "
     many += f"1 as peak_allocated_bytes from range({_digest_table.MOST_ROWS})"
     duckdb.sql(many).write_parquet(str(bad / f"many{_digests.ENDING}"))
@@ -71,7 +71,7 @@ with tempfile.TemporaryDirectory() as folder:
     status, out, _ = answered(["--engine", "local", str(bad), str(good)])
     assert status == 1 and "not read: 9" in out, out
 
-    # They lie: the answer has what they say, and neither overflows nor grows.
+    # False figures: the answer repeats them, and neither overflows nor grows.
     lies = {
         "large": f"{MOST}::bigint as peak_allocated_bytes, {MOST}::bigint as world_size, "
         f"{MOST}::bigint as ooms",
@@ -97,11 +97,11 @@ with tempfile.TemporaryDirectory() as folder:
             if name == "large":
                 assert found["missing_ranks"]["ranks"] > MOST - 100, found["missing_ranks"]
 
-    # The names of the folders are no columns.
+    # A folder's name, such as `rank=7`, adds no column.
     for name in ("rank=7", "step=7", "device=7", "source=7"):
         assert memtrace.ranks(good, engine="local", keep=Path(folder, name)) == told, name
 
-    # Rows of steps without a device are of a device of their own, and not within the median.
+    # Rows of steps without a device count as a separate device, outside the median.
     lost = Path(folder, f"lost{_digests.ENDING}")
     rewritten(
         digests[0],
@@ -113,7 +113,8 @@ with tempfile.TemporaryDirectory() as folder:
     levels = grid.cells[line * grid.columns : (line + 1) * grid.columns]
     assert len(grid.devices) == len(digests) + 1 and 31 in levels and 0 not in levels, levels
 
-    # Three ranks of 600 steps, and a fourth with a million others: it takes no more than half of the groups.
+    # Three ranks of 600 steps, and a fourth with a million other steps, which takes at most half of the
+    # groups.
     long = Path(folder, "long")
     long.mkdir()
     for rank in range(4):
@@ -134,7 +135,7 @@ with tempfile.TemporaryDirectory() as folder:
     assert grid.columns <= _digest_table.GROUPS and grid.to_steps[-1] == 1_000_899_999, grid.to_steps
     assert found["parted"]["steps_compared_at_once"] > 1000, found["parted"]
 
-    # More than the memory of DuckDB: an error that says so, and no file in the folder of the user.
+    # If DuckDB's memory is not enough, the error says so, and no file is left in the user's folder.
     empty = Path(folder, "empty")
     empty.mkdir()
     os.chdir(empty)

@@ -1,4 +1,4 @@
-"""`memtrace.ranks` over digests: the answers of one process and of Ray are those of the traces.
+"""`memtrace.ranks` over digests: one process and Ray give the same answers as the traces.
 
 job_ranks.py FIXTURES
 """
@@ -15,14 +15,14 @@ import memtrace
 import ray
 from memtrace import _command, _digests
 
-# A machine that is busy starts a cluster slowly.
+# A busy machine starts a cluster slowly.
 os.environ.setdefault("RAY_raylet_start_wait_time_s", "180")
 os.environ.setdefault("RAY_gcs_server_request_timeout_seconds", "180")
 os.environ.setdefault("RAY_worker_register_timeout_seconds", "180")
 
 
 def start_cluster():
-    """Starts Ray; once more when the machine was too slow for it."""
+    """Starts Ray, a second time if the machine was too slow for the first."""
     settings = {"num_cpus": 2, "include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
     try:
         ray.init(**settings)
@@ -46,12 +46,12 @@ with tempfile.TemporaryDirectory() as folder:
     assert local["peaks"]["ranks"] == local["processes"]["processes"] == len(peaks)
     assert local["missing_ranks"] == {"ranks": 0, "list": []} and local["failed"] == {}
 
-    # One cluster for both calls: it takes seconds to start.
+    # Use one cluster for both calls, because it takes seconds to start.
     start_cluster()
     on_ray = memtrace.ranks(str(job), engine="ray")
     assert on_ray == local, (on_ray, local)
     assert memtrace.ranks([job, job], engine="ray", every_node=True)["peaks"] == local["peaks"]
-    # The digests alone, and what is no trace beside them.
+    # Only the digests; then the traces together with a file that is no trace.
     kept = sorted((folder / "kept").iterdir())
     assert len(kept) == len(peaks) and all(file.name.endswith(_digests.ENDING) for file in kept)
     again = memtrace.ranks([folder / "kept"], engine="local")
@@ -59,11 +59,11 @@ with tempfile.TemporaryDirectory() as folder:
     (folder / "bad.csv").write_text("no trace\n")
     told = memtrace.ranks([job, folder / "bad.csv"], engine="local")
     assert list(told["failed"]) == [str((folder / "bad.csv").resolve())] and told["peaks"] == local["peaks"]
-    # A rank whose trace is missing.
+    # The trace of one rank is missing.
     kept[-1].unlink()
     gone = memtrace.ranks(folder / "kept", engine="local")["missing_ranks"]
     assert gone["ranks"] == len(gone["list"]) == 1, gone
-    # A folder whose name is a pattern, too.
+    # The name of a folder may look like a pattern.
     shutil.copytree(folder / "kept", folder / "run[1]")
     assert (
         memtrace.ranks(folder / "run[1]", engine="local", keep=folder / "k[2]*")["peaks"]["ranks"]

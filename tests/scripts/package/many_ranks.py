@@ -1,11 +1,11 @@
-"""Makes the digests of a job of ten thousand ranks, and answers for it: the page, and the text.
+"""Makes the digests of a job of ten thousand ranks, and compares the ranks on a page and as text.
 
 many_ranks.py FOLDER WIDTH...
 
-No such job ran; it says that it went on at step 1,000,001. Four ranks part from the others: one from a step
-on, one in some steps only, one more and more, one to six times as much; one has no trace. A file has the
-digests of 500 ranks, so that the test is short. Writes FOLDER/ranks.html and prints the text at each
-WIDTH."""
+No such job ran: the digests are made up, as if it went on at step 1,000,001. Four ranks differ from the
+others: one from a step on, one in some steps only, one more and more, and one has six times as much in its
+second half. One rank has no trace. A file has the digests of 500 ranks, so that the test is short. Writes
+FOLDER/ranks.html and prints the text at each WIDTH."""
 
 import json
 import sys
@@ -56,10 +56,10 @@ since = {
     rank: (row["since_step"] - FIRST, row["since_step_at_latest"] - FIRST) for rank, row in parted.items()
 }
 assert (since[5], since[77], since[9999]) == ((400, 401), (300, 301), (100, 101)), parted
-# Of whole groups: rank 9999 parts in 11 steps.
+# Steps are compared two at a time, so the 11 steps in which rank 9999 differs count as 12.
 assert (parted[9999]["steps"], told["parted"]["steps_compared_at_once"]) == (12, 2), told["parted"]
 assert (grid.from_steps[:2], grid.to_steps[:2]) == ([FIRST, FIRST + 2], [FIRST + 1, FIRST + 3])
-# Half of the steps are those with six times the median: the last level, as far as there is one.
+# In the second half of the steps rank 77 has six times the median, which is the last level.
 levels = grid.cells[77 * grid.columns : 78 * grid.columns]
 assert levels[149:151] == bytes([0, _heat_map.LAST_LEVEL]) == bytes([0, 31]), levels
 assert abs(parted[5]["difference_bytes"] - GIB) < 10_000 and parted[1234]["difference_bytes"] < -0.99 * GIB

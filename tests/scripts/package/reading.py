@@ -32,7 +32,7 @@ def ranks():
     processes = {process["rank"]: process for process in memtrace.summary("out")["processes"]}
     for rank, process in processes.items():
         own = rows.filter(pl.col("rank") == rank)
-        # Without gaps and without a row that a later part repeats.
+        # There are no gaps, and no row that a later part repeats.
         assert own["seq"].to_list() == list(range(1, process["rows"] + 1)), (rank, own["seq"].len())
         device = process["devices"][0]
         on_gpu = own.filter(pl.col("device") == device["device"])
@@ -86,7 +86,7 @@ def wrong():
     processes = memtrace.summary("-mixed")["processes"]
     assert memtrace.read("-mixed").height == sum(process["rows"] for process in processes) > 0
 
-    # A file of a later version has one more column, and one of the future's format is refused.
+    # A file of a later version may have one more column; a file of an unknown format is refused.
     lines = Path("-mixed/a.csv").read_text().splitlines()
     Path("later.csv").write_text("".join(f"{line},{'new' if not n else 7}\n" for n, line in enumerate(lines)))
     assert memtrace.read("later.csv").height == len(lines) - 1
@@ -102,7 +102,7 @@ def wrong():
             assert len(frame) == rows, (kept, backend, len(frame), rows)
         last = memtrace.read("cut.csv").tail(1)
         assert last.null_count().sum_horizontal().item() == 0 and last["seq"].item() == rows, last
-    # Text that a spreadsheet would run has a quote in the file, and none in the frame.
+    # Text that a spreadsheet would run has a quote in the file, but not in the frame.
     at = lines[0].split(",").index("op")
     quoted = next(n for n, line in enumerate(lines) if ",alloc," in line and '"' not in line)
     fields = lines[quoted].split(",")
@@ -111,7 +111,7 @@ def wrong():
     for backend in ("polars", "pyarrow", "pandas"):
         ops = memtrace.read("quoted.csv", columns=["op"], backend=backend)["op"]
         assert "=cmd" in (ops.to_pylist() if backend == "pyarrow" else list(ops)), backend
-    # An end row that says there is none saves the search for them; one that says otherwise does not.
+    # An end row with `formulas=0` saves the search for such texts; any other end row does not.
     whole = Path("quoted.csv").read_text()
     for said, shown in [
         (" formulas=0", "'=cmd"),
@@ -126,7 +126,7 @@ def wrong():
 
 
 def reports():
-    """The answers are the command's, and every list of them is a table."""
+    """Compares the answers with the command's, and checks that every list in them is a table."""
     for name in memtrace.__all__:
         call = getattr(memtrace, name)
         if name in ("diff", "budget") or getattr(call, "__module__", "") != "memtrace._reports":

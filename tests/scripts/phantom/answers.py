@@ -1,4 +1,4 @@
-"""Answers about values that no kernel computed fit one another on the simulated GPU."""
+"""Answers about values that no kernel computed agree with each other on the simulated GPU."""
 
 import os
 
@@ -6,7 +6,7 @@ import torch
 
 most = {"full": 1.0, "half": 0.5, "empty": 0.0}[os.environ.get("MEMTRACE_PHANTOM_DYNAMIC", "full")]
 
-# A value is not NaN, and each equals itself.
+# An unknown value is not NaN, and equals itself.
 for shape in ((), (1,), (100,)):
     x = torch.randn(shape, device="cuda")
     assert not torch.isnan(x).any() and (~torch.isnan(x)).all() and (x == x).all()
@@ -14,13 +14,13 @@ for shape in ((), (1,), (100,)):
 nan = torch.tensor([float("nan"), 1.0], device="cuda")
 assert torch.isnan(nan).tolist() == [True, False] and len(nan[~torch.isnan(nan)]) == 1
 
-# The selection by a known mask has the size that it has on a card, whatever is assumed about others.
+# A selection by a known mask has the size that it has on a card, whatever is assumed about unknown masks.
 known = torch.tensor([True, False, True, True], device="cuda")
 values = torch.randn(4, device="cuda")
 assert len(values[known]) == 3 and len(values[~known]) == 1 and len(known.nonzero()) == 3
 assert len(torch.tensor([0, 3, 0, -1], device="cuda").nonzero()) == 2
 
-# A mask and its opposite select each element once. The first question decides, whichever it is about.
+# A mask and its opposite together select each element once. The question that is asked first decides.
 values = torch.randn(1000, device="cuda")
 for first in (False, True):
     mask = values > 0
@@ -30,7 +30,7 @@ for first in (False, True):
     assert (asked, other) == (1000 * most, 1000 - 1000 * most), (asked, other)
     copied = opposite.clone()
     assert copied.tolist() == opposite.tolist() == [not flag for flag in mask.tolist()]
-    # It holds until the flags are others.
+    # The answer holds until the flags change.
     torch.gt(values, 0, out=mask)
     assert len(values[opposite]) == (asked if first else other)
 
@@ -42,7 +42,7 @@ assert bool(torch.logical_not(flag)) != bool(flag)
 even = torch.equal(values, torch.randn(1000, device="cuda"))
 assert not even
 
-# A number that the program read is that number in what follows.
+# A number that the program has read keeps that value in later answers.
 count = torch.randint(0, 5, (1,), device="cuda")
 assert count.item() == 0 and (count == 0).all() and not (count > 0).any()
 count.random_()

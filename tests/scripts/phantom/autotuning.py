@@ -10,7 +10,7 @@ import torch  # noqa: E402
 
 
 def programs():
-    """The programs that NVRTC compiled so far, and those that it did not have to."""
+    """Returns how many programs NVRTC compiled so far, and how many it did not have to compile."""
     text = ctypes.create_string_buffer(1 << 16)
     ctypes.CDLL(None).memtrace_phantom_describe(text, len(text))
     about = json.loads(text.value)
@@ -30,10 +30,10 @@ for dtype in (torch.float32, torch.float16):
     net(torch.randn(8, 3, 64, 64, device="cuda", dtype=dtype)).sum().backward()
 compiled, skipped = programs()
 assert compiled == 0, compiled
-# Older versions get one plan, which needs no program.
+# Older versions of cuDNN get one plan, which needs no program.
 assert skipped > 0 or torch.backends.cudnn.version() < 90800, skipped
 
-# A program of PyTorch's own is compiled.
+# PyTorch's own programs are compiled.
 numbers = torch.arange(100, device="cuda")
 torch.gcd(numbers, numbers + 6)
 assert programs()[0] > 0

@@ -19,7 +19,7 @@ assert torch.equal(torch.empty(3, 4, dtype=torch.int64, device="cuda").copy_(gri
 # The result of a kernel reads as zero, finite and without delay.
 assert (torch.randn(10, device="cuda") * 5).sum().item() == 0.0
 assert torch.randn(1 << 20, device="cuda").cpu().abs().max().item() == 0.0
-# The same through numpy, without blocking.
+# A copy through numpy, without blocking.
 assert torch.from_numpy(numbers.numpy()).to("cuda", non_blocking=True).tolist() == numbers.tolist()
 
 del copied, grid

@@ -12,7 +12,7 @@ CAPTURING = "operation not permitted when stream is capturing"
 
 
 def in_a_child(case):
-    """Runs a case in a process of its own: torch's allocator is not usable after a capture that failed."""
+    """Runs a case in its own process, because torch's allocator is not usable after a failed capture."""
     child = os.fork()
     if child == 0:
         try:
@@ -83,7 +83,7 @@ def refused(act, words):
     except RuntimeError as error:
         said += str(error)
     assert words in said, f"{act.__name__}: {said}"
-    # The device itself is usable after it.
+    # The device itself is usable after the failed capture.
     assert not torch.cuda.is_current_stream_capturing()
     torch.cuda.synchronize()
     x.sum().item()
@@ -161,7 +161,7 @@ def graph_memory():
     graphs.clear()
     left = before - torch.cuda.mem_get_info()[0]
     assert abs(left) < 4 << 20, left
-    # A product of cuBLAS is a node too.
+    # A cuBLAS product is a node, too.
     graph = torch.cuda.CUDAGraph()
     matrix = torch.ones(64, 64, device="cuda")
     torch.cuda.synchronize()

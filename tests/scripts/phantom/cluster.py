@@ -28,7 +28,7 @@ class Block(nn.Module):
 
     def forward(self, x):
         y = self.norm(x)
-        # With tensor parallelism each rank has a part of the heads.
+        # With tensor parallelism each rank has some of the heads.
         q, k, v = (m(y).unflatten(-1, (-1, 32)).transpose(1, 2) for m in (self.q, self.k, self.v))
         y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.o(y.transpose(1, 2).flatten(2))
@@ -48,7 +48,7 @@ class Model(nn.Module):
 
 
 def steps(model, optimizer=None, foreach=True):
-    """Two steps of training."""
+    """Trains two steps."""
     optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=foreach)
     for _ in range(2):
         x = torch.randn(BATCH, LENGTH, WIDTH, device=DEVICE)
@@ -169,7 +169,7 @@ def pp():
     number = mesh["pp"].get_local_rank()
     whole = Model()
     module = nn.Sequential(whole.blocks[number], *([whole.head] if number == 3 else [])).to(DEVICE)
-    # Shapes are given: to agree on them, stages would send each other objects.
+    # Shapes are given, because otherwise the stages would exchange objects to agree on them.
     hidden, last = (torch.empty(1, LENGTH, size, device=DEVICE) for size in (WIDTH, 1000))
     group = mesh.get_group("pp")
     stage = PipelineStage(
@@ -191,7 +191,7 @@ def pp():
 
 
 def ep():
-    """Experts on all ranks: the numbers of tokens are exchanged, then the tokens."""
+    """Experts on all ranks, which exchange the numbers of tokens and then the tokens."""
     expert = nn.Linear(WIDTH, WIDTH).to(DEVICE)
     optimizer = torch.optim.AdamW(expert.parameters(), lr=1e-3)
     for _ in range(2):
@@ -248,7 +248,7 @@ def groups():
 
 def main():
     kind = sys.argv[1]
-    # When it looks depends on the number of Python's objects, which is another one among stand-ins.
+    # The collector runs after a number of new objects, and this moment differs among stand-ins.
     gc.disable()
     torch.cuda.set_device(DEVICE)
     torch.manual_seed(0)

@@ -20,7 +20,7 @@ explained = torch._dynamo.utils.counters["stats"]
 assert explained["unique_graphs"] == 1, explained
 
 
-# A kernel written in Triton with its autotuner, which decides by device time: the same in every run.
+# A Triton kernel with its autotuner, which decides by device time: the same in every run.
 import triton
 import triton.language as tl
 
@@ -43,7 +43,7 @@ graphed = torch.compile(layers, mode="reduce-overhead")
 for _ in range(4):
     torch.compiler.cudagraph_mark_step_begin()
     graphed(torch.randn(8, 64, device="cuda")).sum().backward()
-    # The gradients lie in the memory of the graph, which the next step overwrites.
+    # The gradients are in the memory of the graph, which the next step overwrites.
     layers.zero_grad(set_to_none=True)
 assert torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] == 0
 assert any(tuple(segment["segment_pool_id"]) != (0, 0) for segment in torch.cuda.memory_snapshot())

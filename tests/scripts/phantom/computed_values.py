@@ -1,4 +1,4 @@
-"""What ops compute of known values is known on the simulated GPU, as PyTorch's CPU kernels compute it."""
+"""Results of ops on known values are known on the simulated GPU, as PyTorch's CPU kernels compute them."""
 
 import torch
 from torch.nn.functional import one_hot
@@ -54,7 +54,7 @@ on_both(
     places,
 )
 
-# An op in place changes what it writes and nothing beside it, also through a view and over a list.
+# An op in place changes only what it writes, also through a view and over a list.
 mask = torch.zeros(3, 4, dtype=torch.bool, device=device)
 mask[:, 0] = True
 mask[1, 2:] = True
@@ -73,7 +73,7 @@ whole = kept.clone()
 whole[kept > 3] = 0
 assert whole[4:].tolist() == [0, 0]
 
-# A resumed optimizer has its steps on the GPU.
+# A resumed optimizer has its step counts on the GPU.
 weight = torch.nn.Parameter(torch.randn(4, 4, device=device))
 optimizer = torch.optim.AdamW([weight])
 state = {"step": torch.tensor(5.0, device=device), "exp_avg": weight * 0, "exp_avg_sq": weight * 0}
@@ -83,7 +83,7 @@ for step in range(3):
     optimizer.step()
     assert optimizer.state[weight]["step"].item() == 6 + step
 
-# The question of transformers whether a batch is packed, with as many positions as a long context has.
+# transformers checks whether a batch is packed; here with as many positions as a long context has.
 for positions in (16_384, 1 << 19):
     position = torch.arange(positions, device=device).expand(2, positions)
     packed = torch.diff(position, prepend=position[:, :1] - 1, dim=-1) != 1
@@ -95,7 +95,7 @@ unknown = torch.randn(3, device=device) + numbers.to(device)
 assert unknown.tolist() == [0, 0, 0]
 assert (torch.rand_like(step_like := torch.ones(3, device=device)) + step_like).tolist() == [0, 0, 0]
 
-# The second run takes no random number, no gradient, no memory of the device, and warns of nothing.
+# Computing known values on the CPU takes no random number, no gradient and no extra device memory.
 torch.manual_seed(3)
 before, made = torch.random.get_rng_state(), torch.cuda.memory_stats()["allocation.all.allocated"]
 total = numbers.to(device).float().requires_grad_().add(1)
@@ -115,7 +115,7 @@ with torch.inference_mode():
 
 
 class Names(torch.utils._python_dispatch.TorchDispatchMode):
-    """The ops that a mode sees."""
+    """Records the ops that a mode sees."""
 
     def __torch_dispatch__(self, function, types, arguments=(), named=None):
         seen.append(function.name())
@@ -128,7 +128,7 @@ with Names():
 assert seen == ["aten::mul.Tensor"] and doubled.tolist() == [10, 6, 4], seen
 assert torch.vmap(lambda row: row + 1)(table.to(device)).tolist() == (table + 1).tolist()
 
-# An op that the CPU refuses leaves its result unknown; a capture and its replay, too.
+# The result of an op that the CPU refuses is unknown, and so is the result of a capture and its replay.
 try:
     ready[torch.tensor([7], device=device)]
 except RuntimeError as error:

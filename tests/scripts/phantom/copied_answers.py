@@ -1,6 +1,6 @@
-"""A program that asks a copy of an answer again and again, or what follows from it, is stopped.
+"""A program that asks again and again about a copy of an answer, or about what follows from it, is stopped.
 
-`MEMTRACE_PHANTOM_READS` is the number of reads after which it is.
+`MEMTRACE_PHANTOM_READS` is the number of reads after which it is stopped.
 """
 
 import os

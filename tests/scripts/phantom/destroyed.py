@@ -1,4 +1,4 @@
-"""What a program creates and destroys for each op takes no more host memory after the first rounds."""
+"""Objects that a program creates and destroys for each op take no more host memory after the first rounds."""
 
 import gc
 
@@ -6,13 +6,13 @@ import torch
 
 
 def resident():
-    """Resident memory in KiB."""
+    """Returns the resident memory in KiB."""
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) for line in status if line.startswith("VmRSS:"))
 
 
 def grows_by(work, rounds):
-    """KiB that later rounds add, after as many first ones."""
+    """Returns the KiB that `rounds` more rounds add after as many first rounds."""
     sizes = []
     for _ in range(2):
         for _ in range(rounds):
@@ -34,12 +34,12 @@ def recurrent():
     lstm(batch)[0].sum().backward()
 
 
-# An event had 144 bytes, and the descriptors of a call of cuDNN 12 KiB.
+# A leaked event would add 144 bytes, and the leaked descriptors of a cuDNN call 12 KiB.
 assert grows_by(event, 20_000) < 500, "events"
 grown = grows_by(recurrent, 150)
 assert grown < 500, f"descriptors: {grown} KiB"
 
-# A new event has nothing of the destroyed one whose place it takes.
+# A new event inherits nothing from a destroyed one at the same address.
 stream = torch.cuda.current_stream()
 first = torch.cuda.Event(enable_timing=True)
 first.record()

@@ -25,7 +25,7 @@ for index in range(expected):
     after = torch.cuda.mem_get_info(index)
     assert before[0] - after[0] == torch.cuda.memory_reserved(index) == 2 + (index + 1) * 20 << 20
     assert kept[-1].get_device() == index and kept[-2].cpu().tolist() == list(range(1000))
-# From one device to another.
+# Copy from one device to another.
 last = expected - 1
 assert kept[0].to(f"cuda:{last}").tolist() == list(range(1000))
 assert torch.cuda.can_device_access_peer(0, last) or last == 0

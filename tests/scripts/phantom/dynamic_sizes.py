@@ -52,6 +52,6 @@ class Experts(torch.nn.Module):
 
 model = Experts().cuda()
 model(torch.randn(128, 64, device="cuda")).sum().backward()
-# The choice of a router is even, whatever is assumed about other sizes.
+# The router's choice is even, whatever is assumed about other sizes.
 assert model.routed == 2 * 128
 print("ok")

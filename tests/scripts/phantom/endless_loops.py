@@ -18,7 +18,7 @@ else:
     raise AssertionError("a loop that waits for a value ended by itself")
 assert 1000 < reads <= 100_000, reads
 
-# Input from the host shows progress, so any number of reads is accepted.
+# Each new input from the host is progress, so any number of reads is accepted.
 for _ in range(3000):
     batch = torch.randn(300).cuda()
     assert (batch @ torch.randn(300, device="cuda")).item() == 0.0

@@ -13,7 +13,7 @@ D = "cuda"
 
 
 def requested():
-    """The bytes that the program requested and still holds."""
+    """Returns the bytes that the program requested and still holds."""
     return torch.cuda.memory_stats()["requested_bytes.all.current"]
 
 
@@ -23,9 +23,9 @@ def near(found, expected, share, what):
 
 
 def cublas_workspace():
-    """ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize: 32 MiB from Hopper on, else :4096:2:16:8."""
+    """Checks parseChosenWorkspaceSize's rule (CublasHandlePool.cpp): 32 MiB on Hopper, else :4096:2:16:8."""
     capability = torch.cuda.get_device_capability()
-    # On Blackwell it is the larger one since 2.8; no Blackwell card is tested here.
+    # On Blackwell torch 2.8 and later use the larger size; no Blackwell card is tested here.
     size = 32 << 20 if capability == (9, 0) else 2 * (4096 << 10) + 8 * (16 << 10)
     a = torch.zeros(16, 16, device=D)
     before = requested()
@@ -83,7 +83,7 @@ def activations_of_a_transformer_layer():
         kept = []
         for depth in (2, 4):
             x = torch.randn(batch, length, width, device=D, dtype=torch.bfloat16, requires_grad=True)
-            model[:1](x).sum().backward()  # cuBLAS' workspace is there
+            model[:1](x).sum().backward()  # allocates cuBLAS's workspace
             before = requested()
             y = model[:depth](x)
             kept.append(requested() - before)
@@ -153,7 +153,7 @@ def resnet50():
 
 
 cublas_workspace()
-# The other figures are the same on every card.
+# These figures are the same on every card, so one card checks them.
 if torch.cuda.get_device_capability() == (9, 0):
     activations_of_a_transformer_layer()
     resnet50()

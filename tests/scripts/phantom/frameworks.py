@@ -157,7 +157,7 @@ def lightning(strategy):
 
     from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy
 
-    # Lightning broadcasts an object: through NCCL it does not arrive among real ranks on a simulated GPU.
+    # Lightning broadcasts an object. Among real ranks on a simulated GPU it would not arrive through NCCL.
     backend = "cpu:gloo,cuda:nccl"
     if strategy == "fsdp":
         strategy = FSDPStrategy(auto_wrap_policy={Block}, process_group_backend=backend)

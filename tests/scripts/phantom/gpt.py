@@ -1,5 +1,4 @@
-"""Checks that the memory of a GPT of 124 M parameters on the simulated GPU is the one that arithmetic
-predicts.
+"""Checks that a GPT of 124 M parameters takes the memory on the simulated GPU that arithmetic predicts.
 
 Prints torch's counters and the addresses; they are the same in every run.
 """
@@ -51,7 +50,7 @@ class GPT(nn.Module):
 
 
 def requested():
-    """The bytes that the program requested and still holds."""
+    """Returns the bytes that the program requested and still holds."""
     return torch.cuda.memory_stats()["requested_bytes.all.current"]
 
 
@@ -101,7 +100,7 @@ assert total - free >= stats["reserved_bytes.all.current"]
 print("segments", [(hex(segment["address"]), segment["total_size"]) for segment in segments])
 print("parameters", [hex(parameter.data_ptr()) for parameter in model.parameters()][:20])
 
-# It takes 2 to 5 seconds on an idle machine; the test sets no limit.
+# The run takes 2 to 5 seconds on an idle machine; the test sets no limit.
 resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 assert resident < 2 << 30, resident
 if "--bounds" in sys.argv:

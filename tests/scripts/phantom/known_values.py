@@ -3,7 +3,7 @@
 import torch
 from torch.testing import assert_close
 
-# A kernel that is given no address writes nothing.
+# A kernel without an address among its arguments writes nothing.
 known = torch.tensor([1.0, 2.0, 3.0, 4.0], device="cuda")
 torch.cuda._sleep(1_000_000)
 assert known.tolist() == [1, 2, 3, 4]
@@ -43,7 +43,7 @@ for compare in (torch.ge, torch.lt, torch.eq, torch.ne):
     out = torch.zeros(2, 400, dtype=torch.bool, device="cuda")
     compare(positions.expand(2, 200), lengths.unsqueeze(1), out=out[:, ::2])
     assert lengths.tolist() == [200, 120]
-# NaN is equal to nothing.
+# NaN is equal to nothing, not even to NaN.
 nan = torch.tensor([float("nan")], device="cuda")
 assert not (nan == torch.tensor([float("nan")], device="cuda")).item()
 # Values that no kernel computed are ordinary: finite and not NaN, however many.

@@ -1,14 +1,14 @@
-"""A kernel of unknown effect makes the memory unknown that its arguments reach, and nothing else."""
+"""A kernel of unknown effect makes unknown what its arguments reach, and no other memory."""
 
 import torch
 
-# The kernels alone: what an op computes of known values is known, and what it only reads stays so.
+# Test the kernels alone: with record functions, the results of ops on known values would be known.
 torch._C._autograd._enable_record_function(False)
 device = torch.device("cuda")
 
 
 def known(*shape):
-    """A tensor of sevens that the device knows."""
+    """Returns a tensor of sevens whose values the device knows."""
     return torch.full(shape, 7, device=device, dtype=torch.float32)
 
 
@@ -20,7 +20,7 @@ def is_unknown(tensor):
     assert (tensor.cpu() == 0).all(), tensor
 
 
-# Kernels that are not given a tensor, or that only read it, leave its values.
+# Kernels that do not get a tensor, or that only read it, keep its values.
 x = torch.randn(64, 64, device=device)
 batch = torch.tensor([0, 0, 1, 2, 5], device=device)
 padded = torch.tensor([[1, 1], [1, 0]], device=device)
@@ -58,7 +58,7 @@ tensor = known(3, 16, 16)
 torch.bmm(x.view(1, 64, 64)[:, :16].expand(3, 16, 64), x[:, :16].expand(3, 64, 16), out=tensor)
 is_unknown(tensor)
 
-# Memory that the allocator hands out again has no values, in a block of the same size or of another.
+# Memory that the allocator hands out again has no known values, in a block of the same or of another size.
 for size in (64, 32, 100):
     old = known(64)
     address = old.data_ptr()
@@ -81,7 +81,7 @@ with torch.cuda.stream(side):
     torch.rand(64, out=tensor)
 is_unknown(tensor)
 
-# A kernel that writes through addresses that it loads from memory: the host copied them there.
+# A kernel that loads from memory the addresses to which it writes; the host copied them there.
 parts = [known(2, 40), known(2, 24)]
 bystander = known(64)
 torch.split_with_sizes_copy(torch.randn(2, 64, device=device), [40, 24], dim=1, out=parts)
@@ -96,7 +96,7 @@ torch.linalg.lu_factor(
 )
 assert not (matrices.cpu() == 7).all()
 
-# A graph writes at each replay what its kernels were given at the capture.
+# At each replay a graph writes to the arguments that its kernels had at the capture.
 static, kept, product = known(64), known(64), known(64, 64)
 scratch = torch.randn(64, device=device)
 torch.cuda.synchronize()
@@ -104,7 +104,7 @@ graph = torch.cuda.CUDAGraph()
 with torch.cuda.graph(graph):
     temporary = torch.sigmoid(scratch.cumsum(0))
     torch.cumsum(temporary, 0, out=static)
-    torch.mm(x, x, out=product)  # of cuBLAS, on the stream of its handle
+    torch.mm(x, x, out=product)  # by cuBLAS, on the stream of its handle
 for _ in range(2):
     static.fill_(7)
     product.fill_(7)
@@ -115,14 +115,14 @@ for _ in range(2):
     is_unknown(product)
     stays(kept)
 
-# Foreach kernels hold the addresses of all their tensors.
+# Foreach kernels get the addresses of all their tensors.
 tensors = [known(10) for _ in range(50)]
 torch._foreach_mul_(tensors, 3.0)
 for tensor in tensors:
     is_unknown(tensor)
 stays(kept)
 
-# A mask that the host reads follows the assumption about dynamic sizes, as one on the device does.
+# A mask that the host reads follows the assumption about dynamic sizes, like a mask on the device.
 mask = torch.randn(4, 25, device=device) > 0
 full = mask.cpu()
 assert full.all() and full.clone().sum().item() == mask.nonzero().shape[0] == 100, full.sum()

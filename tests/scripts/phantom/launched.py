@@ -1,4 +1,4 @@
-"""Prints what its launcher gave it: its arguments and its variables, as one line of JSON."""
+"""Prints the arguments and variables that its launcher gave it, as one line of JSON."""
 
 import json
 import os

@@ -22,7 +22,7 @@ with torch.device("cuda"):
 parameters = sum(parameter.numel() for parameter in model.parameters())
 assert 6.7e9 < parameters < 6.8e9, parameters
 taken = torch.cuda.memory_stats()["requested_bytes.all.current"]
-# Two bytes each; the rotary embedding keeps its frequencies.
+# Each parameter has two bytes; the rotary embedding keeps its frequencies, too.
 assert 2 * parameters <= taken < 2 * parameters + (1 << 20), (taken, parameters)
 optimizer = torch.optim.AdamW(model.parameters())
 for _ in range(2):

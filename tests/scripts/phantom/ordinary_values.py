@@ -1,4 +1,4 @@
-"""Values that no kernel computed are ordinary on the simulated GPU: checks pass, however many there are."""
+"""Unknown values behave like ordinary ones on the simulated GPU: checks pass, for any number of elements."""
 
 import torch
 
@@ -7,10 +7,10 @@ device = torch.device("cuda")
 for shape in ((), (1,), (1, 1), (2,), (7, 3)):
     loss = torch.randn(shape, device=device)
     assert torch.isfinite(loss).all() and not torch.isnan(loss).any() and not torch.isinf(loss).any(), shape
-    # Checks that all values are in a support, and that none is out of it.
+    # Checks that all values are in a support, and that no value is outside of it, pass.
     assert (loss >= 0).all() and not (loss < -5).any() and (loss > 0).all(), shape
     assert torch._is_all_true(loss <= 1), shape
-    # Two tensors differ, and so do a value and a number.
+    # Two tensors differ from each other, and a value differs from a number.
     assert not (loss == torch.randn(shape, device=device)).all() and not torch.equal(loss, loss * 2), shape
     assert not (loss == 3).all() and not (loss == 3).any() and (loss != 3).all() and (loss != 3).any(), shape
 scalar = torch.rand((), device=device)
@@ -20,7 +20,7 @@ assert not torch.tensor(float("nan"), device=device).isfinite()
 batch = torch.rand(4, 3, device=device)
 assert (batch >= 0).all(-1).tolist() == [True] * 4 and (batch < 0).any(dim=-1).tolist() == [False] * 4
 
-# What is known of some flags decides.
+# Known flags decide the answer about all flags.
 flags = torch.rand(4, device=device) > 0.5
 flags[1] = False
 assert not flags.all()
@@ -33,7 +33,7 @@ assert (
     and not ((batch[:, 0] > 0) & no).all()
 )
 
-# A loop that generates tokens ends at its length and not before, in the words of transformers and of others.
+# A loop that generates tokens ends at its length, by the criteria of transformers and of other programs.
 for rows in (1, 2):
     for criterion in (
         lambda ids: ids[:, -1] == 7,
@@ -68,7 +68,7 @@ for expert in range(experts):
     _, rows = torch.where(mask[expert])
     assert len(rows) == tokens * chosen // experts, (expert, len(rows))
 assert torch.bincount(places.flatten(), minlength=experts).tolist() == [16] * experts
-# Masks of more elements than are followed: in sum each token is sent to as many experts as it chose.
+# Masks with too many elements to follow: in total each token is sent to as many experts as it chose.
 tokens, experts, chosen = 16_384, 32, 4
 places = torch.randn(tokens, experts, device=device).topk(chosen, dim=-1).indices
 mask = torch.nn.functional.one_hot(places, num_classes=experts).permute(2, 1, 0)
@@ -110,7 +110,8 @@ assert 0 <= action.item() < 6
 flips = torch.full((1000,), 0.25, device=device).bernoulli_(0.25)
 assert flips.sum().item() == 250
 
-# A sum is greater than its terms, as a solver asks of its time step. Else unknown numbers have no order.
+# A sum is greater than its terms, as a solver expects of its time step. Otherwise unknown numbers have no
+# order.
 time, step = torch.tensor(0.0, device=device), torch.rand((), device=device)
 assert time + step > time and not time + step <= time and time < time + step and time - step < time
 assert not (time + step < time)

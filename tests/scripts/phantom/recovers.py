@@ -23,7 +23,7 @@ while step < 6:
         batch //= 2
         continue
     except RuntimeError as error:
-        # torch.AcceleratorError since 2.8, a RuntimeError before and after.
+        # torch.AcceleratorError (a RuntimeError) since 2.8, a plain RuntimeError before.
         print(type(error).__name__, str(error).splitlines()[0])
         for _ in range(3):
             try:

@@ -1,6 +1,6 @@
-"""A program that sends one input and reads one unknown place again and again is stopped.
+"""A program that sends one input and then reads one unknown value again and again is stopped.
 
-`MEMTRACE_PHANTOM_READS` is the number of reads after which it is.
+`MEMTRACE_PHANTOM_READS` is the number of reads after which it is stopped.
 """
 
 import os
@@ -21,7 +21,7 @@ except RuntimeError as error:
     assert "timed out" in str(error), error
 assert reads == (bound - 1 if bound else 1000), reads
 
-# New input shows progress. (A stopped program gets the same error again.)
+# New input is progress. (A stopped program gets the same error again.)
 if not bound:
     for step in range(1000):
         torch.full((10,), float(step)).cuda()

@@ -23,7 +23,7 @@ def smi(*arguments, status=0):
 
 
 def child():
-    """A process that takes 8 GiB of the card that its parent made visible, and waits for its end."""
+    """Takes 8 GiB of the card that the parent process made visible, and waits to be killed."""
     block = torch.empty(8 << 30, dtype=torch.uint8, device="cuda")
     print(block.numel(), flush=True)
     time.sleep(60)
@@ -76,7 +76,7 @@ def main():
     # Twenty samples of the trace: a busy machine takes some of them late.
     time.sleep(1)
 
-    # Another process on the same card, which it sees as its only one.
+    # Another process on the same card, which is the only card that it sees.
     for visible, card in (("0", 0), ("1", 1), (uuids[1], 1)):
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": visible}
         with subprocess.Popen(
@@ -90,7 +90,7 @@ def main():
             assert theirs > 8 << 30 and used(cards[card]) == together == total - left
             assert [str(other.pid), uuids[card], str(theirs // MIB)] in apps()
             if card == 0:
-                # What the other process holds cannot be had.
+                # Memory that the other process holds cannot be allocated.
                 size = free - (4 << 30)
                 try:
                     torch.empty(size, dtype=torch.uint8, device="cuda")
@@ -98,7 +98,7 @@ def main():
                 except torch.OutOfMemoryError as error:
                     assert f"Process {other.pid} has" in str(error), error
             other.send_signal(signal.SIGKILL)
-            # The memory is free although nobody has asked for the status of the process yet.
+            # The memory is free although nobody has waited for the killed process yet.
             for _ in range(200):
                 if other.pid not in processes(cards[card]):
                     break

@@ -1,5 +1,5 @@
-"""Loops of more solves than the phantom answers about unknown flags: the solvers' codes on the device are
-known, so no answer turns. PyTorch raises an error for a code other than 0."""
+"""Loops with more solves than the phantom answers about unknown flags: the solvers' status codes are known on
+the device, so no answer changes. PyTorch raises an error for a code other than 0."""
 
 import torch
 
@@ -19,7 +19,7 @@ for name, solve in SOLVERS.items():
     for _ in range(LOOPS):
         solve()
     print(name)
-# A code that the program wrote stays: it is a known value of another block.
+# A code that the program wrote keeps its known value, because it is in another block.
 codes = torch.ones(5, dtype=torch.int32, device="cuda")
 torch.linalg.solve(a, b)
 assert codes.any().item() and codes[:1].any().item() and codes.tolist() == [1] * 5

@@ -1,17 +1,17 @@
-"""A kernel over lists of tensors makes these tensors unknown, and no block whose address is left in its list.
+"""A kernel over lists of tensors makes only these unknown, not the blocks of addresses left in its list.
 
-PyTorch's `_foreach` functions and fused optimizers have room for more tensors than a launch has.
+PyTorch's `_foreach` functions and fused optimizers have room for more tensors than a launch uses.
 """
 
 import torch
 
-# The kernels alone: what an op computes of known values is known.
+# Test the kernels alone: with record functions, the results of ops on known values would be known.
 torch._C._autograd._enable_record_function(False)
 device = torch.device("cuda")
 
 
 def known(*shape):
-    """A tensor of sevens that the device knows."""
+    """Returns a tensor of sevens whose values the device knows."""
     return torch.full(shape, 7, device=device, dtype=torch.float32)
 
 
@@ -31,7 +31,7 @@ def after(first, second):
     first(many)
     addresses = {tensor.data_ptr() for tensor in many}
     del many
-    # The allocator hands the same blocks out again.
+    # The allocator hands out the same blocks again.
     others = [known(10) for _ in range(100)]
     assert any(tensor.data_ptr() in addresses for tensor in others)
     few = [known(10) for _ in range(3)]
@@ -63,7 +63,7 @@ for function in (
 ):
     after(function, function)
 
-# The norms of a list: the addresses of the results are a list of their own.
+# The norms of a list: the addresses of the results are in a list of their own.
 torch._foreach_norm([known(10) for _ in range(100)])
 others = [known(10) for _ in range(300)]
 norms = torch._foreach_norm([known(10) for _ in range(3)])
@@ -77,14 +77,14 @@ for sizes in ([10], [10] * 320, [0, 10, 0], [330 * 65536 + 5, 10], [10] + [65536
     is_unknown(tensors)
     stays(others)
 
-# Complex numbers, whose lists with numbers are shorter.
+# A list that also has complex scalars has room for fewer tensors.
 for dtype in (torch.complex64, torch.complex128):
     tensors = [torch.full((10,), 7, device=device, dtype=dtype) for _ in range(80)]
     torch._foreach_mul_(tensors, [2j] * 80)
     is_unknown(tensors)
     stays(others)
 
-# A graph captures its lists.
+# Capture a kernel over a list, then replay it: only the tensors of the list become unknown.
 tensors = [known(10) for _ in range(5)]
 torch.cuda.synchronize()
 graph = torch.cuda.CUDAGraph()
@@ -96,7 +96,7 @@ graph.replay()
 is_unknown(tensors)
 stays(others)
 
-# Training that reads its input each step, as graph networks do: the number of graphs in a batch.
+# Training that reads from its input the number of graphs in a batch, in each step, as graph networks do.
 model = torch.nn.Sequential(*[torch.nn.Linear(16, 16) for _ in range(20)]).to(device)
 optimizer = torch.optim.Adam(model.parameters(), foreach=True)
 for step in range(6):

@@ -1,4 +1,4 @@
-"""What CUDA and NVML say on a machine whose GPU has no memory of its own. Prints one line of JSON."""
+"""Prints what CUDA and NVML report on a machine whose GPU has no memory of its own, as one line of JSON."""
 
 import json
 import tempfile
@@ -12,7 +12,7 @@ torch.zeros(1, device="cuda")
 
 
 def cached():
-    """The page cache of the machine, which other programs change, too."""
+    """Returns the page cache of the machine, which other programs change, too."""
     with open("/proc/meminfo") as file:
         sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in file}
     return sizes["Cached"] - sizes["Shmem"] + sizes["Buffers"] + sizes["SReclaimable"]
@@ -23,7 +23,7 @@ told = {"total": total, "integrated": torch.cuda.get_device_properties(0).is_int
 
 
 def taken():
-    """What was free at the last call and is not now, without what page cache has taken."""
+    """Returns the memory taken since the last call, without what the page cache has taken."""
     global start, cache
     free, held = torch.cuda.mem_get_info()[0], cached()
     more, grown = start - free, held - cache
@@ -35,7 +35,7 @@ on_device = torch.empty(4096 * MIB, dtype=torch.uint8, device="cuda")
 told["device"] = taken()
 on_host = torch.ones(1024 * MIB, dtype=torch.uint8)
 told["host"] = taken()
-# /tmp may be memory.
+# Not in /tmp, which may be memory itself.
 with tempfile.TemporaryFile(dir=Path(__file__).parent) as file:
     file.write(bytes(512 * MIB))
     file.flush()

@@ -1,4 +1,4 @@
-"""Waits for what another rank would do, in the way that the first argument names."""
+"""Waits for what another rank would do. The first argument names the way."""
 
 import os
 import sys
@@ -22,13 +22,13 @@ elif kind == "recv":
     while flag.item() == 0:
         dist.recv(flag, src=1, group=group)  # recv
 elif kind == "blocked":
-    # In the place of a backend that no stand-in knows.
+    # A backend that no stand-in knows.
     code = "def barrier():\n    import time\n    time.sleep(600)"
     exec(compile(code, dist.distributed_c10d.__file__, "exec"))
     barrier()  # blocked # noqa: F821
 elif kind == "served":
     store.wait(["ready"])  # served
-    # The wait went on without a value, so these do, however long they take.
+    # The wait returned without a value, so these reads return, too, however long that takes.
     assert store.get("ready") == b"" and store.multi_get(["ready", "ready"]) == [b"", b""]
     os.environ["MEMTRACE_PHANTOM_STORE"], port = "1", os.environ["MEMTRACE_PHANTOM_STORE"]
     store.wait(["then/nobody/listens"])

@@ -1,4 +1,4 @@
-"""Tests the thread that looks for waits without an end; the argument: the path of `waits.py`."""
+"""Tests the thread that detects waits without an end. The argument is the path of `waits.py`."""
 
 import importlib.util
 import itertools
@@ -15,7 +15,7 @@ spec.loader.exec_module(waits)
 
 
 def as_torch(code):
-    """The names of code in a file of the watched folders."""
+    """Returns the names that code defines, as if it were in a file of the watched folders."""
     names = {"time": time, "weakref": weakref}
     exec(compile(code, os.path.join(waits.OWN_FOLDER, "torch.py"), "exec"), names)
     return types.SimpleNamespace(**names)
@@ -27,7 +27,7 @@ def watched(patience, launches):
 
 
 def locals_of_a_function_end_with_it():
-    # The launches advance, so no call lasts.
+    # The launches advance, so no call counts as a wait.
     watcher = watched(0.1, itertools.count().__next__)
     watcher.watch()
     code = """
@@ -38,7 +38,7 @@ def barrier():
     return weakref.ref(tensor)
 """
     barrier = as_torch(code).barrier
-    # The thread may look in the very moment of the return.
+    # The thread may look at the moment of a return, and then a local lives a little longer.
     kept = sum(barrier()() is not None for _ in range(10))
     assert kept <= 3, f"{kept} of 10 were kept"
     watcher.end(next(thread for thread in threading.enumerate() if thread.name == "memtrace-waits"))
@@ -46,7 +46,7 @@ def barrier():
 
 
 class Clock:
-    """The time of a process; its `wait` passes these seconds, of which the process works a part."""
+    """A process's clock: `wait` passes these seconds, and the process works for the share `work` of them."""
 
     def __init__(self, steps, work=0.0):
         self.now, self.used, self.steps, self.work = 0.0, 0.0, iter(steps), work
@@ -96,7 +96,7 @@ def ends(clock):
 def a_process_that_rests_ends_and_a_stopped_or_busy_one_does_not():
     assert ends(Clock([2.0] * 40)) == [64.0]
     assert ends(Clock([2.0] * 20)) == []
-    # Stopped for an hour, again and again.
+    # A process that is stopped for an hour, again and again.
     assert ends(Clock(([2.0] * 5 + [3600.0]) * 9)) == []
     assert ends(Clock([2.0] * 40, work=0.5)) == []
 

@@ -92,7 +92,7 @@ def transformers_trainer():
 
 
 def generated(model, rows=2, prompt=10, new=20, **options):
-    """Generates. The device computes no values: only shapes and the end of the loop are checked."""
+    """Generates. The device computes no values, so only shapes and the end of the loop are checked."""
     tokens = torch.randint(0, 1000, (rows, prompt), device=D)
     started = time.process_time()
     out = model.generate(
@@ -138,7 +138,7 @@ def generate_by_sampling():
 
 @kind
 def generate_by_beam_search():
-    """Runs to its length limit. The best sequence's length would be a computed value, so the result is
+    """Runs to its length limit. The length of the best sequence would be a computed value, so the result is
     empty."""
     model = llama().cuda().eval()
     cache = 2 * 2 * 3 * 4 * 16 * 29 * 4

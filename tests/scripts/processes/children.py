@@ -49,7 +49,7 @@ def fork_while_threads_allocate():
     def work():
         while not stop.is_set():
             allocate()
-            time.sleep(0.001)  # forks are the point here, not overload
+            time.sleep(0.001)  # forks are tested here, not overload
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:

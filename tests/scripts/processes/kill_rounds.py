@@ -25,7 +25,7 @@ def victim(pipe):
 
 
 def start(round, pipe):
-    """Most processes are forked, which is fast; some start a new interpreter."""
+    """Starts a process. Most are forked, which is fast; some start a new interpreter."""
     if round % 10 == 0:
         command = [sys.executable, __file__, "victim", str(pipe)]
         return subprocess.Popen(command, pass_fds=[pipe]).pid
@@ -41,7 +41,7 @@ def main():
         read, write = os.pipe()
         pid = start(round, write)
         os.close(write)
-        word = os.read(read, 1 << 16)[-8:]  # it has begun
+        word = os.read(read, 1 << 16)[-8:]  # the process has begun
         until = time.monotonic() + rng.random() * 0.3
         while time.monotonic() < until:
             word = os.read(read, 1 << 16)[-8:]

@@ -7,7 +7,7 @@ KEPT = []
 
 
 def take(count):
-    """A block of a unique size, by which the test finds its row."""
+    """Allocates a block of a unique size, by which the test finds its row."""
     KEPT.append(torch.empty(count * 512, dtype=torch.uint8, device="cuda"))
 
 

@@ -1,4 +1,4 @@
-"""Prints when tensors die and how much memory there is, the same with searches and without."""
+"""Prints when tensors die and how much memory is in use. Searches must not change the output."""
 
 import gc
 import sys

@@ -1,5 +1,5 @@
-"""Keeps tensors in a window of five steps and a table filled in three, which do not grow, and in a list that
-does."""
+"""Keeps tensors in a window of five steps and in a table filled in three steps, which do not grow, and in a
+list that grows."""
 
 import collections
 import sys
@@ -17,7 +17,7 @@ for step in range(100):
         everything.append(torch.ones(1 << 18, device="cuda"))
 for holder in memtrace.retained(everything=True):
     print(holder["name"], holder["verdict"])
-# Too many objects.
+# Pretend that there are too many objects to search.
 real, sys.getallocatedblocks = sys.getallocatedblocks, lambda: 30_000_000
 assert memtrace.retained() == []
 sys.getallocatedblocks = real

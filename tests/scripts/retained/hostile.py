@@ -1,4 +1,4 @@
-"""Holds tensors in objects whose every method tells that it ran, and in tensors of several kinds."""
+"""Holds tensors in objects whose methods all report that they ran, and in tensors of several kinds."""
 
 import sys
 

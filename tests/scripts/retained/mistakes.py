@@ -76,7 +76,7 @@ def train(step):
     elif mistake == "losses":
         loss = model(x).square().mean()
         loss.backward()
-        # A validation that forgets torch.no_grad.
+        # As in a validation that forgets torch.no_grad.
         total = total + model(x).square().mean()
     elif mistake == "function":
         loss = model(x).square().mean()
@@ -94,7 +94,7 @@ def train(step):
         except RuntimeError as caught:
             error = caught
     if mistake == "retain_graph":
-        # An optimizer's step in place would spoil the graphs that are kept.
+        # An optimizer's step in place would make the kept graphs invalid.
         memtrace.step(step + 1)
     else:
         optimizer.step()

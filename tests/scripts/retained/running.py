@@ -1,4 +1,4 @@
-"""Prints its id and trains until the file that its argument names exists, with the output of each step in a
+"""Prints its id and trains until the file that its argument names exists. Keeps the output of each step in a
 list."""
 
 import os

@@ -1,4 +1,4 @@
-"""Keeps memory of each step in a way that the argument names, where the search finds no holder."""
+"""Keeps memory of each step, in a way (the argument) in which the search finds no holder."""
 
 import copy
 import gc

@@ -1,5 +1,5 @@
-"""A training whose objects Python frees when it ends. Prints the allocated memory after each step and at the
-end.
+"""Trains a model whose objects Python frees when the program ends. Prints the allocated memory after each
+step and at the end.
 
 last_line.py [uncollected]     without Python's garbage collector
 """
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 
-# Registered before the first use of the GPU, so it runs after the functions that memtrace registers.
+# Registered before the first use of the GPU, so this runs after memtrace's own exit functions.
 @atexit.register
 def last():
     if "uncollected" not in sys.argv:
@@ -30,5 +30,5 @@ for _ in range(3):
     optimizer.step()
     optimizer.zero_grad()
     print(torch.cuda.memory_allocated())
-    # Allocated in the next step.
+    # This allocation belongs to the next step.
     kept.append(torch.ones(1 << 20, device="cuda"))

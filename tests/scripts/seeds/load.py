@@ -1,5 +1,5 @@
-"""Memory that reaches the GPU without an op: a checkpoint that is read, a storage that is made, one that is
-copied. Prints the bytes of the parameters, of the optimizer's state, and of the two storages."""
+"""Moves memory to the GPU without an op: reads a checkpoint, makes a storage, and copies a storage. Prints
+the bytes of the parameters, of the optimizer's state, and of the two storages."""
 
 import copy
 import os

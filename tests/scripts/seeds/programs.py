@@ -1,5 +1,5 @@
-"""The programs on which PyTorch's own tools and memtrace are compared. Each is a function that makes its
-model and returns it, what else a tool should know, and a function that runs one iteration."""
+"""Programs for the comparison of PyTorch's own tools with memtrace. Each function makes a model and returns
+it, other objects that a tool should know, and a function that runs one iteration."""
 
 import torch
 import torch.nn.functional as F
@@ -50,7 +50,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A decoder, with checkpoints or with a cache."""
+    """A decoder, with activation checkpoints or with a key-value cache."""
 
     def __init__(self, width=256, layers=3, words=1000, checkpoints=False):
         super().__init__()
@@ -196,7 +196,7 @@ class Splats(nn.Module):
 
 
 def raw():
-    """Raw parameters, one of which is replaced in the optimizer, with its state."""
+    """Raw parameters, one of which is replaced in the optimizer together with its state."""
     model = Splats().cuda()
     optimizer = torch.optim.Adam(
         [{"params": [model.points], "name": "points"}, {"params": [model.colours], "name": "colours"}]
@@ -256,7 +256,7 @@ def two_gpus():
 
 
 def shared():
-    """One block that is called several times in a row."""
+    """Calls one block several times in a row."""
 
     class Shared(nn.Module):
         def __init__(self):

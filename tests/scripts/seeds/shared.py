@@ -1,5 +1,4 @@
-"""A block that is called three times in a row, and a layer that is called twice; with and without
-checkpoints."""
+"""Calls a block three times in a row, and a layer twice, with and without activation checkpoints."""
 
 import sys
 

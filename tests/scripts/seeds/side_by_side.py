@@ -39,7 +39,7 @@ def mem_tracker(model, others, iteration):
     tracker.track_external(model, *others)
     with tracker:
         for _ in range(STEPS):
-            # It takes a module's second iteration for a second call otherwise.
+            # Otherwise MemTracker takes a module's second iteration for a second call.
             tracker.reset_mod_stats()
             iteration()
         current = snapshot(tracker.get_tracker_snapshot("current"))
@@ -111,7 +111,7 @@ def main():
                 answer["error"] = f"{type(error).__name__}: {error}".splitlines()[0]
                 traceback.print_exc()
             print(json.dumps(answer), flush=True)
-            # FSDP's threads and NCCL's stand-ins need no end of their own.
+            # End at once: FSDP's threads and NCCL's stand-ins need no orderly end.
             os._exit(0)
 
 

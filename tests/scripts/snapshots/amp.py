@@ -29,5 +29,5 @@ for step in range(4):
     if step == 2:
         torch.cuda.empty_cache()
 torch.cuda.memory._dump_snapshot(sys.argv[1])
-# The trace ends where the snapshot does.
+# End here, so that the trace ends where the snapshot does.
 os._exit(0)

@@ -8,7 +8,7 @@ import torch
 
 def observer(device, alloc, device_alloc, device_free):
     torch.cuda.memory._dump_snapshot(sys.argv[1])
-    # The trace ends where the snapshot does.
+    # End here, so that the trace ends where the snapshot does.
     os._exit(0)
 
 

@@ -20,7 +20,7 @@ def loss_of(net: nn.Module) -> torch.Tensor:
 
 
 def one() -> None:
-    """With accumulated gradients, and an evaluation in the middle and after the last step."""
+    """Accumulates gradients, and evaluates in the middle and after the last step."""
     net = model()
     optimizer = torch.optim.Adam(net.parameters())
     for number in range(ITERATIONS):
@@ -58,7 +58,7 @@ def per_parameter() -> None:
 
 
 def stages() -> None:
-    """A second optimizer takes over; the first one is gone or, the second time, still there."""
+    """A second optimizer takes over; the first one is gone or, in the second round, still there."""
     net, kept = model(), []
     for lasting in (False, True):
         for kind in (torch.optim.Adam, torch.optim.SGD):
@@ -88,7 +88,7 @@ def critic() -> None:
 
 
 def own() -> None:
-    """No optimizer of torch, and state of its own."""
+    """Trains without an optimizer of torch, with state of the program's own."""
     net = model()
     moments: dict = {}
     for _ in range(ITERATIONS):

@@ -1,4 +1,4 @@
-"""Another thread turns the collector off while a class of the program is called by memtrace's tracer."""
+"""Another thread turns the garbage collector off while memtrace's tracer calls a class of the program."""
 
 import gc
 import threading
@@ -10,7 +10,7 @@ asked, done = threading.Event(), threading.Event()
 
 
 class Slow(nn.Module):
-    """Looking at its children takes as long as another thread needs."""
+    """A module whose `named_modules` waits until the other thread is done."""
 
     def __init__(self):
         super().__init__()

@@ -50,7 +50,7 @@ tensor = empty(11 * MIB + 512 * 1024 + 3)
 checkpoint("reused", requested={str(tensor.data_ptr()): tensor.numel()})
 del tensor
 
-# A request of 0 bytes has no block.
+# A request of 0 bytes gets no block.
 nothing = empty(0)
 checkpoint("zero")
 

@@ -1,4 +1,4 @@
-"""Ten small models, each with its batch, its loss and the modules that a checkpoint would take."""
+"""Ten small models, each with its batch, its loss and a pattern of the modules to checkpoint."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ VOCABULARY = 32000
 class Model(nn.Module):
     """A model that computes its own loss."""
 
-    # The modules to checkpoint, as a pattern of their paths.
+    # The modules to checkpoint, as a pattern for their paths.
     checkpointed = ""
     rows = 8
 
     def batch(self, rows: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-        """The tensors of a step."""
+        """Returns the tensors of a step."""
         raise NotImplementedError
 
     def forward(self, *batch: torch.Tensor) -> torch.Tensor:
-        """The loss."""
+        """Returns the loss."""
         raise NotImplementedError
 
 
@@ -59,7 +59,7 @@ def perceptron(width: int, inner: int) -> nn.Sequential:
 
 
 class LanguageModel(Model):
-    """A model of tokens: its head and loss may work on one part of the tokens at a time."""
+    """A language model: its head and loss may work on one part of the tokens at a time."""
 
     length, parts = 512, 1
 
@@ -133,7 +133,7 @@ class LlamaBlock(nn.Module):
 
 
 def turned(x, cos, sin):
-    """Rotary embedding."""
+    """Applies a rotary embedding."""
     left, right = x.chunk(2, dim=-1)
     return x * cos + torch.cat([-right, left], dim=-1) * sin
 

@@ -40,7 +40,7 @@ def recomputed(forward):
 
 
 def chosen(pattern):
-    """The modules of a pattern."""
+    """Yields the modules whose paths match a pattern."""
     for name, module in model.named_modules():
         path = f"{type(model).__name__}.{name}"
         if fnmatch.fnmatchcase(path, pattern) and path.count(".") == pattern.count("."):
@@ -66,7 +66,7 @@ if options.chunk_loss > 1:
 
 
 def optimizer_of(parameters):
-    """The optimizer of the run: SGD with momentum for the ResNet, AdamW for the others."""
+    """Returns the optimizer of the options; by default SGD with momentum for the ResNet, else AdamW."""
     momentum = options.model == "resnet"
     if options.optimizer == "sgd":
         return torch.optim.SGD(parameters, lr=1e-3)

@@ -8,15 +8,17 @@ use crate::read::record::Record;
 use crate::read::symbols::Symbol;
 use crate::state::replay::{HOST, Replay};
 
-/// The number of stretches of a counter's curve: several times the number of pixel columns of a screen.
+/// The maximum number of stretches of a counter's curve, which is several times the number of pixel columns
+/// of a screen.
 const STRETCHES: usize = 16_384;
 
-/// The maximum number of open ranges that are kept per thread, for programs that never close their ranges.
+/// The maximum number of open ranges that are kept per thread. The limit is for programs that never close
+/// their ranges.
 const MOST_OPEN: usize = 4096;
 
-/// The id of the track of steps. No thread has such a low id.
+/// The id of the track of steps. No thread has an id this low.
 pub(super) const STEPS: i32 = 1;
-/// The id of the track of phases. No thread has such a low id.
+/// The id of the track of phases. No thread has an id this low.
 pub(super) const PHASES: i32 = 2;
 
 /// A range that is open.
@@ -45,9 +47,9 @@ pub(super) enum SliceName {
 
 #[derive(Clone, Copy)]
 pub(super) enum SliceKind {
-    /// A range of the program or of a module call, with the API that opened it.
+    /// A range of the program or of a module call, with the API that recorded it.
     Range(Symbol),
-    /// A range that was not closed in the order of the thread's stack.
+    /// A range that was not closed in the order of the thread's stack, with the API that recorded it.
     OutOfOrder(Symbol),
     Op,
     Band,
@@ -65,9 +67,9 @@ pub(super) struct SliceCollector {
     pub(super) slices: Largest<Slice>,
     pub(super) instants: Largest<Instant>,
     open: FxHashMap<i32, Vec<OpenSlice>>,
-    /// The current step, with the time of its start.
+    /// The current step, and the time of its start.
     step: (i64, i64),
-    /// The current phase, with the time of its start.
+    /// The current phase, and the time of its start.
     phase: (Symbol, i64),
 }
 
@@ -117,7 +119,8 @@ impl SliceCollector {
                 self.instants.add(i64::MAX, row.seq, Instant { row: *row });
             }
             EventName::Alloc | EventName::Free | EventName::ExtAlloc | EventName::ExtFree => {
-                // An allocation and its free have the same weight, so both are kept or neither.
+                // An allocation and its free have the same weight and number, so both are kept or both are
+                // dropped.
                 self.instants.add(row.delta_bytes.saturating_abs(), row.alloc_id, Instant { row: *row });
             }
             EventName::Sample if row.device == HOST => self.host(row, replay),
@@ -136,7 +139,8 @@ impl SliceCollector {
         }
     }
 
-    /// Takes a sample of the process's resident memory: the total, and the part that no file backs.
+    /// Adds a sample of the process's resident memory: the total, and the anonymous part, which is not mapped
+    /// from a file.
     fn host(&mut self, row: &Record, replay: &Replay) {
         if *replay.symbols.get(row.api) != *Api::ProcStatus.as_str() {
             return;
@@ -182,7 +186,7 @@ impl SliceCollector {
         }
     }
 
-    /// Closes everything that is open at the end of the trace.
+    /// Closes the step, the phase and the ranges that are open at the end of the trace.
     pub(super) fn close(&mut self, now_ns: i64) {
         self.end_step(now_ns);
         self.end_phase(now_ns);

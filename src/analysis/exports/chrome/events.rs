@@ -21,7 +21,8 @@ pub(super) struct EventList<'a> {
 
 impl EventList<'_> {
     pub(super) fn begin(&mut self, base_ns: i64) {
-        // `Out` reports its first failure when it is closed, here and below.
+        // `Out` stores its first failure and returns it when it is closed, so write errors are ignored here
+        // and below.
         write!(
             self.out,
             "{{\"displayTimeUnit\":\"ms\",\"otherData\":{{\"version\":\"memtrace \
@@ -45,7 +46,7 @@ impl EventList<'_> {
 /// Writes one process of the file.
 pub(super) struct ProcessWriter<'a> {
     pub(super) pid: i64,
-    /// The time from the start of the first process to the start of this one.
+    /// The time from the start of the first process to the start of this process.
     pub(super) offset_ns: i64,
     pub(super) symbols: &'a SymbolTable,
 }
@@ -157,7 +158,7 @@ impl ProcessWriter<'_> {
                     "phase": self.text(row.phase),
                 });
             }
-            // The fields of `torch.profiler`, then the owner.
+            // Write the fields of `torch.profiler`, then the owner.
             _ => {
                 event["name"] = "[memory]".into();
                 event["cat"] = "cpu_instant_event".into();

@@ -1,8 +1,8 @@
 //! `chrome`: trace-event JSON, for Perfetto and chrome://tracing.
 //!
-//! Each process has the counters of its GPUs, the tracks of steps and phases, and its threads. A thread has
-//! its ranges and ops as slices, and its allocations as the `[memory]` instants that `torch.profiler` writes.
-//! Times are in µs since the start of the first process.
+//! Each process has counters of its GPUs and of its resident host memory, the tracks of steps and phases, and
+//! its threads. A thread has its ranges and ops as slices, and its allocations as the `[memory]` instants
+//! that `torch.profiler` writes. Times are in µs since the start of the first process.
 
 mod collector;
 mod events;
@@ -19,7 +19,7 @@ use crate::state::replay_trace::replay_trace;
 use collector::SliceCollector;
 use events::{EventList, ProcessWriter};
 
-/// `--to chrome`.
+/// The export `--to chrome`.
 pub(super) struct Chrome;
 
 const COLUMNS: Columns = Columns::of(&[
@@ -88,7 +88,7 @@ impl Export for Chrome {
             tracks.close(replayed.replay.ts_ns);
             dropped += tracks.slices.dropped + tracks.instants.dropped;
             let process = ProcessWriter {
-                // Processes on two hosts may share a pid.
+                // Processes on two hosts may have the same process id.
                 pid: number as i64,
                 offset_ns: trace.meta.start_unix_ns.saturating_sub(base_ns),
                 symbols: &replayed.symbols,

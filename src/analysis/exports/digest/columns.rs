@@ -1,4 +1,4 @@
-//! The columns of a digest, one table for all kinds of rows.
+//! The columns of a digest, in one table for all kinds of rows.
 
 /// The type of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub enum ColumnType {
 /// The subject of a row of the digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowKind {
-    /// The process: one row.
+    /// The process, which has one row.
     Process,
     /// A device of the process.
     Device,
@@ -49,7 +49,7 @@ macro_rules! columns {
         }
 
         impl DigestColumn {
-            /// Every column, in order: the column, its name, its type, its meaning.
+            /// Every column, in order, with its name, its type and its meaning.
             pub const ALL: &'static [(DigestColumn, &'static str, ColumnType, &'static str)] =
                 &[$((DigestColumn::$name, $text, ColumnType::$type, concat!($($doc),+)),)+];
         }

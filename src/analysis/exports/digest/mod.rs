@@ -2,9 +2,9 @@
 //! whole job need.
 //!
 //! A trace is large and stays on the machine where it was written. Its digest has the results of `summary`,
-//! `peak`, `frag` and `leaks`, from the same functions as those reports. It also has the four parts of the
-//! memory in use after each step, and a row for each step on each device. DuckDB, Ray or Spark can read the
-//! digests of ten thousand ranks in one query.
+//! `peak`, `frag` and `leaks`, computed by the same functions as in those reports. It also has the four parts
+//! of the memory in use after each step, and a row for each step on each device. DuckDB, Ray or Spark can
+//! read the digests of ten thousand ranks in one query.
 
 mod columns;
 mod steps;
@@ -36,7 +36,7 @@ use crate::state::moment::NamedMoment;
 use crate::state::replay::{Block, Device, Metric, Owner};
 use crate::state::replay_trace::Replayed;
 
-/// `memtrace export --to digest`.
+/// The export `--to digest`.
 pub(super) struct Digest;
 
 impl Export for Digest {
@@ -242,7 +242,7 @@ fn leak(leak: &Leak) -> DigestRow {
     }
 }
 
-/// Sets the phase, the op and the module. Unknown ones stay null.
+/// Sets the phase, the op and the module, except those that are unknown, which stay null.
 fn with_owner(mut row: DigestRow, replayed: &Replayed, owner: &Owner) -> DigestRow {
     for (column, symbol) in [(C::Phase, owner.phase), (C::Op, owner.op), (C::Module, owner.module)] {
         if symbol != Symbol::NONE {

@@ -13,9 +13,9 @@ use crate::state::replay::{HOST, Metric, Replay, Totals};
 /// The memory of one device during one step.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StepMemory {
-    /// The time of its first row, in ns since the start of the trace.
+    /// The time of the step's first row, in ns since the start of the trace.
     pub(super) from_ns: i64,
-    /// The time of its last row, in ns since the start of the trace.
+    /// The time of the step's last row, in ns since the start of the trace.
     pub(super) to_ns: i64,
     /// The highest values, in bytes, in the order of [`Metric::ALL`].
     pub(super) peaks: [i64; 4],
@@ -29,7 +29,7 @@ pub(super) struct StepMemory {
     pub(super) end_reserved: i64,
     /// The number of blocks allocated in the step.
     pub(super) allocations: u64,
-    /// The sum of the bytes of these blocks.
+    /// The sum of the sizes of the blocks allocated in the step, in bytes.
     pub(super) allocated_sum: i64,
     /// The number of requests that ran out of memory.
     pub(super) ooms: u64,
@@ -38,7 +38,7 @@ pub(super) struct StepMemory {
 }
 
 impl StepMemory {
-    /// Starts a step at `row`, with the totals of the memory that was live before it.
+    /// Starts a step at `row`. `before` has the totals before the row.
     fn new(row: &Record, ts_ns: i64, before: &Totals) -> StepMemory {
         StepMemory {
             from_ns: ts_ns,
@@ -56,21 +56,21 @@ impl StepMemory {
     }
 }
 
-/// The memory of every step on each device that has a row in it.
+/// The memory of each step on each device that has a row in the step.
 #[derive(Default)]
 pub(super) struct Steps {
     /// The memory of each step, by device and step.
     pub(super) list: BTreeMap<(i32, i64), StepMemory>,
-    /// The totals of each device after its last row.
+    /// The totals of each device after the device's last row.
     totals: FxHashMap<i32, Totals>,
 }
 
 impl Steps {
-    /// Takes a row that `replay` has taken.
+    /// Adds a row, after `replay` processed it.
     pub(super) fn feed(&mut self, row: &Record, replay: &Replay, options: &Options) {
         let wanted = row.device != HOST && options.device.is_none_or(|only| only == row.device);
         let Some(device) = replay.find(row.device).filter(|_| wanted) else { return };
-        // The memory that is live when a step begins counts toward its peak.
+        // The memory that is live when a step begins counts toward the step's peak.
         let before = self.totals.insert(device.ordinal, device.totals).unwrap_or_default();
         // The end row belongs to no step.
         if !replay.in_window() || row.event == EventName::End {

@@ -14,7 +14,7 @@ use parquet::schema::types::Type;
 use super::columns::{ColumnType, DigestColumn, RowKind};
 use crate::exports::out::Out;
 
-/// A value of a row; a column that a row does not set is null.
+/// A value of a row. A column that a row does not set is null.
 #[derive(Clone, Debug)]
 enum Value {
     Int(i64),
@@ -60,11 +60,11 @@ impl DigestRow {
     }
 }
 
-/// The number of rows in a row group, which is the number of rows in memory at a time.
+/// The number of rows in a row group, which is the maximum number of rows in memory.
 const ROW_GROUP: usize = 1 << 15;
 
-/// Writes `rows` to `out`, with `meta`, the JSON of the trace's meta row. Returns the output and the number
-/// of rows.
+/// Writes `rows` to `out`, with `meta`, which is the JSON of the trace's meta row. Returns the output and the
+/// number of rows.
 pub(super) fn write(rows: impl Iterator<Item = DigestRow>, meta: String, out: Out) -> Result<(Out, u64)> {
     let fields: Result<Vec<_>> = DigestColumn::ALL
         .iter()

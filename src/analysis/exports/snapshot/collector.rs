@@ -11,10 +11,12 @@ use crate::read::symbols::Symbol;
 use crate::state::layout::{Layout, SegmentRange};
 use crate::state::replay::{Block, HOST, MemoryKind, Replay, Totals};
 
-/// The maximum number of segments that wait for their first block, whose row follows directly.
+/// The maximum number of segments that wait for their first block. The row of this block normally follows
+/// directly.
 const MOST_NEW_SEGMENTS: usize = 256;
 
-/// The owner of an entry or block: op, module, phase, step, and lines of Python where the trace has them.
+/// The owner of an entry or block: op, module, phase, step, and the stack with the Python lines if the trace
+/// has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct FrameOwner {
     pub(super) op: Symbol,
@@ -34,7 +36,7 @@ impl FrameOwner {
 pub(super) struct TraceEntry {
     pub(super) action: &'static str,
     pub(super) device: i32,
-    /// The address; for an OOM, the free bytes of the device.
+    /// The address or, for an OOM, the free bytes of the device.
     pub(super) addr: i64,
     pub(super) size: i64,
     pub(super) stream: i64,
@@ -103,16 +105,17 @@ pub(super) struct Collector {
     pub(super) meta: Meta,
     pub(super) entries: VecDeque<TraceEntry>,
     pub(super) dropped: u64,
-    /// Blocks freed but still in use, by device and address.
+    /// The blocks that were freed but are still in use, by device and address.
     pub(super) pending: BTreeMap<(i32, i64), ActiveBlock>,
-    /// The totals of each device before the row.
+    /// The totals of each device before the current row.
     pub(super) before: FxHashMap<i32, Totals>,
-    /// The owner and stream of each segment, or piece of an expandable one, by device and address.
+    /// The owner and stream of each segment, or of each piece of an expandable segment, by device and
+    /// address.
     pub(super) segment_owners: FxHashMap<(i32, i64), SegmentOwner>,
-    /// Segments that have no block yet: device, start and end. Their rows have no stream, because the
-    /// allocator reports the block that needs a segment only after the segment's call.
+    /// The segments that have no block yet: device, start and end. Their rows have no stream, because the
+    /// allocator reports the block that needs a segment only after the call that allocates the segment.
     pub(super) new_segments: Vec<(i32, i64, i64)>,
-    /// Address ranges of blocks outside all known segments, by device.
+    /// The address ranges of blocks outside all known segments, by device.
     pub(super) stray_ranges: BTreeMap<i32, BTreeMap<i64, i64>>,
 }
 
@@ -147,7 +150,7 @@ impl Collector {
         let inside = replay.in_window();
         let size = if row.requested_bytes < 0 { row.delta_bytes.abs() } else { row.requested_bytes };
         let key = (row.device, row.addr);
-        // The row of a free has no stream: take the stream of its segment.
+        // The row that frees a segment has no stream, so use the stream of the segment.
         let stream = match row.event {
             EventName::SegmentFree | EventName::SegmentUnmap => {
                 self.segment_owners.get(&key).map_or(row.stream, |segment_owner| segment_owner.stream)
@@ -196,7 +199,8 @@ impl Collector {
                 }
             }
             EventName::Oom => {
-                // The viewer needs a number. Without a sample, it is the memory for which no row accounts.
+                // The viewer needs the free memory as a number. Without a sample, use the memory for which no
+                // row accounts.
                 let most = (self.meta.total_bytes(row.device) - now.reserved - now.outside).max(0);
                 let free = if row.device_free_bytes >= 0 { row.device_free_bytes } else { most };
                 self.push(inside, new("oom", free, row.rounded_bytes, None));
@@ -221,7 +225,7 @@ impl Collector {
         }
     }
 
-    /// Adds the next entry, if it is in the window.
+    /// Adds the next entry if it is in the window, and drops the oldest entry if there are too many.
     fn push(&mut self, inside: bool, entry: TraceEntry) {
         if !inside {
             return;
@@ -244,7 +248,7 @@ impl Collector {
             let Some(block) = self.pending.remove(&key) else { continue };
             let ActiveBlock { addr, stream, owner, .. } = block;
             let (action, device, size) = ("free_completed", row.device, block.requested_or_size());
-            // No category here, because the other rows of the block have it.
+            // The entry needs no category, because the other rows of the block have it.
             let block = None;
             self.push(
                 inside,
@@ -253,7 +257,7 @@ impl Collector {
         }
     }
 
-    /// Assigns the stream of a block to those segments for which it is the first block.
+    /// Assigns the stream of a block to the segments whose first block this is.
     fn assign_stream(&mut self, row: &Record) {
         let end = row.addr.saturating_add(row.delta_bytes);
         let (segment_owners, entries) = (&mut self.segment_owners, &mut self.entries);
@@ -280,7 +284,7 @@ impl Collector {
         }
         let stray_ranges = self.stray_ranges.entry(row.device).or_default();
         let (mut from, mut to) = (row.addr, end);
-        // Merge it with adjacent ranges.
+        // Merge the new range with adjacent ranges.
         while let Some((start, stop)) = stray_ranges
             .range(..=to)
             .next_back()
@@ -293,8 +297,8 @@ impl Collector {
         stray_ranges.insert(from, to);
     }
 
-    /// Returns the segments with their blocks. Every block is in a segment, even if the rows contradict each
-    /// other.
+    /// Returns the segments with their blocks. All returned blocks are inside a segment and do not overlap,
+    /// even if the rows contradict each other.
     pub(super) fn segments(&mut self, replay: &Replay) -> Vec<SnapshotSegment> {
         let mut active: BTreeMap<i32, Vec<ActiveBlock>> = BTreeMap::new();
         for block in
@@ -344,7 +348,7 @@ impl Collector {
 }
 
 impl ActiveBlock {
-    /// Returns the requested size, or the block's size if it is unknown.
+    /// Returns the requested size, or the block's size if the requested size is unknown.
     pub(super) fn requested_or_size(&self) -> i64 {
         if self.requested < 0 { self.bytes } else { self.requested.min(self.bytes) }
     }

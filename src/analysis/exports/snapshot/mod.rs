@@ -1,8 +1,9 @@
-//! `snapshot`: the file of `torch.cuda.memory._dump_snapshot()`, for PyTorch's memory_viz.
+//! The export `snapshot`: the file of `torch.cuda.memory._dump_snapshot()`, for PyTorch's memory_viz.
 //!
-//! The segments and blocks show the state at the end of the window; the trace entries show the events before
-//! it. Op, module, phase and step replace the frames of a call stack. Entries have PyTorch's names and sizes:
-//! the requested size for blocks, the rounded size for an OOM.
+//! The segments and blocks show the state at the end of the window. The trace entries show the events before
+//! it. The frames of an entry are its op, its Python lines if the trace has them, its module, phase and step.
+//! Entries have PyTorch's names and sizes, which are the requested size for blocks and the rounded size for
+//! an OOM.
 
 mod collector;
 mod writer;
@@ -26,7 +27,7 @@ use crate::state::stacks::Stacks;
 use collector::Collector;
 use writer::Writer;
 
-/// `--to snapshot`.
+/// The export `--to snapshot`.
 pub(super) struct Snapshot;
 
 /// The columns that the snapshot needs in addition to the columns of the replay.
@@ -74,7 +75,7 @@ impl Export for Snapshot {
         let stacks = Stacks::read(trace);
         let columns = if stacks.has_lines() { COLUMNS.and(Columns::of(&["stack_id"])) } else { COLUMNS };
         let window = job.options.window;
-        // The snapshot shows the end of the window.
+        // The snapshot shows the state at the end of the window.
         let stop = |row: &Record, _: &Replay| {
             row.ts_ns > window.to_ns || row.event != EventName::End && row.step > window.to_step
         };
@@ -126,7 +127,7 @@ impl Export for Snapshot {
     }
 }
 
-/// Returns the error of a [`Pickle`] on an [`Out`], which reports its failures only when closed.
+/// Converts the error of a [`Pickle`] on an [`Out`]. `Out` returns its own failures only when it is closed.
 fn io_error(source: io::Error) -> crate::Error {
     memtrace_trace::Error::Io { path: "snapshot".into(), source }.into()
 }

@@ -23,7 +23,7 @@ pub(super) struct Writer<'a> {
     pub(super) categories: FxHashMap<i64, Category>,
     /// The memoized frames of each owner.
     pub(super) frames: FxHashMap<FrameOwner, Memo>,
-    /// The memoized lines of Python, which many stacks share.
+    /// The memoized Python lines, which many stacks share.
     pub(super) lines: FxHashMap<(&'a str, i64, &'a str), Memo>,
 }
 
@@ -196,8 +196,8 @@ impl Writer<'_> {
         self.pickle.close(dict)
     }
 
-    /// Writes the final entry `snapshot`, as PyTorch does. If other entries have a category, this one has one
-    /// too, because the viewer fails without it.
+    /// Writes the final entry `snapshot`, as PyTorch does. The entry has a category, because the viewer fails
+    /// if only some entries have one.
     fn last_entry(&mut self, time_us: i64) -> io::Result<()> {
         let mut dict = self.pickle.dict()?;
         self.pickle.key(&mut dict, "action")?;
@@ -214,8 +214,7 @@ impl Writer<'_> {
         self.pickle.close(dict)
     }
 
-    /// Writes the owner as frames, the innermost first: op, lines of Python, levels of the module, phase,
-    /// step.
+    /// Writes the owner as frames, the innermost first: op, Python lines, levels of the module, phase, step.
     fn frames(&mut self, owner: FrameOwner) -> io::Result<()> {
         if let Some(memo) = self.frames.get(&owner) {
             return self.pickle.recall(*memo);
@@ -278,5 +277,5 @@ impl Writer<'_> {
 /// The maximum number of levels of a module path that become frames.
 const MOST_FRAMES: usize = 100;
 
-/// The category of memory_viz for blocks without one.
+/// The category in memory_viz for blocks without a category.
 const UNKNOWN: &str = "unknown";

@@ -1,12 +1,12 @@
-// The switch that shows the predicted curve under an advice.
+// Lets the reader choose an advised change, and draws the predicted curve of the run with this change.
 
 const ADVICE = { light: "#007A59", dark: "#2FD3A5" };
 const adviceColour = () => (isDark() ? ADVICE.dark : ADVICE.light);
 
-/** The advice whose curve is shown; null for none. */
+/** Returns the advice whose curve is shown, or null if no advice is chosen. */
 const chosenAdvice = (t) => t.advices[state.advice] ?? null;
 
-/** The time bucket of a moment in the curve of an advice. */
+/** Returns the index of a moment's time bucket in the curve of an advice. */
 const adviceBucket = (t, advice, ts) =>
   Math.max(0, Math.min(advice.high.length - 1, Math.floor(t.bucket(ts) / t.advice_each)));
 
@@ -15,7 +15,7 @@ function showAdvice(place) {
   draw("curve", "advice");
 }
 
-/** The highest total of an advice in each pixel column. */
+/** Returns the highest value of the curve of an advice in each pixel column. */
 function adviceColumns(t, advice, pixels) {
   const high = new Float64Array(pixels),
     scale = (state.to - state.from) / pixels;
@@ -29,7 +29,7 @@ function adviceColumns(t, advice, pixels) {
   return high;
 }
 
-/** The curve under the chosen advice, over the measured one, and its peak. */
+/** Draws the curve of the chosen advice on top of the measured curve, and marks its peak. */
 function paintAdvice(c, t, y, width, colours) {
   const advice = chosenAdvice(t);
   if (!advice) return;
@@ -40,7 +40,7 @@ function paintAdvice(c, t, y, width, colours) {
     else line.moveTo(PLOT.left, y(value));
     line.lineTo(PLOT.left + x + 1, y(value));
   });
-  // A seam in the colour of the ground keeps it apart from what it crosses.
+  // A wider line in the background color separates the curve from the lines that it crosses.
   for (const [colour, wide] of [
     [colours.panel, 4],
     [adviceColour(), 2],
@@ -76,7 +76,7 @@ painters.advice = () => {
   const t = track(),
     box = $("advice"),
     text = $("advice-text");
-  // A run without PyTorch's allocator has no advice, and no reason to say so.
+  // A run without PyTorch's allocator has neither advice nor a reason for its absence.
   box.hidden = !t.raw.advice && !t.no_advice_because;
   $("advices").hidden = !t.advices.length;
   text.replaceChildren();

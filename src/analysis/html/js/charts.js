@@ -1,6 +1,6 @@
-// The frame and axes of the small charts.
+// Draws the frame and the axes of the small charts.
 
-/** Draws the axes of a chart and returns its scales. `xs`: marks of the x axis, `{at, text}` in [0, 1]. */
+/** Draws the axes of a chart. Returns its scales. A mark of `xs` has a text and `at`, in [0, 1]. */
 function chart(id, height, most, unitOf, xs, xTitle, yTitle) {
   const colours = ink(),
     { c, width, it } = canvas(id, height);
@@ -42,7 +42,7 @@ function chart(id, height, most, unitOf, xs, xTitle, yTitle) {
   return { c, x, y, left, right: width - right, bottom, top, colours, it };
 }
 
-/** Marks of an axis of counts. */
+/** Returns the marks of an axis of counts. */
 function countTicks(most, ticks) {
   const step = Math.max(1, roundStep(most / ticks)),
     marks = [];

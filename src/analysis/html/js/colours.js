@@ -1,5 +1,5 @@
-// Colours for colour-blind readers, after Okabe and Ito, for light and dark themes. The pink is paler than
-// theirs, so that its lightness differs from the green on which it is stacked.
+// Defines colors that color-blind readers can distinguish, after Okabe and Ito, for light and dark themes.
+// The pink is paler than theirs, so that its lightness differs from the green on which it is stacked.
 
 const CATEGORY = {
   parameter: "#0072B2",
@@ -39,14 +39,14 @@ const LINES = { allocated: "#0072B2", reserved: "#D55E00" };
 
 const categoryColour = (name) => CATEGORY[name.replace(" *", "")] ?? "#9AA0A6";
 const moduleColour = (place, name) => (name === "(other)" ? "#9AA0A6" : MODULES[place % 12]);
-/** The same lines in the dark theme: bright enough for thin lines. */
+/** The colors of LINES in the dark theme, which are bright enough for thin lines. */
 const DARK_LINES = { allocated: "#56A9E8", reserved: "#F0884A" };
 
 const lineColour = (name) => (isDark() ? DARK_LINES : LINES)[name] ?? (isUsed(name) ? "#8A6D9B" : "#8F8B66");
 
 const OTHER_PHASES = ["#8F8B66", "#4B6A9B", "#C8B400", "#6FBF9F", "#A65B83"];
 
-/** Colours of phases; the three of training are fixed. */
+/** Returns the color of a phase. Common phases have fixed colors; other colors follow from the name. */
 function phaseColour(name) {
   const known = {
     forward: "#56B4E9",
@@ -65,7 +65,7 @@ function phaseColour(name) {
   return OTHER_PHASES[hash % OTHER_PHASES.length];
 }
 
-/** The colours of the page, from the style sheet in the current theme. */
+/** Returns the colors of the page in the current theme, from the style sheet. */
 function ink() {
   const style = getComputedStyle(document.documentElement);
   const get = (name) => style.getPropertyValue(name).trim();
@@ -80,13 +80,13 @@ function ink() {
   };
 }
 
-/** `colour` with the given opacity. */
+/** Returns `colour` with the given opacity. */
 function faded(colour, opacity) {
   const n = parseInt(colour.slice(1), 16);
   return `rgba(${n >> 16},${(n >> 8) & 255},${n & 255},${opacity})`;
 }
 
-/** Black or white, whichever has more contrast on `colour`. */
+/** Returns a dark or a light text color, whichever has more contrast on `colour`. */
 function readable(colour) {
   const n = parseInt(colour.slice(1), 16);
   const light =

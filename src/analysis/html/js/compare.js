@@ -1,6 +1,6 @@
 // Compares two runs: their curves in one chart, and the changes from peak to peak.
 
-/** The devices with the highest peak of both runs; an entry is null when its run used no GPU memory. */
+/** Returns the device with the highest peak of each run; null if the run is missing or used no GPU memory. */
 function comparedTracks() {
   if (page.about.runs.length !== 2) return [null, null];
   return [0, 1].map((run) =>
@@ -15,7 +15,7 @@ painters.compare = () => {
   $("compare").hidden = !two;
   if (!two) return;
   const [a, b] = comparedTracks();
-  // The difference is the answer of this page, so it comes before the details of one run.
+  // A reader of this page wants the difference, so it comes before the details of one run.
   if ($("compare").previousElementSibling !== $("badges")) $("badges").after($("compare"));
   const it = $("compare-body");
   it.replaceChildren();
@@ -50,7 +50,7 @@ painters.compare = () => {
   drawn.id = "both";
   drawn.setAttribute("role", "img");
   it.append(drawn);
-  // Each curve starts where its page would open, because the time before the first step varies.
+  // Each curve starts at the view in which its run would open, because the time before the first step varies.
   const longest = Math.max(...[a, b].map(({ home }) => home[1] - home[0])),
     ticks = timeTicks(0, longest, 7);
   const most = Math.max(a.peak.bytes, b.peak.bytes) * 1.06;
@@ -82,7 +82,7 @@ painters.compare = () => {
   for (const key of ["category", "module"]) pair.append(differences(a, b, key));
 };
 
-/** Each owner at both peaks, the largest change first. */
+/** Returns the owners by `key` with their bytes at both peaks, the largest change first. */
 function changesBetween(a, b, key) {
   const all = new Map();
   for (const [place, t] of [a, b].entries()) {
@@ -97,7 +97,7 @@ function changesBetween(a, b, key) {
     .sort((a, b) => Math.abs(b.by) - Math.abs(a.by));
 }
 
-/** A table of these changes. */
+/** Returns a table of the changes from run A to run B. */
 function differences(a, b, key) {
   const rows = changesBetween(a, b, key);
   const most = Math.max(1, ...rows.map((row) => Math.abs(row.by)));

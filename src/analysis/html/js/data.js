@@ -1,12 +1,12 @@
 // Decodes the data of the page: a deflated stream of JSON and columns, in base64.
 
-/** The element with this id. */
+/** Returns the element with this id. */
 const $ = (id) => document.getElementById(id);
 
-/** Returns true if a line is that of all memory in use. Without samples of the device it has the second name. */
+/** Returns true if a line shows all memory in use. It has the second name if the device was not sampled. */
 const isUsed = (name) => name === "device used" || name === "torch and libraries";
 
-/** Inflates the data; returns the JSON and a function that decodes a column. */
+/** Inflates the data. Returns the JSON and a function that decodes a column. */
 async function load() {
   if (typeof DecompressionStream === "undefined") {
     throw new Error(
@@ -25,7 +25,7 @@ async function load() {
   return { about, column: (place) => column(columns, place) };
 }
 
-/** Decodes a column: zigzag differences, seven bits per byte, times their common divisor. */
+/** Decodes a column: differences divided by `unit`, as zigzag values with seven bits per byte. */
 function column(bytes, [start, count, unit]) {
   const numbers = new Float64Array(count);
   let at = start,
@@ -72,7 +72,7 @@ class Track {
     );
   }
 
-  /** The line of the metric of this track. */
+  /** The line of this track's metric: allocated memory, or all memory in use. */
   get total() {
     return this.metric === "allocated"
       ? this.lines[0]
@@ -92,7 +92,7 @@ class Track {
     });
   }
 
-  /** The changes that lower the peak most, with the highest totals of their curves. */
+  /** The changes that lower the peak most, each with the predicted maximum of each time bucket. */
   get advices() {
     return this.once("advices", () =>
       (this.raw.advice ?? []).map((advice) => ({ ...advice, high: this.data.column(advice.high) })),
@@ -107,7 +107,7 @@ class Track {
     return this.once("steps", () => this.table(this.raw.steps));
   }
 
-  /** The memory in use after each step, in four parts; null with too few steps. */
+  /** The memory in use after each step, in four parts, or null if there are too few steps. */
   get growth() {
     return this.once("growth", () => {
       const { step, parts } = this.raw.growth ?? {};
@@ -146,12 +146,12 @@ class Track {
     return this.kept.get(name);
   }
 
-  /** The time bucket of a moment. */
+  /** Returns the index of a moment's time bucket. */
   bucket(ts) {
     return Math.max(0, Math.min(this.buckets - 1, Math.floor((ts - this.start_ns) / this.width_ns)));
   }
 
-  /** The last out-of-memory error; null without one. */
+  /** The last out-of-memory error, or null. */
   get oom() {
     return this.ooms[this.ooms.length - 1] ?? null;
   }
@@ -166,13 +166,13 @@ class Track {
     return (this.oom && this.at_oom) || this.at_peak;
   }
 
-  /** The view in which the page opens. It has the opening moment. */
+  /** The view in which the page opens. It contains the opening moment. */
   get home() {
     const [from, to] = this.home_ns;
     return [Math.min(from, this.opening), Math.max(to, this.opening)];
   }
 
-  /** The step and the phase at a moment. */
+  /** Returns the phase at a moment, and the index of the step, which is null between steps. */
   during(ts) {
     const phase = last(this.phases.ts, ts),
       step = last(this.steps.from, ts);
@@ -188,7 +188,7 @@ class Track {
   }
 }
 
-/** The last index in an ascending column with a value of at most `value`; -1 when there is none. */
+/** Returns the last index of an ascending column whose value is at most `value`, or -1. */
 function last(column, value) {
   let low = 0,
     high = column.length;

@@ -12,7 +12,7 @@ function bytes(value) {
   return `${value} B`;
 }
 
-/** Two decimals, rounded half to even as in the command, unlike `toFixed`. */
+/** Formats hundredths with two decimals, rounded half to even as in the command, unlike `toFixed`. */
 function hundredths(value) {
   const below = Math.floor(value),
     half = value - below === 0.5;
@@ -36,28 +36,28 @@ function duration(ns) {
 const pad = (value) => String(value).padStart(2, "0");
 const count = (value) => Math.round(value).toLocaleString("en-US");
 const percent = (share) => `${(share * 100).toFixed(1)} %`;
-/** A count with its noun in the singular or the plural. */
+/** Formats a count with its noun in the singular or the plural. */
 const counted = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
-/** A change as a share of `whole`, with its sign. */
+/** Formats a change as a percentage of `whole`, with its sign. */
 const signedPercent = (by, whole) =>
   whole ? `${by > 0 ? "+" : by < 0 ? "−" : ""}${percent(Math.abs(by) / whole)}` : "new";
 const shown = (text) => (text === "(none)" ? "–" : text);
 
-/** A moment, with enough digits to differ from its neighbours `width` ns away. */
+/** Formats a moment with enough digits to distinguish it from moments that are `width` ns away. */
 function moment(ns, width) {
   if (Math.abs(ns) >= 120e9 && width >= 1e8) return duration(ns);
   const digits = Math.max(0, Math.min(9, Math.ceil(-Math.log10(width / 1e9))));
   return `${(ns / 1e9).toFixed(digits)} s`;
 }
 
-/** A round step near `about`. */
+/** Returns a round step of at least `about`: 1, 2, 5 or 10 times a power of 10. */
 function roundStep(about) {
   const power = 10 ** Math.floor(Math.log10(about));
   const lead = about / power;
   return (lead <= 1 ? 1 : lead <= 2 ? 2 : lead <= 5 ? 5 : 10) * power;
 }
 
-/** Marks of an axis of bytes from 0 to `most`: values and texts in one unit. */
+/** Returns the marks of an axis of bytes from 0 to `most`, whose texts are in the same unit, and the unit. */
 function byteTicks(most, ticks) {
   const [name, size] = UNITS.find(([, size]) => most >= size) ?? ["B", 1];
   const step = Math.max(roundStep(most / size / ticks), size === 1 ? 1 : 0);
@@ -68,7 +68,7 @@ function byteTicks(most, ticks) {
   return { marks, unit: name };
 }
 
-/** Marks of an axis of time. */
+/** Returns the marks of an axis of time, whose texts are in the same unit, and the unit. */
 function timeTicks(from, to, ticks) {
   const span = to - from;
   const [unit, size] =
@@ -94,7 +94,7 @@ function timeTicks(from, to, ticks) {
   return { marks, unit };
 }
 
-/** A new element with a class and a text. Text of a trace never becomes markup. */
+/** Returns a new element with a class and a text. A text from a trace never becomes markup. */
 function element(tag, name, text) {
   const made = document.createElement(tag);
   if (name) made.className = name;
@@ -102,14 +102,14 @@ function element(tag, name, text) {
   return made;
 }
 
-/** A name in which lines may break behind its separators. */
+/** Returns an element with a name in which lines may break after the separators. */
 function breakable(name) {
   const made = element("span");
   for (const part of name.split(/(?<=[._:/])/)) made.append(part, element("wbr"));
   return made;
 }
 
-/** A head of a column. The head of a column of bars is for screen readers only. */
+/** Returns the head of a table column. Without a text, it heads a column of bars, for screen readers only. */
 function headCell(text, name) {
   const cell = element("th", text ? name : "bar-cell", text || undefined);
   cell.scope = "col";
@@ -124,7 +124,7 @@ function makeScrollable(box, label) {
   box.setAttribute("aria-label", label);
 }
 
-/** A word quoted for a shell. */
+/** Returns a word, quoted for a shell if needed. */
 function quoted(word) {
   return /^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`;
 }

@@ -1,7 +1,7 @@
-// The headline: the OOM or the difference of two runs first, then the peak, its place and its largest
-// categories.
+// Writes the headline (the difference of two runs; or the OOM and the peak; or the peak), the most important
+// figures, the notes and the footer.
 
-/** The parts of a sentence; those given to `strong` are emphasised. */
+/** Returns an empty sentence, and the functions that append plain and emphasized text to it. */
 function sentence(kind) {
   const it = element("span", kind);
   const part = (text) => it.append(text);
@@ -9,7 +9,7 @@ function sentence(kind) {
   return { it, part, strong };
 }
 
-/** The request that ran out of memory, and the memory in use at that moment. */
+/** Returns a sentence about the request that ran out of memory, and the memory in use at that moment. */
 function oomSentence(t) {
   const { it, part, strong } = sentence("lead"),
     { oom } = t;
@@ -35,7 +35,7 @@ function oomSentence(t) {
   return it;
 }
 
-/** The change of the peak from run A to run B. */
+/** Returns a sentence about the change of the peak from run A to run B. */
 function differenceSentence(a, b) {
   const { it, part, strong } = sentence("lead"),
     by = b.peak.bytes - a.peak.bytes;
@@ -55,7 +55,7 @@ function differenceSentence(a, b) {
   return it;
 }
 
-/** The peak, its place and the categories that hold the most of it. */
+/** Returns sentences about the peak, its step, phase and module, and the categories that hold most of it. */
 function peakSentence(t, kind) {
   const { it, part, strong } = sentence(kind),
     { peak } = t;
@@ -122,7 +122,7 @@ painters.headline = () => {
   if (run.notes.some((note) => note.startsWith("damaged:")))
     badge("damaged trace: see the notes below", "alarm");
 
-  // The categories at the opening moment, as one bar.
+  // Shows the categories at the opening moment as one bar.
   const atOom = t.atOpening === t.at_oom,
     held = t.atOpening.category,
     sum = total(held),
@@ -153,7 +153,7 @@ painters.headline = () => {
     `Live ${moment}: ${held.map(([name, size]) => `${name} ${bytes(size)}`).join(", ")}`,
   );
 
-  // The most important numbers.
+  // Shows the most important figures.
   const facts = $("facts");
   facts.replaceChildren();
   const fact = (name, value, more) => {
@@ -209,7 +209,7 @@ painters.headline = () => {
   document.title = `${t.oom ? "out of memory" : `${bytes(peak.bytes)} peak`}, ${words}`;
 };
 
-/** Why a request ran out of memory, and what to change first, as `memtrace oom` tells it. */
+/** Shows the verdict of `memtrace oom`: why a request ran out of memory, and what to change first. */
 function paintVerdict(found) {
   const box = $("verdict");
   box.hidden = !found;
@@ -221,8 +221,8 @@ function paintVerdict(found) {
   box.replaceChildren(why, list, element("p", "quiet", "The full report: memtrace oom"));
 }
 
-/** A note with a list: what earlier steps left behind, as `memtrace leaks --holders` has it, or who killed the process, as
- * `memtrace summary` has it. */
+/** Shows a note with a list: the memory that earlier steps left behind, as in `memtrace leaks --holders`, or
+ * who killed the process, as in `memtrace summary`. */
 function paintNote(id, title, lines, more) {
   const box = $(id);
   box.hidden = !lines;
@@ -235,7 +235,7 @@ function paintNote(id, title, lines, more) {
 
 const total = (groups) => groups.reduce((sum, group) => sum + group[1], 0) || 1;
 
-/** Notes on how far the page can be trusted. */
+/** Shows notes on the accuracy and completeness of the page, and commands for further questions. */
 painters.footer = () => {
   const foot = $("footer"),
     t = track(),

@@ -1,4 +1,4 @@
-// Histograms of the sizes and lifetimes of blocks.
+// Draws histograms of the sizes and lifetimes of blocks.
 
 painters.histograms = () => {
   const t = track();

@@ -1,4 +1,5 @@
-// Host memory over time, below the curve of a GPU: the kernel's samples, with the same time, phases and steps.
+// Draws host memory over time, from samples of the kernel's counts, below the curve of a GPU. Both curves
+// have the same time axis, phases and steps.
 
 const HOST_HEIGHT = 238;
 const HOST_PARTS = [
@@ -9,18 +10,18 @@ const HOST_PARTS = [
 const CHILDREN = { light: "#D55E00", dark: "#F0884A" };
 const childrenColour = () => (isDark() ? CHILDREN.dark : CHILDREN.light);
 
-/** The highest known value of a column; -1 if none is known. */
+/** Returns the highest known value of a column, or -1 if no value is known. */
 const highest = (values) => values.reduce((a, b) => Math.max(a, b), -1);
 
-/** A value of a sample in words. */
+/** Formats a value of a sample. */
 const knownBytes = (value) => (value < 0 ? "unknown" : bytes(value));
 
-/** The values of the samples; null without samples. */
+/** Returns the columns of the samples, or null if there are no samples. */
 function hostOf(t) {
   return t.once("host", () => {
     if (!t.host_memory) return null;
     const host = t.table(t.host_memory);
-    // With the child processes, where both are known.
+    // Resident memory including child processes; -1 if it is unknown or there are no children.
     host.whole = host.resident.map((value, i) =>
       value < 0 || host.children[i] <= 0 ? -1 : value + host.children[i],
     );
@@ -28,7 +29,7 @@ function hostOf(t) {
   });
 }
 
-/** Draws the samples in view. Between two samples the earlier one holds. */
+/** Draws the samples in view. Between two samples, the values of the earlier one are drawn. */
 function paintHost(t, colours) {
   const host = hostOf(t);
   $("host-memory").hidden = !host;
@@ -54,7 +55,7 @@ function paintHost(t, colours) {
   c.rect(PLOT.left, 0, plotWidth(width), HOST_HEIGHT);
   c.clip();
   const x = (i) => Math.max(-1e4, Math.min(1e5, toX(host.ts[i], width)));
-  // The last sample holds to the end of the trace.
+  // The values of the last sample are drawn to the end of the trace.
   const right = (i) => (i + 1 < host.length ? x(i + 1) : toX(t.end_ns, width));
   const base = new Float64Array(host.length).fill(0);
   for (const [name, , colour] of HOST_PARTS) {
@@ -75,7 +76,7 @@ function paintHost(t, colours) {
     c.beginPath();
     let drawn = false;
     for (let i = from; i <= end; i++) {
-      // A value that is unknown leaves a gap.
+      // An unknown value leaves a gap in the line.
       if (values[i] < 0) {
         drawn = false;
         continue;

@@ -1,4 +1,4 @@
-// Input: mouse, wheel, touch and keys.
+// Handles input from the mouse, the wheel, touch and the keyboard.
 
 /** Zooms by `factor` around a moment. */
 function zoom(factor, around) {
@@ -7,7 +7,7 @@ function zoom(factor, around) {
   setView(around - span * share, around - span * share + span);
 }
 
-/** Centres the view on a moment, zoomed in enough to separate it from its neighbours, and pins it. */
+/** Centers the view on a moment, zooms in far enough to separate it from other moments, and pins it. */
 function jump(ts) {
   const t = track(),
     all = t.end_ns - t.start_ns;
@@ -30,7 +30,8 @@ function setMode(mode) {
   draw("curve", "legend", "choices");
 }
 
-/** The moment of a click at `x`: the highest in its pixel column. */
+/** Returns the moment that a click at `x` pins: a close peak or OOM, or else the
+ * highest in its pixel column. */
 function momentAt(t, x, width) {
   const from = toTs(x - 0.5, width),
     to = toTs(x + 0.5, width);
@@ -46,7 +47,7 @@ function momentAt(t, x, width) {
 /** The range being selected with Shift, in pixels. */
 let selected = null;
 
-/** The moments of the two curves: a click pins one, and the mouse shows its values. */
+/** Lets the mouse pin a moment and show its values on both curves, and move the view in the overview. */
 function listenToCurves() {
   listenToCurve("curve", "tip", hover);
   listenToCurve("host-curve", "host-tip", hoverHost);
@@ -217,7 +218,7 @@ function hover(event) {
   placeTip(tip, x, event.offsetY, width, PLOT.height);
 }
 
-/** Places a tip beside the mouse, inside a curve of this width and height. */
+/** Places a tip next to the mouse, inside a curve of this width and height. */
 function placeTip(tip, x, y, width, height) {
   const left = x + 18 + tip.offsetWidth > width ? x - tip.offsetWidth - 18 : x + 18;
   const top = Math.min(height - tip.offsetHeight - 60, Math.max(10, y - 20));
@@ -286,7 +287,8 @@ function search(text) {
 }
 
 function isDark() {
-  // Printing is always light, so the theme of the document counts, not the chosen one.
+  // Reads the theme of the document, not the chosen theme, because a page is always
+  // printed in the light theme.
   const { theme } = document.documentElement.dataset;
   return theme ? theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
 }

@@ -1,4 +1,4 @@
-// The live blocks at the pinned moment: an icicle and a table.
+// Shows the live blocks at the pinned moment as an icicle chart and as a table.
 
 const TABLES = ["module", "category", "op", "phase", "step", "block"];
 const TREES = {
@@ -16,7 +16,7 @@ function blockWords(t, i) {
   return [strings[b.module[i]], strings[b.op[i]], strings[b.phase[i]], categories[b.category[i]]];
 }
 
-/** The path of a module with `*` for the numbers of repeated layers, as `memtrace peak` has it. */
+/** Returns the path of a module with `*` for the numbers of repeated layers, as in `memtrace peak`. */
 function joined(t, path) {
   const levels = new Set(t.layers);
   let whole = "";
@@ -27,7 +27,7 @@ function joined(t, path) {
   return whole;
 }
 
-/** The listed blocks that are live at a moment, and the bytes of all others. */
+/** Returns the listed blocks that are live at a moment, and the bytes of live blocks that are not listed. */
 function liveAt(t, ts) {
   const b = t.blocks,
     { strings, categories } = page.about,
@@ -58,7 +58,8 @@ function liveAt(t, ts) {
     });
   }
   const total = valueAt(t, t.total, ts);
-  // Between two rows of one time bucket, the maximum of the bucket can exceed the live bytes.
+  // If all blocks are listed, their sum counts, because the maximum of a time bucket
+  // can exceed the live bytes.
   const whole = t.blocks.length >= t.allocations;
   return {
     live,
@@ -69,7 +70,7 @@ function liveAt(t, ts) {
   };
 }
 
-/** The live blocks at a moment by group. At the peak and the OOM the groups count every block. */
+/** Returns the live blocks at a moment by group. At the peak and the last OOM, unlisted blocks count, too. */
 function groupsAt(t, ts, at, by) {
   const known =
     ts === t.peak.ts_ns
@@ -88,7 +89,7 @@ function groupsAt(t, ts, at, by) {
     groups.set(name, group);
   }
   if (by === "category" && at.rest) {
-    // The curve by category counts every block.
+    // The curve by category includes the blocks that the page does not list.
     const stack = t.stack("category"),
       place = Math.max(0, Math.min(stack.sum.length - 1, Math.floor((ts - t.start_ns) / stack.width_ns)));
     return stack.bands
@@ -209,11 +210,11 @@ function paintIcicle(at) {
       if (w < 1) break;
       const way = [...names, child.name];
       const full = way.join(" › ");
-      // Colours are categories; a level with several is grey.
+      // A cell with blocks of one category has the color of the category. Other cells are gray.
       const colour = child.mix.size === 1 ? categoryColour([...child.mix.keys()][0]) : null;
       const box = element("button", "cell" + (child.found || !state.search ? "" : " dim"));
       box.type = "button";
-      // Tab stops once; the arrow keys move inside.
+      // The Tab key stops at the first cell only; the arrow keys move between cells.
       box.tabIndex = cells.length ? -1 : 0;
       cells.push({ box, x, w, level });
       // Padding would make a narrow cell overlap its neighbours.
@@ -257,7 +258,7 @@ function paintIcicle(at) {
   );
 }
 
-/** The cell in the direction of an arrow key; `null` at an edge, `undefined` for other keys. */
+/** Returns the next cell in the direction of an arrow key; `null` at an edge, `undefined` for other keys. */
 function neighbour(cells, from, key) {
   const level = { ArrowLeft: 0, ArrowRight: 0, ArrowUp: -1, ArrowDown: 1 }[key];
   if (level === undefined) return undefined;

@@ -92,7 +92,7 @@ async function main() {
   drawAll();
 }
 
-/** For tests and debugging; `memtrace.frames` are the drawing times in ms. */
+/** Gives tests and debuggers access to the page. `memtrace.frames` has the drawing times in ms. */
 globalThis.memtrace = {
   state,
   frames,

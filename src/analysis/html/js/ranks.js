@@ -1,4 +1,4 @@
-// A line for each rank and device, on one scale.
+// Draws a small curve for each rank and device, all on one scale.
 
 painters.ranks = () => {
   const own = tracks.filter((t) => t.run === 0),

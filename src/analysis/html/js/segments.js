@@ -1,6 +1,6 @@
-// The segments of the allocator at the pinned moment, as one tape, with their blocks.
+// Draws the allocator's segments at the pinned moment with their blocks, as one tape.
 
-/** The segments at a moment, by address. */
+/** Returns the segments at a moment by address. Adjacent expandable pieces are one segment. */
 function segmentsAt(t, ts) {
   const rows = t.segmentRows,
     pieces = new Map();
@@ -52,7 +52,7 @@ painters.segments = () => {
   tape = [];
   const width = $("segment-map").clientWidth || 600;
   const rows = Math.max(1, Math.min(16, segments.length, Math.ceil(reserved / 2 ** 21)));
-  // The gaps between segments take space too.
+  // Each segment is followed by a gap of 3 pixels.
   const scale = (width * rows - segments.length * 3) / Math.max(1, reserved);
   let place = 0,
     next = 0;

@@ -1,4 +1,4 @@
-// The state of the view, stored in the address, and the scheduling of drawing.
+// Keeps the state of the view, which is also stored in the page's address, and schedules drawing.
 
 const state = {
   track: 0,
@@ -6,7 +6,7 @@ const state = {
   to: 1,
   at: null,
   mode: "lines",
-  advice: -1, // the place of the advice whose curve is shown; -1 for none
+  advice: -1, // the index of the advice whose curve is shown, or -1
   search: "",
   by: "module",
   tree: "module",
@@ -21,7 +21,7 @@ let tracks = [];
 
 const track = () => tracks[state.track];
 
-/** Writes the state to the address: `#at=1819...&view=from:to`, times in ns. */
+/** Writes the state to the address, such as `#at=1819...&view=from:to`, with times in ns. */
 function writeHash() {
   const t = track();
   const params = new URLSearchParams();
@@ -36,14 +36,14 @@ function writeHash() {
   if (state.tree !== "module") params.set("tree", state.tree);
   if (state.sort !== "bytes" || !state.down) params.set("sort", (state.down ? "" : "-") + state.sort);
   if (state.theme) params.set("theme", state.theme);
-  // A frame in a notebook has no address of its own.
+  // In a notebook, the page is in a frame, which has no address of its own.
   if (location.protocol === "about:") return;
   const hash = "#" + params;
   if (hash !== location.hash && !(hash === "#" && !location.hash))
     history.replaceState(null, "", hash === "#" ? location.pathname + location.search : hash);
 }
 
-/** Reads the state from the address; invalid values are ignored. */
+/** Reads the state from the address. Invalid values are ignored. */
 function readHash() {
   const params = new URLSearchParams(location.hash.slice(1));
   const number = (text) =>
@@ -69,7 +69,7 @@ function readHash() {
   state.theme = one("theme", ["light", "dark"], "");
 }
 
-/** The index of the track with the highest peak of the first run. */
+/** Returns the index of the first run's track with the highest peak. */
 function firstTrack() {
   let best = 0;
   tracks.forEach((t, i) => {
@@ -78,7 +78,7 @@ function firstTrack() {
   return best;
 }
 
-/** Limits a view to the trace, and to at least a few ns. */
+/** Returns a view that is inside the trace and has at least a few ns. */
 function clampView(from, to) {
   const t = track();
   const span = Math.max(Math.min(to - from, t.end_ns - t.start_ns), Math.min(16, t.end_ns - t.start_ns));
@@ -130,7 +130,7 @@ function drawAll() {
   draw(...Object.keys(painters));
 }
 
-/** Clears a canvas and sizes it to `height` CSS pixels at the resolution of the screen. */
+/** Clears a canvas, sizes it to `height` CSS pixels at the screen's resolution, and returns its context. */
 function canvas(id, height) {
   const it = $(id),
     ratio = window.devicePixelRatio || 1,

@@ -1,6 +1,6 @@
-// Compares steps: their curves in one chart, and the peak of each.
+// Compares steps: draws their curves in one chart, the peak of each, and the memory in use after each.
 
-/** The most curves in the chart. */
+/** The maximum number of evenly spaced steps in the chart. The highest and the pinned step are added. */
 const OVERLAID = 40;
 
 painters.steps = () => {
@@ -125,7 +125,7 @@ function paintStepPeaks(t, highest, pinned) {
 /** The colours of the parts of the memory in use: kept, larger steps, cached, outside PyTorch. */
 const PARTS = ["#0072B2", "#E69F00", "#56B4E9", "#999999"];
 
-/** The memory in use after each step, as areas on top of each other; what nvidia-smi shows is their sum. */
+/** Draws the memory in use after each step as stacked areas. nvidia-smi shows their sum. */
 function paintGrowth(t) {
   const growth = t.growth;
   $("growth-figure").hidden = !growth;
@@ -150,7 +150,7 @@ function paintGrowth(t) {
     c.fill();
     for (let i = 0; i < n; i++) below[i] += part[i];
   });
-  // The legend is above the areas, in one line that wraps as the page does.
+  // The legend is a text above the chart, which wraps with the page.
   const legend = growth.parts.map(({ name, bytes: part }, order) => {
     const more = part[n - 1] - part[Math.min(1, n - 1)];
     const entry = document.createElement("span");

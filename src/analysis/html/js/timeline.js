@@ -1,5 +1,5 @@
-// The curve: totals or stacked owners, with phases and steps below, pins above, and an overview of the whole
-// run.
+// Draws the curve of totals or of stacked owners, with phases and steps below it, pins above it, and an
+// overview of the whole run.
 
 const PLOT = { left: 62, right: 14, top: 22, bottom: 58, height: 360 };
 const BAND = 9,
@@ -9,7 +9,7 @@ const plotWidth = (width) => width - PLOT.left - PLOT.right;
 const toX = (ts, width) => PLOT.left + ((ts - state.from) / (state.to - state.from)) * plotWidth(width);
 const toTs = (x, width) => state.from + ((x - PLOT.left) / plotWidth(width)) * (state.to - state.from);
 
-/** Lowest and highest value of each pixel column of a view. */
+/** Returns the lowest and the highest value of a line in each pixel column of a view. */
 function columnsOf(t, line, from, to, pixels) {
   const low = new Float64Array(pixels),
     high = new Float64Array(pixels);
@@ -29,14 +29,15 @@ function columnsOf(t, line, from, to, pixels) {
   return { low, high };
 }
 
-/** The detailed rows, when the view is finer than the time buckets and inside the detail. */
+/** Returns the detailed rows of a view that is finer than the time buckets; null if the
+ * detail lacks the view. */
 function detailOf(t, from, to, pixels) {
   const { ts } = t.detail;
   if (!ts.length || (to - from) / pixels > t.width_ns * 2 || from < ts[0] || to > ts[ts.length - 1])
     return null;
   const first = Math.max(0, last(ts, from)),
     end = Math.min(ts.length - 1, last(ts, to) + 1);
-  // The peak and the OOM may be far apart, with no detail between them.
+  // The detail covers the peak and the OOM, which may be far apart with no detail between them.
   for (let i = first; i < end; i++) if (ts[i + 1] - ts[i] > t.width_ns * 64) return null;
   return { first, end };
 }
@@ -119,7 +120,7 @@ painters.curve = () => {
 
 const hiddenLines = new Set();
 
-/** Hides the line of the device at first where it is so much higher than the others that they would be flat. */
+/** At first, hides the line of the device if it is so high that the other lines would look flat. */
 function hideTallLines(t) {
   hiddenLines.clear();
   const most = (line) => line.high.reduce((a, b) => Math.max(a, b), 0);
@@ -130,14 +131,14 @@ function hideTallLines(t) {
     if (!others.includes(line) && most(line) > highest * 2) hiddenLines.add(line.name);
 }
 
-/** The left edge of a pixel column, on a pixel of the screen, so that columns meet without a seam. */
+/** Returns the left edge of a pixel column, rounded to a screen pixel so that columns meet without a seam. */
 function edge(x) {
   const ratio = window.devicePixelRatio || 1;
   return Math.round((PLOT.left + x) * ratio) / ratio;
 }
 
-/** Does a line rise and fall so often that drawing its outline is slow? Rectangles for each column look the same
- * then, and are fast. */
+/** Returns true if a line rises and falls so often that drawing its outline is slow. A rectangle for each
+ * column then looks the same, and is fast. */
 function isRough(low, high, y) {
   let travelled = 0;
   for (let x = 0; x < high.length; x++) travelled += y(low[x]) - y(high[x]);
@@ -153,7 +154,7 @@ function paintRough(c, one, y, bottom, colour, filled) {
     if (area && !filled) continue;
     c.fillStyle = style;
     for (let x = 0; x < pixels; x++) {
-      // A column extends to the end of the previous one.
+      // The rectangle of a column also covers the step from the previous column.
       const from = Math.min(y(one.high[x]), x ? y(one.low[x - 1]) : Infinity),
         to = Math.max(y(one.low[x]), x ? y(one.high[x - 1]) : -Infinity);
       const top = edge(x),
@@ -185,7 +186,7 @@ function paintLine(c, t, one, detail, name, y, bottom, colour, filled, width) {
     upper.lineTo(PLOT.left + pixels, y(before));
   } else {
     for (let x = 0; x < pixels; x++) {
-      // Draw the low of a column too.
+      // The outline also goes to the lowest value of the column.
       const at = PLOT.left + x + 0.5;
       if (x === 0) upper.moveTo(at, y(one.high[x]));
       upper.lineTo(at, y(one.low[x]));
@@ -207,7 +208,7 @@ function paintLine(c, t, one, detail, name, y, bottom, colour, filled, width) {
   c.setLineDash([]);
 }
 
-/** The composition at the highest moment of each column. */
+/** Draws the stacked owners. Each pixel column shows its highest moment. */
 function paintStack(c, t, y, bottom, pixels, line) {
   const stack = t.stack(state.mode),
     { bands, sum } = stack;
@@ -221,7 +222,7 @@ function paintStack(c, t, y, bottom, pixels, line) {
     let best = first;
     for (let i = first + 1; i <= end; i++) if (sum[i] > sum[best]) best = i;
     at[x] = best;
-    // Buckets of the stack are wider than those of the line: the stack gives the shares, the line the total.
+    // The stack has wider time buckets than the line, so only its shares are used; the line gives the total.
     shrink[x] = sum[best] > 0 ? line.high[x] / sum[best] : 0;
   }
   const base = new Float64Array(pixels).fill(bottom);
@@ -253,7 +254,7 @@ function paintStack(c, t, y, bottom, pixels, line) {
   }
 }
 
-/** The line of the listed allocations that match the search. */
+/** Draws the sum of the listed allocations that match the search, as a line. */
 function paintFound(c, t, y, width, colours) {
   const found = foundCurve(t);
   if (!found?.ts.length) return;
@@ -404,7 +405,7 @@ function paintTime(c, bottom, width, colours) {
   c.fillRect(PLOT.left, bottom, plotWidth(width), 1);
 }
 
-/** The pins of failed calls, peaks and OOMs. Where there is little room, the last get their labels first. */
+/** Returns the pins of failed calls, peaks and OOMs. The last pins get their labels first. */
 function pinsOf(t) {
   return t.once("pins", () => [
     ...t.failed.map((m) => ({
@@ -454,7 +455,8 @@ function paintPins(c, t, y, bottom, width, colours) {
     c.globalAlpha = 1;
     const text = pin.kind === "peak" ? `peak ${bytes(t.peak.bytes)}` : pin.text;
     const w = c.measureText(text).width + 12;
-    // Above its line, or else beside other labels; a retry without space gets no label.
+    // A label is above the line of its pin, or else next to another label. A pin gets no label if there is
+    // no space within 140 pixels.
     const free = (left) =>
       left >= PLOT.left &&
       left + w <= width - 2 &&
@@ -501,7 +503,7 @@ function paintPins(c, t, y, bottom, width, colours) {
 
 const OVERVIEW = 44;
 
-/** The overview of the whole run, with the view marked. It depends on the track and the size only. */
+/** The track, width, theme and screen resolution for which `overviewImage` was computed. */
 let overviewFor = "";
 let overviewImage = null;
 function paintOverview(t, colours) {
@@ -545,11 +547,11 @@ function describeCurve(t, it) {
       : `Pinned at ${moment(state.at, t.width_ns)}: ${bytes(valueAt(t, t.total, state.at))}.`);
   it.setAttribute("aria-label", text);
   clearTimeout(describeCurve.timer);
-  // Screen readers are updated when the view rests, not at every frame of a drag.
+  // The text for screen readers changes when the view stops moving, not at every frame of a drag.
   describeCurve.timer = setTimeout(() => ($("curve-text").textContent = text), 600);
 }
 
-/** The value of a line at a moment: exact in the detail, or else the maximum of the time bucket. */
+/** Returns the value of a line at a moment: exact in the detail, or else the maximum of the time bucket. */
 function valueAt(t, line, ts) {
   if (line === t.total && ts === t.peak.ts_ns) return t.peak.bytes;
   const rows = t.detail,
@@ -560,7 +562,7 @@ function valueAt(t, line, ts) {
   return line.high[t.bucket(ts)];
 }
 
-/** Offers a command for details, when the view is finer than the time buckets. */
+/** Offers a command for details if the view is finer than the time buckets and not in the detail. */
 function offerDetails(t, pixels) {
   const it = $("finer"),
     fine = (state.to - state.from) / pixels < t.width_ns && !detailOf(t, state.from, state.to, pixels);

@@ -1,4 +1,5 @@
-//! The SIMD operations of a scan: AVX-512, AVX2, or portable. All unsafe code of the crate is here.
+//! The SIMD operations of a scan, with AVX-512, with AVX2, or portable. All unsafe code of the scanner is
+//! here.
 
 use wide::{CmpEq, i8x16};
 
@@ -13,22 +14,24 @@ pub(super) struct Masks {
     pub(super) quotes: bool,
 }
 
-/// An implementation of the operations; all implementations give the same results.
+/// An implementation of the operations. All implementations return the same results.
 pub(super) trait Cpu: Copy {
-    /// Returns the masks of sixty-four bytes.
+    /// Returns the masks of 64 bytes.
     fn masks(self, bytes: &[u8; 64]) -> Masks;
 
-    /// Writes the positions of the bits of a mask, counted from `base`. Elements after them are unspecified.
+    /// Writes the positions of the bits of a mask, counted from `base`. The remaining elements are
+    /// unspecified.
     fn places(self, mask: u64, base: u32, places: &mut [u32; 64]);
 
-    /// Returns the decimal number in the last `count` (1 to 16) of sixteen bytes, or `None` if one of them is
-    /// not a digit.
+    /// Returns the decimal number in the last `count` (1 to 16) of sixteen bytes, or `None` if one of these
+    /// bytes is not a digit.
     fn digits(self, bytes: &[u8; 16], count: usize) -> Option<i64>;
 }
 
 /// Work that is compiled for each type of processor.
 pub(super) trait Work {
-    /// Does the work. Must be `#[inline(always)]`, so that it is compiled with the features of each [`Cpu`].
+    /// Does the work. An implementation must be `#[inline(always)]`, so that it is compiled with the features
+    /// of each [`Cpu`].
     fn on(self, cpu: impl Cpu);
 }
 
@@ -43,7 +46,7 @@ pub(super) fn run(work: impl Work) {
     work.on(Plain);
 }
 
-/// Portable.
+/// The portable implementation.
 #[derive(Clone, Copy)]
 pub(super) struct Plain;
 
@@ -78,10 +81,11 @@ impl Cpu for Plain {
     }
 }
 
-/// Writes the position of each bit of the mask; `first` is the position of the lowest bit.
+/// Writes the position of each bit of the mask. `first` returns the position of the lowest bit.
 #[inline(always)]
 fn one_by_one(mut mask: u64, places: &mut [u32; 64], first: impl Fn(u64) -> u32) {
-    // Twelve at a time, some of them unused: cheaper than a branch after each.
+    // Write twelve positions at a time, some of them unused, because this is cheaper than a branch after
+    // each.
     for some in places.chunks_mut(12) {
         for place in some {
             *place = first(mask);
@@ -93,7 +97,7 @@ fn one_by_one(mut mask: u64, places: &mut [u32; 64], first: impl Fn(u64) -> u32)
     }
 }
 
-/// Returns the last `count` (1 or more) of eight bytes, the others replaced by `0`.
+/// Returns the last `count` (1 to 8) of eight bytes, with the other bytes replaced by `0`.
 fn last_of(bytes: [u8; 8], count: usize) -> u64 {
     let kept = u64::MAX << (64 - 8 * count);
     u64::from_le_bytes(bytes) & kept | ZEROS & !kept
@@ -101,12 +105,12 @@ fn last_of(bytes: [u8; 8], count: usize) -> u64 {
 
 const ZEROS: u64 = u64::from_ne_bytes([b'0'; 8]);
 
-/// Parses eight digits, the first in the lowest byte: pairs, then fours, then all, each by one
-/// multiplication.
+/// Parses eight digits, the first one in the lowest byte. One multiplication each combines them into pairs,
+/// then fours, then the number.
 fn eight_digits(word: u64) -> Option<i64> {
     const HIGH: u64 = u64::from_ne_bytes([0xF0; 8]);
     const SIX: u64 = u64::from_ne_bytes([6; 8]);
-    // The upper half of a digit is 3, and stays 3 when six is added.
+    // The upper half of a digit's byte is 3, and stays 3 when six is added.
     if word & HIGH != ZEROS || word.wrapping_add(SIX) & HIGH != ZEROS {
         return None;
     }
@@ -124,7 +128,7 @@ pub(super) mod x86 {
 
     use super::{Cpu, Masks, Work, one_by_one};
 
-    /// Proof that this processor has AVX2 and the features that came with it.
+    /// Proof that this processor has AVX2 and the features that were introduced with it.
     #[derive(Clone, Copy)]
     pub(in crate::read::scan) struct Avx2(());
 
@@ -144,12 +148,13 @@ pub(super) mod x86 {
             fn compiled_for_it(cpu: Avx2, work: impl Work) {
                 work.on(cpu);
             }
-            // SAFETY: `Avx2` exists only where the processor has all features of the function.
+            // SAFETY: an `Avx2` exists only if the processor has all features of the function.
             unsafe { compiled_for_it(self, work) }
         }
     }
 
-    /// Proof that this processor has AVX-512 with VBMI2, which packs bytes by a mask.
+    /// Proof that this processor has the features of [`Avx2`], and AVX-512 with VBMI2, which packs bytes by a
+    /// mask.
     #[derive(Clone, Copy)]
     pub(in crate::read::scan) struct Avx512(Avx2);
 
@@ -169,7 +174,7 @@ pub(super) mod x86 {
             fn compiled_for_it(cpu: Avx512, work: impl Work) {
                 work.on(cpu);
             }
-            // SAFETY: `Avx512` exists only where the processor has all features of the function.
+            // SAFETY: an `Avx512` exists only if the processor has all features of the function.
             unsafe { compiled_for_it(self, work) }
         }
     }
@@ -188,7 +193,7 @@ pub(super) mod x86 {
     impl Cpu for Avx512 {
         #[inline(always)]
         fn masks(self, bytes: &[u8; 64]) -> Masks {
-            // SAFETY: `Avx512` proves the features; the reference covers 64 bytes, and the load needs no
+            // SAFETY: `Avx512` proves the features. The reference covers 64 bytes, and the load needs no
             // alignment.
             unsafe {
                 let bytes = _mm512_loadu_si512(bytes.as_ptr().cast());
@@ -200,7 +205,7 @@ pub(super) mod x86 {
 
         #[inline(always)]
         fn places(self, mask: u64, base: u32, places: &mut [u32; 64]) {
-            // SAFETY: `Avx512` proves the features; the references cover 64 bytes and four times sixteen
+            // SAFETY: `Avx512` proves the features. The references cover 64 bytes and four times sixteen
             // elements, and loads and stores need no alignment.
             unsafe {
                 let count = _mm512_loadu_si512(COUNT.as_ptr().cast());
@@ -225,7 +230,8 @@ pub(super) mod x86 {
         }
     }
 
-    /// Sixteen zeros, then sixteen `0xFF`: a 16-byte window into it masks the last `count` bytes.
+    /// Sixteen zeros, then sixteen `0xFF`. The 16-byte window at index `count` is a mask of the last `count`
+    /// bytes.
     static KEPT: [u8; 32] = {
         let mut kept = [0; 32];
         let mut at = 16;
@@ -240,7 +246,7 @@ pub(super) mod x86 {
         #[inline(always)]
         fn masks(self, bytes: &[u8; 64]) -> Masks {
             let from = bytes.as_ptr().cast::<__m256i>();
-            // SAFETY: `Avx2` proves the features; the reference covers both halves of 64 bytes, and the loads
+            // SAFETY: `Avx2` proves the features. The reference covers both halves of 64 bytes, and the loads
             // need no alignment.
             unsafe {
                 let (low, high) = (_mm256_loadu_si256(from), _mm256_loadu_si256(from.add(1)));
@@ -261,8 +267,8 @@ pub(super) mod x86 {
         fn places(self, mask: u64, base: u32, places: &mut [u32; 64]) {
             one_by_one(mask, places, |bits| {
                 let mut first = base + bits.trailing_zeros();
-                // SAFETY: the text contains no instruction. It keeps the compiler from gathering several
-                // positions in a vector, which takes longer than finding them.
+                // SAFETY: the text contains no instruction. This keeps the compiler from gathering several
+                // positions in a vector, which takes longer than finding the positions.
                 unsafe {
                     asm!("/* {0:e} */", inout(reg) first, options(pure, nomem, nostack, preserves_flags));
                 }
@@ -273,7 +279,7 @@ pub(super) mod x86 {
         #[inline(always)]
         fn digits(self, bytes: &[u8; 16], count: usize) -> Option<i64> {
             let kept: &[u8; 16] = KEPT.get(count..)?.first_chunk()?;
-            // SAFETY: `Avx2` proves the features; both references cover sixteen bytes, and the loads need no
+            // SAFETY: `Avx2` proves the features. Both references cover sixteen bytes, and the loads need no
             // alignment.
             unsafe {
                 let kept = _mm_loadu_si128(kept.as_ptr().cast());
@@ -283,7 +289,7 @@ pub(super) mod x86 {
                 if _mm_testz_si128(too_large, too_large) == 0 {
                     return None;
                 }
-                // Pairs, then fours, then eights: each number has twice the digits.
+                // Combine the digits into pairs, then fours, then eights.
                 let pairs = _mm_maddubs_epi16(digits, _mm_set1_epi16(0x010A));
                 let fours = _mm_madd_epi16(pairs, _mm_set1_epi32(0x0001_0064));
                 let eights = _mm_madd_epi16(_mm_packus_epi32(fours, fours), _mm_set1_epi32(0x0001_2710));

@@ -2,14 +2,15 @@
 
 use super::cpu::Cpu;
 
-/// The delimiters of one strip of a block, after the delimiters of an unfinished line of the strip before.
+/// The delimiters of one strip of a block, preceded by the delimiters of an unfinished line of the previous
+/// strip.
 #[derive(Default)]
 pub(super) struct Delimiters {
     /// The offset in the block of every comma and line end. Elements from `count` on are unused.
     places: Vec<u32>,
     count: usize,
-    /// For each line that ends in the strip, the index of its end in `places`. Elements from `ended` on are
-    /// unused.
+    /// For each line that ends in the strip, the index of the line's end in `places`. Elements from `ended`
+    /// on are unused.
     ends: Vec<u32>,
     ended: usize,
     /// True if there may be a quote.
@@ -28,13 +29,13 @@ impl Delimiters {
         &self.places[..self.count]
     }
 
-    /// For each line that ends in the strip, the index of its end in [`Delimiters::places`].
+    /// Returns the index in [`Delimiters::places`] of the end of each line that ends in the strip.
     #[inline(always)]
     pub(super) fn lines(&self) -> &[u32] {
         &self.ends[..self.ended]
     }
 
-    /// Drops the first `done` offsets: the lines before the `unfinished` one.
+    /// Drops the first `done` offsets, which belong to the lines before the `unfinished` one.
     #[inline(always)]
     pub(super) fn forget(&mut self, done: usize, unfinished: &[u8]) {
         self.places.copy_within(done..self.count, 0);
@@ -45,7 +46,7 @@ impl Delimiters {
     /// Adds the delimiters in `block[from..to]`, the next strip.
     #[inline(always)]
     pub(super) fn next(&mut self, cpu: impl Cpu, block: &[u8], from: usize, to: usize) {
-        // Every byte may be a delimiter, and a store writes 64 elements, so it may write past the last
+        // Every byte may be a delimiter, and each store writes 64 elements, some of them past the last
         // delimiter.
         let most = self.count + (to - from) + 2 * 64;
         if self.places.len() < most {
@@ -58,7 +59,7 @@ impl Delimiters {
         let ends = self.ends.as_mut_slice();
         let places = self.places.as_mut_slice();
         let (words, rest) = block[from..to].as_chunks::<64>();
-        // Padded with spaces, which are not delimiters.
+        // The last bytes are padded with spaces, which are not delimiters.
         let mut last = [b' '; 64];
         last[..rest.len()].copy_from_slice(rest);
         let last = (!rest.is_empty()).then_some(&last);
@@ -71,7 +72,7 @@ impl Delimiters {
                 let before = masks.delimiters & (lines & lines.wrapping_neg()).wrapping_sub(1);
                 count as u32 + before.count_ones()
             };
-            // One line ends in about every fourth word: storing always is cheaper than a branch.
+            // One line ends in about every fourth word. An unconditional store is cheaper than a branch.
             let Some(place) = ends.get_mut(ended) else { return };
             *place = end(masks.lines);
             ended += usize::from(masks.lines != 0);

@@ -1,7 +1,7 @@
 //! Parses bytes into records. Only the wanted columns are parsed.
 //!
-//! Each 64 bytes become one bit mask of commas and line ends, so an unwanted column costs one bit. Rows with
-//! quotes take a slow path through the `csv` crate.
+//! Each 64 bytes become one bit mask of commas and line ends, so an unwanted column costs only the bit of its
+//! delimiter. Rows with quotes take a slow path through the `csv` crate.
 
 use memtrace_trace::columns::{COLUMNS, MAX_BYTES, MAX_DEVICE, MAX_NUMBER, Reading, Shape, index_of};
 use memtrace_trace::text::original_text;
@@ -21,15 +21,15 @@ mod delimiters;
 mod number;
 mod owners;
 
-/// The number of bytes that are searched for delimiters before their rows are parsed: the bytes and the
+/// The number of bytes that are searched for delimiters before their rows are parsed. These bytes and their
 /// delimiters fit in a core's L1 cache.
 const STRIP: usize = 16 << 10;
 
-/// The rarely wanted columns: one test skips all of them.
+/// The rarely wanted columns. One test skips all of them.
 const RARE: Columns = Columns::of_reading(Reading::Rare);
 const ONE_DIGIT: Columns = Columns::of_shape(Shape::Digit);
 const NATURAL: Columns = Columns::of_shape(Shape::Natural).and(Columns::of_shape(Shape::Rising));
-/// These adjacent columns are looked up together; [`owners`] stores their values.
+/// The columns of an owner, which are adjacent and are looked up together. [`owners`] stores their values.
 const OWNER: Columns = {
     let owner = Columns::of_reading(Reading::Owner);
     assert!(owner.has_all(Columns::of(&owners::COLUMNS)) && Columns::of(&owners::COLUMNS).has_all(owner));
@@ -44,7 +44,7 @@ pub(crate) const MOST_FAULTS: usize = 8;
 pub(crate) struct Fault {
     /// The line in the block, counted from 0.
     pub(crate) line: u64,
-    /// The expected and the found value.
+    /// A description of the expected and the found value.
     pub(crate) what: String,
 }
 
@@ -53,30 +53,32 @@ pub(crate) struct Fault {
 pub(crate) struct Chunk {
     /// The rows, in order.
     pub(crate) records: Vec<Record>,
-    /// The number of lines, empty ones included.
+    /// The number of lines, including empty ones.
     pub(crate) lines: u64,
-    /// The first [`MOST_FAULTS`] lines that were not rows. Unless the scan is lenient, it stopped at the first.
+    /// The first [`MOST_FAULTS`] lines that were not rows. Unless the scan is lenient, it stopped at the
+    /// first such line.
     pub(crate) faults: Vec<Fault>,
     /// The number of lines that were not rows.
     pub(crate) skipped: u64,
 }
 
-/// Parses blocks. It caches the symbols of the texts it has seen, so it seldom locks the shared table.
+/// Parses blocks. A scanner caches the symbols of the texts that it has seen, so it seldom locks the shared
+/// table.
 pub(crate) struct Scanner {
     wanted: Wanted,
     width: usize,
     lenient: bool,
     symbols: SymbolTable,
     known: FxHashMap<Box<[u8]>, Symbol>,
-    /// For each column, the text of the row before: most rows repeat it.
+    /// For each column, the text of the previous row, because most rows repeat it.
     last: [(Vec<u8>, Symbol); COLUMNS.len()],
     owners: Owners,
     delimiters: Delimiters,
 }
 
 impl Scanner {
-    /// Returns a scanner for rows of `width` fields that parses the `wanted` ones. A file may lack the last
-    /// columns if it is older than they are: these keep their defaults.
+    /// Returns a scanner for rows of `width` fields that parses the `wanted` columns. A file that is older
+    /// than the last columns lacks them; these columns keep their defaults.
     pub(crate) fn new(wanted: Wanted, width: usize, lenient: bool, symbols: SymbolTable) -> Self {
         Scanner {
             wanted: wanted.within(width),
@@ -90,13 +92,13 @@ impl Scanner {
         }
     }
 
-    /// Parses `block`, which holds whole lines; the last line end may be missing. A block is smaller than 4
-    /// GiB.
+    /// Parses `block`, which must be smaller than 4 GiB and contain whole lines. The last line end may be
+    /// missing.
     pub(crate) fn scan(&mut self, block: &[u8], chunk: &mut Chunk) {
         cpu::run(Block { scanner: self, block, chunk });
     }
 
-    /// Parses one line. Returns false if the scan must stop at it.
+    /// Parses one line. Returns false if the scan must stop at this line.
     #[inline(always)]
     fn line(&mut self, cpu: impl Cpu, block: &[u8], line: &ScanLine<'_>, chunk: &mut Chunk) -> bool {
         let number = chunk.lines;
@@ -105,7 +107,7 @@ impl Scanner {
         if start == end {
             return true;
         }
-        // Parsed in place, because copying a record would copy three cache lines.
+        // Parse in place, because copying a record would copy three cache lines.
         chunk.records.push(Record::default());
         let Some(record) = chunk.records.last_mut() else { return false };
         let parsed = if line.quotes && block[start..end].contains(&b'"') {
@@ -147,7 +149,7 @@ impl Scanner {
         let field = |index| row.text(index);
         record.event = event(field(EVENT)).ok_or_else(|| bad(EVENT, "an event", field(EVENT)))?;
         let columns = self.wanted.of(record.event);
-        // The value of a column, by its type.
+        // Parses the value of a column, according to the column's type.
         macro_rules! value {
             ($index:ident text) => {
                 self.text($index, field($index))?
@@ -158,12 +160,12 @@ impl Scanner {
             ($index:ident bytes) => {
                 integer($index, MAX_BYTES, row)?
             };
-            // A `request`, an `i64` or an `i32`.
+            // The type is `request`, `i64` or `i32`.
             ($index:ident $int:ident) => {
                 integer($index, const { most_of($index) }, row)?
             };
         }
-        // Parses a column if it is wanted and its declaration has this reading.
+        // Parses a column if it is wanted and its declaration has the reading `$now`.
         macro_rules! parse {
             (common common $name:ident $type:ident) => { parse!($name $type) };
             (rare rare $name:ident $type:ident) => { parse!($name $type) };
@@ -265,8 +267,8 @@ impl Work for Block<'_> {
     }
 }
 
-/// Returns the largest absolute value that the column at `index` may have. Columns of bytes have another
-/// limit.
+/// Returns the largest absolute value that the column at `index` may have. Columns of the type `bytes` have
+/// another limit.
 const fn most_of(index: usize) -> u64 {
     if index == index_of("device") { MAX_DEVICE } else { MAX_NUMBER }
 }
@@ -274,7 +276,7 @@ const fn most_of(index: usize) -> u64 {
 /// A line of a block.
 struct ScanLine<'a> {
     start: usize,
-    /// The ends of its fields.
+    /// The ends of the line's fields.
     ends: &'a [u32],
     /// True if the line may have quotes.
     quotes: bool,
@@ -379,7 +381,7 @@ fn wrong_width(expected: usize, found: usize) -> String {
     format!("expected {expected} columns, found {found}: the line is cut off or damaged")
 }
 
-/// Returns the integer of the field at `index`, if its absolute value is at most `most`.
+/// Returns the integer of the field at `index`, or an error unless its absolute value is at most `most`.
 #[inline(always)]
 fn integer<T: TryFrom<i64>>(index: usize, most: u64, row: &impl Fields) -> Result<T, String> {
     row.int(index, most).and_then(|number| number.try_into().ok()).ok_or_else(|| no_integer(index, row))

@@ -13,7 +13,7 @@ pub(super) fn int_within(cpu: impl Cpu, block: &[u8], from: usize, to: usize, mo
     }
 }
 
-/// Like [`int_within`], for integers that are mostly not negative.
+/// Same as [`int_within`], but faster for integers that are not negative.
 #[inline(always)]
 pub(super) fn natural_within(cpu: impl Cpu, block: &[u8], from: usize, to: usize, most: u64) -> Option<i64> {
     match digits_within(cpu, block, from, to) {
@@ -22,12 +22,13 @@ pub(super) fn natural_within(cpu: impl Cpu, block: &[u8], from: usize, to: usize
     }
 }
 
-/// Returns the number `block[from..to]` if it has 1 to 16 digits. It loads the sixteen bytes that end at
+/// Returns the number `block[from..to]` if it has 1 to 16 digits. This loads the sixteen bytes that end at
 /// `to`, which may include bytes before the number, so no step depends on the number of digits.
 #[inline(always)]
 fn digits_within(cpu: impl Cpu, block: &[u8], from: usize, to: usize) -> Option<i64> {
     let digits = to - from;
-    // A first field may have too few bytes before it. More digits than sixteen are rare.
+    // A first field may have fewer than sixteen bytes before its end. Numbers of more than sixteen digits are
+    // rare.
     let sixteen = block[..to].last_chunk::<16>()?;
     if digits.wrapping_sub(1) >= 16 {
         return None;
@@ -35,7 +36,7 @@ fn digits_within(cpu: impl Cpu, block: &[u8], from: usize, to: usize) -> Option<
     cpu.digits(sixteen, digits)
 }
 
-/// Like [`int_within`], for integers that mostly have one digit.
+/// Same as [`int_within`], but faster for integers of one digit.
 #[inline(always)]
 pub(super) fn digit_within(block: &[u8], from: usize, to: usize, most: u64) -> Option<i64> {
     let digit = block.get(from).map_or(0, |digit| digit.wrapping_sub(b'0'));
@@ -49,7 +50,7 @@ pub(super) fn digit_within(block: &[u8], from: usize, to: usize, most: u64) -> O
 #[cold]
 #[inline(never)]
 pub(super) fn int(bytes: &[u8], most: u64) -> Option<i64> {
-    // Rust's parser accepts a plus sign.
+    // Rust's parser would accept a plus sign.
     let number: i64 = std::str::from_utf8(bytes).ok().filter(|text| !text.starts_with('+'))?.parse().ok()?;
     (number.unsigned_abs() <= most).then_some(number)
 }

@@ -10,7 +10,8 @@ use rustc_hash::FxHashMap;
 use crate::read::record::Record;
 use crate::read::symbols::Symbol;
 
-/// The maximum number of bytes for the owners that are kept, so that memory stays bounded for every input.
+/// The maximum number of bytes for the known owners. Above it, they are all dropped, so that memory stays
+/// bounded for every input.
 const MOST_BYTES: usize = 4 << 20;
 
 /// The columns that make an owner.
@@ -19,18 +20,18 @@ pub(super) const COLUMNS: [&str; 4] = ["op", "module", "phase", "category"];
 /// The owners that were seen.
 #[derive(Default)]
 pub(super) struct Owners {
-    /// The index of each owner in `all`, by its bytes.
+    /// The index in `all` of each owner, by the bytes of its columns.
     known: FxHashMap<Arc<[u8]>, usize>,
     all: Vec<KnownOwner>,
     bytes: usize,
-    /// The owner of the row before: many rows repeat it.
+    /// The index of the previous row's owner, because many rows repeat it.
     last: usize,
 }
 
 struct KnownOwner {
     bytes: Arc<[u8]>,
     owner: OwnerSymbols,
-    /// The owner that followed it last time: a program repeats its steps.
+    /// The index of the owner that followed this one last time, because a program repeats its steps.
     next: usize,
 }
 
@@ -43,7 +44,7 @@ struct OwnerSymbols {
 }
 
 impl Owners {
-    /// Sets the owner of the record if these bytes are known.
+    /// Sets the owner of the record if these bytes are known. Returns whether they are.
     #[inline(always)]
     pub(super) fn find(&mut self, bytes: Option<&[u8]>, record: &mut Record) -> bool {
         let Some(bytes) = bytes else { return false };
@@ -68,14 +69,14 @@ impl Owners {
         true
     }
 
-    /// Keeps the owner of the record under these bytes.
+    /// Stores the owner of the record under these bytes.
     #[cold]
     pub(super) fn add(&mut self, bytes: Option<&[u8]>, record: &Record) {
         let Some(bytes) = bytes else { return };
         if self.bytes > MOST_BYTES {
             *self = Owners::default();
         }
-        // The size of an entry in the tables, in addition to its bytes.
+        // The size of an entry in the tables without its bytes.
         const ENTRY: usize = 128;
         self.bytes += bytes.len() + ENTRY;
         let Record { op, module, phase, category, .. } = *record;
@@ -89,10 +90,10 @@ impl Owners {
     }
 }
 
-/// `a == b`, inlined: most owners are short, and a call would double the cost.
+/// Returns `a == b`. Inlined, because most owners are short and a call would double the cost.
 #[inline(always)]
 fn same(a: &[u8], b: &[u8]) -> bool {
-    // The last sixteen bytes may overlap those before them.
+    // The last sixteen bytes may overlap the preceding parts.
     let ends = (a.last_chunk::<16>(), b.last_chunk::<16>());
     let (Some(a_end), Some(b_end)) = ends else { return a == b };
     let (a_parts, b_parts) = (a.as_chunks::<16>().0, b.as_chunks::<16>().0);
@@ -119,7 +120,8 @@ mod tests {
         let mut owners = Owners::default();
         let (mut state, mut seen) = (0x9E37_79B9_u64, 0);
         for round in 0..3000 {
-            // In the same order for a while, like the steps of a training, then in any order.
+            // The first rounds repeat the owners in the same order, like training steps. The later rounds use
+            // a random order.
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             let which = if round < 1000 { round / 2 } else { (state >> 33) as usize } % Category::ALL.len();
             let category = Category::ALL[which];

@@ -25,7 +25,7 @@ fn lines(rows: &[Row<'_>]) -> Vec<u8> {
     all[header + 1..].to_vec()
 }
 
-/// A value for a column that differs from the value of every other column.
+/// Returns a value that differs from the value of every other column.
 macro_rules! distinct {
     ($name:ident text) => {
         stringify!($name)
@@ -47,7 +47,7 @@ macro_rules! distinct {
     };
 }
 
-/// A value for a column, from random numbers.
+/// Returns a random value for a column.
 macro_rules! any {
     ($random:ident text) => {
         $random.text()
@@ -72,7 +72,7 @@ macro_rules! any {
     };
 }
 
-/// The value of a record's column, in the type that a row has.
+/// Returns the value of a record's column in the type that the column has in a row.
 macro_rules! value_of {
     ($record:ident $symbols:ident $name:ident text) => {
         $symbols.get($record.$name).to_string()
@@ -107,7 +107,7 @@ macro_rules! rows {
 
 memtrace_trace::columns!(rows);
 
-/// A row in which every column has a value of its own, with quotes and with a negative number.
+/// A row with a different value in every column, including quotes and a negative number.
 const FULL: Row<'_> = Row { name: "a, \"b\" and c", delta_bytes: -15, ..DISTINCT };
 
 #[test]
@@ -186,7 +186,7 @@ fn a_scan_accepts_carriage_returns_and_a_missing_last_line_end() {
     assert_eq!(&*symbols.get(chunk.records[0].name), "n");
 }
 
-/// Every implementation that this processor can run.
+/// Every implementation that this processor can run. Without AVX2, the portable one is repeated.
 const IMPLEMENTATIONS: &[fn(Block<'_>)] = &[
     |block| block.on(cpu::Plain),
     #[cfg(target_arch = "x86_64")]
@@ -197,7 +197,7 @@ const IMPLEMENTATIONS: &[fn(Block<'_>)] = &[
     |block| cpu::run(block),
 ];
 
-/// Returns the lines of a block, parsed by the csv crate and by Rust's own number parser.
+/// Returns the expected chunk of a block: its lines, parsed by the csv crate and Rust's own number parser.
 fn judge(scanner: &mut Scanner, block: &[u8]) -> Chunk {
     let mut chunk = Chunk::default();
     let lines = block.strip_suffix(b"\n").unwrap_or(block);
@@ -239,7 +239,7 @@ impl Random {
         some[self.next(some.len())]
     }
 
-    /// Returns a number of any length, mostly one that is valid in a trace.
+    /// Returns a number of any length that is mostly valid in a trace.
     fn number(&mut self) -> i64 {
         let number = (self.0 >> (1 + self.next(63))).cast_signed();
         match self.next(20) {
@@ -299,7 +299,7 @@ fn every_processor_reads_what_the_csv_crate_reads() {
         rows += expected.records.len();
         faults += usize::from(!expected.faults.is_empty());
     }
-    // The inputs had both rows and faults.
+    // The inputs must include both rows and faults.
     assert!(rows > 5000 && faults > 250, "{rows} rows, {faults} faults");
 }
 
@@ -307,7 +307,7 @@ fn every_processor_reads_what_the_csv_crate_reads() {
 fn strips_and_lines_of_a_scan_may_end_anywhere() {
     let row = lines(&[FULL]);
     for before in [0, 1, STRIP - 300, STRIP - 64, STRIP - 1, STRIP, 3 * STRIP + 17] {
-        // A line that is not a row, of `before` bytes (up to several strips), then rows.
+        // A line of `before` bytes (up to several strips) that is not a row, then rows.
         let mut block = vec![b'x'; before];
         block.push(b'\n');
         for _ in 0..200 {

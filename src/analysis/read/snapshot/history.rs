@@ -1,5 +1,6 @@
-//! The memory of a device when its history begins. A history has at most `max_entries` events, and the file lists the
-//! segments and blocks at its end. The events are undone from there, the last one first.
+//! Reconstructs the memory of a device at the beginning of its history. A history has at most `max_entries`
+//! events, and the file lists the segments and blocks at its end. From there, the events are undone in
+//! reverse order.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +10,7 @@ use rustc_hash::FxHashMap;
 use super::model::{Action, Event, Model, State};
 use super::owners::StackId;
 
-/// Reserved memory: a segment, or a mapped range of an expandable one.
+/// Reserved memory, which is a segment or a mapped range of an expandable segment.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Reserved {
     pub(super) end: i64,
@@ -37,13 +38,13 @@ pub(super) struct Memory {
     pub(super) blocks: BTreeMap<i64, Held>,
 }
 
-/// The memory of a device when its history begins, and facts that only the end of the history shows.
+/// The memory of a device when its history begins, and facts that are known only from the end of the history.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Beginning {
     pub(super) memory: Memory,
-    /// The sizes of the blocks that exist at the end, by the index of the event that allocated them.
+    /// The sizes of the blocks that exist at the end, by the index of the event that allocated the block.
     pub(super) sizes: FxHashMap<u32, i64>,
-    /// The pools of the segments that exist at the end, by the index of the event that made them.
+    /// The pools of the segments that exist at the end, by the index of the event that allocated the segment.
     pub(super) pools: FxHashMap<u32, i64>,
     /// The number of blocks that may be up to 1 MiB larger than their requests.
     pub(super) uncertain: u64,
@@ -76,7 +77,7 @@ impl Memory {
         memory
     }
 
-    /// Returns the segment or mapped range around an address.
+    /// Returns the segment or mapped range that contains an address.
     pub(super) fn around(&self, addr: i64) -> Option<&Reserved> {
         self.reserved
             .range(..=addr)
@@ -85,14 +86,15 @@ impl Memory {
             .filter(|found| found.end > addr)
     }
 
-    /// Returns the bytes from an address up to the next block, or to the end of its segment.
+    /// Returns the number of bytes from an address up to the next block or, without a next block, to the end
+    /// of the segment.
     fn room(&self, addr: i64, segment: &Reserved) -> i64 {
         let next = self.blocks.range(addr..).next().map_or(segment.end, |(next, _)| *next);
         next.min(segment.end) - addr
     }
 
-    /// Returns the size of a new block, which takes a whole free block if the rest is too small to be useful.
-    /// `rounded` is the rounded request.
+    /// Returns the size of a new block. The block takes a whole free block if the rest would be too small to
+    /// be useful. `rounded` is the rounded request.
     pub(super) fn block_size(&self, addr: i64, rounded: i64, max_split: i64) -> i64 {
         let Some(segment) = self.around(addr).filter(|_| keeps_rest(rounded)) else { return rounded };
         let room = self.room(addr, segment);
@@ -102,17 +104,17 @@ impl Memory {
     }
 }
 
-/// Returns true if a block of this size may keep the rest of a free block. In the small pool, every rest is
-/// useful.
+/// Returns true if a block of this size may include the rest of a free block. In the small pool, every rest
+/// is useful and is split off.
 fn keeps_rest(rounded: i64) -> bool {
     rounded > SMALL_SIZE as i64
 }
 
-/// Undoes the history of a device.
+/// Undoes the history of a device. Returns the memory at its beginning.
 pub(super) fn beginning(model: &Model, device: i32, rounding: Rounding) -> Beginning {
     let mut memory = Memory::at_end(model, device);
     let mut result = Beginning::default();
-    // Blocks that do not exist at the end, whose sizes are guessed.
+    // The addresses of the blocks that do not exist at the end, whose sizes are guessed.
     let mut guessed: Vec<i64> = Vec::new();
     let at_end: FxHashMap<i64, i64> = memory.blocks.iter().map(|(addr, held)| (*addr, held.bytes)).collect();
     let mut from_end: FxHashMap<i64, i64> = at_end;
@@ -161,8 +163,8 @@ pub(super) fn beginning(model: &Model, device: i32, rounding: Rounding) -> Begin
         let Some(segment) = memory.around(addr).filter(|found| !found.expandable && keeps_rest(bytes)) else {
             continue;
         };
-        // Every block of the large pool is larger than 1 MiB, so a smaller rest belongs to the block before
-        // it.
+        // Every block of the large pool is larger than 1 MiB, so a smaller rest belongs to the preceding
+        // block.
         let rest = memory.room(addr + bytes, segment);
         if rest > SMALL_SIZE as i64 {
             result.uncertain += 1;
@@ -174,7 +176,7 @@ pub(super) fn beginning(model: &Model, device: i32, rounding: Rounding) -> Begin
     result
 }
 
-/// Removes the memory from `start` to `end`, also from the middle of a range.
+/// Removes the memory from `start` to `end`, which may be in the middle of a range.
 pub(super) fn cut_out(reserved: &mut BTreeMap<i64, Reserved>, start: i64, end: i64) {
     let over = reserved.range(..end).rev().take_while(|(_, found)| found.end > start);
     let over: Vec<(i64, Reserved)> = over.map(|(addr, found)| (*addr, *found)).collect();

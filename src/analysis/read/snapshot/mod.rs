@@ -1,8 +1,8 @@
 //! Reads the file of `torch.cuda.memory._dump_snapshot()` as a trace.
 //!
-//! The file is parsed once and kept in compact form. A thread makes the rows from this form each time they
-//! are read, and stays a few chunks ahead of the reader. So every command reads a snapshot with the same
-//! scanner and replay as a trace.
+//! The file is parsed once and kept in a compact form. For each reading, a thread makes the rows from this
+//! form, a few chunks ahead of the reader. Thus every command reads a snapshot with the same scanner and
+//! replay as a trace.
 
 mod history;
 mod model;
@@ -28,7 +28,7 @@ use memtrace_trace::units::Unit;
 use history::Beginning;
 use model::Model;
 
-/// The number of chunks of rows that may wait for the reader.
+/// The number of chunks of rows that the thread may make ahead of the reader.
 const AHEAD: usize = 4;
 /// The maximum number of events of all cached snapshots together. The newest snapshot is always kept.
 const MOST_EVENTS: usize = 4 << 20;
@@ -67,7 +67,8 @@ pub(super) fn rows(file: File, path: &Path) -> io::Result<impl Read + Send + use
     Ok(RowReader { receiver, chunk: Cursor::default() })
 }
 
-/// Returns the stacks of a snapshot, in the form of a `.stacks` file; `None` if the file is not a snapshot.
+/// Returns the stacks of a snapshot, in the form of a `.stacks` file, or `None` if the file is not a
+/// snapshot.
 pub(crate) fn stacks(path: &Path) -> Option<impl Read + use<>> {
     let file = super::source::open_file(path).ok()?;
     let mut start = [0; 2];
@@ -133,8 +134,8 @@ impl Snapshot {
     }
 }
 
-/// Returns the rank in a name such as `rank3.pickle` or `snapshot_rank_3.pickle`: the number after the last
-/// `rank`, else 0.
+/// Returns the rank in a name such as `rank3.pickle` or `snapshot_rank_3.pickle`, which is the number after
+/// the last `rank`, or 0 without such a number.
 fn rank_of(path: &Path) -> i32 {
     let name = path.file_name().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
     let Some((_, after)) = name.rsplit_once("rank") else { return 0 };
@@ -143,7 +144,7 @@ fn rank_of(path: &Path) -> i32 {
     after[..digits].parse().unwrap_or(0)
 }
 
-/// Returns notes on the information that the file lacks, and how to record it.
+/// Returns notes that name the information that the file lacks and say how to record it.
 fn notes(model: &Model, beginnings: &[(i32, Beginning)]) -> Vec<String> {
     let events = model.event_count();
     let mut notes = Vec::new();
@@ -209,7 +210,7 @@ impl Write for Chunks {
     }
 }
 
-/// A reader of the rows that another thread makes.
+/// Reads the rows that another thread makes.
 struct RowReader {
     receiver: Receiver<Vec<u8>>,
     chunk: Cursor<Vec<u8>>,

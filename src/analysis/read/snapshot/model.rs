@@ -30,7 +30,7 @@ pub(super) struct Model {
 pub(super) struct Settings {
     /// The text of `PYTORCH_CUDA_ALLOC_CONF`.
     pub(super) conf: String,
-    /// Blocks of at least this many bytes are not split; 0 for no limit.
+    /// Blocks of at least this many bytes are not split; 0 means no limit.
     pub(super) max_split: i64,
 }
 
@@ -45,7 +45,7 @@ pub(super) struct Segment {
     pub(super) expandable: bool,
     pub(super) stack: StackId,
     pub(super) blocks: Vec<Block>,
-    /// True if `allocated_size` and `active_size` of the file are the sums over the blocks.
+    /// True if `allocated_size` and `active_size` in the file are the sums over the blocks.
     pub(super) has_right_sums: bool,
 }
 
@@ -64,9 +64,9 @@ pub(super) struct Block {
 pub(super) enum State {
     #[default]
     Free,
-    /// The program uses it.
+    /// The program uses the block.
     Allocated,
-    /// The program freed it, and a stream still uses it.
+    /// The program freed the block, and a stream still uses it.
     Pending,
 }
 
@@ -74,7 +74,7 @@ pub(super) enum State {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Event {
     pub(super) action: Action,
-    /// The address; for an OOM, the free memory of the device.
+    /// The address or, for an OOM, the free memory of the device.
     pub(super) addr: i64,
     pub(super) bytes: i64,
     pub(super) stream: i64,
@@ -97,7 +97,7 @@ pub(super) enum Action {
 }
 
 impl Segment {
-    /// Returns the address of its end.
+    /// Returns the address of the segment's end.
     pub(super) fn end(&self) -> i64 {
         self.addr.saturating_add(self.bytes)
     }
@@ -238,7 +238,7 @@ impl Fields {
         self.0[key as usize]
     }
 
-    /// Returns the number of a key, which must be between 0 and `most`.
+    /// Returns the number under a key, which must be between 0 and `most`.
     fn number(&self, key: Key, most: u64) -> Result<i64, String> {
         self.number_or(key, most, None)
     }
@@ -257,8 +257,8 @@ impl Fields {
 
 #[derive(Default)]
 struct Folder {
-    /// The key of each text of the pickle that was looked up so far: its index in [`KEYS`], or a larger
-    /// number if it is not a key.
+    /// For each text of the pickle that was looked up so far: the index of its key in [`KEYS`], or a larger
+    /// number if the text is not a key.
     keys: Vec<u8>,
     segments: Vec<Option<Segment>>,
     blocks: Vec<Block>,
@@ -371,7 +371,7 @@ impl Folder {
         for block in blocks {
             let number = Values::folded(*block, Folded::Block).ok_or("a block has no state or size")?;
             let mut block = *self.blocks.get(number as usize).ok_or("it lists a block twice")?;
-            // Versions before 2.2 give no address.
+            // PyTorch before 2.2 writes no address.
             if block.addr < 0 {
                 block.addr = at;
             }
@@ -393,19 +393,20 @@ impl Folder {
         };
         let allocated = sum(|state| state == State::Allocated);
         let active = sum(|state| state != State::Free);
-        // MAX_BYTES bounds the sums, because it bounds the segment.
+        // The sums cannot overflow, because MAX_BYTES bounds the size of the segment.
         segment.has_right_sums = allocated
             == fields.number_or(Key::AllocatedSize, MAX_BYTES, Some(allocated))?
             && active == fields.number_or(Key::ActiveSize, MAX_BYTES, Some(active))?;
         self.segments.push(Some(segment));
-        // The blocks of a segment directly precede it.
+        // In the pickle, the blocks of a segment directly precede the segment.
         self.blocks.clear();
         Ok(self.segments.len() as u32 - 1)
     }
 }
 
 impl Folder {
-    /// Returns the number of a private pool, by first use; 0 for the default pool, whose id is (0, 0).
+    /// Returns the number of a private pool, in the order of first use, or 0 for the default pool, whose id
+    /// is (0, 0).
     fn pool(&mut self, fields: &Fields, values: &Values) -> i64 {
         let list = fields.get(Key::PoolId).and_then(|id| values.list(id)).unwrap_or_default();
         let [Value::Int(first), Value::Int(second)] = *list else { return 0 };

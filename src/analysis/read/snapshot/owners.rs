@@ -1,25 +1,26 @@
-//! The owner that a call stack names: the line of Python, the op, and the phase.
+//! The owner that a call stack names: the Python line, the op, and the phase.
 
 use std::io;
 
 use memtrace_trace::stacks::{FrameKind, Stack, StackWriter};
 use rustc_hash::FxHashMap;
 
-/// The index of a stack; 0 for no stack.
+/// The index of a stack; 0 means no stack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct StackId(pub(super) u32);
 
 /// The owner that a stack names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Owner {
-    /// The frame with the op; 0 for no op.
+    /// The index of the frame with the op; 0 means no op.
     pub(super) op: u32,
     pub(super) phase: Option<Phase>,
-    /// The `stack_id` of its rows.
+    /// The `stack_id` of the owner's rows.
     pub(super) stack: u32,
 }
 
-/// A phase that frames name. Later ones count more: a forward pass inside a backward pass is recomputation.
+/// A phase that frames name. Of several phases in a stack, the last in this list counts: a forward pass
+/// inside a backward pass is recomputation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Phase {
     Forward,
@@ -37,11 +38,11 @@ impl Phase {
     }
 }
 
-/// The data of a frame that an owner needs.
+/// A frame, as far as an owner needs it.
 #[derive(Clone, Debug, Default)]
 struct KnownFrame {
     text: Box<str>,
-    /// `None` for a frame that names a phase at most.
+    /// `None` for a frame that names nothing, or only a phase.
     kind: Option<FrameKind>,
     phase: Option<Phase>,
 }
@@ -52,12 +53,12 @@ pub(super) struct Owners {
     frames: Vec<KnownFrame>,
     by_text: FxHashMap<(FrameKind, Box<str>), u32>,
     stacks: Vec<Owner>,
-    /// The stacks of the rows, each as its parent stack and its innermost frame.
+    /// The stacks of the rows, each stored as its parent stack and its innermost frame.
     nodes: Vec<(u32, u32)>,
     by_node: FxHashMap<(u32, u32), u32>,
 }
 
-/// The first frames, which name only a phase. Frame 0 names nothing.
+/// The first frames of the table, which name only a phase. Frame 0 names nothing.
 const PLAIN: [Option<Phase>; 4] = [None, Some(Phase::Forward), Some(Phase::Backward), Some(Phase::Optimizer)];
 
 impl Default for Owners {
@@ -126,17 +127,17 @@ impl Owners {
         self.stacks.iter().any(|owner| owner.op != 0)
     }
 
-    /// Returns true if any stack has a line of Python.
+    /// Returns true if any stack has a Python line or an op.
     pub(super) fn has_lines(&self) -> bool {
         self.nodes.len() > 1
     }
 
-    /// Returns true if a stack has no frame.
+    /// Returns true if the id means "no stack".
     pub(super) fn is_empty(stack: StackId) -> bool {
         stack == StackId::default()
     }
 
-    /// Returns the content of the `.stacks` file for the rows.
+    /// Returns the content of the `.stacks` file that belongs to the rows.
     pub(super) fn stacks_file(&self) -> io::Result<Vec<u8>> {
         let mut file = Vec::new();
         let mut writer = StackWriter::new(&mut file)?;
@@ -151,7 +152,8 @@ impl Owners {
     }
 }
 
-/// The suffixes of names such as `empty_memory_format`: the overload, which is not part of an op's name.
+/// The suffixes in names such as `empty_memory_format`, which name the overload and are not part of an op's
+/// name.
 const OVERLOADS: [&str; 12] = [
     "_memory_format",
     "_dim_IntList",
@@ -183,7 +185,7 @@ fn phase_of(name: &str, file: &str) -> Option<Phase> {
     if !is_python(file) {
         return name.starts_with("torch::autograd::Engine::").then_some(Phase::Backward);
     }
-    // Python 3.11 and later may give the qualified name.
+    // Python 3.11 and later may provide the qualified name.
     let name = name.rsplit('.').next().unwrap_or(name);
     let is_call = file.ends_with("torch/nn/modules/module.py") && name == "_call_impl";
     let is_backward = file.ends_with("torch/autograd/graph.py") && name == "_engine_run_backward"

@@ -1,9 +1,9 @@
 //! A reader for the few pickle opcodes that a memory snapshot uses.
 //!
-//! The pickle is parsed, never executed: an opcode that could import or call something ends the reading. Each
-//! complete dict is passed to a [`Fold`], which keeps the fields that it knows and drops the rest. No
-//! existing crate reads a pickle as a stream: they build the whole tree, which takes many times the memory of
-//! its events.
+//! The pickle is parsed, never executed: an opcode that could import or call something ends the reading with
+//! an error. Each complete dict is passed to a [`Fold`], which keeps the fields that it knows and drops all
+//! others. Existing crates do not read a pickle as a stream. They build the whole tree, which needs many
+//! times the memory of the events.
 
 use std::io::{self, BufRead, Read};
 use std::ops::Range;
@@ -15,14 +15,15 @@ use rustc_hash::FxHashMap;
 const DEEPEST: usize = 64;
 /// The maximum number of values that wait for their container. Python adds at most 1,000 at a time.
 const MOST_WAITING: usize = 1 << 16;
-/// The maximum number of keys of a dict that a fold takes. An event has ten.
+/// The maximum number of keys of a dict that is passed to a fold. An event has ten.
 const MOST_KEYS: usize = 64;
-/// The maximum length of one text.
+/// The maximum length of one text, in bytes.
 const LONGEST_TEXT: u64 = 1 << 20;
-/// The maximum memory of all different texts.
+/// The maximum size of all different texts together, in bytes.
 const MOST_TEXT: usize = 96 << 20;
 
-/// The maximum number of dicts and lists that no fold takes. A snapshot has one per segment, and a few more.
+/// The maximum number of dicts and lists that no fold replaces. A snapshot has one per segment, and a few
+/// more.
 const MOST_NODES: usize = 1 << 21;
 
 /// A value of the pickle.
@@ -33,16 +34,16 @@ pub(super) enum Value {
     Ref(Ref),
 }
 
-/// A value that a pickle may refer to again. Half as large as a [`Value`].
+/// A value that a pickle may refer to again. A `Ref` is half as large as a [`Value`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ref {
-    /// `None`, or a number that no field of a snapshot has.
+    /// `None`, or a number of a type that no known field has.
     Nothing,
     /// The index of a text.
     Text(u32),
     /// The index of a node.
     Node(u32),
-    /// A dict or list that the [`Fold`] took, and the number that the fold gave it.
+    /// A dict or list that the [`Fold`] replaced, and the number that the fold assigned to it.
     Folded(Folded, u32),
 }
 
@@ -72,9 +73,10 @@ pub(super) enum Folded {
     Event,
 }
 
-/// Takes complete dicts.
+/// Replaces complete dicts by smaller values.
 pub(super) trait Fold {
-    /// Takes a dict. Returns `None` if its kind is unknown: then the dict is kept.
+    /// Processes a dict. Returns its kind and number, or `None` if its kind is unknown. An unknown dict is
+    /// kept.
     fn fold(&mut self, dict: &[(u32, Value)], values: &mut Values) -> Result<Option<(Folded, u32)>, String>;
 }
 
@@ -94,7 +96,7 @@ impl Values {
         if let Some(index) = self.by_text.get(text) {
             return Ok(*index);
         }
-        // The size of an entry, in addition to its text.
+        // The size of an entry without its text, in bytes.
         const ENTRY: usize = 64;
         self.text_bytes += text.len() + ENTRY;
         if self.text_bytes > MOST_TEXT {
@@ -107,7 +109,7 @@ impl Values {
         Ok(index)
     }
 
-    /// Returns the text of a value, if it is one.
+    /// Returns the text of a value, or `None` if the value is not a text.
     pub(super) fn text(&self, value: Value) -> Option<&str> {
         match value {
             Value::Ref(Ref::Text(index)) => self.texts.get(index as usize).map(|text| &**text),
@@ -115,7 +117,7 @@ impl Values {
         }
     }
 
-    /// Returns the list or tuple of a value, if it is one.
+    /// Returns the elements of a value, or `None` if the value is not a list or tuple.
     pub(super) fn list(&self, value: Value) -> Option<&[Value]> {
         match self.node(value)? {
             Node::List(list) => Some(list),
@@ -132,7 +134,7 @@ impl Values {
         }
     }
 
-    /// Returns the number that a fold gave to a value, if it is of this kind.
+    /// Returns the number that a fold assigned to a value, if the value is of this kind.
     pub(super) fn folded(value: Value, kind: Folded) -> Option<u32> {
         match value {
             Value::Ref(Ref::Folded(found, number)) if found == kind => Some(number),
@@ -140,7 +142,7 @@ impl Values {
         }
     }
 
-    /// Returns the value of a key of a dict that no fold took.
+    /// Returns the value of a key of a dict that no fold replaced.
     pub(super) fn get(&self, dict: Value, key: &str) -> Option<Value> {
         let Node::Dict(items) = self.node(dict)? else { return None };
         items.iter().find(|(name, _)| &*self.texts[*name as usize] == key).map(|(_, value)| *value)
@@ -153,7 +155,7 @@ impl Values {
         }
     }
 
-    /// Replaces a node by the number that the fold gave it, also in the memo.
+    /// Replaces a node by the number that the fold assigned to it, in the memo too.
     pub(super) fn replace(&mut self, value: Value, kind: Folded, number: u32) {
         let Value::Ref(Ref::Node(index)) = value else { return };
         let is_last = index as usize + 1 == self.nodes.len();
@@ -198,7 +200,7 @@ impl Values {
         Ok(())
     }
 
-    /// Adds a memo entry, or replaces one.
+    /// Adds a memo entry, or replaces an existing one.
     fn memoize(&mut self, index: usize, value: Value, read: u64) -> Result<(), String> {
         let Value::Ref(entry) = value else { return Err("its memo has a number".to_owned()) };
         if let Ref::Node(node) = entry
@@ -459,7 +461,8 @@ impl<R: BufRead> Reader<R> {
         Ok(None)
     }
 
-    /// LONG1: a number of up to 255 bytes; an address has 8.
+    /// Executes LONG1: pushes a number of at most 8 bytes, the size of an address. The opcode allows 255
+    /// bytes.
     fn long(&mut self) -> Result<(), String> {
         let [length] = self.bytes()?;
         let mut bytes = [0; 255];
@@ -481,7 +484,7 @@ fn ended(error: &io::Error) -> String {
     if error.kind() == io::ErrorKind::UnexpectedEof { CUT_OFF.to_owned() } else { error.to_string() }
 }
 
-/// Returns the message for an opcode that a snapshot does not have.
+/// Returns the error message for an opcode that no snapshot has.
 fn refused(opcode: u8) -> String {
     let name = match opcode {
         b'c' => "GLOBAL",

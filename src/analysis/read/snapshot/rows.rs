@@ -16,9 +16,9 @@ use super::history::{Held, Memory, Reserved};
 use super::model::{Action, Event};
 use super::owners::{Owners, Phase, StackId};
 
-/// The `source` of the rows: PyTorch's allocator is in this library.
+/// The `source` of the rows, which is the library with PyTorch's allocator.
 const SOURCE: &str = "libc10_cuda.so";
-/// `cudaErrorMemoryAllocation`.
+/// The CUDA error `cudaErrorMemoryAllocation`.
 const OUT_OF_MEMORY: i32 = 2;
 const ALLOCATOR: &str = "caching_allocator";
 /// The `name` of the rows that list the memory that exists when the history begins.
@@ -63,7 +63,7 @@ pub(super) fn write(snapshot: &Snapshot, sink: impl Write) -> io::Result<()> {
         }
         devices.push(at);
     }
-    // The events of all devices by time.
+    // Write the events of all devices in order of time.
     while let Some(at) = devices.iter_mut().filter(|at| at.time().is_some()).min_by_key(|at| at.time()) {
         rows.event(at)?;
     }
@@ -95,7 +95,7 @@ pub(super) fn write(snapshot: &Snapshot, sink: impl Write) -> io::Result<()> {
 #[derive(Default)]
 struct Ids {
     reserved: BTreeMap<i64, i64>,
-    /// With the step of the row that allocated the block.
+    /// The `seq` and the step of the row that allocated each block.
     blocks: FxHashMap<i64, (i64, i64)>,
 }
 
@@ -129,7 +129,7 @@ struct Rows<'a, W: Write> {
 }
 
 impl<W: Write> Rows<'_, W> {
-    /// Adds a row with the next number.
+    /// Adds a row with the next `seq`. A negative `alloc_id` becomes this `seq`.
     fn add(&mut self, row: Row<'_>) -> io::Result<()> {
         self.seq += 1;
         let alloc_id = if row.alloc_id < 0 { self.seq } else { row.alloc_id };
@@ -137,7 +137,7 @@ impl<W: Write> Rows<'_, W> {
         self.writer.write(&Row { seq: self.seq, ts_ns: self.ts_ns, rank, alloc_id, ..row })
     }
 
-    /// Returns a row about memory of a device, with its totals and the owner that a stack names.
+    /// Returns a row about memory of a device, with the device's totals and the `stack_id` of a stack.
     fn row(&self, at: &Device<'_>, event: EventName, stack: StackId) -> Row<'static> {
         Row {
             device: at.ordinal,
@@ -229,7 +229,8 @@ impl<W: Write> Rows<'_, W> {
         if held.pending { self.free(at, addr, true) } else { Ok(()) }
     }
 
-    /// Frees a block, or completes its free. With `pending`, a stream still uses the block.
+    /// Writes the free of a block, or the completion of its free. With `pending`, a stream still uses the
+    /// block.
     fn free(&mut self, at: &mut Device<'_>, addr: i64, pending: bool) -> io::Result<()> {
         let Some(held) = at.memory.blocks.get(&addr).copied() else {
             self.anomalies.unmatched_frees += 1;
@@ -286,7 +287,8 @@ impl<W: Write> Rows<'_, W> {
         self.add_owned(Row { name, ..row }, reserved.stack)
     }
 
-    /// Takes back the memory from `start` to `end`. A range that begins before or ends after it is divided.
+    /// Releases the reserved memory from `start` to `end`. A range that begins before `start` or ends after
+    /// `end` is divided.
     fn unreserve(&mut self, at: &mut Device<'_>, start: i64, end: i64) -> io::Result<()> {
         for place in [start, end] {
             let before = at.memory.reserved.range(..place).next_back().map(|(addr, found)| (*addr, *found));
@@ -328,7 +330,7 @@ impl<W: Write> Rows<'_, W> {
         }
     }
 
-    /// Corrects the state at the end of the history: frees and allocates blocks until the totals match the
+    /// Corrects the state at the end of the history: frees and allocates blocks until the state matches the
     /// file's segments. This is needed if the history has a gap or contradicts itself.
     fn agree(&mut self, at: &mut Device<'_>) -> io::Result<()> {
         let wanted = Memory::at_end(&self.snapshot.model, at.ordinal);
@@ -346,7 +348,7 @@ impl<W: Write> Rows<'_, W> {
         for addr in extra {
             self.free(at, addr, false)?;
         }
-        // The file may divide the mapped ranges in another way.
+        // The file may divide the mapped ranges differently.
         let covers = |from: &Memory, addr: i64, end: i64| {
             let mut at = addr;
             while at < end {
@@ -388,8 +390,8 @@ fn extent(at: &Device<'_>, kind: MemoryKind, bytes: i64) -> Extent {
 }
 
 impl Snapshot {
-    /// Returns the phase that a stack names. If stacks were recorded, memory without one was allocated by a
-    /// thread without Python: one of autograd's threads.
+    /// Returns the phase that a stack names. If stacks were recorded, memory without a stack was allocated by
+    /// a thread without Python, which is a thread of autograd.
     fn phase(&self, stack: StackId) -> Option<Phase> {
         if Owners::is_empty(stack) && self.model.owners.has_lines() {
             return Some(Phase::Backward);

@@ -5,7 +5,7 @@ use std::path::Path;
 use super::model::Model;
 use super::{Snapshot, rows};
 
-/// A value in pickle.
+/// A value in pickle format.
 type Pickled = Vec<u8>;
 
 fn text(text: &str) -> Pickled {
@@ -158,7 +158,7 @@ fn a_history_that_begins_in_the_middle_opens_with_what_was_there() {
     assert_eq!(memory(&file(&[segment(4096, 2 * MIB, &blocks)], &events)), expected);
 }
 
-/// In the large pool, a block keeps a rest of at most 1 MiB.
+/// In the large pool, a block keeps the rest of its free block if the rest is at most 1 MiB.
 #[test]
 fn a_block_that_is_not_split_has_the_size_of_the_free_block() {
     let events = [
@@ -302,7 +302,7 @@ fn a_segment_whose_totals_differ_from_its_blocks_is_noted() {
 
 #[test]
 fn values_that_are_listed_twice_are_refused() {
-    // Each value is kept in entry 0 of the memo, and listed again.
+    // Entry 0 of the memo refers to each value, and the list contains it again.
     let again = |one: &Fields| {
         [b"](".to_vec(), b"}\x94(".to_vec(), dict(one)[2..].to_vec(), b"h\0e".to_vec()].concat()
     };
@@ -314,11 +314,11 @@ fn values_that_are_listed_twice_are_refused() {
     assert!(top(list(&[]), list(&[again(&event("alloc", 0, 1, 1))])).is_err());
     let blocks = with(segment(0, 2048, &[]), "blocks", again(&free));
     assert!(top(list(&[dict(&blocks)]), list(&[])).is_err());
-    // A history that two devices share.
+    // Two devices share a history.
     let events = [b"]\x94(".to_vec(), dict(&event("alloc", 0, 1, 1)), b"e".to_vec()].concat();
     let twice = [b"](".to_vec(), events, b"h\0e".to_vec()].concat();
     assert!(top(list(&[]), twice).unwrap_err().contains("twice"));
-    // A list in itself, and a dict in itself.
+    // A list contains itself, and a dict contains itself.
     assert!(top(b"]\x94h\0a".to_vec(), list(&[])).is_err());
     assert!(top(list(&[b"}\x94(\x8c\x01ah\0u".to_vec()]), list(&[])).is_err());
 }
@@ -398,7 +398,7 @@ fn a_file_that_is_cut_off_anywhere_is_refused() {
     for length in 0..whole.len() {
         assert!(rows_of(&whole[..length]).is_err(), "{length}");
     }
-    // Every byte changed: no panic, and few rows.
+    // Each changed byte causes an error or a few rows, but no panic.
     for place in 0..whole.len() {
         for change in [1, 0x80, 0xFF] {
             let mut changed = whole.clone();

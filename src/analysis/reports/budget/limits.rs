@@ -1,4 +1,4 @@
-//! The file of limits, and the patterns of its names.
+//! Parses the file of limits, and matches names against its patterns.
 
 use memtrace_trace::units::parse_bytes;
 use memtrace_trace::{Category, text};
@@ -28,7 +28,7 @@ impl LimitSubject {
         }
     }
 
-    /// The section of the file, without brackets; also the plural.
+    /// Returns the name of the section in the file, without brackets. Messages use it as a plural noun, too.
     pub(super) const fn section(self) -> &'static str {
         match self {
             LimitSubject::Total(_) => "total",
@@ -47,19 +47,20 @@ pub(super) struct Limit {
     /// A name, or a pattern of names.
     pub(super) name: String,
     pub(super) bytes: i64,
-    /// True if the limit may match nothing.
+    /// True if it is not an error when the limit matches no name.
     pub(super) optional: bool,
 }
 
 impl Limit {
-    /// Returns true if the limit is for `name`. In modules `*` matches characters of one level, `**` any.
+    /// Returns true if the limit applies to `name`. In the path of a module, `*` matches characters within
+    /// one level, and `**` matches across levels.
     pub(super) fn takes(&self, name: &str) -> bool {
         let level_end = if self.subject == LimitSubject::Module { Some('.') } else { None };
         matches(&self.name, name, level_end)
     }
 }
 
-/// Reads a file of limits.
+/// Parses the text of a file of limits.
 pub(super) fn parse(text: &str) -> Result<Vec<Limit>, String> {
     let table: toml::Table = text.parse().map_err(|error: toml::de::Error| error.to_string())?;
     let mut limits = Vec::new();
@@ -102,7 +103,7 @@ fn subject(section: &str, name: &str) -> Result<LimitSubject, String> {
     Ok(subject)
 }
 
-/// The bytes of a limit, and whether it is optional.
+/// Returns the bytes of a limit, and whether the limit is optional.
 fn amount(value: &toml::Value) -> Result<(i64, bool), String> {
     let form = "expected a size such as \"2g\", or { limit = \"2g\", optional = true }";
     match value {

@@ -15,8 +15,9 @@
 //! backward = "9g"
 //! ```
 //!
-//! A name may be a pattern: `"GPT.h.*" = "1g"` holds for each layer by itself. A limit whose name matches nothing is
-//! an error, because a renamed module would switch it off; `{ limit = "1g", optional = true }` permits it.
+//! A name may be a pattern: `"GPT.h.*" = "1g"` limits each layer separately. If a limit matches no name, the
+//! report fails, because a renamed module would otherwise silently disable its limit.
+//! `{ limit = "1g", optional = true }` permits a limit without a match.
 
 mod limits;
 mod names;
@@ -160,11 +161,12 @@ impl Report for Budget {
     }
 }
 
-/// The metrics that cover only one process, so that they can be summed. Samples of used memory include other
-/// processes already.
+/// The metrics that count the memory of one process only and can therefore be summed over processes. Samples
+/// of used memory already include other processes.
 const SUMMED: [Metric; 3] = [Metric::Allocated, Metric::Active, Metric::Reserved];
 
-/// The limits of `[total]` on the sum of the processes of a device, for each device that several processes use.
+/// Applies the limits of `[total]` to the sum over the processes of a device, for each device that several
+/// processes use.
 fn sums(limits: &[Limit], devices: &DevicePeaks<3>) -> Vec<(Place, Vec<LimitResult>)> {
     let mut all = Vec::new();
     for (place, (sums, processes)) in devices.sums() {
@@ -189,14 +191,14 @@ fn sums(limits: &[Limit], devices: &DevicePeaks<3>) -> Vec<(Place, Vec<LimitResu
 /// The level and peak of the memory under one limit.
 struct Gauge<'a> {
     limit: &'a Limit,
-    /// The names that the limit is for, so far.
+    /// The names found so far that the limit applies to.
     names: Vec<String>,
-    /// Live bytes of each of `names`, by device.
+    /// The live bytes by index in `names` and by device.
     now: FxHashMap<(usize, i32), i64>,
     highest: i64,
     /// The row of the peak, and the index of its name.
     at: Option<(Record, usize)>,
-    /// Caches the name of each symbol.
+    /// For each symbol already seen: the indices in `names` that the symbol counts for.
     known: FxHashMap<Symbol, Vec<usize>>,
 }
 
@@ -212,8 +214,8 @@ impl<'a> Gauge<'a> {
         }
     }
 
-    /// The names under the limit that `symbol` counts for: the phase or category itself, or the module and the
-    /// modules that it is in.
+    /// Returns the indices in `names` that `symbol` counts for: the phase or category itself, or the module
+    /// and its enclosing modules, if the limit applies to them.
     fn names_of(&mut self, symbol: Symbol, symbols: &SymbolTable) -> Vec<usize> {
         if let Some(known) = self.known.get(&symbol) {
             return known.clone();
@@ -241,7 +243,7 @@ impl<'a> Gauge<'a> {
         }
     }
 
-    /// Begins the window at `row`: the levels before it are the first candidates for a peak.
+    /// Enters the window at `row`. The levels before this row are the first candidates for a peak.
     fn enter_window(&mut self, row: &Record) {
         let levels: Vec<_> = self.now.iter().map(|((name, _), level)| (*name, *level)).collect();
         for (name, level) in levels {
@@ -268,7 +270,7 @@ impl<'a> Gauge<'a> {
             return;
         }
         for name in self.names_of(owner, &replay.symbols) {
-            // The schema guarantees that the deltas of an owner sum to its live memory.
+            // The schema guarantees that the deltas of an owner sum up to the live memory of the owner.
             let now = self.now.entry((name, row.device)).or_default();
             *now += row.delta_bytes;
             let level = *now;
@@ -279,7 +281,7 @@ impl<'a> Gauge<'a> {
     }
 }
 
-/// The levels of a module path: `GPT`, `GPT.h` and `GPT.h.0` of `GPT.h.0`.
+/// Returns the levels of a module path. For `GPT.h.0`, they are `GPT`, `GPT.h` and `GPT.h.0`.
 fn levels(path: &str) -> impl Iterator<Item = &str> {
     path.match_indices('.').map(|(end, _)| end).chain([path.len()]).map(|end| &path[..end])
 }
@@ -292,7 +294,8 @@ struct Meter<'a> {
     categories: FxHashSet<Category>,
     /// True if the previous row was in the window.
     was_inside: bool,
-    /// Whether blocks were allocated in steps without detail, and whether any of them has no category.
+    /// True if blocks were allocated in steps without detail, so that their modules are unknown.
+    /// `without_category` is true if any of these blocks also has no category.
     without_module: bool,
     without_category: bool,
 }
@@ -311,7 +314,7 @@ impl<'a> Meter<'a> {
         }
     }
 
-    /// The first limit that the trace cannot decide, and why.
+    /// Returns the first limit that the trace has no data to check, and the reason.
     fn unchecked(&self, replayed: &Replayed, options: &Options) -> Option<(&Limit, &'static str)> {
         self.gauges.iter().find_map(|gauge| {
             let required = !gauge.limit.optional;
@@ -330,7 +333,8 @@ impl<'a> Meter<'a> {
                 LimitSubject::Category if self.without_category => {
                     "some steps have no categories (MEMTRACE_DETAIL); use --step to check the others"
                 }
-                // MEMTRACE_KEEP keeps the parts with the highest allocated and reserved memory.
+                // MEMTRACE_KEEP keeps the parts with the highest allocated and reserved memory, so these two
+                // limits can be checked although other parts were removed.
                 LimitSubject::Total(Metric::Allocated | Metric::Reserved) => return None,
                 _ if !replayed.summary.removed.is_empty() => {
                     "parts of the trace were removed (MEMTRACE_KEEP)"
@@ -341,7 +345,7 @@ impl<'a> Meter<'a> {
         })
     }
 
-    /// Takes a sample of the process's resident memory.
+    /// Processes a sample of the process's resident memory.
     fn feed_host(&mut self, row: &Record, replay: &Replay) {
         if *replay.symbols.get(row.api) != *Api::ProcStatus.as_str() || !replay.in_window() {
             return;
@@ -384,7 +388,7 @@ impl<'a> Meter<'a> {
         }
     }
 
-    /// Adds the names of the trace.
+    /// Adds the names that occur in the trace to `names`.
     fn add_names(&self, names: &mut Names, symbols: &SymbolTable) {
         let owners = |all: &FxHashSet<Symbol>| -> Vec<String> {
             let named = all.iter().filter(|symbol| **symbol != Symbol::NONE);
@@ -439,7 +443,7 @@ impl<'a> Meter<'a> {
 struct LimitResult {
     limit: Limit,
     highest: i64,
-    /// Of the names that the limit is for, the one with the highest peak.
+    /// The name with the highest peak among the names that the limit applies to.
     highest_name: String,
     /// The number of names that the limit applies to and that have memory.
     matched: usize,
@@ -451,7 +455,8 @@ impl LimitResult {
         self.highest > self.limit.bytes
     }
 
-    /// The name, and which of several has the peak.
+    /// Returns the name of the limit, followed by the matching name with the highest peak if that name is
+    /// different.
     fn name(&self) -> String {
         if self.highest_name == self.limit.name {
             return self.limit.name.clone();

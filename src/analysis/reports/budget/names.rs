@@ -6,7 +6,7 @@ use std::path::Path;
 use super::limits::{Limit, LimitSubject};
 use crate::selection::{nearest_names, no_match};
 
-/// All names in the traces, regardless of the window, to find limits that match nothing.
+/// All names in the traces, regardless of the window. They are used to find limits that match nothing.
 #[derive(Default)]
 pub(super) struct Names {
     pub(super) modules: BTreeSet<String>,
@@ -24,7 +24,7 @@ impl Names {
         }
     }
 
-    /// One line for each limit that matches nothing and is not optional.
+    /// Returns one line for each limit that matches nothing and is not optional.
     pub(super) fn faults(&self, limits: &[Limit], path: &Path) -> Vec<String> {
         let mut faults = Vec::new();
         for limit in limits.iter().filter(|limit| !limit.optional) {

@@ -1,22 +1,22 @@
-//! A forecast of growth: its result if it continues.
+//! Predicts how the memory in use continues to grow.
 
 use super::{FEWEST_SLICES, FLAT, Part};
 use crate::state::fitted_line::fit;
 use crate::state::levels::Level;
 
-/// A single rise with at least this share of the growth is a jump.
+/// If a single rise has at least this share of the growth, the growth is a jump.
 const JUMP: f64 = 0.8;
-/// Memory has settled if the last quarter of the steps has less than this share of the growth. At an even
-/// rate, it has 0.25.
+/// Memory has settled if the last quarter of the steps has at most this share of the growth. If memory grows
+/// evenly, the last quarter has a share of 0.25.
 const SETTLED: f64 = 0.04;
-/// Growth slows down if the last quarter of the steps has less than this share of it.
+/// The growth slows down if the last quarter of the steps has less than this share of it.
 const SLOWING: f64 = 0.15;
 /// Sizes of steps have no clear upper bound if the largest is at least this multiple of the need that nine of
 /// ten steps do not exceed. Evenly spread sizes have 1.1, those of an exponential distribution 2.
 const LONG_TAIL: f64 = 1.5;
 const FEWEST_TO_COMPARE: usize = 20;
 
-/// The result of the growth if it continues.
+/// How the growth continues.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Forecast {
     /// Nearly all of the growth came in one jump, at the level with this index.
@@ -29,19 +29,21 @@ pub(super) enum Forecast {
     /// It hardly grew since `now` levels, but the largest step needs `times` what nine of ten steps need at most:
     /// a larger one is to be expected.
     Varies { now: usize, times: f64 },
-    /// The last quarter grew less than the others. `level` is the level in bytes at which memory settles if
-    /// it continues to slow down as in the last half; `None` if that half does not slow down evenly.
+    /// The growth slows down in the last quarter of the steps. `level` is the level in bytes at which memory
+    /// settles if the growth continues to slow down as in the last half; `None` if the last quarter did not
+    /// grow less than the quarter before it.
     Slowing { level: Option<i64> },
-    /// Kept memory grows by `rate` bytes per step, but still fits into the cached memory. From step `until`
-    /// on, nvidia-smi shows the growth.
+    /// Kept memory grows by `rate` bytes per step, but still fits into cached memory. nvidia-smi shows the
+    /// growth starting at step `until`.
     WithinCache { rate: f64, until: i64 },
-    /// Memory grows by `rate` bytes per step (or second), and the card is full at step `full_at`.
+    /// Memory grows by `rate` bytes per step (or per second). The GPU is full at step (or second) `full_at`,
+    /// which is `None` if the GPU's capacity is unknown.
     Grows { rate: f64, full_at: Option<i64> },
 }
 
 impl Forecast {
-    /// Returns the growth of kept memory that the memory in use does not show, because it fills cached
-    /// memory.
+    /// Returns [`Forecast::WithinCache`] if kept memory grows but the memory in use hides the growth, because
+    /// kept memory fills cached memory. Otherwise returns `None`.
     pub(super) fn within_cache(
         levels: &[Level],
         all: &[[i64; 4]],
@@ -54,8 +56,10 @@ impl Forecast {
         if by_time || kept < FLAT.0.max(last.used() / FLAT.1) {
             return None;
         }
-        // Either larger steps took the memory at once and kept memory has filled it since, or kept memory
-        // fills the cache.
+        // There are two such cases. Either kept memory fills cached memory: it grew at least twice as much as
+        // the memory in use. Or larger steps reserved memory at once and kept memory has filled it since:
+        // kept memory has the most growth and still grows, while the memory in use did not change in the last
+        // quarter.
         let quarter = all.len() - 1 - (all.len() - 1 - from) / 4;
         let latest = end[Part::Kept as usize] - all[quarter][Part::Kept as usize];
         let shown = last.used() - first.used();
@@ -75,7 +79,7 @@ impl Forecast {
         })
     }
 
-    /// Returns the forecast for the levels if they continue.
+    /// Returns the forecast from the levels at index `from` and later.
     pub(super) fn of(levels: &[Level], from: usize, capacity: i64, by_time: bool) -> Forecast {
         let end = levels.len() - 1;
         let used = |at: usize| levels[at].used() as f64;
@@ -96,7 +100,8 @@ impl Forecast {
         }
         let before = used(quarter) - used(2 * quarter - end);
         let slowing = Forecast::Slowing {
-            // If each quarter adds the same fraction of the quarter before, the sum converges to this level.
+            // If each quarter adds the same fraction of the growth of the quarter before, the level converges
+            // to this value.
             level: (latest < before).then(|| (used(end) + latest * latest / (before - latest)) as i64),
         };
         if latest < SLOWING * more {
@@ -150,7 +155,7 @@ mod tests {
 
     const MIB: i64 = 1 << 20;
 
-    /// Converts levels in MiB: allocated at the end of a step, peak within it, reserved, outside.
+    /// Converts rows of MiB: allocated at the end of a step, peak within the step, reserved, outside.
     fn levels(all: &[[i64; 4]]) -> Vec<Level> {
         let level = |(step, [allocated, peak, reserved, outside]): (usize, &[i64; 4])| Level {
             step: step as i64,
@@ -207,7 +212,7 @@ mod tests {
         let settled: Vec<i64> = (0..20).map(|step| 100 + 20 * step.min(8)).collect();
         assert_eq!(of(&settled), Forecast::Settled);
         let slower: Vec<i64> = (0..20).map(|step| 100 + 20 * step.min(10) + 5 * (step - 10).max(0)).collect();
-        // The last quarter adds as much as the quarter before, so there is no level.
+        // The last quarter adds as much as the quarter before, so the forecast has no level.
         assert!(matches!(of(&slower), Forecast::Slowing { .. }), "{:?}", of(&slower));
         // Each step adds 85 % of the step before.
         let converges: Vec<i64> = (0..=16).map(|step| 900 - (800.0 * 0.85_f64.powi(step)) as i64).collect();

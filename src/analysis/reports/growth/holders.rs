@@ -1,4 +1,4 @@
-//! The holders of cached memory and of memory outside PyTorch when the last step begins.
+//! Finds what holds cached memory and memory outside PyTorch when the last step begins.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::state::layout::{self, Layout};
 use crate::state::replay::Replay;
 use crate::state::replay_trace::Replayed;
 
-/// The place of free memory in the allocator's segments, in bytes.
+/// The distribution of the free memory in the allocator's segments, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct FreePlaces {
     /// All free memory.
@@ -22,12 +22,12 @@ pub(super) struct FreePlaces {
     pub(super) graphs: (i64, usize),
     /// The free memory in other private pools, and the number of these pools.
     pub(super) pools: (i64, usize),
-    /// The free memory in segments of all streams except the one with the most, and the number of these
-    /// streams.
+    /// The free memory outside private pools on all streams except the stream with the most reserved bytes,
+    /// and the number of these streams.
     pub(super) streams: (i64, usize),
 }
 
-/// Tracks the segments and the calls outside PyTorch, up to the last step.
+/// Tracks the allocator's segments and the memory outside PyTorch until the last step begins.
 #[derive(Default)]
 pub(crate) struct Holders {
     layout: Layout,
@@ -58,10 +58,10 @@ struct Taken {
 }
 
 impl Holders {
-    /// The columns of [`Holders::feed`].
+    /// The columns that [`Holders::feed`] needs.
     pub(crate) const COLUMNS: Columns = layout::COLUMNS.and(Columns::of(&["source", "name"]));
 
-    /// Takes a row that the replay has already taken.
+    /// Processes a row that the replay has already processed.
     pub(crate) fn feed(&mut self, row: &Record, replay: &Replay) {
         self.layout.feed(row);
         match row.event {
@@ -86,7 +86,7 @@ impl Holders {
         }
     }
 
-    /// Returns the places of the free memory of a device.
+    /// Returns the distribution of the free memory of a device.
     pub(super) fn free_places(&self, replayed: &Replayed, ordinal: i32) -> FreePlaces {
         let mut places = FreePlaces::default();
         let mut by_stream: BTreeMap<i64, (i64, i64)> = BTreeMap::new();
@@ -113,7 +113,7 @@ impl Holders {
         places
     }
 
-    /// Returns the memory outside PyTorch that was taken after `since`, by library.
+    /// Returns the live memory outside PyTorch that was allocated after step `since`, by library.
     pub(super) fn new_libraries(&self, symbols: &SymbolTable, ordinal: i32, since: i64) -> Vec<Change> {
         // For each library: bytes, steps, and the purposes.
         let mut found: BTreeMap<String, (i64, Vec<i64>, FxHashSet<Symbol>)> = BTreeMap::new();

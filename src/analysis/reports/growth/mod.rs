@@ -2,9 +2,9 @@
 //!
 //! Memory in use is the memory that torch's allocator reserves, and the memory outside of it. The reserved
 //! memory has three parts. *Kept* is live at the end of a step. *Larger steps* is the memory that the largest
-//! step so far needed in addition. *Cached* is the rest, which no single step has needed. If `empty_cache`
-//! freed memory, no step so far can have needed more than the remaining memory. The growth of a part is the
-//! difference between two levels; see [`crate::state::levels`].
+//! step so far needed in addition. *Cached* is the rest, which no single step has needed. After `empty_cache`
+//! has freed memory, *larger steps* is at most what is still reserved. The growth of a part is the difference
+//! between two levels; see [`crate::state::levels`].
 
 mod forecast;
 mod holders;
@@ -38,15 +38,17 @@ use crate::state::module_layers::Layers;
 use crate::state::replay::{MemoryKind, Metric};
 use crate::state::replay_trace::{Replayed, replay_trace};
 
-/// Growth is computed from at least this many finished steps, or from [`FEWEST_SLICES`] slices of time.
+/// Growth is computed only from at least this many finished steps or, without steps, from at least
+/// [`FEWEST_SLICES`] slices of time.
 pub(super) const FEWEST_STEPS: usize = 3;
 const FEWEST_SLICES: usize = 8;
 /// Growth of less than this many bytes, or of less than one part in this many of the memory in use, counts as
 /// flat.
 const FLAT: (i64, i64) = (2 << 20, 100);
-/// `summary` names a part that grew by more than this fraction of the memory in use, one in 20.
+/// `summary` reports growth only if its largest part is at least this fraction of the memory in use: one part
+/// in 20.
 const WORTH_A_LINE: i64 = 20;
-/// The maximum number of levels in the JSON of a device.
+/// The maximum number of levels in the JSON of a device, in addition to the last level.
 const MOST_POINTS: usize = 200;
 /// The number of groups that are listed for a part.
 const SHOWN: usize = 3;
@@ -115,7 +117,7 @@ enum Shape {
     Varying,
 }
 
-/// Memory of an owner that differs between two levels, in bytes.
+/// The memory of an owner at two levels, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Change {
     what: String,
@@ -148,7 +150,7 @@ pub(super) struct Growth {
     by_time: bool,
     levels: Vec<Level>,
     all: Vec<[i64; 4]>,
-    /// The index of the first level that counts. Memory before it fills caches.
+    /// The index of the first level that counts. Growth before that level only fills caches.
     from: usize,
     /// True if the trace ends inside a step, at the last level.
     is_cut: bool,
@@ -250,8 +252,8 @@ impl Growth {
         FLAT.0.max(self.last().used() / FLAT.1)
     }
 
-    /// Returns the parts that grew, the largest growth first. If the memory in use is flat, the memory of
-    /// larger steps and of the cache was already in use, so these parts do not count.
+    /// Returns the parts that grew, with the largest growth first. If the memory in use is flat, larger steps
+    /// and the cache only took memory that was already in use, so these two parts do not count.
     pub(super) fn growing(&self) -> Vec<Part> {
         let grew = self.last().used() - self.first().used() >= self.flat();
         let counts = |part: &Part| {
@@ -262,7 +264,8 @@ impl Growth {
         all
     }
 
-    /// Returns the part that explains the growth of the memory in use, or `None` if no part grew.
+    /// Returns the part that grew most, which explains the growth of the memory in use; `None` if no part
+    /// grew.
     pub(super) fn cause(&self) -> Option<Part> {
         self.growing().first().copied()
     }
@@ -271,7 +274,7 @@ impl Growth {
         if self.by_time { duration(level.ts_ns) } else { format!("step {}", level.step) }
     }
 
-    /// Returns one line for `summary`, or `None` if no part grew by more than 5% of the memory in use.
+    /// Returns one line for `summary`, or `None` if no part grew by at least 5% of the memory in use.
     fn short(&self, units: Unit) -> Option<String> {
         let part = self.cause()?;
         if self.of(part).saturating_mul(WORTH_A_LINE) < self.last().used() {
@@ -351,8 +354,8 @@ impl Growth {
         Ok(after.into_iter().map(change).collect())
     }
 
-    /// Returns two windows: of the highest peak up to the first level that counts, and of the highest peak
-    /// after it.
+    /// Returns two windows: the step (or slice of time) of the highest peak up to the first level that
+    /// counts, and the step (or slice) of the highest peak after that level.
     fn two_peaks(&self) -> (Window, Window) {
         let highest =
             |levels: &[Level]| levels.iter().copied().max_by_key(|level| level.peak).unwrap_or_default();
@@ -472,7 +475,7 @@ impl Growth {
     }
 }
 
-/// Returns a sentence for each GPU on which a part grew by more than 5% of the memory in use.
+/// Returns a sentence for each GPU on which a part grew by at least 5% of the memory in use.
 #[must_use]
 pub fn growth_lines(levels: &Levels, meta: &Meta, units: Unit) -> Vec<String> {
     let all = levels.devices.iter().filter_map(|device| Growth::new(device, meta, false));

@@ -7,19 +7,19 @@ use super::{FEWEST_STEPS, Growth, Part, is_chosen, parts_of};
 use crate::options::Options;
 use crate::state::levels::{DeviceLevels, Levels};
 
-/// The maximum number of steps in the page's chart.
+/// The maximum number of evenly spaced steps in the page's chart. The last step is shown in addition.
 const MOST_DRAWN: usize = 1000;
 
 /// The bytes of each of the four parts of a device's memory in use after each finished step, for a chart.
 pub struct GrowthCurve {
-    /// The numbers of the steps: at most [`MOST_DRAWN`], evenly spaced.
+    /// The numbers of the steps that are shown: at most [`MOST_DRAWN`], evenly spaced, and the last step.
     pub steps: Vec<i64>,
     /// The name of each part, and its bytes after these steps.
     pub parts: [(&'static str, Vec<i64>); 4],
 }
 
 impl GrowthCurve {
-    /// Returns the curve of the first device, or `None` if it has fewer than three finished steps.
+    /// Returns the curve of the first device, or `None` if the device has too few finished steps.
     #[must_use]
     pub fn new(levels: &Levels) -> Option<GrowthCurve> {
         let steps = &levels.devices.first().filter(|device| device.steps.len() >= FEWEST_STEPS)?.steps;
@@ -38,7 +38,8 @@ impl GrowthCurve {
 /// The four parts of the memory in use of a device, in the order kept, larger steps, cached, outside.
 #[derive(Default)]
 pub(crate) struct DeviceParts {
-    /// The growth of each part between the second step and the last; `None` for a trace that is too short.
+    /// The growth of each part from the first level that counts (see [`Growth::new`]) to the last; `None` if
+    /// the trace is too short.
     pub(crate) growth: Option<[i64; 4]>,
     /// The parts after each finished step, by step.
     pub(crate) by_step: FxHashMap<i64, [i64; 4]>,

@@ -10,8 +10,8 @@ use crate::render::numbers::{count, counted, duration};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::levels::Level;
 
-/// Free memory in the pools of CUDA graphs, in other private pools, or on other streams: its bytes, and the
-/// number of these pools or streams.
+/// A place that holds much of the free memory: the pools of CUDA graphs, other private pools, or other
+/// streams. The fields are the bytes and the number of these pools or streams.
 enum Apart {
     Graphs(i64, usize),
     Pools(i64, usize),
@@ -19,7 +19,7 @@ enum Apart {
 }
 
 impl Growth {
-    /// Returns the reason for the growth of a part, one sentence.
+    /// Returns the reason for the growth of a part, in one or two sentences.
     pub(super) fn why(&self, part: Part, units: Unit) -> String {
         let show = |bytes: i64| units.show(bytes).to_string();
         match part {
@@ -95,8 +95,9 @@ impl Growth {
         }
     }
 
-    /// Returns the reason for cached memory that is separate from the rest of the allocator's: in pools of
-    /// CUDA graphs, in other private pools, or with other streams.
+    /// Returns the reason why cached memory is separate from the allocator's other memory: it is in pools of
+    /// CUDA graphs, in other private pools, or on other streams. Returns `None` if no such place has at least
+    /// half of the free memory.
     fn why_apart(&self, units: Unit) -> Option<String> {
         let text = match self.apart()? {
             Apart::Graphs(bytes, pools) => format!(
@@ -118,7 +119,7 @@ impl Growth {
         Some(text)
     }
 
-    /// Returns the kind of place that holds at least half of the free memory; `None` if no kind does.
+    /// Returns the kind of place that holds at least half of the free memory, or `None` if no kind does.
     fn apart(&self) -> Option<Apart> {
         let FreePlaces { all, graphs, pools, streams } = self.free;
         let is_most = |bytes: i64| bytes > 0 && 2 * bytes >= all;
@@ -131,14 +132,15 @@ impl Growth {
         }
     }
 
-    /// The ops that allocated the most of the sizes seen in only one step, each with its number of sizes.
+    /// Returns the ops that allocated the most sizes of a single step, each with its number of sizes. Empty
+    /// if no op is known.
     fn of_ops(&self) -> String {
         let ops: Vec<String> =
             self.size_ops.iter().map(|(op, sizes)| format!("{op} {}", count(*sizes as u64))).collect();
         if ops.is_empty() { String::new() } else { format!(" ({})", ops.join(", ")) }
     }
 
-    /// Returns the remedy for a part.
+    /// Returns a remedy for the growth of a part.
     pub(super) fn remedy(&self, part: Part) -> &'static str {
         match part {
             Part::Kept if self.is_once() => "nothing, unless this memory is not needed",

@@ -42,19 +42,19 @@ const LIBRARIES: &[(&str, &str, &str)] = &[
 
 const OTHER_LIBRARY: &str = "memtrace peak --of used shows when it was taken";
 
-/// The common name of the library in `file`.
+/// Returns the common name of the library in `file`, or `file` if the library is unknown.
 pub(in crate::reports) fn library(file: &str) -> String {
     let known = LIBRARIES.iter().find(|(prefix, _, _)| file.starts_with(prefix));
     known.map_or_else(|| file.to_owned(), |(_, name, _)| (*name).to_owned())
 }
 
-/// Advice about the memory of a library.
+/// Returns advice about the memory of a library.
 pub(super) fn for_library(name: &str) -> &'static str {
     let known = LIBRARIES.iter().find(|(_, known, advice)| *known == name && !advice.is_empty());
     known.map_or(OTHER_LIBRARY, |(_, _, advice)| advice)
 }
 
-/// Advice about torch's blocks of a category.
+/// Returns advice about torch's blocks of a category.
 pub(super) fn for_category(name: &str) -> &'static str {
     match name.trim_end_matches('*').trim() {
         "parameter" => "a smaller type (bf16), sharding (FSDP)",

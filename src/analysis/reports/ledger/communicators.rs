@@ -1,4 +1,4 @@
-//! NCCL's communicators: their numbers, and what the trace records about each.
+//! Reads the names of NCCL's communicators from the texts of a trace.
 
 use rustc_hash::FxHashMap;
 
@@ -17,15 +17,15 @@ fn parse(text: &str) -> Option<(u32, &str)> {
 pub(super) struct Communicators(FxHashMap<u32, String>);
 
 impl Communicators {
-    /// Takes the text of a mark.
+    /// Stores the group of a communicator if the mark names one.
     pub(super) fn feed(&mut self, mark: &str) {
         if let Some((number, group)) = parse(mark) {
             self.0.insert(number, group.to_owned());
         }
     }
 
-    /// Returns the name of the holder of `library`'s memory in a row with this text: its communicator, if the
-    /// text names one.
+    /// Returns the name of the holder of `library`'s memory in a row with this text, which is a communicator.
+    /// Returns `None` if the text names no communicator.
     pub(super) fn holder(&self, library: &str, text: &str) -> Option<String> {
         let (number, rank) = parse(text)?;
         let what = self.0.get(&number).map_or(rank, String::as_str);

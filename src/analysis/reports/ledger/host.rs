@@ -16,17 +16,18 @@ use crate::reports::report::{Answer, next};
 use crate::state::host_memory::{ChildrenSample, FullSample, HostMemory, QuickSample, When};
 use crate::state::moment::NamedMoment;
 
-/// The beginning of the names of parts that are CPU tensors.
+/// The prefix of the names of the parts that are CPU tensors.
 pub(in crate::reports) const CPU_TENSORS: &str = "CPU tensors";
 /// The name of a DataLoader worker, which torch sets.
 const LOADER: &str = "pt_data_worker";
-/// The part that malloc takes by `brk`.
+/// The name of the part that malloc allocates with `brk`.
 const HEAP: &str = "heap";
-/// Advice about it where CPU tensors have no rows. glibc takes blocks of up to 32 MiB from the heap once a larger one was freed.
+/// Advice about the heap if CPU tensors have no rows of their own. After an mmapped block was freed, glibc
+/// allocates blocks of up to that size (at most 32 MiB) from the heap.
 const HEAP_WITH_TENSORS: &str = "CPU tensors of up to 32 MiB, objects of Python and C, and what glibc keeps: MEMTRACE_HOST_TENSORS=1 tells them apart";
-/// The part that is the remainder.
+/// The name of the part that contains all remaining memory.
 const ANONYMOUS: &str = "anonymous";
-/// Advice about the remainder where CPU tensors have rows of their own.
+/// Advice about the remaining memory if CPU tensors have rows of their own.
 const NO_TENSORS: &str = "not CPU tensors, which have their own rows: NumPy arrays, Python's objects, \
                           buffers of libraries (memray names their lines)";
 
@@ -65,7 +66,8 @@ const PARTS: &[(&str, &str, &str)] = &[
 /// Advice about pinned memory.
 pub(in crate::reports) const PINNED: &str = "torch rounds each request up to a power of two: PYTORCH_ALLOC_CONF=pinned_max_round_threshold_mb:1,pinned_max_cached_size_mb:1 if it is not refused (torch 2.15 has it, 2.11 not), or pin one buffer of such a size and slice it";
 
-/// The group and the advice of a part. `has_tensors`: the trace has CPU tensors as parts.
+/// Returns the group of a part, and the advice about it. `has_tensors` is true if the trace lists CPU tensors
+/// as parts.
 pub(in crate::reports) fn part_about(name: &str, has_tensors: bool) -> (&'static str, &'static str) {
     match name {
         ANONYMOUS if has_tensors => return ("other", NO_TENSORS),
@@ -76,7 +78,7 @@ pub(in crate::reports) fn part_about(name: &str, has_tensors: bool) -> (&'static
     known.map_or(("other", ""), |(_, group, advice)| (*group, *advice))
 }
 
-/// Answers `memtrace ledger --host`.
+/// Builds the answer to `memtrace ledger --host`.
 pub(super) fn answer(input: &Input, at: &NamedMoment, options: &Options) -> Result<Answer> {
     let mut printer = options.printer();
     let footer = Footer::new(input);
@@ -124,11 +126,12 @@ pub(in crate::reports) struct HostState<'a> {
     children: Option<&'a ChildrenSample>,
 }
 
-/// A full sample with at least this share of the peak is used for the peak, because its parts are exact.
+/// If the largest full sample reaches at least this share of the peak, it is shown as the peak, because its
+/// parts are exact.
 const NEAR_PEAK: f64 = 0.97;
 
 impl<'a> HostState<'a> {
-    /// The state at a moment; `None` without samples, or when there is no such moment.
+    /// Returns the state at a moment; `None` if there are no samples or there is no such moment.
     pub(in crate::reports) fn new(memory: &'a HostMemory, at: &NamedMoment) -> Option<HostState<'a>> {
         let highest = memory.whole().rev().max_by_key(|full| full.total.rss)?;
         let quick = memory.quick_at(at);
@@ -159,7 +162,8 @@ impl<'a> HostState<'a> {
             state.line(group, part.name.clone(), part.pss, part.rss, advice);
         }
         if full.when != when {
-            // The quick samples of both moments show what has changed since.
+            // The full sample is older or newer, so the difference between the quick samples of both moments
+            // is added as a change.
             let then = memory.quick_with(full)?;
             let now = quick?;
             let names = ["anonymous", "files", "shared memory"];

@@ -39,7 +39,7 @@ pub(super) struct Ledger;
 const HOST: Flag =
     Flag::switch("host", "Show the process's host memory by owner; peaks are of resident memory");
 
-/// A note about a device without memory of its own.
+/// The note about a device that shares its memory with the host.
 const ONE_MEMORY: &str = "device and host share one memory: the rows and the free memory add up to all of it";
 
 const COLUMNS: Columns = layout::COLUMNS.and(Columns::of(&["api", "source", "name"]));
@@ -122,7 +122,8 @@ impl Report for Ledger {
     }
 }
 
-/// Names the processes of this run among the other processes on a GPU: they have traces of their own.
+/// Lists the processes of this run by rank and pid in the line of the other processes on a GPU. These
+/// processes have their own traces.
 fn name_neighbours(
     held: &mut [(&TraceFile, Vec<LedgerState>)],
     input: &Input,
@@ -152,12 +153,13 @@ fn name_neighbours(
 pub(super) struct Later {
     /// By `alloc_id`: the last category that a tag gave a block.
     categories: FxHashMap<i64, Category>,
-    /// The private pools that a graph was captured into. Others are a program's own (`torch.cuda.MemPool`).
+    /// The private pools into which a graph was captured. Other private pools belong to the program
+    /// (`torch.cuda.MemPool`).
     graph_pools: FxHashSet<i64>,
 }
 
 impl Later {
-    /// Takes a row of the trace, with its `pool`.
+    /// Processes a row of the trace. The row must include its `pool`.
     pub(super) fn feed(&mut self, row: &Record) {
         match row.event {
             EventName::Tag if row.delta_bytes > 0 => {
@@ -170,7 +172,7 @@ impl Later {
         }
     }
 
-    /// The block with its last category.
+    /// Returns the block with its last category.
     fn applied_to(&self, block: &Block) -> Block {
         let mut block = *block;
         if let Some(category) = self.categories.get(&block.id) {
@@ -180,8 +182,9 @@ impl Later {
     }
 }
 
-/// The ledgers of a process at a moment, one for each device in use, and the state that they are from; `None`
-/// when the trace does not reach the moment. The categories in `later` replace the categories at that moment.
+/// Returns the ledgers of a process at a moment, one for each device in use, and the replay that they are
+/// computed from. Returns `None` if the trace does not reach the moment. The categories in `later` replace
+/// the categories at that moment.
 pub(super) fn states_at(
     trace: &TraceFile,
     at: &NamedMoment,
@@ -204,7 +207,8 @@ pub(super) fn states_at(
     }))
 }
 
-/// By `alloc_id` of blocks outside torch's allocator: the calling library, the call, and what the library works for.
+/// For each block outside torch's allocator, by `alloc_id`: the calling library, the call, and the purpose of
+/// the memory.
 type Callers = FxHashMap<i64, (Symbol, Symbol, Symbol)>;
 
 fn remember_caller(callers: &mut Callers, row: &Record, replay: &Replay) {
@@ -221,11 +225,12 @@ fn remember_caller(callers: &mut Callers, row: &Record, replay: &Replay) {
 
 /// One line of the ledger.
 pub(super) struct LedgerLine {
-    /// The kind of owner: `torch`, `cache`, `library`, `context`, `others`, `unexplained`.
+    /// The kind of owner. On a device: `torch`, `cache`, `library`, `context`, `others`, `host`, `page_cache`
+    /// or `unexplained`. On the host: `change` or a group of [`host::part_about`].
     pub(super) group: &'static str,
     pub(super) what: String,
     pub(super) bytes: i64,
-    /// The number of blocks; 0 if there is nothing to count.
+    /// The number of blocks; 0 if blocks are not counted.
     pub(super) blocks: u64,
     pub(super) advice: String,
 }
@@ -242,7 +247,8 @@ impl LedgerLine {
     }
 }
 
-/// Prints torch's memory that is asleep, if there is any. `held` has the uses and the bytes.
+/// Prints torch's memory that is asleep (unmapped), if there is any. `held` has the name and the bytes of
+/// each use.
 pub(super) fn print_asleep(held: &[(&str, i64)], printer: &mut Printer, options: &Options) {
     let bytes: i64 = held.iter().map(|(_, bytes)| bytes).sum();
     if bytes == 0 {
@@ -261,12 +267,13 @@ pub(super) fn print_asleep(held: &[(&str, i64)], printer: &mut Printer, options:
 pub(super) struct LedgerState {
     pub(super) ordinal: i32,
     pub(super) ts_ns: i64,
-    /// The memory of the device, in bytes; 0 when unknown.
+    /// The memory of the device, in bytes; 0 if unknown.
     pub(super) total: i64,
     /// The sum of the lines.
     pub(super) used: i64,
     pub(super) lines: Vec<LedgerLine>,
-    /// The free memory in segments of graphs' pools, in bytes: part of the lines of the cache.
+    /// The free memory in segments of graphs' pools, in bytes. The lines of the group `cache` include this
+    /// memory.
     pub(super) graphs_free: i64,
     /// Torch's blocks whose memory the program has unmapped, as vLLM does while it sleeps. They are not part
     /// of the lines' sum.
@@ -320,8 +327,8 @@ impl LedgerState {
         }
     }
 
-    /// Adds the memory of torch's allocator: its blocks by category, and the part of its segments outside
-    /// blocks.
+    /// Adds the memory of torch's allocator: its blocks by category, and the memory of its segments that is
+    /// outside blocks.
     fn torch(&mut self, trace: &TraceFile, replayed: &Replayed, layout: &Layout, later: &Later) {
         let totals = replayed.replay.find(self.ordinal).map(|device| device.totals).unwrap_or_default();
         let live = replayed.replay.live_on(self.ordinal, false);
@@ -392,7 +399,7 @@ impl LedgerState {
 
     /// Adds the traced memory outside torch's allocator, by library.
     fn libraries(&mut self, replayed: &Replayed, callers: &Callers, samples: &DeviceSamples) {
-        // By the name of the holder: its library, bytes and blocks.
+        // For each holder, by name: its library, bytes and number of blocks.
         let mut holders: FxHashMap<String, (String, i64, u64)> = FxHashMap::default();
         let mut managed = 0;
         let here = |block: &&Block| block.kind == MemoryKind::External && block.device == self.ordinal;
@@ -424,7 +431,7 @@ impl LedgerState {
         }
     }
 
-    /// Adds the memory without a traced call, from the sample.
+    /// Adds the memory that no traced call explains, from the sample.
     fn rest(&mut self, trace: &TraceFile) {
         let Some(sample) = self.sample else {
             let context = trace.meta.phantom["context_bytes"].as_i64().unwrap_or(0);
@@ -468,7 +475,7 @@ impl LedgerState {
         }
     }
 
-    /// What is free of a memory that device and host share; `None` for a device with memory of its own.
+    /// Returns the free memory if device and host share one memory; `None` if the device has its own memory.
     fn free(&self) -> Option<i64> {
         let is_unified = self.sample.is_some_and(|sample| sample.sample.is_unified());
         is_unified.then(|| (self.total - self.used).max(0))

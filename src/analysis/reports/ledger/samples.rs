@@ -1,5 +1,5 @@
-//! The `sample` rows of a trace: the memory in use on a device beyond what traced calls account for; and the names that
-//! NCCL's communicators get.
+//! Reads the `sample` rows of a trace, which show the memory in use on a device beyond what traced calls
+//! account for. Also reads the names of NCCL's communicators.
 
 use memtrace_trace::EventName;
 use memtrace_trace::ledger::{Accounted, Rest};
@@ -24,7 +24,8 @@ pub(super) struct DeviceSample {
     pub(super) rest: Rest,
 }
 
-/// All samples of a trace, by device, and facts that are recorded later than the moment they describe.
+/// All samples of a trace, by device, and the communicators, whose names are recorded later than their
+/// memory.
 pub(super) struct DeviceSamples {
     samples: FxHashMap<i32, Vec<DeviceSample>>,
     pub(super) communicators: Communicators,
@@ -43,7 +44,7 @@ impl DeviceSamples {
     pub(super) fn of(trace: &TraceFile, options: &Options) -> Result<DeviceSamples> {
         let mut samples: FxHashMap<i32, Vec<DeviceSample>> = FxHashMap::default();
         let mut communicators = Communicators::default();
-        // By alloc_id: the device, and the bytes.
+        // For each block of managed memory, by `alloc_id`: the device, and the bytes.
         let mut managed: FxHashMap<i64, (i32, i64)> = FxHashMap::default();
         let columns = Columns::of(&["api", "name"]);
         replay_trace(trace, columns, options, Metric::Used, KnownCategories::default(), |row, replay| {
@@ -67,7 +68,8 @@ impl DeviceSamples {
                     let sample = Sample::parse(&replay.symbols.get(row.name));
                     let samples = samples.entry(row.device).or_default();
                     match samples.last_mut() {
-                        // Pools and graphs have a row of their own that follows directly.
+                        // A row without a total continues the sample before it: pools and graphs have a
+                        // separate row that follows directly.
                         Some(last) if sample.total.is_none() => {
                             last.sample = last.sample.updated(sample);
                             last.rest = Rest::of(&last.sample, accounted);
@@ -86,8 +88,8 @@ impl DeviceSamples {
         Ok(DeviceSamples { samples, communicators })
     }
 
-    /// Returns the sample that applies at row `seq`, by the same rule as at a replay's peak: of the samples
-    /// before and after it, the one with more memory without a traced call.
+    /// Returns the sample that applies at row `seq`. As at a replay's peak, this is the sample directly
+    /// before or directly after the row, whichever has more memory without a traced call.
     pub(super) fn at(&self, device: i32, seq: i64) -> Option<DeviceSample> {
         let samples = self.samples.get(&device)?;
         let next = samples.partition_point(|sample| sample.seq <= seq);

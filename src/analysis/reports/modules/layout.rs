@@ -18,7 +18,8 @@ use crate::state::group::APART;
 use crate::state::module_layers::Layers;
 use crate::state::replay::{HOST, Replay};
 
-/// A row of the table: a module, or repeated layers. All but numbers of calls and modules are in bytes.
+/// A row of the table: a module, or repeated layers. Sizes are in bytes; `modules`, `calls` and `recomputed`
+/// are numbers.
 #[derive(Default)]
 struct ModuleRow {
     path: String,
@@ -26,13 +27,13 @@ struct ModuleRow {
     calls: u64,
     before: Option<i64>,
     peak_forward: Option<i64>,
-    /// The memory that the modules retain: their sum, and the maximum of one module.
+    /// The memory that the modules retain, summed over the modules. `largest` is the maximum of one module.
     retained: i64,
     largest: i64,
     peak_backward: Option<i64>,
     recomputed: u64,
     own_parameters: i64,
-    /// Parameters, buffers, inputs, outputs.
+    /// Parameters and buffers (sums over the modules), inputs and outputs (maxima); `None` if unknown.
     memory: [Option<i64>; 4],
 }
 
@@ -62,14 +63,14 @@ impl ModuleRow {
 }
 
 impl Tracker {
-    /// The modules in MemTracker's natural order.
+    /// Returns the modules in MemTracker's natural order.
     fn sorted(&self) -> Vec<(&String, &ModuleStats)> {
         let mut all: Vec<_> = self.modules.iter().collect();
         all.sort_by_cached_key(|(path, _)| natural(path));
         all
     }
 
-    /// The repeated layers of these modules; empty with `--apart`.
+    /// Returns the repeated layers among these modules; empty with `--apart`.
     pub(super) fn layers(&self, replay: &Replay, options: &Options) -> Layers {
         if options.is_set(APART.name) {
             return Layers::default();
@@ -94,7 +95,7 @@ impl Tracker {
                 self.sorted().into_iter().partition(|(path, _)| self.keeps_calls(path));
             for (path, stats) in kept {
                 printer.plain(format!("Module:  {path}"));
-                // CSV output has tables only.
+                // CSV output consists of tables only.
                 if options.is_set("table") || options.form == Form::Csv {
                     print_table(printer, path, stats, &self.snapshots, options.units);
                 } else {
@@ -173,7 +174,8 @@ impl Tracker {
         }
     }
 
-    /// Prints how many modules are left out; `more` of them were followed but are not shown.
+    /// Prints how many modules are left out because they are too deep. `more` of them were followed but are
+    /// not shown.
     fn print_too_deep(&self, printer: &mut Printer, more: usize) {
         let deeper = self.too_deep() + more;
         if deeper > 0 {
@@ -184,7 +186,7 @@ impl Tracker {
         }
     }
 
-    /// The rows of the table: the modules, with repeated layers joined.
+    /// Returns the rows of the table: the modules, with repeated layers joined.
     fn rows(&self, layers: &Layers) -> Vec<ModuleRow> {
         let mut rows: Vec<ModuleRow> = Vec::new();
         let mut places: FxHashMap<String, usize> = FxHashMap::default();
@@ -268,7 +270,7 @@ fn snapshot_json(snapshot: &DeviceTypes) -> Value {
     devices.into()
 }
 
-/// MemTracker's plain layout.
+/// Prints the states of a module in MemTracker's plain layout.
 fn print_states(printer: &mut Printer, stats: &ModuleStats, snapshots: &Snapshots, units: Unit) {
     for series in &stats.states {
         printer.plain(series.state.name());
@@ -291,9 +293,9 @@ fn print_states(printer: &mut Printer, stats: &ModuleStats, snapshots: &Snapshot
     }
 }
 
-/// MemTracker's table.
+/// Prints the states of a module as MemTracker's table.
 fn print_table(printer: &mut Printer, path: &str, stats: &ModuleStats, snapshots: &Snapshots, units: Unit) {
-    // A CSV table has no title.
+    // A CSV table has no title, so each row names the module.
     let is_csv = printer.form() == Form::Csv;
     let module = is_csv.then_some("Module");
     let heads: Vec<&str> = module
@@ -310,7 +312,7 @@ fn print_table(printer: &mut Printer, path: &str, stats: &ModuleStats, snapshots
                 if rounds_to_nothing(total(types), units) {
                     continue;
                 }
-                // Blank when it equals the row above.
+                // Except in CSV, only the first row of a snapshot shows the label.
                 let label = if is_csv { label.clone() } else { std::mem::take(&mut label) };
                 let mut row: Vec<String> = module.map(|_| path.to_owned()).into_iter().collect();
                 row.extend([label, device_name(*device)]);

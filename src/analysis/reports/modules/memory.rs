@@ -1,9 +1,10 @@
 //! Parameters, buffers, inputs and outputs of modules: `MemTracker`'s `parameter_mem`, `buffer_mem`,
 //! `input_mem` and `output_mem`, rounded as the allocator does.
 //!
-//! With io records (`MEMTRACE_OPS=io`) all four are counted as in `MemTracker`: a storage counts each time
-//! that it occurs. Without them, parameters and buffers are the sums of the tagged blocks of a module and its
-//! submodules; a tied weight then counts once, for the module that has it first.
+//! With io records (`MEMTRACE_OPS=io`), all four are counted as in `MemTracker`: a storage counts each time
+//! that it occurs. Without io records, inputs and outputs are unknown. Parameters and buffers are then the
+//! sums of the tagged blocks of a module and its submodules, and a tied weight counts once, for the module
+//! that has it first.
 
 use std::collections::BTreeMap;
 
@@ -17,23 +18,24 @@ use crate::read::symbols::{Symbol, SymbolTable};
 /// The memory of one module, in bytes.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Memory {
-    /// Parameters and buffers of this module and its submodules, on each device.
+    /// Parameters and buffers of this module and its submodules on each device, from io records.
     own: [BTreeMap<i32, i64>; 2],
-    /// Inputs and outputs of each call that is kept.
+    /// The bytes of the inputs of each kept call. `outputs` has the same for outputs.
     inputs: Vec<i64>,
     outputs: Vec<i64>,
-    /// The maximum over all calls.
+    /// The maximum of the inputs and the maximum of the outputs over all calls.
     most: [i64; 2],
-    /// True if the memory of its calls is known.
+    /// True if io records have been counted for at least one call.
     has_calls: bool,
-    /// Bytes of tagged blocks, now and at the peak: parameters, buffers.
+    /// The bytes of the tagged blocks of parameters and of buffers, each as the current sum and its peak.
     tagged: [(i64, i64); 2],
     /// Like `tagged`, for the parameters of this module without its submodules.
     tagged_here: (i64, i64),
 }
 
 impl Memory {
-    /// The parameters or buffers of the module: from io records, or else from tags.
+    /// Returns the bytes of the module's parameters (`which` is 0) or buffers (1), from io records or,
+    /// without them, from tags.
     fn own(&self, which: usize) -> i64 {
         if self.has_calls {
             self.own[which].values().fold(0, |sum: i64, bytes| sum.wrapping_add(*bytes))
@@ -42,22 +44,23 @@ impl Memory {
         }
     }
 
-    /// The maximum of the inputs or outputs of a call; `None` when unknown.
+    /// Returns the maximum over all calls of the inputs (`which` is 0) or outputs (1); `None` if unknown.
     fn largest_call(&self, which: usize) -> Option<i64> {
         self.has_calls.then_some(self.most[which])
     }
 
-    /// The parameters of the module without its submodules, in bytes.
+    /// Returns the bytes of the module's own parameters, without its submodules.
     pub(super) fn own_parameters(&self) -> i64 {
         self.tagged_here.1
     }
 
-    /// Parameters, buffers, inputs and outputs, for a table.
+    /// Returns parameters, buffers, inputs and outputs, for a table.
     pub(super) fn columns(&self) -> [Option<i64>; 4] {
         [Some(self.own(0)), Some(self.own(1)), self.largest_call(0), self.largest_call(1)]
     }
 
-    /// Adds its fields to the JSON of a module: calls one by one, null when unknown.
+    /// Adds this memory to the JSON of a module. Inputs and outputs are lists with one entry for each kept
+    /// call, or null if unknown.
     pub(super) fn add_to(&self, value: &mut Value) {
         let calls = |bytes: &Vec<i64>| if self.has_calls { json!(bytes) } else { Value::Null };
         value["parameter_bytes"] = self.own(0).into();
@@ -79,7 +82,7 @@ impl Memory {
     }
 }
 
-/// Inputs and outputs of one call.
+/// Inputs, outputs, parameters and buffers of one call.
 #[derive(Clone, Debug, Default)]
 pub(super) struct CallMemory {
     inputs: i64,
@@ -112,7 +115,8 @@ impl Memories {
         }
     }
 
-    /// Records the end of a call.
+    /// Adds the memory of a call that ends to its module. Does nothing if the trace has no io records of
+    /// modules.
     pub(super) fn end_call(&mut self, path: &str, call: &CallMemory, keep: usize) {
         if !self.has_io {
             return;
@@ -124,7 +128,7 @@ impl Memories {
         memory.add_call(call, keep);
     }
 
-    /// Counts a row of a parameter's or buffer's block.
+    /// Adds a row of a parameter's or buffer's block to its module and the enclosing modules.
     pub(super) fn add_block(&mut self, row: &Record, rounded: i64, symbols: &SymbolTable) {
         let which = match row.category {
             Category::Parameter => 0,
@@ -153,13 +157,13 @@ impl Memories {
         }
     }
 
-    /// The memory of the module at `path`.
+    /// Returns the memory of the module at `path`.
     pub(super) fn of(&self, path: &str) -> Memory {
         self.by_path.get(path).cloned().unwrap_or_default()
     }
 }
 
-/// Printed when the memory of the calls is unknown.
+/// The note that is printed if the memory of the calls is unknown.
 pub(super) const NO_IO: &str = "no inputs and outputs of calls in this trace (MEMTRACE_OPS=io records \
     them); parameters and buffers are those that are tagged, and a tied weight belongs to the module that \
     has it first";

@@ -1,15 +1,20 @@
 //! `memtrace modules`: PyTorch's `MemTracker` states, one entry for each call of a module.
 //!
 //! A module call is a range named after a level of the module path. A forward call inside backward is a
-//! recomputation (activation checkpointing). Backward has no ranges: the backward of a module begins with the
-//! first row in the backward phase that belongs to it or to a submodule, and ends with the next row that does
-//! not. An op outside all modules that allocated nothing (the accumulation of a gradient) does not end it, nor does
-//! a row of another thread (a sample, pinned memory of a data loader). A mark with the api `backward` ends it, too:
-//! another call of the module follows. A module has at most as many backwards as
-//! forwards: more of one, after rows of another owner, goes on with its last entry. Each block has its eventual
-//! category from its birth on.
-//! Peaks follow `MemTracker`'s strict rule. Where the trace has `op` rows, `--op-boundary` looks for peaks
-//! only at the end of an op, as `MemTracker` does, which misses what an op allocates and frees inside.
+//! recomputation (activation checkpointing).
+//!
+//! Backward has no ranges. The backward of a module begins with the first row in the backward phase that
+//! belongs to the module or to a submodule. It ends with the next row that does not. Some rows are ignored:
+//! frees, tags, an op outside all modules that allocates nothing (the accumulation of a gradient), and rows
+//! of other threads (a sample, pinned memory of a data loader). A mark with the api `backward` also ends it,
+//! because the backward of another call of the module follows.
+//!
+//! A module has at most as many backwards as forwards. If rows of another owner interrupt a backward and all
+//! forwards already have one, the rest of the backward is added to the last entry.
+//!
+//! A block counts in its final category since its allocation. As in `MemTracker`, a later total is a new peak
+//! only if it is higher. If the trace has `op` rows, `--op-boundary` looks for peaks only at the end of an
+//! op, as `MemTracker` does. This misses memory that an op allocates and frees inside.
 
 mod layout;
 mod memory;
@@ -38,7 +43,7 @@ use tracker::{Depth, Tracker};
 /// `memtrace modules`.
 pub(super) struct Modules;
 
-/// Printed with `--op-boundary` when only outermost ops have a row.
+/// The note that is printed with `--op-boundary` if only outermost ops have a row.
 const OUTER_OPS: &str = "--op-boundary looked at the ends of outermost ops only, so these are not \
                          MemTracker's own peaks: MEMTRACE_OPS=all records the ops that MemTracker looks at";
 

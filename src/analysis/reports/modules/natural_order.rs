@@ -7,7 +7,8 @@ pub(super) enum Piece {
     Number(u128),
 }
 
-/// Splits a path as `split([0-9]+)`: texts and numbers in turn, a text first.
+/// Splits a path as Python's `re.split("([0-9]+)", path)` does: texts and numbers alternate, starting with a
+/// text.
 pub(super) fn natural(path: &str) -> Vec<Piece> {
     let mut pieces = vec![Piece::Text(String::new())];
     for c in path.chars() {

@@ -1,5 +1,5 @@
-//! Snapshots of memory that later rows correct: as in `MemTracker`, a block has its final category from its
-//! allocation on, even if a `tag` row assigns it later.
+//! Snapshots of memory that later rows correct. As in `MemTracker`, a block counts in its final category
+//! since its allocation, even if a `tag` row assigns the category later.
 
 use std::collections::BTreeMap;
 
@@ -8,23 +8,23 @@ use super::super::mem_tracker::Types;
 /// The bytes of each device, by reference type.
 pub(super) type DeviceTypes = BTreeMap<i32, Types>;
 
-/// The place of one device's bytes: the `seq` of the last row that they include, and a unique number.
+/// The key of one device's bytes: the `seq` of the last row that the bytes include, and a unique number.
 type RowPlace = (i64, u64);
 
-/// The memory of all devices at one moment, by its places in [`Snapshots`].
+/// The memory of all devices at one moment: for each device, the key of its bytes in [`Snapshots`].
 #[derive(Clone, Debug, Default)]
 pub(super) struct Snapshot(BTreeMap<i32, RowPlace>);
 
 /// The bytes of all snapshots that are kept.
 #[derive(Default)]
 pub(super) struct Snapshots {
-    /// In the order of time, so that a correction visits only what is younger than its block.
+    /// Ordered by time, so that a correction visits only the entries that are younger than its block.
     bytes: BTreeMap<RowPlace, (i32, Types)>,
     next: u64,
 }
 
 impl Snapshots {
-    /// Keeps `now`, the memory after row `seq`.
+    /// Stores `now`, the memory after row `seq`, and returns the new snapshot.
     pub(super) fn take(&mut self, now: &DeviceTypes, seq: i64) -> Snapshot {
         Snapshot(now.iter().map(|(device, types)| (*device, self.insert(*device, types, seq))).collect())
     }
@@ -35,7 +35,7 @@ impl Snapshots {
         (seq, self.next)
     }
 
-    /// Replaces the memory of one device in `snapshot` by that after row `seq`.
+    /// Replaces the memory of one device in `snapshot` by the memory after row `seq`.
     pub(super) fn replace(&mut self, snapshot: &mut Snapshot, device: i32, types: &Types, seq: i64) {
         let place = self.insert(device, types, seq);
         if let Some(old) = snapshot.0.insert(device, place) {
@@ -43,14 +43,14 @@ impl Snapshots {
         }
     }
 
-    /// Forgets `snapshot`.
+    /// Removes the bytes of `snapshot`.
     pub(super) fn remove(&mut self, snapshot: &Snapshot) {
         for place in snapshot.0.values() {
             self.bytes.remove(place);
         }
     }
 
-    /// Adds `change` to a type in every snapshot that includes the block which row `born` allocated.
+    /// Adds `change` to a type in every snapshot that includes the block that row `born` allocated.
     pub(super) fn correct(&mut self, device: i32, born: i64, of_type: usize, change: i64) {
         for (owner, types) in self.bytes.range_mut((born, 0)..).map(|(_, kept)| kept) {
             if *owner == device {
@@ -59,7 +59,7 @@ impl Snapshots {
         }
     }
 
-    /// The memory of `snapshot`, with all corrections so far.
+    /// Returns the memory of `snapshot`, with all corrections so far.
     pub(super) fn get(&self, snapshot: &Snapshot) -> DeviceTypes {
         let of_device = |(device, place): (&i32, &RowPlace)| Some((*device, self.bytes.get(place)?.1));
         snapshot.0.iter().filter_map(of_device).collect()

@@ -26,7 +26,7 @@ fn answer(trace: TraceBuilder, flags: &[&'static str]) -> (Value, String) {
     (answer.json["processes"][0]["modules"].clone(), answer.text())
 }
 
-/// Two calls of a layer; the second is recomputed inside backward.
+/// Builds a trace with two calls of a layer and one recomputation of it inside backward.
 fn training() -> TraceBuilder {
     use EventName::{Op, RangeBegin, RangeEnd};
     let mut trace = TraceBuilder::default();
@@ -39,7 +39,7 @@ fn training() -> TraceBuilder {
     for _ in 0..2 {
         range(&mut trace, RangeBegin, Row { name: "fc", ..root });
         trace.alloc(2 * KIB, layer);
-        // Inside an op: allocated and freed before it ends.
+        // This block is allocated and freed inside an op.
         let scratch = trace.alloc(5 * KIB, layer);
         trace.free(scratch, 5 * KIB, layer);
         trace.change(Row { event: Op, device: 0, ..layer }, [0; 3]);
@@ -47,7 +47,7 @@ fn training() -> TraceBuilder {
     }
     range(&mut trace, RangeEnd, Row { module: "(none)", name: "Net", ..root });
     let backward = Row { phase: "backward", category: Category::Temporary, ..layer };
-    // The ranges above are the program's; this one is of a module that memtrace hooks.
+    // The ranges above come from the program. This range comes from a module that memtrace hooks.
     let hooked = Row { module: "Net", name: "Net.fc", api: "module", phase: "backward", ..root };
     trace.raw(Row { event: RangeBegin, ..hooked });
     trace.alloc(KIB, Row { category: Category::Activation, ..backward });
@@ -72,7 +72,7 @@ fn modules_have_an_entry_for_each_state_of_each_call() {
     assert_eq!(totals(&modules, 1, "Peak-Forward"), [15, 17]);
     assert_eq!(totals(&modules, 1, "Pre-Forward-AC"), [12]);
     assert_eq!(totals(&modules, 1, "Post-Forward-AC"), [13]);
-    // The row that opens a module's backward is inside it.
+    // The row that begins a module's backward belongs to the backward, so Pre-Backward excludes it.
     assert_eq!(totals(&modules, 1, "Pre-Backward"), [13]);
     assert_eq!(totals(&modules, 1, "Peak-Backward"), [17]);
     assert_eq!(totals(&modules, 1, "Post-Backward"), [17]);
@@ -98,7 +98,7 @@ fn modules_stay_in_backward_while_a_gradient_is_accumulated() {
     trace.alloc(KIB, backward);
     trace.change(op(outside), [0; 3]);
     trace.change(op(backward), [0; 3]);
-    // An allocation by the script ends it.
+    // An allocation by the script ends the backward of `Net.fc`.
     trace.alloc(2 * KIB, outside);
     trace.change(op(outside), [0; 3]);
     trace.alloc(4 * KIB, backward);
@@ -137,7 +137,8 @@ fn modules_have_one_backward_for_each_forward_whatever_comes_between_its_rows() 
         );
         trace.alloc(KIB, loader);
         trace.alloc(KIB, backward);
-        // An allocation by the script in the middle of it: the rest goes on with the same call.
+        // The script allocates in the middle of the backward. The rest of the backward belongs to the same
+        // call.
         trace.alloc(2 * KIB, Row { module: "(script)", ..backward });
         trace.alloc(4 * KIB, backward);
         trace.raw(Row { event: EventName::Op, phase: "optimizer", step, device: 0, ..Row::default() });
@@ -157,7 +158,7 @@ fn modules_count_a_block_by_its_eventual_category_from_its_birth_on() {
     let weight = trace.alloc(8 * KIB, Row { step: -1, ..Row::default() });
     let forward = Row { module: "Net.fc", phase: "forward", step: 0, ..Row::default() };
     forward_of_net(&mut trace, forward);
-    // The weight is found after the first forward, as memtrace does for a model that it meets there.
+    // The weight is tagged only after the first forward, as if memtrace had found the model there.
     let parameter = Row { module: "Net.fc", category: Category::Parameter, ..Row::default() };
     trace.tag(weight, 8 * KIB, Row::default(), parameter);
     let (modules, _) = answer(trace, &[]);

@@ -1,4 +1,4 @@
-//! The state of memory before, at the peak of and after each call of a module.
+//! Tracks the memory before, at the peak of and after each call of a module.
 
 use std::collections::BTreeMap;
 
@@ -43,7 +43,8 @@ impl CallState {
     }
 }
 
-/// The change of a row, in bytes, with every block counted at its requested size, rounded up.
+/// Returns the change of a row, in bytes. The block counts at its requested size, rounded up, if that is
+/// known.
 fn rounded(row: &Record) -> i64 {
     let rounded = row.rounded_bytes.min(MAX_BYTES.cast_signed());
     if rounded > 0 { rounded * row.delta_bytes.signum() } else { row.delta_bytes }
@@ -58,7 +59,7 @@ pub(super) fn total(types: &Types) -> i64 {
 pub(super) struct StateHistory {
     pub(super) state: CallState,
     pub(super) calls: u64,
-    /// The memory in the first calls.
+    /// The memory in the first calls; `--calls` sets their number.
     pub(super) kept: Vec<Snapshot>,
     /// The highest total of a device over all calls.
     pub(super) highest: i64,
@@ -69,7 +70,7 @@ pub(super) struct StateHistory {
 pub(super) struct ModuleStats {
     /// In the order of their first occurrence, as in MemTracker.
     pub(super) states: Vec<StateHistory>,
-    /// The maximum growth of a forward call, in bytes: after minus before.
+    /// The maximum growth over a forward call, in bytes: the memory after the call minus the memory before.
     pub(super) retained: i64,
 }
 
@@ -94,7 +95,7 @@ impl ModuleStats {
     }
 }
 
-/// The level of a module in its path, from 1.
+/// Returns the level of a module in its path, starting at 1.
 fn level(path: &str) -> usize {
     path.matches('.').count() + 1
 }
@@ -106,32 +107,32 @@ fn highest(snapshot: &DeviceTypes) -> i64 {
 /// A call in progress.
 struct OpenCall {
     path: String,
-    /// The state to record at its end.
+    /// The state to record when the call ends.
     after: CallState,
-    /// The state to record at its peak; `None` in a recomputation.
+    /// The state to record at the peak of the call; `None` in a recomputation.
     peak: Option<CallState>,
     local_peak: BTreeMap<i32, i64>,
-    /// The index of this call among the kept peaks; `None` when its peak is not kept.
+    /// The index of this call's peak among the kept peaks; `None` if the peak is not kept.
     kept_peak: Option<usize>,
-    /// True for a backward that continues after rows of another owner: its end replaces the end of its first
-    /// part.
+    /// True for a backward that continues after rows of another owner. The end of this call replaces the
+    /// recorded end of the first part.
     resumed: bool,
     before: i64,
     memory: CallMemory,
 }
 
-/// The levels of the path of a module that are followed.
+/// The maximum levels of module paths, counted from the root.
 #[derive(Clone, Copy)]
 pub(super) struct Depth {
-    /// Deeper modules are only counted.
+    /// Modules deeper than this level are counted, but not followed.
     pub(super) followed: usize,
-    /// The calls of deeper modules are not kept one by one.
+    /// The calls of modules deeper than this level are not kept one by one.
     pub(super) kept: usize,
 }
 
 pub(super) struct Tracker {
     depth: Depth,
-    /// The called modules below `depth.followed`.
+    /// The called modules that are deeper than `depth.followed`.
     deeper: FxHashSet<String>,
     keep: usize,
     op_boundary: bool,
@@ -170,12 +171,12 @@ impl Tracker {
         }
     }
 
-    /// The number of module calls that the trace leaves open.
+    /// Returns the number of module calls that the trace leaves open.
     pub(super) fn open_calls(&self) -> usize {
         self.ranges.values().flatten().filter(|(_, call)| call.is_some()).count()
     }
 
-    /// The called modules that are too deep to be followed.
+    /// Returns the number of called modules that are too deep to be followed.
     pub(super) fn too_deep(&self) -> usize {
         self.deeper.len()
     }
@@ -185,7 +186,7 @@ impl Tracker {
         level(path) <= self.depth.kept
     }
 
-    /// The number of calls of a module that are kept.
+    /// Returns the maximum number of calls of a module that are kept.
     fn kept_calls(&self, path: &str) -> usize {
         if self.keeps_calls(path) { self.keep } else { 0 }
     }
@@ -198,7 +199,8 @@ impl Tracker {
                 EventName::Mark if *replay.symbols.get(row.api) == *Api::Backward.as_str() => {
                     self.end_backward_of(&replay.symbols.get(row.name), row.seq);
                 }
-                // The state before a call excludes its first row.
+                // Free and tag rows neither begin nor end a backward. The row itself is counted only below,
+                // so that the state before a call excludes the call's first row.
                 EventName::Free | EventName::Tag => {}
                 EventName::Io => {
                     let open = self.ranges.entry(row.tid).or_default();
@@ -232,7 +234,7 @@ impl Tracker {
         }
     }
 
-    /// Records `state` of the module at `path`: the memory before row `seq`.
+    /// Records `state` of the module at `path` with the memory before row `seq`.
     fn add(&mut self, path: &str, state: CallState, seq: i64) {
         let keep = self.kept_calls(path);
         let stats = self.modules.entry(path.to_owned()).or_default();
@@ -244,11 +246,11 @@ impl Tracker {
         }
     }
 
-    /// The path of the module whose range opens; `None` when the range is not a module, or is too deep.
+    /// Returns the path of the module whose range begins; `None` if the range is not a module or is too deep.
     fn path_of(&mut self, row: &Record, replay: &Replay) -> Option<String> {
         let name = replay.symbols.get(row.name);
         let path = match meaning(&name, None, &[]) {
-            // The forward of a torch.nn.Module: its name is its path.
+            // This range is the forward of a torch.nn.Module, so its name is the path.
             _ if replay.symbols.get(row.api).as_ref() == Api::Module.as_str() => name.to_string(),
             Meaning::ModulePath(path) => path.to_owned(),
             Meaning::Level(level) if row.module == Symbol::NONE => level.to_owned(),
@@ -290,7 +292,8 @@ impl Tracker {
     ) -> OpenCall {
         let keep = self.kept_calls(&path);
         let stats = self.modules.entry(path.clone()).or_default();
-        // A forward has one backward. Further parts of it, after rows of another owner, are not another call.
+        // Each forward has one backward. Further parts of a backward, after rows of another owner, do not
+        // count as another call.
         let resumed = before == CallState::PreBackward
             && stats.calls(before) > 0
             && stats.calls(before) >= stats.calls(CallState::PreForward);
@@ -334,7 +337,7 @@ impl Tracker {
         if call.resumed {
             let series = stats.series(call.after);
             series.calls = series.calls.saturating_sub(1);
-            // The entry of the last call is kept only while there are few.
+            // If the end of the first part was kept, the end recorded below replaces it.
             if (series.calls as usize) < keep
                 && let Some(first_part) = series.kept.pop()
             {
@@ -346,7 +349,8 @@ impl Tracker {
 
     fn end(&mut self, row: &Record) {
         let open = self.ranges.entry(row.tid).or_default();
-        // Ranges of different kinds may close in another order than they opened.
+        // Ranges of different kinds may close in an order that does not mirror the order in which they
+        // opened.
         let Some(at) = open.iter().rposition(|(name, _)| *name == row.name) else {
             self.unmatched += 1;
             return;
@@ -356,7 +360,8 @@ impl Tracker {
         }
     }
 
-    /// The backward of another call of the module at `path` begins. The backwards of the last call, and of calls inside it, end.
+    /// Ends the backward of the last call of the module at `path`, and the backwards of the calls inside it,
+    /// because the backward of another call of this module begins.
     fn end_backward_of(&mut self, path: &str, seq: i64) {
         let Some(at) = self.backward.iter().position(|call| call.path == path) else { return };
         for call in self.backward.split_off(at).into_iter().rev() {
@@ -374,12 +379,13 @@ impl Tracker {
         if !in_backward && self.backward.is_empty() || in_backward && row.module == Symbol::NONE {
             return;
         }
-        // The accumulation of a gradient belongs to no module and comes between the rows of a module. An
-        // allocation would have its own row.
+        // The accumulation of a gradient is an op outside all modules that comes between the rows of a
+        // module, so it does not end the module's backward. If it allocated memory, that allocation would
+        // have its own row.
         if in_backward && row.event == EventName::Op && row.module == Symbol::SCRIPT {
             return;
         }
-        // A recomputed forward has its own ranges.
+        // A recomputed forward has its own ranges, so its rows neither begin nor end a backward.
         let recomputes = self.ranges.get(&row.tid).is_some_and(|open| {
             open.iter().flat_map(|(_, call)| call).any(|call| call.after == CallState::PostForwardAc)
         });

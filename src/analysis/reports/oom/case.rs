@@ -34,14 +34,14 @@ use crate::state::replay_trace::Replayed;
 use crate::state::retained::{Holder, RetainedSearch};
 use crate::state::stacks::Stacks;
 
-/// The number of the request's lines of Python that are shown.
+/// The maximum number of the request's Python lines that are shown.
 const LINES: usize = 5;
 
 /// An upper bound, in bytes, of the memory that a CUDA context and the code and workspaces of libraries take
 /// without a traced call. Unaccounted memory beyond it belongs to another process.
 const CONTEXT: i64 = GIB;
 
-/// Two tensors may have the same number of elements if their sizes differ by less than this many bytes.
+/// The tolerance, in bytes, when the sizes of two blocks are compared, because the allocator rounds sizes.
 const ROUNDING: i64 = 1024;
 
 /// Facts from the rows before the OOM.
@@ -52,12 +52,12 @@ pub(super) struct RowsBefore {
     /// The number of failed calls since the last successful one, which are the failed calls of this request.
     failed: u64,
     failed_of_oom: u64,
-    /// For each device: the bytes that a sample found in use but no row accounts for, and the known parts of
-    /// these in other processes and on the host.
+    /// For each device: the bytes that a sample found in use although no row accounts for them, and the parts
+    /// of these bytes in other processes and on the host, if known.
     foreign: Vec<(i32, i64, Option<i64>, Option<i64>)>,
     /// For each device: the current step, its totals so far, and the finished steps.
     steps: Vec<(i32, i64, StepTotals, Vec<StepTotals>)>,
-    /// For each device: the memory of each op and module in the steps.
+    /// For each device: the memory of each op and module in the latest steps.
     groups: Vec<(i32, StepGroups)>,
     forwards: Forwards,
     /// True if an op of fused attention has run.
@@ -155,14 +155,14 @@ struct LayersLeft {
     /// The layer of the request, and the number of all layers, such as `Net.blocks.10` and 12.
     at: String,
     of: i64,
-    /// An estimate of the bytes that the remaining layers would still allocate: the average of the earlier
-    /// layers for each of them, minus the memory that the current layer already holds.
+    /// An estimate of the bytes that the current layer and the remaining layers would still allocate: the
+    /// average of the earlier layers for each, minus the memory that the current layer already holds.
     bytes: i64,
 }
 
 impl LayersLeft {
-    /// Returns the layers after the layer of `module`. Their memory is estimated from the live blocks of the
-    /// layers before it.
+    /// Returns the layers that were not complete at the request in `module`, or `None` if `module` is not in
+    /// a repeated layer. The memory of these layers is estimated from the live blocks of the layers before.
     fn find(module: &str, layers: &Layers, live: &[(String, Category, i64)]) -> Option<LayersLeft> {
         let joined = layers.joined(module);
         let mut end = 0;
@@ -181,7 +181,7 @@ impl LayersLeft {
             });
             let bytes: i64 = kept.map(|(.., bytes)| bytes).sum();
             if at > 0 && of > at {
-                // The layer of the request has already taken a part of its share.
+                // The layer of the request has already allocated a part of its share.
                 let taken: i64 = live
                     .iter()
                     .filter(|(path, category, _)| {
@@ -241,8 +241,8 @@ impl OptimizerStep {
     }
 }
 
-/// Returns the bytes of a log-softmax request with the live blocks of this step that have the same size or
-/// half of it: the logits and their 16-bit originals. Returns 0 for a request of another op.
+/// Returns the bytes of a log-softmax request, plus the bytes of this step's live blocks of the same size or
+/// half the size: the logits and their 16-bit originals. Returns 0 for a request of another op.
 fn logits(live: &[Block], row: &Record, op: &str) -> i64 {
     if op != "aten::_log_softmax" {
         return 0;
@@ -256,7 +256,7 @@ fn logits(live: &[Block], row: &Record, op: &str) -> i64 {
 pub(super) struct OomCase<'a> {
     pub(super) row: Record,
     pub(super) trace: &'a TraceFile,
-    /// The share of the card that a server allowed itself.
+    /// The share of the card to which a server (vLLM) limits itself, if the trace records it.
     pub(super) server: Option<ServerPart>,
     pub(super) cause: Cause,
     pub(super) kept: Option<(Holder, Kept)>,
@@ -269,7 +269,8 @@ pub(super) struct OomCase<'a> {
     context: Option<ContextRange>,
     /// The free memory of the device; `None` if the trace has no sample of it.
     device_free: Option<i64>,
-    /// The bytes of the free pieces in torch's cache that the request could use, largest first.
+    /// The sizes in bytes of the free pieces in torch's segments for requests of this kind, the largest
+    /// first. All of them may be too small.
     pub(super) holes: Vec<i64>,
     /// The repeated layers that the forward had not reached.
     layers: Option<LayersLeft>,
@@ -344,7 +345,8 @@ impl<'a> OomCase<'a> {
         };
         let layers = in_forward
             .then(|| {
-                // Without classes, because the class of a layer that was not called is unknown.
+                // The layers are found among the called modules only, because the class of a layer that was
+                // not called is unknown.
                 let layers = replayed.replay.classes.layers([], &replayed.symbols);
                 LayersLeft::find(&module, &layers, &live.iter().map(by_module).collect::<Vec<_>>())
             })
@@ -457,7 +459,7 @@ impl<'a> OomCase<'a> {
         matches!(self.cause, Cause::Grows | Cause::Kept)
     }
 
-    /// [`Facts::room`] as text.
+    /// Formats [`Facts::room`]; without a sample, as an upper bound.
     fn room_text(&self, units: Unit) -> String {
         let most = if self.device_free.is_none() { "at most " } else { "" };
         format!("{most}{}", units.show(self.facts.room))
@@ -636,7 +638,8 @@ impl<'a> OomCase<'a> {
         format!("{}. {}.", self.missing(units), upper_first(&self.because(units)))
     }
 
-    /// Returns the remedies, the surest first.
+    /// Returns all remedies: those for the cause, then the changes of `memtrace advise`, then those whose use
+    /// the trace cannot decide.
     pub(super) fn all_tries(&self, advised: &[FirstAdvice], units: Unit) -> Vec<String> {
         let mut all = self.tries(units);
         all.extend(advised.iter().map(|change| self.advised_line(change, units)));

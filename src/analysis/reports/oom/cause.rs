@@ -12,9 +12,10 @@ use crate::render::numbers::counted;
 use crate::state::block::Block;
 use crate::state::retained::Holder;
 
-/// Memory below this share of the card explains nothing.
+/// Memory below this share of the card is too small to be the cause.
 const MATERIAL: f64 = 0.1;
-/// Holes of at least this share of the card are a cause, whatever else holds memory.
+/// If the free memory in the allocator's cache is at least this share of the card, fragmentation is preferred
+/// to a doubtful holder as the cause.
 const LARGE: f64 = 0.15;
 /// The usual upper bound, in bytes, of a CUDA context with the code and workspaces of libraries: they take
 /// 300 to 600 MiB on one GPU.
@@ -22,7 +23,7 @@ const USUAL_CONTEXT: i64 = 600 << 20;
 /// The minimum number of finished steps that show growth. The first step does not count, because it allocates
 /// optimizer state.
 const FEWEST_STEPS: usize = 3;
-/// From this number of steps on, growth is not a coincidence.
+/// Growth over at least this many steps is not a coincidence.
 const MANY_STEPS: usize = 6;
 /// The maximum number of ordinary forwards of the root module without a backward: two are common (an
 /// adversarial or contrastive loss), three are a loop.
@@ -128,20 +129,22 @@ pub(super) struct Facts {
     pub(super) inputs: i64,
     /// The bytes of the live key-value cache.
     pub(super) kv_cache: i64,
-    /// The bytes that this step is certain to need still: for the layers that the forward had not reached, if
-    /// they take as much as the layers before, or for the rest of the optimizer's state.
+    /// An estimate of the bytes that this step has yet to allocate: for the layers that the forward had not
+    /// reached, if they take as much as the layers before, or for the rest of the optimizer's state.
     pub(super) to_come: i64,
-    /// The number of live tensors that this step has copied to the GPU outside of modules.
+    /// The number of live blocks that this step allocated in the same op and module as the request. If the
+    /// request copies a tensor to the GPU outside of modules, these blocks are copied tensors.
     pub(super) copied: usize,
     /// The bytes that one checkpoint around several layers has recomputed for its backward.
     pub(super) recomputed: i64,
     /// The holders that the search at the OOM found, largest first.
     pub(super) holders: Vec<Holder>,
-    /// True if the request is for tensors that the script joins, outside of modules.
+    /// True if the request is for the result of `aten::cat` outside of modules, which joins tensors of the
+    /// script.
     pub(super) is_join: bool,
     /// The free memory in private pools, which this request may not use.
     pub(super) private: i64,
-    /// The parameters that were allocated in steps.
+    /// The live parameters that were allocated after training began.
     pub(super) copies: Copies,
     /// True if autograd may be enabled; false if the search at the OOM found no graph of autograd.
     pub(super) has_autograd: bool,
@@ -156,11 +159,12 @@ pub(super) struct Facts {
     pub(super) needed: Option<i64>,
 }
 
-/// Live parameters that were allocated after training began: a program that copies its model in each step.
+/// Live parameters that were allocated after training began, as by a program that copies its model in each
+/// step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Copies {
     pub(super) bytes: i64,
-    /// The number of steps.
+    /// The number of steps in which these parameters were allocated.
     pub(super) steps: usize,
 }
 
@@ -188,18 +192,18 @@ pub(super) struct StepTotals {
 /// The memory that each step leaves allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Growth {
-    /// The median of the bytes per step.
+    /// The mean of the bytes per step.
     pub(super) per_step: i64,
-    /// The bytes since the end of the first step.
+    /// The growth in bytes from the end of the second finished step to the end of the last one.
     pub(super) total: i64,
-    /// The number of steps that `total` comes from.
+    /// The number of steps over which `total` was measured.
     pub(super) steps: usize,
 }
 
 /// The reason why a holder keeps memory that is not needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kept {
-    /// It grows in each step.
+    /// The holder grows in each step.
     Grows,
     /// An exception's traceback holds the variables of an attempt that failed.
     Traceback,
@@ -207,7 +211,7 @@ pub(super) enum Kept {
     EarlierGraph,
     /// The graphs of several forwards without a backward.
     Graphs,
-    /// Results that were gathered in this step or before the first.
+    /// Results that a holder gathers on the GPU.
     Gathered,
     /// The results so far, to which each new result is joined.
     Joined,
@@ -237,14 +241,13 @@ impl Facts {
         (self.segment.max(self.request) - self.room).max(0)
     }
 
-    /// Returns a lower bound of the memory that the program needs on such a card: the memory that it held,
-    /// and the request.
+    /// Returns a lower bound of the memory that the program needs: the memory that it held, and the request.
     pub(super) fn needs_at_least(&self) -> i64 {
         self.allocated + self.request + self.outside + self.unknown + self.host.unwrap_or(0)
     }
 
-    /// Returns a lower bound of the memory that this step needs, if it takes as much as the smallest earlier
-    /// step; 0 before the second step.
+    /// Returns a lower bound of the memory that this step needs if it takes as much as the smallest earlier
+    /// step; 0 if no step has finished.
     pub(super) fn needs_by_earlier_steps(&self) -> i64 {
         let heights = self.steps.iter().map(|step| step.peak_before_update - step.began);
         heights
@@ -252,8 +255,8 @@ impl Facts {
             .map_or(0, |least| self.step_began + least + self.outside + self.unknown + self.host.unwrap_or(0))
     }
 
-    /// Returns a lower bound of the memory that this step needs, including the memory that is certain to
-    /// follow.
+    /// Returns a lower bound of the memory that this step needs, including the estimate of the memory that it
+    /// has yet to allocate.
     fn needs_in_all(&self) -> i64 {
         (self.needs_at_least() + self.to_come).max(self.needs_by_earlier_steps())
     }
@@ -312,7 +315,8 @@ impl Facts {
             return (Cause::Fragmentation, None);
         }
         if let Some(host) = self.host.filter(|host| *host >= self.lacking() && self.is_material(*host)) {
-            // The device uses the rest of the same memory. The larger of the two is named.
+            // Device and host share this memory. The host is named only if its part is at least half of the
+            // memory in torch's blocks.
             if 2 * host >= self.allocated {
                 return (Cause::HostMemory, None);
             }
@@ -352,8 +356,8 @@ impl Facts {
         (is_usual && growth.total >= self.lacking() && is_enough).then_some(growth)
     }
 
-    /// Returns the holder of the growing memory: a holder that is seen to grow, or else one with at least
-    /// half of the growth, such as a tensor to which results are joined.
+    /// Returns the holder of the growing memory: a holder that the search found to grow, or else a holder
+    /// with at least half of the growth, such as a tensor to which results are joined.
     fn growing(&self) -> Option<(&Holder, Kept)> {
         let seen =
             self.holders.iter().filter(|holder| holder.verdict == "grows").max_by_key(|holder| holder.bytes);
@@ -519,8 +523,8 @@ pub(super) fn is_of_forward(holder: &Holder) -> bool {
     is_variable || holder.text("file").contains("/torch/")
 }
 
-/// Returns the holders, with the memory that torch's checkpoints keep for their backward added to the graph
-/// that waits for it.
+/// Returns the holders. The memory that torch's checkpoints keep for their backward is added to the graph
+/// that waits for this backward.
 pub(super) fn with_inputs_of_checkpoints(holders: &[Holder]) -> Vec<Holder> {
     let is_of_checkpoint =
         |holder: &Holder| holder.graphs > 0 && holder.text("file").ends_with("torch/utils/checkpoint.py");
@@ -722,7 +726,8 @@ mod tests {
         assert_eq!(Facts { others: GIB, ..others }.judge().0, Cause::TooBig);
         let outside = Facts { outside: 4 * GIB, reserved: 19 * GIB, allocated: 19 * GIB, ..full() };
         assert_eq!(outside.judge().0, Cause::OutsideTorch);
-        // Device and host share one memory: the host's part is the larger one, then the smaller one.
+        // Device and host share one memory: the host's part is more than half of torch's blocks, then less
+        // than half.
         let host = Facts { host: Some(10 * GIB), reserved: 13 * GIB, allocated: 13 * GIB, ..full() };
         assert_eq!(host.judge().0, Cause::HostMemory);
         let host = Facts { host: Some(4 * GIB), reserved: 19 * GIB, allocated: 19 * GIB, ..full() };

@@ -1,4 +1,4 @@
-//! The forwards of a program's models, and the backwards that follow them.
+//! Counts the forwards of a program's models before each backward.
 
 use memtrace_trace::{Api, EventName};
 use rustc_hash::FxHashMap;
@@ -10,7 +10,8 @@ use crate::state::replay::Replay;
 /// The API and the name of a range.
 type Range = (Symbol, Symbol);
 
-/// The number of times that each range began, since the last backward and before earlier ones.
+/// The number of times that each range began since the last backward, and the maximum of this number before
+/// earlier backwards.
 #[derive(Default)]
 pub(super) struct Forwards {
     begun: FxHashMap<Range, Begun>,
@@ -29,14 +30,14 @@ pub(super) struct Begun {
 }
 
 impl Begun {
-    /// Returns the bytes that all of them except the last have left allocated.
+    /// Returns the bytes that all calls of the range except the last have left allocated.
     pub(super) fn left(&self) -> i64 {
         self.last - self.first
     }
 }
 
 impl Forwards {
-    /// Takes a row that the replay has already taken.
+    /// Processes a row that the replay has already processed.
     pub(super) fn feed(&mut self, row: &Record, replay: &Replay) {
         if replay.phase == replay.phases.backward {
             for (range, begun) in self.begun.drain() {
@@ -57,7 +58,7 @@ impl Forwards {
         self.begun.keys().filter(|range| is_root(range, symbols)).count()
     }
 
-    /// Returns the forwards since the last backward of the root module that ran most often.
+    /// Returns the forwards of the root module that was called most often since the last backward.
     pub(super) fn since_backward(&self, symbols: &SymbolTable) -> Begun {
         let roots = self.begun.iter().filter(|(range, _)| is_root(range, symbols));
         roots.map(|(_, begun)| *begun).max_by_key(|begun| begun.count).unwrap_or_default()

@@ -42,9 +42,9 @@ use cause::{Cause, Kept};
 use remedies::remedy;
 use server_limit::{Refused, ServerPart};
 
-/// The number of changes of `memtrace advise` that are shown.
+/// The maximum number of changes of `memtrace advise` that are shown.
 const MOST_ADVISED: usize = 5;
-/// The number of remedies on the page.
+/// The maximum number of remedies on the page.
 const MOST_ON_PAGE: usize = 3;
 /// Memory kept without need is named before the changes of `memtrace advise` if it is at least this part of
 /// the peak: one in 10.
@@ -122,7 +122,8 @@ impl Report for Oom {
             if cases.is_empty() && killed.is_empty() {
                 heading(&mut printer, input, &trace.meta);
             }
-            // A killed child has only a count, not a name, so after an OOM it is not a second verdict.
+            // The kill of a child is derived from a counter that may also count other processes, so after an
+            // OOM it is not printed as a second verdict.
             if cases.is_empty() || verdict.is_of_process() {
                 printer.gap();
                 if input.traces.len() > 1 {
@@ -214,11 +215,11 @@ pub(super) struct KeptMemory {
 }
 
 impl KeptMemory {
-    /// Finds such memory from the verdict on the OOM, or, in a run without an OOM, from the last search for
-    /// kept memory.
+    /// Finds memory that is kept without need: from the verdict on the OOM or, in a run without an OOM, from
+    /// the last search for kept memory.
     ///
     /// # Errors
-    /// When the trace cannot be read.
+    /// If the trace cannot be read.
     pub(super) fn find(
         trace: &TraceFile,
         ended_in_oom: bool,
@@ -290,7 +291,7 @@ pub fn oom_for_page(trace: &TraceFile, options: &Options) -> Result<Value> {
     }))
 }
 
-/// Returns the first lines of `memtrace advise`, or the reason why it has none.
+/// Returns the changes of `memtrace advise` that save most, or the reason why `memtrace advise` fails.
 fn helps(trace: &TraceFile, options: &Options) -> (Vec<FirstAdvice>, Option<String>) {
     match Advised::new(trace, options, false) {
         Ok(advised) => (advised.first(MOST_ADVISED), None),
@@ -298,7 +299,8 @@ fn helps(trace: &TraceFile, options: &Options) -> (Vec<FirstAdvice>, Option<Stri
     }
 }
 
-/// Prints the live blocks at the OOM: by category, and by module for the ten largest.
+/// Prints the live blocks at the OOM, by category and by module. `--top` sets the number of modules (default
+/// 10).
 fn holders(printer: &mut Printer, replayed: &Replayed, ordinal: i32, options: &Options) {
     let live: Vec<Block> = replayed.replay.live_on(ordinal, false);
     let total: i64 = live.iter().map(|block| block.bytes).sum();

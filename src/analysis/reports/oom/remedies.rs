@@ -1,4 +1,4 @@
-//! Remedies after an OOM, one line each: for the cause, and for other findings in the figures.
+//! The remedies after an OOM, one line each: remedies for the cause, and for other findings in the figures.
 
 use memtrace_trace::units::Unit;
 
@@ -72,10 +72,11 @@ impl OomCase<'_> {
         all
     }
 
-    /// Remedies that close holes, or keep them from forming.
+    /// Returns the remedies that close holes or prevent them.
     fn against_holes(&self) -> &'static [&'static str] {
         let is_on = self.trace.meta.allocator.option("expandable_segments") == Some("True");
-        // Whole pages of the holes can go back to the device; a block in each page pins all of them.
+        // Expandable segments can return each whole page of a hole to the device, but not a page with a live
+        // block.
         let pages: i64 = self.holes.iter().map(|hole| hole / PAGE * PAGE).sum();
         if self.facts.is_private() {
             &[
@@ -99,7 +100,7 @@ impl OomCase<'_> {
         }
     }
 
-    /// Remedies for a program that is too big, by what its figures show.
+    /// Returns the remedies for a program that is too big, depending on its figures.
     fn against_need(&self, units: Unit) -> Vec<String> {
         let facts = &self.facts;
         let show = |bytes: i64| units.show(bytes).to_string();
@@ -166,8 +167,8 @@ impl OomCase<'_> {
         all
     }
 
-    /// Returns the remedies whose use the trace cannot decide: one for a program that only evaluates, and a
-    /// way to measure the whole need.
+    /// Returns the remedies whose use the trace cannot decide: for a program that only evaluates, for a model
+    /// that is no longer needed, and a way to measure the whole need.
     pub(super) fn tries_if(&self) -> Vec<String> {
         let mut all = Vec::new();
         let is_need = matches!(self.cause, Cause::TooBig | Cause::RequestTooLarge);
@@ -212,7 +213,8 @@ impl OomCase<'_> {
             && (names(&self.module) || self.lines.iter().any(|line| names(line)))
     }
 
-    /// Returns the holder of FSDP's gathered parameters, if these are nearly all parameters.
+    /// Returns the holder of FSDP's gathered parameters, if these are at least a quarter as large as the live
+    /// parameters and a significant share of the card.
     fn whole_gather(&self) -> Option<&Holder> {
         let facts = &self.facts;
         // `FullyShardedDataParallel` replaces a module's parameters by views of one gathered tensor.
@@ -227,7 +229,8 @@ impl OomCase<'_> {
         found.filter(|holder| holder.bytes >= facts.parameters / 4 && facts.is_material(holder.bytes))
     }
 
-    /// Returns a variable of the script with a graph, while another model runs its forward.
+    /// Returns a variable of the script that holds a graph, if another model was called since the last
+    /// backward.
     fn graph_of_other(&self) -> Option<&Holder> {
         let is_it = |holder: &&Holder| {
             holder.graphs > 0
@@ -252,8 +255,8 @@ impl OomCase<'_> {
         self.facts.holders.iter().find(is_it)
     }
 
-    /// Returns true if the memory of the rest of this forward cannot be estimated: no step has ended, and no repeated layers
-    /// are left.
+    /// Returns true if the memory of the rest of this forward cannot be estimated, because no step has ended
+    /// and no repeated layers are left.
     fn is_rest_unknown(&self) -> bool {
         let facts = &self.facts;
         // Without a graph, a layer keeps nothing, so it cannot predict the next layer.
@@ -309,7 +312,7 @@ impl OomCase<'_> {
     }
 }
 
-/// Returns the remedy for a holder, and the reason.
+/// Returns the reason why a holder keeps memory, and the remedies.
 pub(super) fn remedy(why: Kept) -> (&'static str, &'static [&'static str]) {
     match why {
         Kept::Grows => (

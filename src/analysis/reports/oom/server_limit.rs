@@ -21,24 +21,26 @@ use crate::render::printer::{Cell, Printer, Style};
 use crate::state::replay::Metric;
 use crate::state::replay_trace::replay_trace;
 
-/// The share of the card that vLLM allowed itself.
+/// The share of the card to which vLLM limits itself.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct ServerPart {
     /// `gpu_memory_utilization`.
     part: f64,
-    /// The number of blocks of its KV cache; 0 before it has a cache.
+    /// The number of blocks of vLLM's KV cache; 0 if it has no cache. If only the existence of a cache is
+    /// known, the value is 1.
     blocks: i64,
     /// True if the process recorded the share at its end.
     has_ended: bool,
 }
 
 impl ServerPart {
-    /// Returns the share that a process recorded.
+    /// Returns the share that a process recorded at its end.
     ///
     /// # Errors
-    /// When the trace cannot be read.
+    /// If the trace cannot be read.
     pub(super) fn read(trace: &TraceFile, options: &Options) -> Result<Option<ServerPart>> {
-        // The copy of the settings that is recorded may not have the size of the cache.
+        // The recorded copy of the settings may lack the size of the cache, so other marks also show whether
+        // a cache exists.
         let (mut found, mut has_cache) = (None, false);
         let symbols = SymbolTable::default();
         let wanted = Wanted::all_events(Columns::of(&["seq"])).plus(EventName::Mark, Columns::of(&["name"]));
@@ -46,7 +48,8 @@ impl ServerPart {
             if row.event == EventName::Mark {
                 let name = symbols.get(row.name);
                 has_cache |= name.starts_with("kv_cache: blocks=");
-                // A server may get a cache before its end that no later mark mentions.
+                // Only the mark at the end of the process counts. After an earlier mark, the server may get a
+                // cache that no further mark mentions.
                 if let Some(server) = ServerPart::parse(&name).filter(|server| server.has_ended) {
                     has_cache |= server.blocks > 0;
                     found = Some(server);
@@ -76,8 +79,8 @@ impl ServerPart {
         })
     }
 
-    /// Returns the remedy after an OOM if the KV cache has most of the memory: it takes all memory that the
-    /// share allows.
+    /// Returns the remedy after an OOM if the server has a KV cache, because the cache takes all memory that
+    /// the share allows.
     pub(super) fn less_cache(&self, lacking: i64, capacity: i64) -> Option<String> {
         let lower = hundredths(self.part - lacking as f64 / capacity.max(1) as f64, f64::floor) - 0.01;
         (self.blocks > 0 && lower > 0.0).then(|| {
@@ -95,7 +98,8 @@ fn hundredths(value: f64, round: fn(f64) -> f64) -> f64 {
     round(value * 100.0) / 100.0
 }
 
-/// The start of a server that found no room; sizes are in bytes.
+/// A server that did not start because its share of the card was too small or was not free; sizes are in
+/// bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Refused {
     part: f64,
@@ -140,7 +144,8 @@ impl Refused {
             others: device.and_then(|device| device.others()).unwrap_or(0),
             needed: device.map_or(0, |device| device.peak(Metric::Allocated).bytes),
         };
-        // A server that was stopped during its start had not yet allocated its cache.
+        // Without a mark from its end, the server may just have been stopped during its start, before it
+        // allocated a cache. It then counts only if memory was missing.
         let is_known = found.has_ended || found.missing() > 0;
         Ok((capacity > 0 && is_known).then_some(found))
     }
@@ -154,7 +159,7 @@ impl Refused {
         self.allowed() > self.free
     }
 
-    /// The verdict, worded as in the report of an OOM.
+    /// Returns the verdict, with the words of the report about an OOM.
     fn verdict(&self) -> &'static str {
         let is_taken = self.is_too_large() && self.allowed() <= self.free + self.others;
         if is_taken { "another process" } else { "a limit" }
@@ -300,7 +305,7 @@ mod tests {
         );
         // Some memory is left, but no sequence fits.
         assert!(Refused { part: 0.2, ..small }.because(Unit::default()).contains("102.40 MiB that is left"));
-        // The share exceeds the free memory: other processes hold the rest, or no process does.
+        // The share exceeds the free memory. First no other process holds memory, then another process does.
         let large = Refused { part: 0.99, needed: 0, ..small };
         assert_eq!(
             (large.verdict(), first(&large).as_str()),

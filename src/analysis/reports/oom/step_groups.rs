@@ -11,7 +11,7 @@ use crate::read::record::{Columns, Record};
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::module_layers::Layers;
 
-/// The number of steps that are kept for the comparison: the latest ones.
+/// The number of latest steps that are kept for the comparison.
 const MOST_STEPS: usize = 16;
 /// The maximum number of groups that are tracked per step.
 const MOST_GROUPS: usize = 20_000;
@@ -64,7 +64,7 @@ impl Peaks {
     }
 }
 
-/// Memory that ops and modules held in the steps of a device.
+/// The memory that ops and modules held in the steps of a device.
 #[derive(Default)]
 pub(super) struct StepGroups {
     step: i64,
@@ -97,7 +97,7 @@ impl Difference {
 }
 
 impl StepGroups {
-    /// Takes a row of the device that the replay has already taken; `step` is the current step.
+    /// Processes a row of the device that the replay has already processed. `step` is the current step.
     pub(super) fn feed(&mut self, row: &Record, step: i64) {
         if step > self.step {
             self.all.next_step(self.step < 0);

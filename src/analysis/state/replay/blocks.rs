@@ -1,4 +1,4 @@
-//! The blocks of a moment, with the categories that the trace has or that are inferred.
+//! The blocks of a moment, with their recorded or inferred categories.
 
 use memtrace_trace::EventName;
 use memtrace_trace::memory::{MemoryKind, Metric};
@@ -8,8 +8,8 @@ use crate::state::block::Block;
 use crate::state::categories::{self, InferenceState};
 
 impl Replay {
-    /// Of all blocks allocated on a device in the window: the bytes of those without an owner at their free
-    /// or at the end, and the bytes of all.
+    /// Returns two sums over all blocks that were allocated on a device in the window: the bytes of the
+    /// blocks without an owner when they were freed or at the end, and the bytes of all blocks.
     #[must_use]
     pub fn unowned_and_total(&self, ordinal: i32) -> (i64, i64) {
         let Some(device) = self.find(ordinal) else { return (0, 0) };
@@ -20,8 +20,8 @@ impl Replay {
         (live.fold(device.unowned.all.wrapping_sub(inferred), i64::wrapping_add), device.total_allocated)
     }
 
-    /// Returns true if categories are inferred: the trace has no tags so far, and a forward or backward pass or an earlier
-    /// reading inferred them.
+    /// Returns true if categories are inferred. This requires that the trace has no tags so far, and that a
+    /// forward or backward pass was seen or that an earlier reading inferred categories.
     #[must_use]
     pub fn infers(&self) -> bool {
         let by_phase = self.first_forward.is_some() || self.passes.first_activation.is_some();
@@ -29,7 +29,7 @@ impl Replay {
         self.counts.of(EventName::Tag) == 0 && any
     }
 
-    /// The rule of the inferred categories, as a note for the reader.
+    /// Returns the rule of the inferred categories, as a note for the reader.
     #[must_use]
     pub fn rule(&self) -> &'static str {
         match self.first_forward {
@@ -39,7 +39,7 @@ impl Replay {
         }
     }
 
-    /// `blocks` with inferred categories, where the trace infers any.
+    /// Returns `blocks` with inferred categories, if the trace needs inference.
     fn with_inferred(&self, mut blocks: Vec<Block>) -> Vec<Block> {
         if self.infers() {
             self.infer_categories(&mut blocks, self.last_alloc);
@@ -47,7 +47,7 @@ impl Replay {
         blocks
     }
 
-    /// The state that the rules of inference depend on.
+    /// Returns the state that the rules of inference depend on.
     fn inference_state(&self, last_alloc: i64) -> InferenceState {
         let Replay { phases, first_forward, step, phase, passes, .. } = *self;
         InferenceState { phases, first_forward, step, phase, passes, last_alloc }
@@ -82,8 +82,8 @@ impl Replay {
         }
     }
 
-    /// The live blocks of a device, of torch's allocator or of pinned host memory. With `as_of`,
-    /// without inferred categories.
+    /// Returns the live blocks of a device: blocks of torch's allocator and of pinned host memory. With
+    /// `as_of`, the blocks have no inferred categories.
     #[must_use]
     pub fn live_on(&self, ordinal: i32, as_of: bool) -> Vec<Block> {
         let here = |block: &&Block| block.device == ordinal && block.kind != MemoryKind::External;
@@ -91,8 +91,8 @@ impl Replay {
         if as_of { blocks } else { self.with_inferred(blocks) }
     }
 
-    /// The blocks that were live on a device at its peak of the tracked metric. With `as_of`, each has its
-    /// owner of that moment; otherwise its last owner and an inferred category.
+    /// Returns the blocks that were live on a device at its peak of the tracked metric. With `as_of`, each
+    /// block has its owner at that moment; otherwise, its last owner and an inferred category.
     #[must_use]
     pub fn at_peak(&self, ordinal: i32, as_of: bool) -> Vec<Block> {
         let Some(device) = self.find(ordinal) else { return Vec::new() };
@@ -107,8 +107,8 @@ impl Replay {
         self.live_since(ordinal, peak, &device.gone).map(owned_then).collect()
     }
 
-    /// The blocks that were live on a device at the row `seq`, with their last owners and inferred categories. `gone` has
-    /// those that were freed since.
+    /// Returns the blocks that were live on a device at the row `seq`, with their last owners and inferred
+    /// categories. `gone` has the blocks that were freed since.
     #[must_use]
     pub fn at(&self, ordinal: i32, seq: i64, gone: &[Block]) -> Vec<Block> {
         self.with_inferred(self.live_since(ordinal, seq, gone).collect())

@@ -13,7 +13,7 @@ use crate::state::device::Moment;
 use crate::state::live_blocks::FreedSlot;
 
 impl Replay {
-    /// Takes the totals at the start of a window as the first candidates for its peaks.
+    /// Uses the totals at the start of a window as the first candidates for its peaks.
     pub(super) fn enter_window(&mut self, row: &Record) {
         let (seq, ts_ns) = (self.seq, row.ts_ns);
         for device in &mut self.memory.devices.list {
@@ -23,7 +23,7 @@ impl Replay {
         }
     }
 
-    /// Takes the totals of a row, and updates the peaks.
+    /// Sets the totals from a row, and updates the peaks.
     pub(super) fn totals(&mut self, row: &Record) {
         let (tracked, inside) = (self.tracked, self.inside);
         let device = self.memory.devices.device(row.device);
@@ -42,9 +42,9 @@ impl Replay {
         }
     }
 
-    /// Takes a sample of a device.
+    /// Processes a sample of a device.
     pub(super) fn sample(&mut self, row: &Record) {
-        // The kernel's figures of the host say nothing about pinned memory.
+        // The kernel's samples of the host do not cover pinned memory.
         if row.device == HOST {
             return;
         }
@@ -64,7 +64,7 @@ impl Replay {
         let drift = (totals.allocated - summed.allocated, totals.reserved - summed.reserved);
         let is_above = row.device >= 0 && totals.allocated > totals.reserved && self.counts.lost == 0;
         let was_above = std::mem::replace(&mut device.is_above, is_above);
-        // Memory that sleeps is unmapped below live blocks, so only an allocation can be wrong.
+        // Sleep modes unmap memory below live blocks, so only an allocation can make this state wrong.
         if is_above && !was_above && row.event == EventName::Alloc {
             self.problems.above_reserved += 1;
             self.problems.example(|| {
@@ -74,8 +74,8 @@ impl Replay {
                 )
             });
         }
-        // A wrong total stays wrong: only the row at which the difference changes is a problem. In the
-        // opening rows of a rotated part the totals are ahead of the sums.
+        // A wrong total stays wrong, so only the row at which the difference changes is a problem. In the
+        // opening rows of a rotated part, the totals are ahead of the sums.
         let changed = drift != std::mem::replace(&mut device.drift, drift);
         if changed && drift != (0, 0) && row.event != EventName::Live {
             self.problems.totals += 1;
@@ -93,9 +93,9 @@ impl Replay {
         }
     }
 
-    /// The memory that a row is about; the bytes of a free are negative.
+    /// Returns the memory that a row describes. The bytes of a free are negative.
     pub(super) fn extent(&self, row: &Record, kind: MemoryKind) -> Extent {
-        // With caching off, a block is its own segment.
+        // Without caching, a block is its own segment.
         let in_segment = row.api == self.caching_allocator;
         Extent { device: row.device, kind, in_segment, bytes: row.delta_bytes }
     }
@@ -228,8 +228,8 @@ impl Replay {
         }
     }
 
-    /// Counts a freed block without an owner, with and without inference: only the end of the trace shows
-    /// whether it has tags.
+    /// Counts a freed block without an owner, once with and once without inference, because only the end of
+    /// the trace shows whether the trace has tags.
     #[cold]
     fn count_unowned(&mut self, mut block: Block) {
         self.infer_categories(std::slice::from_mut(&mut block), i64::MAX);
@@ -240,7 +240,7 @@ impl Replay {
         }
     }
 
-    /// Takes a `tag` row. Tags come in pairs: the row with negative bytes of the old owner, then the row of
+    /// Processes a `tag` row. Tags come in pairs: a row with negative bytes for the old owner, then a row for
     /// the new owner.
     pub(super) fn tag(&mut self, row: &Record) {
         self.memory.count(&self.extent(row, MemoryKind::Block));

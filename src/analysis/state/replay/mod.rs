@@ -1,11 +1,11 @@
 //! Replays rows into the state of memory over time.
 //!
-//! A [`Replay`] takes the rows of one process in order. It keeps the totals of each device, as the rows have
-//! them and as the sum of their deltas, the live blocks, and the peaks. Its memory grows with the live
-//! blocks, not with the file. Contradictions between rows are counted in [`Problems`] and do not stop it. How
-//! an event changes the totals is defined by [`MemoryState`], which the encoder uses too.
+//! A [`Replay`] processes the rows of one process in order. It keeps the live blocks, the peaks, and the
+//! totals of each device, both from the rows and as sums of the deltas. Its memory grows with the live
+//! blocks, not with the file. It counts contradictions between rows in [`Problems`] and continues.
+//! [`MemoryState`], which the encoder also uses, defines how an event changes the totals.
 //!
-//! `effects` applies the rows, `blocks` returns the blocks of a moment.
+//! `effects` applies the rows, and `blocks` returns the blocks of a moment.
 
 mod blocks;
 mod effects;
@@ -30,9 +30,9 @@ use crate::state::live_blocks::{FreedSlot, LiveBlocks};
 use crate::state::module_layers::{ModuleClasses, RANGE_COLUMNS};
 pub use crate::state::problems::{Counts, Problems};
 
-/// The columns needed of every row.
+/// The columns that every row needs.
 const ANY: Columns = Columns::of(&["seq", "step", "phase"]);
-/// The columns needed of a row about memory.
+/// The columns that a row about memory needs.
 const MEMORY: Columns = Columns::of(&[
     "seq",
     "status",
@@ -43,12 +43,12 @@ const MEMORY: Columns = Columns::of(&[
     "active_bytes",
     "reserved_bytes",
 ]);
-/// The columns needed of a row that allocates a block or may raise a peak.
+/// The columns that a row needs if it allocates a block or may raise a peak.
 const OWNED: Columns = Columns::of(&["ts_ns", "op", "module", "category"]);
 
-/// The columns that a replay needs. The owner in a free row is its block's owner, which is known already; the
-/// row of an op or a range changes no memory. A report adds the other columns that it reads, such as
-/// addresses or requested sizes.
+/// The columns that a replay needs. A free row needs no owner, because the owner of its block is known
+/// already. The row of an op or a range changes no memory. A report adds the other columns that it reads,
+/// such as addresses or requested sizes.
 pub const COLUMNS: Wanted = Wanted::all_events(ANY.and(MEMORY).and(OWNED))
     .except(EventName::Free, MEMORY)
     .except(EventName::Op, ANY)
@@ -73,11 +73,11 @@ pub struct Replay {
     memory: MemoryState<LiveBlocks, Devices>,
     /// The block that the last row freed.
     freed: Option<FreedSlot>,
-    /// Counts of rows, failed calls and lost events.
+    /// The counts of rows, failed calls and lost events.
     pub counts: Counts,
     /// The detailed steps.
     pub detail: DetailedSteps,
-    /// Contradictions between rows.
+    /// The contradictions between rows.
     pub problems: Problems,
     /// The `seq` of the last row.
     pub seq: i64,
@@ -87,7 +87,7 @@ pub struct Replay {
     pub step: i64,
     /// The highest step so far; -1 before the first.
     highest_step: i64,
-    /// The highest step at the last OOM; `None` once a later step has allocated.
+    /// The highest step at the last OOM, or `None` once a later step has allocated.
     oom_step: Option<i64>,
     /// The highest steps with work.
     worked_steps: WorkedSteps,
@@ -95,7 +95,7 @@ pub struct Replay {
     pub first_step: Option<i64>,
     /// The current phase.
     pub phase: Symbol,
-    /// The `seq` and step of the first row in a forward pass.
+    /// The `seq` and the step of the first row in a forward pass.
     pub first_forward: Option<(i64, i64)>,
     /// The backward passes so far.
     pub passes: Passes,
@@ -107,32 +107,33 @@ pub struct Replay {
     pub classes: ModuleClasses,
     /// The symbols of the rows.
     pub symbols: SymbolTable,
-    /// Categories that an earlier reading inferred, for a trace without tags.
+    /// The categories that an earlier reading inferred, for a trace without tags.
     pub known: KnownCategories,
     window: Window,
     /// True if the last row is in the window.
     inside: bool,
     /// The metric at whose peak the live blocks are kept.
     tracked: Metric,
-    /// True if the totals of each row are compared with the sums; that needs every column.
+    /// True if the totals of each row are compared with the sums of the deltas, which requires that every
+    /// column is read.
     checks: bool,
-    /// With `checks`: the end of each live block and its id, by device and address.
+    /// If `checks` is set: the end and the id of each live block, by device and address.
     places: BTreeMap<(i32, i64), (i64, i64)>,
     caching_allocator: Symbol,
     /// The calls that allocate managed memory.
     managed_calls: [Symbol; MANAGED_CALLS.len()],
 }
 
-/// Returns true if a row of this event has the current step and phase. The row of a free or a tag has those
-/// of its block's allocation, and rows of the writer thread have none.
+/// Returns true if a row of this event has the current step and phase. The row of a free or a tag has the
+/// step and phase of its block's allocation, and rows of the writer thread have neither.
 pub(crate) fn has_current_step(event: EventName) -> bool {
     use EventName::{ExtFree, Free, FreeCompleted, HostFree, Live, Lost, Meta, Sample, Tag};
     !matches!(event, Free | FreeCompleted | ExtFree | HostFree | Tag | Live | Sample | Lost | Meta)
 }
 
 impl Replay {
-    /// An empty state. Peaks are searched in `window`; [`Replay::at_peak`] has the blocks at the peak of
-    /// `tracked`. `symbols` is the table of the rows to come.
+    /// Creates an empty state. Peaks are searched in `window`, and [`Replay::at_peak`] returns the blocks at
+    /// the peak of `tracked`. `symbols` is the symbol table of the rows that [`Self::feed`] will get.
     #[must_use]
     pub fn new(symbols: &SymbolTable, window: Window, tracked: Metric) -> Replay {
         Replay {
@@ -166,16 +167,16 @@ impl Replay {
         }
     }
 
-    /// Enables the check of the totals of every row against the sum of the deltas. Needs a reading of every
+    /// Enables the comparison of each row's totals with the sums of the deltas. The reader must read every
     /// column.
     #[must_use]
     pub fn checking(self) -> Replay {
         Replay { checks: true, ..self }
     }
 
-    /// Takes the next row.
+    /// Processes the next row.
     pub fn feed(&mut self, row: &Record) {
-        // After removed parts `seq` jumps; the reader has reported that they are missing.
+        // `seq` jumps after removed parts, which the reader has reported as missing.
         let jumps = row.is_behind_removed && row.seq > self.seq;
         if self.seq + 1 != row.seq && self.counts.rows > 0 && !jumps {
             let last = self.seq;
@@ -202,7 +203,7 @@ impl Replay {
                 self.first_forward = Some((row.seq, row.step));
             }
         }
-        // The time of an op row may not be parsed, so it is 0.
+        // The time of an op row is 0 if its column was not read.
         self.ts_ns = self.ts_ns.max(row.ts_ns);
         let inside = self.window.has(self.ts_ns, self.step);
         if inside && !self.inside {
@@ -224,12 +225,12 @@ impl Replay {
         self.problems.unfinished = row.event != EventName::End;
     }
 
-    /// Takes a row that changes no memory.
+    /// Processes a row that allocates and frees no memory.
     fn other(&mut self, row: &Record) {
         match row.event {
             EventName::Oom => {
                 self.totals(row);
-                // After a simulated grant the program went on.
+                // A simulated grant let the program continue, so the run did not end here.
                 if *self.symbols.get(row.api) != *Api::PastOom.as_str() {
                     self.oom_step = Some(self.highest_step);
                     if self.inside {
@@ -249,40 +250,40 @@ impl Replay {
         }
     }
 
-    /// The devices so far, with the host, in order of ordinal.
+    /// Returns the devices so far, including the host, in order of ordinal.
     #[must_use]
     pub fn devices(&self) -> &[Device] {
         &self.memory.devices.list
     }
 
-    /// The live blocks, by `alloc_id`.
+    /// Returns the live blocks, by `alloc_id`.
     #[must_use]
     pub fn live(&self) -> &LiveBlocks {
         &self.memory.live
     }
 
-    /// The block that the last row freed, with its last owner.
+    /// Returns the block that the last row freed, with its last owner.
     #[must_use]
     pub fn freed(&self) -> Option<&Block> {
         self.memory.live.removed(self.freed?)
     }
 
-    /// Takes the text of the trace's end row; empty when it has none.
+    /// Processes the text of the trace's end row, which is empty if the trace has none.
     pub(super) fn end(&mut self, text: &str) {
         self.worked_steps.end(text);
     }
 
-    /// Returns the last step so far; -1 before the first. A step counts only if it has work: a step ends with
-    /// the optimizer, and memory that the program allocates after the last one (`loss.item()`, an evaluation)
-    /// begins no further step. If there is no such work, as when the program numbers its steps and no phase
-    /// is known, every number counts.
+    /// Returns the last step with work so far, or -1 before the first. A step ends with the optimizer, and
+    /// memory that the program allocates after the last optimizer step (`loss.item()`, an evaluation) begins
+    /// no further step. If no row shows such work, for example because the program numbers its steps and no
+    /// phase is known, returns the highest step.
     #[must_use]
     pub fn last_step(&self) -> i64 {
         self.worked_steps.last().unwrap_or(self.highest_step)
     }
 
-    /// Returns true if no later step allocated on the GPU after the last OOM, so that the trace has only a part of the step
-    /// that failed. A trainer that cleans up after an OOM begins no step.
+    /// Returns true if no later step allocated on the GPU after the last OOM, so that the trace has only a
+    /// part of the step that failed. A trainer that only cleans up after an OOM begins no new step.
     #[must_use]
     pub fn ended_in_oom(&self) -> bool {
         self.oom_step.is_some()
@@ -300,7 +301,7 @@ impl Replay {
         self.memory.devices.contexts()
     }
 
-    /// The device `ordinal`, if a row named it.
+    /// Returns the device `ordinal`, if a row named it.
     #[must_use]
     pub fn find(&self, ordinal: i32) -> Option<&Device> {
         self.memory.devices.list.iter().find(|device| device.ordinal == ordinal)

@@ -74,7 +74,7 @@ fn a_run_ended_in_an_oom_unless_a_later_step_allocates() {
         allocated(&trace.finish()).ended_in_oom()
     };
     assert!(ended(&|_, _| {}));
-    // A trainer that cleans up: ops without an allocation, and frees.
+    // A trainer that cleans up runs ops without an allocation, and frees.
     assert!(ended(&|trace, a| {
         trace.raw(Row { event: EventName::Op, ..step(1) });
         trace.free(a, 512, step(1));
@@ -82,7 +82,7 @@ fn a_run_ended_in_an_oom_unless_a_later_step_allocates() {
     assert!(!ended(&|trace, _| {
         trace.alloc(512, step(1));
     }));
-    // A second attempt in the same step may be all that there is.
+    // A second attempt in the same step does not count as a later step.
     assert!(ended(&|trace, _| {
         trace.alloc(512, step(0));
     }));
@@ -207,7 +207,8 @@ fn a_contradiction_between_rows_is_counted_once() {
     let mut trace = TraceBuilder::default();
     trace.segment(2 << 20);
     let a = trace.alloc(512, step(0));
-    // The row of the block has 512 bytes more than the sum of the deltas, and so have all rows after it.
+    // The total in this row is 512 bytes more than the sum of the deltas, and so are the totals in all later
+    // rows.
     let b = trace.change(
         Row {
             device: 0,
@@ -230,7 +231,7 @@ fn a_contradiction_between_rows_is_counted_once() {
     assert_eq!(problems.examples.len(), 3);
 }
 
-/// A sample of the device may come between a backward and the tags of its gradients. It has no step.
+/// A sample of the device has no step and may be written between a backward and the tags of its gradients.
 #[test]
 fn a_window_of_steps_continues_after_rows_without_a_step() {
     for event in [EventName::Sample, EventName::Lost, EventName::Meta] {
@@ -305,7 +306,7 @@ fn a_live_block_is_found_at_any_age() {
     for round in 0..200_000 {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let random = (state >> 33).cast_signed();
-        // Mostly row numbers, as the ids of a trace are, and sometimes any number.
+        // Most ids are row numbers, as in a trace, and some are arbitrary.
         let id = if random % 8 > 0 { round } else { random / 8 % (1 << 17) - 1000 };
         if random % 3 == 0 {
             let id = if random % 2 == 0 { id } else { round - random / 2 % 50 };

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 def main() -> None:
     answer = os.fdopen(os.dup(1), "w")
-    # Stdout is only for the answer: everything that accelerate prints goes to stderr.
+    # Stdout is only for the answer, so everything that accelerate prints goes to stderr.
     os.dup2(2, 1)
     cards, *arguments = sys.argv[1:]
 
@@ -45,7 +45,7 @@ def main() -> None:
     torchrun.run = run
     parser = launch.launch_command_parser()
     args = parser.parse_args(arguments)
-    # The answer is the same for every machine.
+    # Accelerate needs a machine rank, but the answer is the same for every machine.
     if args.machine_rank is None:
         args.machine_rank = 0
 

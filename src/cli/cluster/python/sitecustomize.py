@@ -1,7 +1,7 @@
 """Runs at the start of each Python process of a rank among stand-ins, because `memtrace run --ranks` puts
 this folder into PYTHONPATH.
 
-It runs the program's own `sitecustomize`, and waits for `torch.distributed` to be imported.
+It runs the program's own `sitecustomize`, and installs the stand-ins when `torch.distributed` is imported.
 """
 
 import os
@@ -23,7 +23,8 @@ def give_way(folder):
 
 
 def wait_for_torch(folder):
-    """Inserts a finder before the others. It detects the import of `torch.distributed.distributed_c10d`."""
+    """Inserts an import finder before the others, which installs the stand-ins after the module
+    `torch.distributed.distributed_c10d` has run."""
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec, spec_from_file_location
 

@@ -1,8 +1,8 @@
 """Lets `torch.distributed` work in a rank whose peers are stand-ins.
 
 - Stores: each `TCPStore` and `FileStore` is a client of the store that `memtrace run` serves for this rank.
-- NCCL: the simulated GPU answers for the stand-ins. This module passes it the size of a group that is split
-  off.
+- NCCL: the simulated GPU answers for the stand-ins. This module passes it the sizes of groups, and how many
+  of their ranks are on this machine.
 - gloo: a group has PyTorch's own fake backend. The collectives of host tensors get their results as if all
   ranks had the same data as this rank.
 - Objects: a gather returns copies of this rank's object. An object from a stand-in is the object that this
@@ -53,7 +53,8 @@ sizes = []
 
 @contextlib.contextmanager
 def announced(size, near=0):
-    """Announces the number of ranks of the group that is being created. Calls may be nested."""
+    """Announces to the simulated GPU the number of ranks of the group that is being created, and the number
+    of them that are on this machine (`near`; 0: unknown). Calls may be nested."""
     sizes.append((size, near))
     announce(size, near)
     try:
@@ -64,7 +65,7 @@ def announced(size, near=0):
 
 
 def ask(line):
-    """Returns the answer of this rank's store to one of our additional lines."""
+    """Sends a line of memtrace's own protocol (see ../store.rs) to this rank's store. Returns the answer."""
     with socket.create_connection((HOST, int(os.environ["MEMTRACE_PHANTOM_STORE"]))) as connection:
         # File names may contain bytes that are not valid text.
         connection.sendall(f"{line}\n".encode(errors="backslashreplace"))
@@ -80,18 +81,20 @@ def tell(line):
 
 
 def store_port(name):
-    """Returns the port of this rank's store with this name. A store's port is also a name of it."""
+    """Returns the port of this rank's store with this name. The port of a store is
+    also a name of the store."""
     return int(ask(f"store {name}"))
 
 
 def tell_place(place, key):
-    """Reports the line that waited for a key."""
+    """Reports the line that waited for a key. Returns the source of the key's value, as
+    `Waits.answered` does."""
     line = "\t".join(text.replace("\n", " ").replace("\t", " ") for text in (place, key))
     return tell(f"waited {line}") or "set"
 
 
 def warn_of_other_ranks():
-    """Warns, once per rank, if a process was started as a rank that does not run."""
+    """Warns, once per rank, if RANK or WORLD_SIZE of this process do not belong to a rank that runs."""
     ranks, world = os.environ["MEMTRACE_PHANTOM_RANKS"].rsplit("/")
     rank, size = os.environ.get("RANK") or "", os.environ.get("WORLD_SIZE") or ""
     spans = [span.split("-") for span in ranks.split(",")]
@@ -99,7 +102,7 @@ def warn_of_other_ranks():
     if runs and size in ("", world):
         return
     try:
-        # The folder belongs to this rank alone.
+        # The folder belongs to this rank alone, so this file shows that the rank has warned.
         os.close(os.open(os.path.join(waiting.OWN_FOLDER, "warned"), os.O_CREAT | os.O_EXCL | os.O_WRONLY))
     except FileExistsError:
         return
@@ -164,10 +167,12 @@ def install_waits(native, waits):
     )
 
     def source(call, keys, is_empty=lambda result: False):
-        """Returns the result of a call that waits, and the keys that a stand-in left empty meanwhile."""
+        """Returns the result of a call that waits, and the keys that a stand-in set to an
+        empty value meanwhile."""
         started = time.monotonic()
         result = call()
-        # Most calls need no query. The store decides, not the clock; a copied value is only reported.
+        # A fast call with a value needs no query. In other cases the store tells whether a stand-in set the
+        # key: a line that got a copied value is only reported, a line that got an empty value may be refused.
         if time.monotonic() - started < waiting.ANSWERED_LATE and not is_empty(result):
             return result, []
         return result, [key for key in keys if waits.answered(key) == "empty"]

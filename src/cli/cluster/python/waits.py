@@ -13,20 +13,23 @@ import sys
 import threading
 import time
 
-# In seconds; 0 means forever. The simulated NCCL waits for a real rank equally long.
+# The time in seconds after which an endless wait ends; 0 disables this. The simulated NCCL waits for a real
+# rank equally long.
 PATIENCE = 60.0
 PATIENCE_VARIABLE = "MEMTRACE_PHANTOM_PATIENCE"
-# In seconds. A longer wait was ended by a stand-in, because the store first lets other threads of the rank
-# set the key.
+# A time in seconds. A longer wait for a key may have been ended by a stand-in, because the store first gives
+# other threads of the rank time to set the key.
 ANSWERED_LATE = 0.15
-# The minimum number of repetitions of one line that count as a waiting loop.
+# The minimum number of repetitions of one line, for polls and for received messages, that count as a waiting
+# loop.
 POLLS, MESSAGES = 10, 1000
 # A process that uses less than this share of one core is idle.
 RESTING = 0.1
 # The minimum number of consecutive checks that find the same call before the process ends, and the maximum
 # number of intervals between two checks: a process that was stopped or got no CPU time is not deadlocked.
 LOOKS, GAP = 4, 3
-# The time in seconds that the interpreter waits for the thread at exit. The thread normally needs no time.
+# The maximum time in seconds that the interpreter waits for the thread at exit.
+# Normally the thread ends at once.
 LAST_LOOK = 1.0
 OWN_FOLDER = os.path.dirname(os.path.abspath(__file__))
 
@@ -75,13 +78,14 @@ def explained(what, place, why):
 
 
 class Waits:
-    """The waits of this process."""
+    """Finds the endless waits of this process."""
 
     def __init__(self, torch_folder, tell_place, launches, error):
-        # Lines of the script are outside of PyTorch and of this folder.
+        # A line outside of these folders is a line of the script.
         self.inner = (OWN_FOLDER + os.sep, torch_folder + os.sep)
         files = ("distributed_c10d.py", "rendezvous.py", "device_mesh.py", "rpc")
-        # Not all of torch.distributed, because a launcher waits for its ranks, and a checkpoint for a disk.
+        # Other files of torch.distributed may wait for long: a launcher for its
+        # ranks, a checkpoint for a disk.
         self.waiting = (OWN_FOLDER, *(os.path.join(torch_folder, "distributed", file) for file in files))
         self.tell_place, self.launches, self.error = tell_place, launches, error
         self.patience = patience()
@@ -102,7 +106,8 @@ class Waits:
         return self.tell_place(self.place(), key)
 
     def repeated(self, what, least, why):
-        """Records that the main thread repeated a call without progress. Raises if it does nothing else."""
+        """Records a repeated call of the main thread. Raises an error if the thread has repeated the call at
+        least `least` times, for most of the patience, without a kernel launch."""
         if not self.patience or threading.current_thread() is not threading.main_thread():
             return
         place, now, launches = self.place(), time.monotonic(), self.launches()
@@ -110,7 +115,7 @@ class Waits:
         if known is None or known[0] != launches:
             self.lines[what, place] = [launches, now, 0.0, 1]
             return
-        # The process may have been stopped since the last time.
+        # The process may have been stopped since the last call, so a long pause counts only in part.
         known[2] += min(now - known[1], self.patience / POLLS)
         known[1], known[3] = now, known[3] + 1
         if known[3] >= least and known[2] > 0.9 * self.patience:

@@ -3,10 +3,10 @@
 use memtrace_analysis::render::printer::Style;
 use serde_json::{Value, json};
 
-/// The state of one subject.
+/// The state of one subject that was checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// Works.
+    /// The subject works.
     Ok,
     /// The trace will lack something.
     Degraded,
@@ -17,7 +17,7 @@ pub(super) enum State {
 }
 
 impl State {
-    /// The word for text and `--json`.
+    /// Returns the word for text and `--json`.
     pub(super) fn word(self) -> &'static str {
         match self {
             State::Ok => "ok",
@@ -42,7 +42,7 @@ pub(super) struct Finding {
     pub(super) subject: &'static str,
     pub(super) state: State,
     pub(super) message: String,
-    /// The next step for the user; empty when there is nothing to do.
+    /// The next step for the user; empty if there is nothing to do.
     pub(super) advice: String,
 }
 
@@ -61,7 +61,7 @@ impl Finding {
 #[derive(Default)]
 pub(super) struct Findings {
     pub(super) list: Vec<Finding>,
-    /// The functions of the simulated GPU, by how it answers them; null without one.
+    /// The functions that the simulated GPU answers, by the kind of answer; null without a simulated GPU.
     pub(super) phantom_answers: Value,
 }
 
@@ -74,7 +74,7 @@ impl Findings {
         advice: impl Into<String>,
     ) {
         let finding = Finding { subject, state, message: message.into(), advice: advice.into() };
-        // Several checks may find the same.
+        // Several checks may have the same finding, which is listed once.
         if !self.list.contains(&finding) {
             self.list.push(finding);
         }
@@ -84,7 +84,8 @@ impl Findings {
         self.add(subject, State::Ok, message, "");
     }
 
-    /// Adds `message` as ok when `good`, or else the state, message and advice of `bad`.
+    /// Adds `message` with the state [`State::Ok`] if `good`, otherwise the state, message and advice of
+    /// `bad`.
     pub(super) fn check(
         &mut self,
         subject: &'static str,

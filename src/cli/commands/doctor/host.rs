@@ -1,4 +1,4 @@
-//! Checks of the machine, whatever the Python.
+//! Checks of the machine, which do not depend on the Python.
 
 use std::fs;
 use std::path::Path;
@@ -41,7 +41,7 @@ pub(super) fn check_system(findings: &mut Findings) {
     );
 }
 
-/// Removes orphaned journals, and lists those that a trace still needs.
+/// Removes orphaned journals, and lists the journals that a trace still needs.
 pub(super) fn check_journals(findings: &mut Findings) {
     let Swept { removed, left } = sweep(&journal::folders(), None);
     let show = |bytes: u64| Unit::Auto.show(bytes as i64);
@@ -71,7 +71,8 @@ pub(super) fn check_journals(findings: &mut Findings) {
     }
 }
 
-/// Checks that traces can be written to `folder`: a file can be made in it, or where it would be made.
+/// Checks that traces can be written to `folder`. Creates a file in the folder or, if the folder does not
+/// exist, in its closest existing parent, and removes the file.
 pub(super) fn check_out_folder(findings: &mut Findings, folder: &Path) {
     let shown = folder.display();
     let is_there = |place: &&Path| fs::symlink_metadata(place).is_ok();

@@ -1,7 +1,8 @@
-//! `memtrace doctor`: checks that programs of a Python can be traced here, and which of their events.
+//! `memtrace doctor`: checks whether the programs of a Python interpreter can be traced here, and which of
+//! their events are recorded.
 //!
-//! It runs that Python with the tracer preloaded, queries its torch, trains one step if there is a device,
-//! and reads the trace. So each line reports an observation, not an expectation.
+//! The command runs that Python with the tracer preloaded, queries its torch, trains one step if there is a
+//! device, and reads the trace. So each line reports an observation, not an expectation.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -28,7 +29,7 @@ mod probe;
 mod torch;
 mod trace_check;
 
-/// The arguments of `memtrace doctor`.
+/// Returns the definition of the command `memtrace doctor`.
 pub(crate) fn command() -> Command {
     Command::new("doctor")
         .about(

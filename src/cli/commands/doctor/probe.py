@@ -1,6 +1,7 @@
 """Collects what `memtrace doctor` needs to know about a Python, and prints it as one line of JSON.
 
-Runs in that Python with the library preloaded. A failed check is recorded under "errors"; the others go on.
+Runs in that Python with the library preloaded. If a check fails, the error is recorded under "errors", and
+the other checks still run.
 """
 
 import ctypes
@@ -10,17 +11,18 @@ import platform
 import struct
 import sys
 
-# The answers, by the names that src/cli/commands/doctor reads.
+# The results of the checks, by the names that src/cli/commands/doctor reads.
 FACTS = {}
 
 
 def describe(error):
-    """The first line of an exception."""
+    """Returns the class of an exception and the first line of its message."""
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def record(name, check):
-    """Stores the result of a check. Even SystemExit of a module that fails to load is an answer."""
+    """Runs a check and stores its result or its error. A module that fails to load may
+    even raise SystemExit."""
     try:
         FACTS[name] = check()
     except BaseException as error:
@@ -28,14 +30,14 @@ def record(name, check):
 
 
 def mapped_libraries():
-    """The paths of the shared libraries in this process."""
+    """Returns the paths of the shared libraries in this process."""
     with open("/proc/self/maps") as maps:
         paths = {line.split(None, 5)[5].strip() for line in maps if line.count("/")}
     return sorted(path for path in paths if ".so" in path)
 
 
 def loaded(prefix):
-    """The paths of loaded libraries whose file name starts with the prefix."""
+    """Returns the paths of the loaded libraries whose file names start with the prefix."""
     return [path for path in mapped_libraries() if os.path.basename(path).startswith(prefix)]
 
 
@@ -80,7 +82,7 @@ SYMBOLS = {
 
 
 def text_from_phantom(function):
-    """The text that a function of the phantom device writes into a buffer."""
+    """Returns the text that a function of the phantom device writes into a buffer."""
     write = getattr(ctypes.CDLL(loaded("libmemtrace_phantom.so")[0]), function)
     text = ctypes.create_string_buffer(write(None, ctypes.c_size_t(0)) + 1)
     write(text, ctypes.c_size_t(len(text)))
@@ -92,7 +94,7 @@ FAMILIES = ("__cuda", "cuda", "cublas", "cudnn", "cusparse", "cusolver", "cufft"
 
 
 def undefined_symbols(path):
-    """The undefined symbols of an ELF file that belong to CUDA or one of its libraries."""
+    """Returns the undefined symbols of an ELF file that belong to CUDA or one of its libraries."""
     with open(path, "rb") as file:
 
         def at(place, size):
@@ -114,7 +116,8 @@ def undefined_symbols(path):
 
 
 def phantom_calls():
-    """The phantom's answer to each function, and the functions of torch that it lacks."""
+    """Returns the phantom's functions by the kind of their answer, and the functions that torch needs
+    but the phantom lacks."""
     kinds = {}
     for line in text_from_phantom("memtrace_phantom_answers").splitlines():
         kind, name = line.split(" ", 1)
@@ -131,7 +134,7 @@ def phantom_calls():
 
 
 def train(torch):
-    """Trains one step whose trace is known: each hook has something to record."""
+    """Trains one step in which each hook has something to record, so that the trace is known."""
     model = torch.nn.Linear(1000, 10).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     torch.cuda.nvtx.range_push("doctor")
@@ -150,7 +153,8 @@ def train(torch):
 
 
 def nvtx_kind():
-    """The way this torch calls NVTX: through the legacy library, through the header, or not at all."""
+    """Returns how this torch calls NVTX: `legacy` (the old library), `header` (the
+    header-only version) or `none`."""
     if loaded("libnvToolsExt"):
         return "legacy"
     libraries = ("libtorch_python.so", "libtorch_cuda.so")
@@ -158,14 +162,14 @@ def nvtx_kind():
 
 
 def devices(torch):
-    """The name and the memory in bytes of each device."""
+    """Returns the name and the memory in bytes of each device."""
     count = torch.cuda.device_count()
     properties = [torch.cuda.get_device_properties(ordinal) for ordinal in range(count)]
     return [[torch.cuda.get_device_name(i), found.total_memory] for i, found in enumerate(properties)]
 
 
 def driver_version():
-    """The version of CUDA that the driver supports: `12.4`."""
+    """Returns the version of CUDA that the driver supports, such as `12.4`."""
     number = ctypes.c_int()
     ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number))
     return f"{number.value // 1000}.{number.value % 1000 // 10}"

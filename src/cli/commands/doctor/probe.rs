@@ -18,9 +18,9 @@ use super::trace_check::{TraceCounts, check_trace};
 use crate::child_env::{Scratch, preload_list, run_id};
 use crate::libraries::{PHANTOM, library};
 
-/// The script that the Python runs.
+/// The script that the Python interpreter runs.
 const PROBE: &str = include_str!("probe.py");
-/// The prefix of the line with its answers, as JSON.
+/// The prefix of the script's output line with the answers as JSON.
 const ANSWER_PREFIX: &str = "memtrace-doctor ";
 
 /// Runs the Python with the tracer preloaded, and adds findings from its answers and its trace.
@@ -43,7 +43,8 @@ pub(super) fn run_probe(
     let mut command = Command::new(program);
     command.args(arguments).args(["-c", PROBE]).stdin(Stdio::null());
     for (name, _) in std::env::vars_os() {
-        // The user's settings are checked separately; here they could switch tracing off.
+        // The user's settings are removed, because they could disable tracing here. They are checked
+        // separately.
         if name.to_string_lossy().starts_with("MEMTRACE_") {
             command.env_remove(name);
         }

@@ -54,7 +54,7 @@ pub(super) fn check_torch(findings: &mut Findings, probe: &Value) {
     );
 }
 
-/// Checks the devices that torch sees, and how a simulated one answers.
+/// Checks the devices that torch sees, and how a simulated device answers.
 pub(super) fn check_device(findings: &mut Findings, probe: &Value, phantom: bool) {
     if probe["cuda"] != true {
         let advice = if phantom {
@@ -100,7 +100,8 @@ pub(super) fn check_device(findings: &mut Findings, probe: &Value, phantom: bool
     }
 }
 
-/// Adds how the simulated GPU answers the functions of CUDA and its libraries, from its own table.
+/// Adds findings on how the simulated GPU answers the functions of CUDA and its libraries, according to its
+/// own table.
 fn check_phantom_answers(findings: &mut Findings, answers: &Value) {
     let names = |kind: &str| -> Vec<&str> {
         answers[kind].as_array().into_iter().flatten().filter_map(Value::as_str).collect()
@@ -134,7 +135,7 @@ fn check_phantom_answers(findings: &mut Findings, answers: &Value) {
     );
 }
 
-/// The first few of a list of names, and the number of the others.
+/// Returns the first names of a list, and the number of the remaining names.
 fn first_names(names: &[&str]) -> String {
     const SHOWN: usize = 6;
     let shown = names[..names.len().min(SHOWN)].join(", ");
@@ -144,7 +145,7 @@ fn first_names(names: &[&str]) -> String {
     }
 }
 
-/// Without a device: checks that torch exports the symbols that the hooks need.
+/// Checks that torch exports the symbols that the hooks need. This is for a machine without a device.
 pub(super) fn check_symbols(findings: &mut Findings, probe: &Value) {
     for (subject, symbol, hook, effect) in [
         ("reports", "blocks", "the caching allocator's reports", "blocks are not traced"),
@@ -170,7 +171,7 @@ pub(super) fn check_symbols(findings: &mut Findings, probe: &Value) {
     check_nvtx(findings, probe, None);
 }
 
-/// Checks NVTX: `traced` is whether the trace has its ranges, `None` when no step was traced.
+/// Checks NVTX. `traced` is true if the trace has ranges of NVTX, and `None` if no step was traced.
 pub(super) fn check_nvtx(findings: &mut Findings, probe: &Value, traced: Option<bool>) {
     let flavour = match probe["nvtx"].as_str() {
         Some("legacy") => "legacy library, its calls are intercepted",

@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::findings::{Findings, State};
 use super::torch::check_nvtx;
 
-/// Counts of the rows in the trace of the training step.
+/// The numbers of rows of each kind in the trace of the training step.
 #[derive(Default)]
 pub(super) struct TraceCounts {
     events: BTreeMap<&'static str, u64>,
@@ -29,7 +29,7 @@ impl TraceCounts {
     /// Reads the trace at `path`.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// When the trace cannot be read.
     pub(super) fn read(path: &Path) -> Result<TraceCounts> {
         let mut reader = RowReader::open(path)?;
         let mut counts = TraceCounts { meta: reader.meta().clone(), ..TraceCounts::default() };

@@ -16,17 +16,17 @@ use crate::terminal;
 pub(super) struct Answer<'a> {
     /// The command as it was typed, with `{}` for the value.
     pub(super) command: Vec<String>,
-    /// True if the value is the number of GPUs: the smallest is wanted.
+    /// True if the value is the number of GPUs. The search then looks for the smallest number.
     pub(super) are_gpus: bool,
     /// The run with the largest value that fits.
     pub(super) fits: Option<&'a Trial>,
     /// The run with the smallest value that does not fit.
     pub(super) too_big: Option<&'a Trial>,
-    /// All runs, in order.
+    /// All runs, in the order in which they ended.
     pub(super) trials: Vec<&'a Trial>,
-    /// True if there are values between the two at the limit.
+    /// True if there are values between the largest value that fits and the smallest that does not.
     pub(super) has_gap: bool,
-    /// Why the runs contradict the assumed order of the values, if they do.
+    /// The reason why the runs contradict the assumed order of the values, if they do.
     pub(super) disorder: Option<String>,
     /// True if the user set the last value, with `--max`, `--values` or `--gpus`.
     pub(super) last_is_given: bool,
@@ -41,7 +41,7 @@ fn show(bytes: i64) -> String {
 }
 
 impl<'a> Answer<'a> {
-    /// The answer of a search.
+    /// Returns the answer of a search.
     pub(super) fn of_lane(lane: &'a Lane<'_>, plan: &Plan) -> Answer<'a> {
         let limits = lane.search.fits.zip(lane.search.too_big);
         let are_gpus = lane.values.are_gpus();
@@ -63,7 +63,8 @@ impl<'a> Answer<'a> {
         }
     }
 
-    /// The exit status: 0 with an answer, 1 without, and 3 when nothing fits.
+    /// Returns the exit status: 0 if there is an answer, 1 if the search stopped without an answer, and 3 if
+    /// nothing fits.
     pub(super) fn status(&self) -> u8 {
         match (&self.stopped, self.fits) {
             (Some(_), _) => 1,
@@ -72,12 +73,12 @@ impl<'a> Answer<'a> {
         }
     }
 
-    /// The first run that used a device.
+    /// Returns the peaks of the first run that used a device.
     fn device(&self) -> Option<&PeakUse> {
         self.trials.iter().map(|trial| &trial.peak).find(|peak| peak.processes > 0)
     }
 
-    /// The answer as text for stdout.
+    /// Returns the answer as text for stdout.
     pub(super) fn text(&self) -> String {
         let stdout = std::io::stdout();
         let mut page = Printer::new(terminal::use_colour("auto", &stdout), terminal::width(&stdout));
@@ -120,7 +121,7 @@ impl<'a> Answer<'a> {
     }
 
     fn heading(&self, page: &mut Printer) {
-        // The folders of python and of the script are left out: the user typed them.
+        // The command is shown without the folders of python and of the script, which the user knows.
         let base = |word: &str| word.rsplit('/').next().unwrap_or(word).to_owned();
         let words: Vec<String> = self
             .command
@@ -163,7 +164,7 @@ impl<'a> Answer<'a> {
             ("took", Side::Right),
         ]);
         let mut trials = self.trials.clone();
-        // Numbers by size, other values in the order of the runs.
+        // Sorts numbers by size. Other values stay in the order of the runs.
         trials.sort_by_key(|trial| trial.value.parse::<u64>().unwrap_or(0));
         for trial in trials {
             let peak = &trial.peak;
@@ -297,7 +298,7 @@ impl<'a> Answer<'a> {
         }
     }
 
-    /// Memory by category at the peak, for the two values around the limit.
+    /// Prints the memory by category at the peak, for the two values around the limit.
     fn categories(&self, page: &mut Printer) {
         let sides: Vec<&Trial> = [self.fits, self.too_big].into_iter().flatten().collect();
         let mut names: Vec<&str> = Vec::new();
@@ -351,7 +352,7 @@ impl<'a> Answer<'a> {
         next
     }
 
-    /// The answer as JSON.
+    /// Returns the answer as JSON.
     pub(super) fn json(&self) -> Value {
         let value = |trial: Option<&Trial>| trial.map(|trial| trial.candidate.clone());
         let trials: Vec<Value> = self.trials.iter().map(|trial| trial_json(trial)).collect();

@@ -1,4 +1,4 @@
-//! `memtrace fit --ask`: a figure that the program prints, for each card and value, as a table.
+//! `memtrace fit --ask`: prints a table of a figure that the program prints, for each card and value.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -20,7 +20,7 @@ use super::trial::{Attempt, Trial, TrialOutcome, check_names};
 use crate::child_env::PhantomArgs;
 use crate::terminal;
 
-/// A run, and the figure that it printed.
+/// A run and the figure that the program printed in it.
 struct Answered {
     /// The card as it was typed; empty for the machine's own GPU.
     card: String,
@@ -28,7 +28,8 @@ struct Answered {
     figure: Option<String>,
 }
 
-/// The figure in a run's output: the groups of the last match, or the whole match without groups.
+/// Returns the figure in a run's output: the groups of the pattern's last match, or the whole match if the
+/// pattern has no groups.
 fn figure(pattern: &Regex, trial: &Trial) -> Option<String> {
     let read = |name: &str| fs::read(trial.files.join(name)).unwrap_or_default();
     ["stderr.txt", "stdout.txt"].iter().find_map(|name| {

@@ -5,24 +5,25 @@ use super::trial::PeakUse;
 /// A run that fitted: its position (see [`Values::position`](super::values::Values::position)) and its peak.
 pub(super) type Point<'a> = (f64, &'a PeakUse);
 
-/// The share of free memory that a program can fill: torch cannot allocate what the CUDA context takes, nor fill the
-/// rest without gaps.
+/// The share of free memory that a program can fill. Torch cannot allocate the memory of the CUDA context,
+/// nor fill the rest without gaps.
 const USABLE: f64 = 0.97;
-/// A point is far enough from another one if its position is at most this share of the other's.
+/// A point is far enough from another one if its position is at most this share of the other point's
+/// position.
 const FAR: f64 = 0.95;
 /// The categories that do not grow with a batch, and that ranks share.
 const STATIC: [&str; 3] = ["parameter", "gradient", "optimizer_state"];
 
-/// The position at which memory would be full, by the line through two points; `room` is the memory in bytes that the
-/// second one leaves. `None` when the line does not rise.
+/// Returns the position at which memory would be full, according to the line through two points, or `None` if
+/// the line does not rise. `room` is the memory in bytes that the second point leaves free.
 fn full_at([(a, less), (b, more)]: [(f64, i64); 2], room: i64) -> Option<f64> {
     let slope = (more - less) as f64 / (b - a);
     let room = room as f64 * USABLE;
     (slope > 0.0 && slope.is_finite() && room >= 0.0).then(|| b + room / slope)
 }
 
-/// Like [`full_at`], from several points in ascending order: uses the last point and the nearest one that is
-/// far enough from it. Memory is reserved in pieces, so close points may have the same peak.
+/// Same as [`full_at`], for several points in ascending order. Uses the last point, and the closest point
+/// before it that is far enough away. Memory is reserved in pieces, so close points may have the same peak.
 pub(super) fn full_by_line(points: &[(f64, i64)], room: i64) -> Option<f64> {
     let (last, before) = points.split_last()?;
     let far = before.iter().rev().filter(|point| point.0 <= last.0 * FAR);
@@ -31,21 +32,22 @@ pub(super) fn full_by_line(points: &[(f64, i64)], room: i64) -> Option<f64> {
 }
 
 /// Returns the bytes that a run needs of the device. If torch's allocator had to empty its cache, the
-/// reserved memory shows the size of the device and not the need of the program; then the need is the
-/// allocated memory plus the memory outside the allocator.
+/// reserved memory shows the size of the device and not the need of the program; in that case, the need is
+/// the allocated memory plus the memory outside the allocator.
 fn bytes(peak: &PeakUse, was_full: bool) -> i64 {
     if was_full && peak.allocated > 0 { peak.used - peak.reserved + peak.allocated } else { peak.used }
 }
 
-/// Whether any of the runs filled the device. [`bytes`] needs this, so that it measures all runs in the same
-/// way.
+/// Returns true if torch's allocator had to empty its cache in any of the runs. [`bytes`] then measures all
+/// runs by their allocated memory, so that they are comparable.
 fn were_full(points: &[Point<'_>]) -> bool {
     points.iter().any(|(_, peak)| peak.retries > 0)
 }
 
-/// Returns the position at which memory would be full, from runs that fitted, in ascending order: by the line
-/// through two of them. A single run is split by category into memory that grows and memory that does not.
-/// With `are_gpus`, the memory that ranks share grows with the share of each GPU, and activations do not.
+/// Returns the position at which memory would be full, from runs that fitted, in ascending order. Uses the
+/// line through two of the runs. If there is only one run, its memory is split by category into memory that
+/// grows and memory that does not. With `are_gpus`, the memory that ranks share grows with the share of each
+/// GPU, and activations do not.
 pub(super) fn full_by(points: &[Point<'_>], are_gpus: bool) -> Option<f64> {
     let was_full = were_full(points);
     let room = |peak: &PeakUse| peak.capacity - bytes(peak, was_full);
@@ -53,7 +55,8 @@ pub(super) fn full_by(points: &[Point<'_>], are_gpus: bool) -> Option<f64> {
         [] => None,
         [(at, peak)] => {
             let fixed = static_bytes(peak);
-            // A program without torch has no allocated memory, and nothing is known of what grows without categories.
+            // A single run needs categories to show what grows. A program without torch has none, and no
+            // allocated memory.
             let growing = if are_gpus { fixed } else { peak.allocated - fixed };
             if peak.by_category.is_empty() {
                 return None;
@@ -65,14 +68,15 @@ pub(super) fn full_by(points: &[Point<'_>], are_gpus: bool) -> Option<f64> {
                 let points: Vec<(f64, i64)> = points.iter().map(|(at, peak)| (*at, bytes(peak))).collect();
                 full_by_line(&points, room(last))
             };
-            // Segments are large: small values may all fit into one and use the same memory.
+            // Segments are large, so small values may all fit into one segment and use the same memory.
             line(&|peak| bytes(peak, was_full)).or_else(|| line(&|peak| peak.allocated))
         }
     }
 }
 
-/// Like [`full_by`], for another card of `capacity` bytes and for `shrunk` times as many GPUs, each of which
-/// holds a correspondingly smaller share of what the ranks share.
+/// Same as [`full_by`], but the runs were made elsewhere: the result is for a card of `capacity` bytes and
+/// `shrunk` times as many GPUs. On these, each GPU holds a correspondingly smaller share of the memory that
+/// ranks share.
 pub(super) fn full_elsewhere(
     points: &[Point<'_>],
     are_gpus: bool,
@@ -83,7 +87,7 @@ pub(super) fn full_elsewhere(
         .iter()
         .map(|(at, peak)| {
             let less = (static_bytes(peak) as f64 * (1.0 - 1.0 / shrunk)) as i64;
-            // Zero means a program without torch: see `bytes`.
+            // Zero means that the program does not use torch; see `bytes`.
             let allocated = if peak.allocated > 0 { (peak.allocated - less).max(1) } else { 0 };
             let (reserved, used) = (peak.reserved - less, peak.used - less);
             let moved = PeakUse { allocated, reserved, used, capacity, ..(*peak).clone() };
@@ -111,20 +115,22 @@ mod tests {
 
     #[test]
     fn one_run_shows_the_slope_by_its_categories() {
-        // Of 1000 bytes 600 are free, and each of the 2 takes 100: 97 % of the room is for 5.82 more.
+        // The run with value 2 uses 400 of 1000 bytes, 200 of them for activations: 100 bytes per value. 97 %
+        // of the free 600 bytes are 582, enough for 5.82 more.
         let one = peak(200, 200, 1000);
         assert!((full_by(&[(2.0, &one)], false).unwrap() - 7.82).abs() < 1e-9);
-        // On 4 GPUs each holds a quarter of the parameters: the shares may grow by 582 of 200.
+        // On 4 GPUs (position 1/4), each GPU holds 200 bytes of parameters. 582 more bytes are usable, so the
+        // share of a GPU may grow by a factor of 1 + 582 / 200.
         let share = full_by(&[(0.25, &one)], true).unwrap();
         assert!((share - 0.25 * (1.0 + 582.0 / 200.0)).abs() < 1e-9);
         assert_eq!(full_by(&[(1.0, &PeakUse::default())], false), None);
-        // Nothing grows.
+        // Without memory that grows, there is no estimate.
         assert_eq!(full_by(&[(1.0, &peak(100, 0, 1000))], false), None);
     }
 
     #[test]
     fn fit_counts_what_is_used_on_the_device() {
-        // 200 bytes of context, and torch reserves twice what it allocates.
+        // The context uses 200 bytes, and torch reserves twice the memory that it allocates.
         let run = |allocated: i64, retries| {
             let reserved = 2 * allocated;
             let by_category = vec![("activation".to_owned(), allocated)];
@@ -139,16 +145,19 @@ mod tests {
             }
         };
         let (one, two) = (run(50, 0), run(100, 0));
-        // 600 bytes are free, and each further value takes 100.
+        // 600 bytes are free after value 2, and each further value needs 100 bytes.
         assert!((full_by(&[(1.0, &one), (2.0, &two)], false).unwrap() - 7.82).abs() < 1e-9);
-        // The context is no part of what grows.
+        // The context does not grow: 700 bytes are free after value 1, and each further value allocates 50
+        // bytes.
         assert!((full_by(&[(1.0, &one)], false).unwrap() - 1.0 - 0.97 * 700.0 / 50.0).abs() < 1e-9);
-        // The allocator had filled the device: the program itself needs 50 for each value, and 300 of 1000 with two.
+        // If the allocator had to empty its cache, allocated memory counts instead of reserved memory: 50
+        // bytes per value, and 300 of 1000 bytes for value 2.
         let full = run(100, 1);
         assert!(
             (full_by(&[(1.0, &one), (2.0, &full)], false).unwrap() - 2.0 - 0.97 * 700.0 / 50.0).abs() < 1e-9
         );
-        // One segment holds both, and shows no slope.
+        // Both values fit into one segment, so reserved memory does not grow. Allocated memory gives the
+        // slope of 50 bytes.
         let in_one = |allocated| PeakUse { reserved: 400, used: 600, ..run(allocated, 0) };
         let (one, two) = (in_one(50), in_one(100));
         assert!(
@@ -161,9 +170,9 @@ mod tests {
         let (one, two) = (peak(400, 100, 1000), peak(400, 200, 1000));
         let points = [(1.0, &one), (2.0, &two)];
         assert!((full_elsewhere(&points, false, 1000, 1.0).unwrap() - 2.0 - 3.88).abs() < 1e-9);
-        // Twice as many GPUs: 200 bytes fewer; and a card with 400 fewer.
+        // With twice as many GPUs, each GPU holds 200 bytes less; the card has 400 bytes less.
         assert!((full_elsewhere(&points, false, 600, 2.0).unwrap() - 2.0 - 1.94).abs() < 1e-9);
-        // Without torch only calls of CUDA are known.
+        // Without torch, only the memory that calls of CUDA allocate is known.
         let used = |used| PeakUse { used, capacity: 1000, ..PeakUse::default() };
         let (one, two) = (used(100), used(200));
         let points = [(1.0, &one), (2.0, &two)];

@@ -1,9 +1,9 @@
 //! `memtrace fit`: finds the largest value, or the smallest number of GPUs, with which a program fits in memory.
 //!
-//! It runs the program, traced, for each value that [`search`] chooses, some side by side. A value fits when
-//! the program ends with status 0 and no request ran out of memory. A run that fails for another reason ends
-//! the search without an answer, and the end of its stderr is shown. In a search for the number of GPUs, such
-//! a run only leaves its number out.
+//! It runs the program, traced, for each value that [`search`] chooses, some of them side by side. A value
+//! fits when the program ends with status 0 and no request ran out of memory. A run that fails for another
+//! reason ends the search without an answer, and the end of its stderr is shown. In a search for the number
+//! of GPUs, such a run only removes its number of GPUs from the search.
 //!
 //! - [`places`]: where a number goes in the command line and in `--phantom`.
 //! - [`plan`]: the request: its searches and their runs; [`values`]: the candidates of a search.
@@ -40,7 +40,7 @@ use plan::Plan;
 use runs::Runs;
 use searches::Searches;
 
-/// The arguments of `memtrace fit`.
+/// Returns the definition of the command `memtrace fit`.
 pub(crate) fn command() -> Command {
     let number = |name: &'static str, help: &'static str| {
         Arg::new(name)
@@ -70,7 +70,7 @@ pub(crate) fn command() -> Command {
              a new folder in memtrace-out]",
         ))
         .args(args::phantom_args().map(|arg| match arg.get_id().as_str() {
-            // `--cards` is the former name of this option with --ask.
+            // `--cards` was the name of this option with `--ask`, and is still accepted.
             "phantom" => arg.value_name("CARDS").alias("cards").help(
                 "Simulate the GPU, no device needed: h100-80g. Several cards, a100-40g,h100-80g, give a row each; \
                  {}xh100-80g finds the fewest GPUs; {gpus}xh100-80g makes a table by the numbers of --gpus",
@@ -196,7 +196,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     Ok(ended.status(ExitCode::from(status)))
 }
 
-/// Writes the script of a recipe with the batch of the first row that fits.
+/// Writes the script of a recipe, with the batch of the first row in which a batch fits.
 fn write_script(recipe: &recipe::Request, file: &Path, searches: &Searches<'_>) -> Result<()> {
     let fitting = searches.lanes.iter().find_map(|lane| Some((lane.fits()?, lane.row.length?)));
     let Some((trial, length)) = fitting else {

@@ -1,32 +1,32 @@
-//! The places in the command line and in `--phantom` where `memtrace fit` puts a number.
+//! The placeholders in the command line and in `--phantom` that `memtrace fit` replaces.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
-/// Stands for the value that is searched for.
+/// The placeholder for the value that is searched for.
 pub(super) const VALUE: &str = "{}";
-/// Stands for the number of GPUs where [`VALUE`] is something else.
+/// The placeholder for the number of GPUs if [`VALUE`] stands for something else.
 pub(super) const GPUS: &str = "{gpus}";
-/// Stands for the number of nodes of these GPUs.
+/// The placeholder for the number of nodes that have these GPUs.
 pub(super) const NODES: &str = "{nodes}";
-/// Stands for the number of GPUs of a node.
+/// The placeholder for the number of GPUs per node.
 pub(super) const PER_NODE: &str = "{per-node}";
-/// Stands for the length of a sequence in the command of a recipe.
+/// The placeholder for the sequence length in the command of a recipe.
 pub(super) const LENGTH: &str = "{seq}";
 
-/// What one run puts in place of each placeholder.
+/// The texts that replace the placeholders in one run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Filling {
-    /// The text for [`VALUE`]; `None` leaves the placeholder as it is.
+    /// The text for [`VALUE`]; if `None`, the placeholder stays unchanged.
     pub(super) value: Option<String>,
     /// The number of GPUs and the maximum per node, for [`GPUS`], [`NODES`] and [`PER_NODE`].
     pub(super) gpus: Option<(u64, u64)>,
-    /// The number for [`LENGTH`].
+    /// The number for [`LENGTH`]; if `None`, the placeholder stays unchanged.
     pub(super) length: Option<u64>,
 }
 
 impl Filling {
-    /// Returns `word` with the placeholders filled in.
+    /// Returns `word` with the placeholders replaced.
     pub(super) fn fill(&self, word: &OsStr) -> OsString {
         let mut numbers: Vec<(&str, String)> = Vec::new();
         if let Some(value) = &self.value {
@@ -65,8 +65,8 @@ pub(super) fn has(words: &[impl AsRef<OsStr>], place: &str) -> bool {
     words.iter().any(|word| word.as_ref().as_bytes().windows(place.len()).any(|part| part == place))
 }
 
-/// The cards of a list such as `a100-40g,h100-80g,mem=40g`: a property belongs to the card before it. Empty entries
-/// are left out, and so is a card that the list names a second time.
+/// Returns the cards in a list such as `a100-40g,h100-80g,mem=40g`, in which a property belongs to the card
+/// before it. Empty entries and repeated cards are omitted.
 pub(super) fn cards(list: &str) -> Vec<String> {
     let mut cards: Vec<String> = Vec::new();
     for word in list.split(',').map(str::trim).filter(|word| !word.is_empty()) {
@@ -81,7 +81,7 @@ pub(super) fn cards(list: &str) -> Vec<String> {
     distinct(cards)
 }
 
-/// The entries of a list such as `512, 1024`, each once.
+/// Returns the entries of a list such as `512, 1024`, without repetitions.
 pub(super) fn entries(list: &str) -> Vec<String> {
     distinct(list.split(',').map(str::trim).filter(|word| !word.is_empty()).map(str::to_owned).collect())
 }

@@ -22,40 +22,41 @@ const CLUSTER: u64 = 1024;
 /// The absolute maximum number of GPUs.
 const MOST_GPUS: u64 = 1 << 20;
 
-/// What the searches look for.
+/// The goal of the searches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wanted {
     /// The largest value of `{}` in the command that fits.
     Value,
     /// The smallest number of GPUs on which the program fits.
     Gpus,
-    /// Whether the program fits: the command has no place for a value.
+    /// Whether the program fits at all, because the command has no placeholder for a value.
     YesOrNo,
 }
 
-/// One search: on one card, and with one number of GPUs unless that number is wanted.
+/// One search, on one card. The number of GPUs is fixed, unless it is the goal of the search.
 pub(super) struct Row {
-    /// The card as the user gave it, perhaps with a place for the number of GPUs; `None` for the machine's own GPU.
+    /// The card as the user gave it, perhaps with a placeholder for the number of GPUs; `None` for the
+    /// machine's own GPU.
     card: Option<String>,
     /// The number of GPUs, in a table with a row for each number.
     pub(super) gpus: Option<u64>,
-    /// The length of a sequence, with a recipe.
+    /// The sequence length, for a recipe.
     pub(super) length: Option<u64>,
     pub(super) values: Values,
-    /// The memory of the card in bytes; 0 for the machine's own.
+    /// The memory of the card in bytes; 0 for the machine's own GPU.
     pub(super) capacity: i64,
     /// The maximum number of GPUs in a run of this row.
     most_gpus: u64,
     pub(super) free_at_start: Option<FreeAtStart>,
 }
 
-/// The request, from the command line.
+/// The searches that the command line requests.
 pub(super) struct Plan {
     /// The program and its arguments.
     pub(super) words: Vec<OsString>,
     pub(super) wanted: Wanted,
     pub(super) rows: Vec<Row>,
-    /// The distance between the values at the limit at which a search ends, as a share of the value.
+    /// The distance between the two values at the limit at which a search ends, as a share of the value.
     pub(super) within: f64,
     /// The maximum number of GPUs per node.
     per_node: u64,
@@ -63,15 +64,14 @@ pub(super) struct Plan {
     pub(super) last_is_given: bool,
     /// True if `--values` gives the columns of a table.
     pub(super) is_grid: bool,
-    /// The lengths of a recipe, or an empty list.
+    /// The sequence lengths of a recipe; empty without a recipe.
     lengths: Vec<u64>,
-    /// One line for each card for which some numbers of GPUs between the smallest and the largest are not
-    /// tried.
+    /// A message for each card with numbers of GPUs that are not tried, because they are not possible.
     pub(super) left_out: Vec<String>,
 }
 
 impl Plan {
-    /// The plan for the program of the command line, or for a recipe's program.
+    /// Returns the plan for the program of the command line, or for a recipe's program.
     ///
     /// # Errors
     /// When the request is invalid.
@@ -120,7 +120,7 @@ impl Plan {
             }
         };
         let names = plan.rows.iter().flat_map(|row| {
-            // Numbers always have different names, so the first is enough.
+            // The names of numbers always differ, so it is enough to check the first.
             let last = if matches!(row.values, Values::Numbers { .. }) { 0 } else { row.values.last() };
             (0..=last).map(|index| plan.attempt(row, &row.values, index).value)
         });
@@ -133,7 +133,7 @@ impl Plan {
         self.rows.iter().map(|row| row.most_gpus).max().unwrap_or(1)
     }
 
-    /// A search of the smallest number of GPUs for each card, and the lines of [`Plan::left_out`].
+    /// Returns a search for the smallest number of GPUs for each card, and the lines of [`Plan::left_out`].
     fn rows_of_gpus(&self, matches: &ArgMatches, cards: &[String]) -> Result<(Vec<Row>, Vec<String>)> {
         let typed = |name: &&str| matches.value_source(name) == Some(ValueSource::CommandLine);
         if matches.contains_id("gpus")
@@ -185,7 +185,7 @@ impl Plan {
         Ok((rows, lines))
     }
 
-    /// A search of the largest value for each card and each number of GPUs.
+    /// Returns a search for the largest value for each card, number of GPUs and sequence length.
     fn rows_of_values(
         &self,
         matches: &ArgMatches,
@@ -227,7 +227,7 @@ impl Plan {
         Ok(rows)
     }
 
-    /// Checks that the card and the job of a run are possible, and learns the card's memory.
+    /// Checks that the card and the job of a run are possible, and stores the card's memory in `row`.
     fn check(&self, matches: &ArgMatches, row: &mut Row, value: &str, gpus: Option<u64>) -> Result<()> {
         let filling = self.filling(value, gpus, row.length);
         let Some(card) = row.card.as_ref().map(|card| filled_text(card, &filling)) else { return Ok(()) };
@@ -259,7 +259,8 @@ impl Plan {
         Filling { value, gpus: gpus.map(|gpus| (gpus, self.per_node)), length }
     }
 
-    /// The run of a row with a candidate of `values`: all of the row's values, or some of them.
+    /// Returns the run of `row` with the candidate `index` of `values`, which are some or all of the row's
+    /// values.
     pub(super) fn attempt(&self, row: &Row, values: &Values, index: usize) -> Attempt {
         let text = values.text(index);
         let gpus = if values.are_gpus() { text.parse().ok() } else { row.gpus };
@@ -279,7 +280,8 @@ impl Plan {
         Attempt { command, value, candidate: text, card }
     }
 
-    /// The card of a row without the number of GPUs, as in the list of the cards; empty for the machine's own GPU.
+    /// Returns the card of a row as the user gave it, but without the number of GPUs; empty for the machine's
+    /// own GPU.
     pub(super) fn card_of<'a>(&self, row: &'a Row) -> &'a str {
         let card = row.card.as_deref().unwrap_or_default();
         gpus_place_of(card)
@@ -292,22 +294,24 @@ fn filled_text(card: &str, filling: &Filling) -> String {
     filling.fill(card.as_ref()).to_string_lossy().into_owned()
 }
 
-/// The place for the number of GPUs with which a card begins.
+/// Returns the placeholder for the number of GPUs at the start of a card, if there is one.
 fn gpus_place_of(card: &str) -> Option<&'static str> {
     [VALUE, GPUS]
         .into_iter()
         .find(|place| card.strip_prefix(place).is_some_and(|rest| rest.starts_with(['x', 'X'])))
 }
 
-/// The program of the command line and its arguments.
+/// Returns the program of the command line and its arguments.
 pub(super) fn program(matches: &ArgMatches) -> Vec<OsString> {
     matches.get_many("command").into_iter().flatten().cloned().collect()
 }
 
-/// The program and its arguments, the cards of `--phantom`, and their place for the number of GPUs.
+/// Returns the program and its arguments, the cards of `--phantom`, and the cards' placeholder for the number
+/// of GPUs.
 ///
 /// # Errors
-/// When there is no program or no card, or the program's placeholders do not fit the cards'.
+/// When there is no program or `--phantom` names no card, or the placeholders of the program and of the cards
+/// do not match.
 pub(super) fn words_and_cards(
     matches: &ArgMatches,
     words: Vec<OsString>,
@@ -325,7 +329,7 @@ pub(super) fn words_and_cards(
     Ok((words, cards, place))
 }
 
-/// The place for the number of GPUs that all cards have, if they have one.
+/// Returns the placeholder for the number of GPUs that all cards have, or `None` if no card has one.
 fn gpus_place(cards: &[String]) -> Result<Option<&'static str>> {
     let wrong = |card: &String| {
         let place = gpus_place_of(card);
@@ -346,7 +350,7 @@ fn gpus_place(cards: &[String]) -> Result<Option<&'static str>> {
     Ok(place)
 }
 
-/// Checks that the command's placeholders fit those in `--phantom`.
+/// Checks that the command's placeholders match the placeholders in `--phantom`.
 fn check_places(matches: &ArgMatches, words: &[OsString], place: Option<&str>) -> Result<()> {
     let Some(place) = place else {
         if let Some(lone) = [GPUS, NODES, PER_NODE].into_iter().find(|lone| places::has(words, lone)) {
@@ -375,7 +379,7 @@ fn check_places(matches: &ArgMatches, words: &[OsString], place: Option<&str>) -
         let word = word.to_string_lossy();
         word.ends_with("torchrun") || word == "torch.distributed.run"
     };
-    // With `gpu` and `auto` torchrun counts the cards itself.
+    // With `gpu` and `auto`, torchrun counts the cards itself.
     let counts = |word: &OsString| ["gpu", "auto"].iter().any(|how| word.to_string_lossy().ends_with(how));
     if !is_told && words.iter().any(of_torchrun) && !words.iter().any(counts) {
         bail!(
@@ -386,7 +390,7 @@ fn check_places(matches: &ArgMatches, words: &[OsString], place: Option<&str>) -
     Ok(())
 }
 
-/// Numbers of GPUs, the largest first.
+/// Parses a list of numbers of GPUs. Returns the numbers in descending order.
 fn gpu_numbers(list: &str) -> Result<Vec<u64>> {
     let number = |word: String| -> Result<u64> {
         let number = word.parse().ok().filter(|number| (1..=MOST_GPUS).contains(number));
@@ -406,7 +410,7 @@ fn gpu_numbers(list: &str) -> Result<Vec<u64>> {
     Ok(numbers)
 }
 
-/// Returns the numbers of GPUs to try when the user names none: the smallest times powers of two, the largest
+/// Returns the numbers of GPUs to try if the user names none: the smallest times powers of two, the largest
 /// first.
 fn powers_of_two(matches: &ArgMatches) -> Result<Vec<u64>> {
     let number = |name| matches.get_one::<u64>(name).copied();
@@ -423,7 +427,7 @@ fn powers_of_two(matches: &ArgMatches) -> Result<Vec<u64>> {
     Ok(numbers)
 }
 
-/// The values of `{}` in the command.
+/// Returns the values of `{}` in the command.
 fn values(matches: &ArgMatches) -> Result<Values> {
     if let Some(list) = matches.get_one::<String>("values") {
         let list = entries(list);

@@ -1,4 +1,4 @@
-//! A program and the processes that it started: their end, and the memory that they take.
+//! A program and the processes that it started: ends them and measures their memory.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -11,16 +11,16 @@ use memtrace_trace::host::HostFiles;
 use memtrace_util::process::Process;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, waitid};
 
-/// How long the processes may take to end when they are asked to: as in PyTorch's `PContext.close`.
+/// The time that the processes have to end after they were asked to, as in PyTorch's `PContext.close`.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The minimum interval between two scans of the processes of a program.
+/// The minimum interval between two scans for the processes of a program.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
-/// Scans take at most one part in `LOOK_SHARE` of the time, because a machine may have thousands of
-/// processes.
+/// The interval between two scans is at least this many times the duration of a scan, because a machine may
+/// have thousands of processes.
 const LOOK_SHARE: u32 = 50;
 
-/// A process: its id, and the clock tick at which it began, because ids are reused.
+/// A process: its id, and the clock tick at which it started, because ids are reused.
 type Member = (i32, u64);
 
 /// A program in a process group of its own.
@@ -31,17 +31,17 @@ pub(super) struct ProcessTree {
     seen: HashSet<Member>,
     /// The time of the next scan.
     next_look: Instant,
-    /// When the processes were asked to end, and which processes.
+    /// The time at which the processes were asked to end, and these processes.
     asked: Option<(Instant, HashSet<Member>)>,
     /// The status of the program, once it has ended.
     status: Option<ExitStatus>,
 }
 
 impl ProcessTree {
-    /// Starts a program. A signal of the terminal does not reach it: see [`end`](Self::end).
+    /// Starts a program. A signal from the terminal does not reach the program; see [`end`](Self::end).
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// When the program cannot be started.
     pub(super) fn spawn(mut command: Command) -> io::Result<ProcessTree> {
         let child = command.process_group(0).spawn()?;
         let pid = Pid::from_child(&child);
@@ -49,22 +49,24 @@ impl ProcessTree {
         Ok(ProcessTree { child, pid, seen: HashSet::new(), next_look, asked: None, status: None })
     }
 
-    /// Returns the status of the program once it and its processes have ended. When the program ends by
-    /// itself, its remaining processes are asked to end: workers whose launcher died would hold their port
-    /// and memory during the next run. These are the rest of its group, and its descendants at the last scan;
-    /// a daemon in its own session stays.
+    /// Returns the status of the program once it and its processes have ended. If the program ends by itself,
+    /// its remaining processes are asked to end, because workers whose launcher died would keep their port
+    /// and memory during the next run. The remaining processes are the rest of the program's group and its
+    /// descendants at the last scan. A daemon in its own session keeps running if no scan found it among the
+    /// descendants.
     ///
     /// # Errors
     /// When the program cannot be waited for.
     pub(super) fn ended(&mut self) -> io::Result<Option<ExitStatus>> {
         if self.status.is_none() && self.has_ended()? {
-            // Not waited for yet, so that the number of the group is still its own.
+            // The program has not been waited for yet, so its process group id cannot be reused.
             kill_process_group(self.pid, Signal::TERM).ok();
             let machine = Machine::read();
             let (_, members) =
                 self.asked.get_or_insert_with(|| (Instant::now(), std::mem::take(&mut self.seen)));
             members.retain(|member| machine.is_alive(*member));
-            // Nobody else can signal processes of other groups any more.
+            // Processes in other groups need their own signal, and the launcher, which could have sent it,
+            // has ended.
             members.iter().for_each(|member| kill(*member, Signal::TERM));
             members.extend(machine.group(self.pid));
             self.status = Some(self.child.wait()?);
@@ -82,18 +84,18 @@ impl ProcessTree {
             }
             alive.iter().for_each(|member| kill(*member, Signal::KILL));
             if since.elapsed() > 2 * PATIENCE && self.status.is_some() {
-                // Nothing ends these: they belong to another user, or wait for a device.
+                // These processes survive SIGKILL, because they belong to another user or wait for a device.
                 alive.clear();
             }
         }
         Ok(self.status.filter(|_| alive.is_empty()))
     }
 
-    /// Remembers the processes of the program.
+    /// Scans for the processes of the program and stores them.
     fn look(&mut self) -> io::Result<()> {
         let began = Instant::now();
         let members = Machine::read().tree(self.pid);
-        // If the program ends during the scan, its processes have another parent already.
+        // If the program ended during the scan, its processes have another parent and the scan is incomplete.
         if !self.has_ended()? {
             self.seen = members;
         }
@@ -101,13 +103,14 @@ impl ProcessTree {
         Ok(())
     }
 
-    /// True if the program has ended; it is not waited for.
+    /// Returns true if the program has ended. Does not reap the program.
     fn has_ended(&self) -> io::Result<bool> {
         let how = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         Ok(waitid(WaitId::Pid(self.pid), how)?.is_some())
     }
 
-    /// Asks the program and its processes to end, once; [`ended`](Self::ended) kills them when they do not.
+    /// Asks the program and its processes to end, once. [`ended`](Self::ended) kills the processes that do
+    /// not end in time.
     pub(super) fn end(&mut self, signal: Signal) {
         if self.asked.is_some() {
             return;
@@ -123,14 +126,14 @@ impl ProcessTree {
         self.seen.len()
     }
 
-    /// Returns the bytes of memory that only the processes of the last scan hold; 0 before the first scan.
+    /// Returns the anonymous memory of the processes of the last scan, in bytes; 0 before the first scan.
     pub(super) fn resident(&self) -> u64 {
         self.seen.iter().map(|(pid, _)| anonymous_bytes(*pid)).sum()
     }
 }
 
 impl Drop for ProcessTree {
-    /// If this command fails, no process of the program is left running.
+    /// Ends the program, so that none of its processes keeps running if this command fails.
     fn drop(&mut self) {
         while let Ok(None) = self.ended() {
             self.end(Signal::TERM);
@@ -139,9 +142,9 @@ impl Drop for ProcessTree {
     }
 }
 
-/// Sends a signal to one process; an error means that it has just ended.
+/// Sends a signal to one process; an error means that the process has just ended.
 fn kill((pid, _): Member, signal: Signal) {
-    // Never to 0 or less, which means several processes.
+    // An id of 0 or less would mean several processes.
     if let Some(pid) = Some(pid).filter(|pid| *pid > 1).and_then(Pid::from_raw) {
         kill_process(pid, signal).ok();
     }
@@ -161,11 +164,11 @@ impl Machine {
         self.0.get(&pid).is_some_and(|process| process.start == start)
     }
 
-    /// The process `root` and all that descend from it.
+    /// Returns the process `root` and all its descendants.
     fn tree(&self, root: Pid) -> HashSet<Member> {
         let root = root.as_raw_nonzero().get();
         let descends = |mut pid: i32| {
-            // A chain of parents is short; a process that ends meanwhile cannot make it endless.
+            // Chains of parents are short. The limit prevents an endless loop if ids change during the scan.
             for _ in 0..64 {
                 if pid == root {
                     return true;
@@ -180,7 +183,7 @@ impl Machine {
         self.members(|pid, _| descends(pid)).collect()
     }
 
-    /// The processes of a group.
+    /// Returns the processes of a group.
     fn group(&self, leader: Pid) -> impl Iterator<Item = Member> {
         let leader = leader.as_raw_nonzero().get();
         self.members(move |_, process| process.group == leader)
@@ -192,13 +195,13 @@ impl Machine {
     }
 }
 
-/// Returns the resident bytes of a process that no file backs: `RssAnon` of `/proc/PID/status`.
+/// Returns the resident bytes of a process that are not backed by a file: `RssAnon` in `/proc/PID/status`.
 fn anonymous_bytes(pid: i32) -> u64 {
     let anonymous = HostFiles::default().status(&pid.to_string()).and_then(|[_, anonymous, ..]| anonymous);
     anonymous.map_or(0, i64::cast_unsigned)
 }
 
-/// The bytes of memory that this machine has left; `None` where it does not say.
+/// Returns the memory in bytes that is available on this machine, or `None` if it is unknown.
 pub(super) fn available_bytes() -> Option<u64> {
     let [_, available, ..] = HostFiles::default().machine()?;
     available.map(i64::cast_unsigned)
@@ -244,7 +247,7 @@ mod tests {
         let machine = Machine::read();
         assert!(members.iter().all(|member| !machine.is_alive(*member)), "{members:?}");
 
-        // A process that no scan saw is found by its group.
+        // A process that started after the last scan is found through its group.
         let mut command = Command::new("sh");
         command.args(["-c", "sleep 600 > /dev/null & echo $!"]).stdout(Stdio::piped());
         let mut tree = ProcessTree::spawn(command).unwrap();
@@ -271,7 +274,7 @@ mod tests {
 
     #[test]
     fn a_program_that_is_asked_to_end_takes_its_processes_along() {
-        // The second is in a session of its own, as torchrun's workers are.
+        // The second process is in its own session, as torchrun's workers are.
         let mut command = Command::new("sh");
         command.args(["-c", "sleep 600 & setsid sleep 600 & wait"]);
         let mut tree = ProcessTree::spawn(command).unwrap();

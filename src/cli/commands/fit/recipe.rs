@@ -19,7 +19,7 @@ use crate::child_env::{Scratch, run_id};
 const TRAIN: &str = include_str!("recipes/train.py");
 const INFER: &str = include_str!("recipes/infer.py");
 const CHECK: &str = include_str!("recipes/check.py");
-/// The `config.json` of models, by their name on the Hugging Face hub, whose pages are the source.
+/// The `config.json` of models, by their name on the Hugging Face hub, from whose pages they come.
 const MODELS: &str = include_str!("recipes/models.json");
 /// The constants that other options set.
 const RESERVED: [&str; 4] = ["MODEL", "BATCH", "SEQ", "TRUST_REMOTE_CODE"];
@@ -31,7 +31,7 @@ struct Recipe {
     name: &'static str,
     title: &'static str,
     script: &'static str,
-    /// The packages that it imports.
+    /// The packages that the script imports.
     packages: &'static [&'static str],
     /// The number of steps in a run of the search. With two steps, the peak includes the optimizer's state.
     steps: &'static str,
@@ -68,7 +68,7 @@ const RECIPES: [Recipe; 4] = [
     },
 ];
 
-/// The options of `fit` for recipes.
+/// Returns the options of `fit` for recipes.
 pub(super) fn arguments() -> impl Iterator<Item = Arg> {
     let option = |name: &'static str, value: &'static str, help: &'static str| {
         Arg::new(name).long(name).value_name(value).requires("recipe").help(help)
@@ -97,7 +97,7 @@ pub(super) fn arguments() -> impl Iterator<Item = Arg> {
 
 /// A recipe for a model, ready to run.
 pub(super) struct Request {
-    /// The program and its arguments, with [`VALUE`] and [`LENGTH`] in the places of batch and length.
+    /// The program and its arguments, with [`VALUE`] and [`LENGTH`] for the batch and the length.
     pub(super) words: Vec<OsString>,
     pub(super) lengths: Vec<u64>,
     script: String,
@@ -106,10 +106,10 @@ pub(super) struct Request {
 }
 
 impl Request {
-    /// The request of the command line; `None` without `--recipe`.
+    /// Returns the request of the command line, or `None` without `--recipe`.
     ///
     /// # Errors
-    /// When it cannot be met: the message is one line.
+    /// When the request cannot be met. The message is one line.
     pub(super) fn new(matches: &ArgMatches) -> Result<Option<Request>> {
         let Some(name) = matches.get_one::<String>("recipe") else { return Ok(None) };
         let recipe = RECIPES.iter().find(|recipe| recipe.name == name).context("an unknown recipe")?;
@@ -129,7 +129,7 @@ impl Request {
         }
         script = with(&script, "MODEL", &quoted(shown));
         script = with(&script, "TRUST_REMOTE_CODE", if trusts { "True" } else { "False" });
-        // In quotes, the name of a folder cannot end the text at the top of the script.
+        // The name is quoted, so that the name of a folder cannot end the string at the top of the script.
         let title =
             format!("{} of {}, written by memtrace fit --recipe {name}.", recipe.title, quoted(shown));
         script = script.replacen("TITLE", &title, 1);
@@ -184,7 +184,7 @@ impl Request {
     }
 }
 
-/// The lines of a recipe's script.
+/// Returns the script of a recipe without the lines of other recipes.
 fn lines_of(recipe: &Recipe) -> String {
     let mut is_kept = true;
     let mut text = String::new();
@@ -211,7 +211,7 @@ fn settings(script: &str) -> Vec<(&str, &str)> {
     constants.filter(|(name, _)| is_name(name) && !RESERVED.contains(name)).collect()
 }
 
-/// The script with another value of a constant.
+/// Returns the script with another value for a constant.
 fn with(script: &str, name: &str, value: &str) -> String {
     let start = format!("{name} = ");
     let lines = script.lines().map(|line| match line.strip_prefix(&start) {
@@ -221,7 +221,7 @@ fn with(script: &str, name: &str, value: &str) -> String {
     lines.collect()
 }
 
-/// The script with a change of `--set`.
+/// Returns the script with a change of `--set` applied.
 fn set(recipe: &Recipe, script: &str, change: &str) -> Result<String> {
     let settings = settings(script);
     let listed = || {
@@ -276,13 +276,13 @@ fn lengths(list: &str) -> Result<Vec<u64>> {
     Ok(lengths)
 }
 
-/// The model with a name, with or without its owner and in any case.
+/// Returns the model with this name. Case is ignored, and the owner may be omitted.
 fn find<'a>(models: &'a Map<String, Value>, name: &str) -> Option<(&'a String, &'a Value)> {
     let bare = |key: &str| key.rsplit('/').next().is_some_and(|last| last.eq_ignore_ascii_case(name));
     models.iter().find(|(key, _)| key.eq_ignore_ascii_case(name) || bare(key))
 }
 
-/// The names of three models, the most similar first.
+/// Returns the names of the three models with the most similar names, best match first.
 fn nearest(models: &Map<String, Value>, name: &str) -> String {
     let bare = |name: &str| name.rsplit('/').next().unwrap_or(name).to_lowercase();
     let mut names: Vec<&String> = models.keys().collect();
@@ -290,7 +290,7 @@ fn nearest(models: &Map<String, Value>, name: &str) -> String {
     names.iter().take(3).map(|name| name.as_str()).collect::<Vec<_>>().join(", ")
 }
 
-/// The first `python` or `python3` on the PATH.
+/// Returns the first `python` on the PATH, or else the first `python3`.
 fn python() -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     let folders: Vec<PathBuf> = std::env::split_paths(&path).collect();

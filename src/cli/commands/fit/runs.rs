@@ -1,4 +1,5 @@
-//! The runs of `memtrace fit`, some of them side by side, until a signal asks this command to end.
+//! Makes the runs of `memtrace fit`, some of them side by side, until all runs have ended or a signal asks
+//! this command to end.
 
 use std::fs;
 use std::io::{IsTerminal, Write};
@@ -22,22 +23,23 @@ use crate::{signals, terminal};
 
 /// The interval between two checks of the runs.
 const INTERVAL: Duration = Duration::from_millis(10);
-/// The interval between two measurements of their memory.
+/// The interval between two measurements of the runs' memory.
 const MEMORY_INTERVAL: Duration = Duration::from_millis(200);
 /// The share of this machine's free memory that runs may take.
 const MEMORY_SHARE: f64 = 0.8;
 
-/// After this many runs that were too short to measure their memory, several run at once anyway.
+/// After this many runs that were too short to measure their memory, several runs may run at once anyway.
 const UNSEEN: usize = 2;
 
 /// The number of runs at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Jobs {
-    /// Unknown until the first run, which runs alone, has shown its processes and its memory.
+    /// Unknown until the first run has ended, which runs alone and shows the number of its processes and its
+    /// memory.
     AfterTheFirst,
-    /// As many as the cores allow, while there is memory for another one.
+    /// At most this many, as the cores allow, and only while there is memory for another run.
     WithMemory(usize),
-    /// As many as the user said.
+    /// At most this many, as the user requested.
     Number(usize),
 }
 
@@ -45,9 +47,9 @@ enum Jobs {
 struct Job<T> {
     ticket: T,
     running: Running,
-    /// The number of its GPUs, if each has a process.
+    /// The number of GPUs of the run, or 1 if the runs do not have a process per GPU.
     gpus: u64,
-    /// True if another run was in progress during some part of this one.
+    /// True if another run was in progress at any time during this run.
     has_company: bool,
 }
 
@@ -55,7 +57,7 @@ struct Job<T> {
 struct InProgress<T>(Vec<Job<T>>);
 
 impl<T> Drop for InProgress<T> {
-    /// All are asked to end before the first is waited for.
+    /// Asks all runs to end, before the first is dropped and thus waited for.
     fn drop(&mut self) {
         self.0.iter_mut().for_each(|job| job.running.tree.end(Signal::TERM));
     }
@@ -69,35 +71,38 @@ pub(super) struct Runs<'a, T> {
     progress: Progress,
     jobs: Jobs,
     running: InProgress<T>,
-    /// A run that failed while another one ran. It is repeated, alone.
+    /// A run that failed while another run was in progress. It is repeated alone.
     again: Option<(T, Attempt)>,
-    /// The runs that waited for `again`, because several failed at once.
+    /// Further such runs, which are repeated after `again`.
     later: Vec<(T, Attempt)>,
     /// True while a run is repeated alone.
     is_alone: bool,
     /// The maximum number of GPUs of a run, if each has a process.
     most_gpus: u64,
-    /// The most memory that one run has needed so far, in bytes, scaled to a run on the most GPUs.
+    /// The most memory that one run has needed so far, in bytes, scaled to a run on
+    /// [`most_gpus`](Self::most_gpus) GPUs.
     resident: u64,
     looked: Instant,
-    /// The runs begun so far.
+    /// The number of runs begun so far.
     begun: usize,
     ended_by: Option<i32>,
 }
 
 impl<'a, T: Copy> Runs<'a, T> {
-    /// Runs on at most `most_gpus` GPUs.
+    /// Prepares runs on at most `most_gpus` GPUs.
     ///
     /// # Errors
-    /// When the output folder cannot be made, or signals cannot be received.
+    /// When the output folder cannot be created, or signals cannot be received.
     pub(super) fn new(matches: &'a ArgMatches, most_gpus: u64) -> Result<Runs<'a, T>> {
         let out = OutFolder::new(matches.get_one::<PathBuf>("out"))?;
         let progress =
             Progress { on_terminal: std::io::stderr().is_terminal(), file: out.folder.join(TRIALS_FILE) };
         let forwarder = signals::Forwarder::start()?;
-        // Each run is a process group of its own, which this command ends itself.
+        // Signals are not forwarded, because each run is in its own process group and this command ends it
+        // itself.
         forwarder.no_child();
-        // Runs on a real GPU would take one another's memory.
+        // Without a simulated GPU, runs go one at a time, because they would take memory of the real GPU from
+        // one another.
         let jobs = match matches.get_one::<u64>("jobs") {
             _ if !matches.contains_id("phantom") => Jobs::Number(1),
             Some(jobs) => Jobs::Number(*jobs as usize),
@@ -113,7 +118,7 @@ impl<'a, T: Copy> Runs<'a, T> {
             again: None,
             later: Vec::new(),
             is_alone: false,
-            // With --ranks the same ranks run, whatever the number of GPUs.
+            // With `--ranks`, the same ranks run for every number of GPUs.
             most_gpus: if matches.contains_id("ranks") { 1 } else { most_gpus.max(1) },
             resident: 0,
             looked: Instant::now(),
@@ -122,7 +127,7 @@ impl<'a, T: Copy> Runs<'a, T> {
         })
     }
 
-    /// The number of runs that may be started now.
+    /// Returns the number of runs that may be started now.
     pub(super) fn room(&self) -> usize {
         if self.again.is_some() || self.is_alone || self.forwarder.asked_to_end().is_some() {
             return 0;
@@ -135,12 +140,13 @@ impl<'a, T: Copy> Runs<'a, T> {
         jobs.saturating_sub(self.running.0.len())
     }
 
-    /// Returns the number of further runs for which this machine has memory; at least 1 if no run is in
+    /// Returns the number of further runs for which this machine has memory, or at least 1 if no run is in
     /// progress.
     fn room_in_memory(&self) -> usize {
         let running = &self.running.0;
         let Some(free) = available_bytes().filter(|_| self.resident > 0) else { return usize::MAX };
-        // Runs that have just begun have not allocated their memory yet.
+        // Runs that have just begun have not allocated all their memory yet, so the rest is reserved for
+        // them.
         let owed = running.iter().map(|job| self.resident.saturating_sub(job.running.tree.resident()));
         let free = ((free as f64 * MEMORY_SHARE) as u64).saturating_sub(owed.sum());
         let room = (free / self.resident) as usize;
@@ -150,7 +156,7 @@ impl<'a, T: Copy> Runs<'a, T> {
     /// Starts a run.
     ///
     /// # Errors
-    /// Those of [`Setup::start`].
+    /// Same as for [`Setup::start`].
     pub(super) fn start(&mut self, ticket: T, attempt: Attempt) -> Result<()> {
         self.begun += 1;
         let card = attempt.card.as_deref().filter(|_| self.most_gpus > 1);
@@ -163,7 +169,8 @@ impl<'a, T: Copy> Runs<'a, T> {
         Ok(())
     }
 
-    /// Waits for a run to end. `None` if no run is left, or a signal has ended all: see [`ended_by`](Self::ended_by).
+    /// Waits for a run to end. Returns `None` if no run is left, or if a signal has ended all runs; see
+    /// [`ended_by`](Self::ended_by).
     ///
     /// # Errors
     /// When a run cannot be waited for, or its trace cannot be read.
@@ -198,7 +205,7 @@ impl<'a, T: Copy> Runs<'a, T> {
             let trial = running.finish(status)?;
             self.progress.clear();
             if matches!(trial.outcome, TrialOutcome::Failed(..)) && has_company && !self.is_alone {
-                // Two runs may want one port, or more memory than this machine has.
+                // Two runs may need the same port, or together more memory than this machine has.
                 fs::remove_dir_all(&trial.files).ok();
                 self.progress.say(&format!(
                     "{}: failed while another run was active; it runs again, alone",
@@ -257,8 +264,8 @@ impl<'a, T: Copy> Runs<'a, T> {
         Ok(())
     }
 
-    /// Updates the most memory that a run has needed, because a larger value may need more than the first.
-    /// Does nothing if the user set the number of jobs.
+    /// Updates the most memory that one run has needed, because runs with larger values may need more than
+    /// the first run. Does nothing if the user set the number of jobs.
     fn look_at_memory(&mut self) {
         if !matches!(self.jobs, Jobs::Number(_)) && self.looked.elapsed() > MEMORY_INTERVAL {
             self.looked = Instant::now();
@@ -288,26 +295,26 @@ impl<'a, T: Copy> Runs<'a, T> {
         }
     }
 
-    /// The signal that ended the runs.
+    /// Returns the signal that ended the runs.
     pub(super) fn ended_by(&self) -> Option<i32> {
         self.ended_by
     }
 
-    /// Ends the series of runs. From now on signals end this command as they do any other.
+    /// Ends the series of runs. From then on, signals end this command as usual.
     pub(super) fn stop(self) -> Ended {
         self.forwarder.stop();
         Ended { out: self.out, by: self.ended_by }
     }
 }
 
-/// Runs that are over.
+/// A series of runs that has ended.
 pub(super) struct Ended {
     out: OutFolder,
     by: Option<i32>,
 }
 
 impl Ended {
-    /// The exit status of this command: `status`, unless a signal ended the runs.
+    /// Returns the exit status of this command. It is `status`, unless a signal ended the runs.
     pub(super) fn status(&self, status: ExitCode) -> ExitCode {
         match self.by {
             Some(signal) => {
@@ -325,8 +332,8 @@ fn scaled(amount: u64, processes: usize, gpus: u64, most: u64) -> u64 {
     if processes as u64 >= gpus { amount.saturating_mul(most) / gpus.max(1) } else { amount }
 }
 
-/// Prints a line for each run as it ends, and keeps it in [`TRIALS_FILE`]. A terminal also shows the runs in
-/// progress.
+/// Prints a line for each run when it ends, and appends the line to [`TRIALS_FILE`]. A terminal also shows
+/// the runs in progress.
 struct Progress {
     on_terminal: bool,
     file: PathBuf,
@@ -347,7 +354,7 @@ impl Progress {
 
     fn tried(&self, trial: &Trial) {
         let took = duration(trial.took.as_nanos() as i64);
-        // A program without torch has no allocated memory, only calls of CUDA.
+        // A program without torch has no allocated memory, because only its calls of CUDA are known.
         let PeakUse { allocated, used, .. } = trial.peak;
         let peak = Unit::Auto.show(if allocated > 0 { allocated } else { used });
         self.say(&format!("{}: {}, peak {peak}, {took}", trial.value, trial.outcome.word()));
@@ -356,7 +363,7 @@ impl Progress {
     fn say(&self, line: &str) {
         let line = printable(line);
         writeln!(std::io::stderr(), "{line}").ok();
-        // The lines are on stderr too: a full disk does not end the search.
+        // Errors are ignored, because the lines are on stderr, too, and a full disk must not end the search.
         let file = private_file::append_or_create(&self.file);
         file.and_then(|mut file| writeln!(file, "{line}")).ok();
     }
@@ -369,9 +376,9 @@ mod tests {
     #[test]
     fn a_run_on_more_gpus_takes_more_where_each_has_a_process() {
         assert_eq!(scaled(100, 1, 1, 8), 800);
-        // The launcher counts too.
+        // The launcher is a process, too.
         assert_eq!(scaled(300, 3, 2, 8), 1200);
-        // One process has all 16 GPUs.
+        // A single process that uses all 16 GPUs does not need more memory on 32 GPUs.
         assert_eq!(scaled(100, 1, 16, 32), 100);
         assert_eq!(scaled(u64::MAX, 1, 1, 8), u64::MAX);
     }

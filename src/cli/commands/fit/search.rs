@@ -1,23 +1,24 @@
 //! Chooses the next candidates that `memtrace fit` tries.
 
-/// The factor by which a step may exceed the largest value that fits, while no value was too large. With a
-/// larger step, a program that reads its data into host memory could run out of host memory.
+/// The factor by which the next value may exceed the largest value that fits, as long as no value was too
+/// large. With a larger step, a program that reads its data into host memory could run out of host memory.
 const GROWTH: usize = 16;
-/// The factor that applies instead once runs of this search, at least [`GROWTH`] values apart, show where
-/// memory would be full. Memory is reserved in large pieces, so runs with close values show little.
+/// The factor that applies instead of [`GROWTH`] if at least [`GROWTH`] candidates are known to fit and runs
+/// of this search show where memory would be full. Memory is reserved in large pieces, so runs with small
+/// values show little.
 const GROWTH_BY_RUNS: usize = 64;
 
 /// An estimate of the last candidate that fits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Guess {
-    /// The last candidate that fits, by this guess.
+    /// The estimated last candidate that fits.
     pub(super) index: usize,
-    /// True if it comes from fewer than two runs of this search.
+    /// True if the estimate is based on fewer than two runs.
     pub(super) is_rough: bool,
 }
 
-/// A search for the last candidate that fits. Candidates are indices from 0; each needs at least the memory of the one
-/// before it.
+/// A search for the last candidate that fits. Candidates are indices from 0; each needs at least as much
+/// memory as the candidate before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Search {
     /// The last candidate known to fit.
@@ -30,27 +31,29 @@ pub(super) struct Search {
     start: usize,
     /// The value of candidate 0, in units of the step between two candidates.
     first: f64,
-    /// The search ends when the bounds are this share of the value apart; 0 for adjacent candidates.
+    /// The search ends when the distance between the bounds is at most this share of the value. With 0, it
+    /// ends when the bounds are adjacent candidates.
     within: f64,
-    /// The number of batches chosen since both bounds are known.
+    /// The number of batches chosen since both bounds became known.
     narrowed: usize,
 }
 
 impl Search {
-    /// A search among the candidates from 0 to `last`, which begins with `start`. `first` is the value of candidate 0, in
-    /// steps between two candidates; the answer may be `within` this share of a value away from the last that fits.
+    /// Creates a search among the candidates from 0 to `last`, which begins with `start`. `first` is the
+    /// value of candidate 0, in steps between two candidates. The search ends when the answer is within the
+    /// share `within` of a value.
     pub(super) fn new(last: usize, start: usize, first: f64, within: f64) -> Search {
         Search { last, start, first, within, ..Search::default() }
     }
 
-    /// Returns the candidates to try next, at most `room`, to run side by side. Empty when the search is
-    /// over.
+    /// Returns the candidates to try next, at most `room`, which run side by side. The list is empty when the
+    /// search is over.
     ///
-    /// The search goes to where the guess says that memory would be full, but at most [`GROWTH`] or
-    /// [`GROWTH_BY_RUNS`] times as far as the largest value that fits. Two candidates are placed around the
-    /// guess: it is confirmed if one fits and the other does not. Once a candidate does not fit, the search
-    /// alternates between the guess and equal parts of the range between the bounds. A good guess ends the
-    /// search soon, and the parts bound the number of steps.
+    /// Until a candidate does not fit, the search goes to the guess, but at most to [`GROWTH`] or
+    /// [`GROWTH_BY_RUNS`] times the largest value that fits. Two candidates are placed around the guess,
+    /// which is confirmed if one of them fits and the other does not. Once a candidate does not fit, the
+    /// search alternates between the guess and equal parts of the range between the bounds. A good guess ends
+    /// the search soon, and the equal parts limit the number of steps.
     pub(super) fn next(&mut self, guess: Option<Guess>, room: usize) -> Vec<usize> {
         let room = room.max(1);
         // The last candidate known to fit, or -1; and the first known not to fit, or one past the last
@@ -68,7 +71,7 @@ impl Search {
             },
             (Some(0), None) if guess.is_none() => vec![1],
             (Some(fits), None) => {
-                // The gap is a share of the value, which may be far from the index with `--min`.
+                // The gap is a share of the value. With `--min`, the value can be much larger than the index.
                 let is_known = fits + 1 >= GROWTH && guess.is_some_and(|guess| !guess.is_rough);
                 let growth = if is_known { GROWTH_BY_RUNS } else { GROWTH };
                 let most = ((growth * (fits + 1) - 1) as i64).max(low + gap);
@@ -88,8 +91,8 @@ impl Search {
                     // The guess is slightly too large: the limit is just below the first candidate that does
                     // not fit.
                     Some(guess) if (guess.index as i64) < high + 2 * gap => vec![high - gap, high - 4 * gap],
-                    // A guess far beyond the bounds is wrong, and shows nothing about the candidates between
-                    // them.
+                    // A guess far beyond the bounds is wrong and says nothing about the candidates between
+                    // the bounds.
                     _ => parts(low, high, room),
                 }
             }
@@ -115,19 +118,21 @@ impl Search {
         }
     }
 
-    /// The distance of the bounds at which the search ends.
+    /// Returns the distance of the bounds at which the search ends.
     fn gap(&self, fits: usize) -> usize {
         ((self.within * (self.first + fits as f64)) as usize).max(1)
     }
 }
 
-/// Candidates around a guess: one that should fit and one `gap` after it that should not, then further ones.
+/// Returns candidates around a guess: one that should fit, one `gap` after it that should not, and then
+/// candidates at larger distances on both sides.
 fn around(guess: Guess, gap: i64, room: usize) -> Vec<i64> {
     let middle = guess.index as i64;
     if room == 1 {
         return vec![middle];
     }
-    // A rough guess would miss: its line begins where the program has the memory of a single value.
+    // A rough guess is based on a single value, which does not show the real slope of memory, so the gap is
+    // larger.
     let gap = if guess.is_rough { gap.max(middle / 8) } else { gap };
     let below = middle - gap / 2;
     let mut all = vec![below, below + gap];
@@ -137,10 +142,11 @@ fn around(guess: Guess, gap: i64, room: usize) -> Vec<i64> {
     all
 }
 
-/// Returns one candidate between the bounds, near a guess that the bounds limit.
+/// Returns one candidate between the bounds: the guess if it is well inside them, a candidate close to a
+/// bound if the guess is near that bound, or the middle if the guess is far above the bounds.
 fn one(guess: i64, low: i64, high: i64, gap: i64) -> i64 {
     if guess < low + gap {
-        // It only remains to check whether the limit is here.
+        // The guess is just above the lower bound, so the next candidate shows whether the limit is here.
         low + gap
     } else if guess < high {
         guess
@@ -151,7 +157,7 @@ fn one(guess: i64, low: i64, high: i64, gap: i64) -> i64 {
     }
 }
 
-/// Candidates that divide the space between the bounds into equal parts.
+/// Returns candidates that divide the range between the bounds into equal parts.
 fn parts(low: i64, high: i64, room: usize) -> Vec<i64> {
     let room = room as i64;
     (1..=room).map(|part| low + ((high - low) as i128 * part as i128 / (room as i128 + 1)) as i64).collect()
@@ -206,7 +212,7 @@ mod tests {
                 let needs: [fn(usize) -> i64; 3] = [
                     |index| index as i64,
                     |index| (index * index) as i64,
-                    // What the program needs whatever its value is.
+                    // The candidates up to 20 need the same memory.
                     |index| (index.max(20)) as i64,
                 ];
                 for need in needs {
@@ -264,30 +270,30 @@ mod tests {
     #[test]
     fn fit_needs_few_runs_within_a_share_of_the_value() {
         for room in [1, 2] {
-            // A base of 2.5 GB, and 160 kB for each value: the limit is 135,424 of a card with 24 GB.
+            // The program needs 2.5 GB plus 160 kB per value, so the limit on a card with 24 GB is 135,424.
             let need = |index: usize| 2_500_000_000 + 160_000 * index as i64;
             let (found, steps) = search(1 << 20, 0.02, 24_167_840_000, room, need);
             let (fits, too_big) = (found.fits.unwrap(), found.too_big.unwrap());
             assert!(fits <= 135_424 && 135_424 < too_big && too_big - fits <= 2709, "{found:?}");
             assert!(steps <= 8, "{steps} steps, {room} side by side");
-            // A batch: the first two runs show the slope.
+            // A batch size with 1700 bytes per value: the first two runs show the slope.
             let (found, steps) = search(1 << 20, 0.01, 80_000, room, |index| 3000 + 1700 * index as i64);
             assert_eq!((found.fits, found.too_big), (Some(45), Some(46)));
             assert!(steps <= 8, "{steps} steps, {room} side by side");
-            // Pages of 2 MiB: neighbours may have one peak.
+            // Memory comes in pages of 2 MiB, so two neighboring candidates may have the same peak.
             let pages = |index: usize| (819 + index as i64 + 2) / 2 * 2;
             let (found, steps) = search(1 << 20, 0.01, 1024, room, pages);
             assert_eq!((found.fits, found.too_big.unwrap() - 204 <= 2), (Some(204), true), "{found:?}");
             assert!(steps <= 9, "{steps} steps, {room} side by side");
-            // A length whose memory grows with its square.
+            // A sequence length whose memory grows with its square.
             let (found, steps) = search(1 << 20, 0.01, 1 << 34, room, |index| (index * index) as i64);
             assert!(found.fits.unwrap() < 1 << 17 && found.too_big.unwrap() > 1 << 17, "{found:?}");
             assert!(steps <= 16, "{steps} steps, {room} side by side");
         }
     }
 
-    /// The runs of `fit` for a Linear on a card of 24 GB, where torch reserves far more than it allocates. A run fits when
-    /// its segments do, which are of 2 and 20 MiB or as large as a block.
+    /// Simulates runs of `fit` on a card of 24 GB, where torch reserves more than it allocates, in segments
+    /// of 20 MiB. A run fits if its segments fit. The search must end within 8 runs.
     #[test]
     fn fit_needs_few_runs_where_torch_reserves_more_than_it_allocates() {
         const MIB: i64 = 1 << 20;

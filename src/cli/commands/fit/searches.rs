@@ -1,5 +1,4 @@
-//! The searches of one request. Each search also uses what the runs of the others show about the program's
-//! memory.
+//! The searches of one request. Each search also uses the results of the runs of the other searches.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -13,24 +12,25 @@ use super::search::{Guess, Search};
 use super::trial::{Trial, TrialOutcome};
 use super::values::Values;
 
-/// After this many values with the same peak, the value is assumed to have no effect on memory.
+/// After this many consecutive runs with the same peak, the value is assumed to have no effect on memory.
 const UNCHANGED: usize = 5;
-/// If this many numbers of GPUs fail before any works, the program is assumed to fail with every number.
+/// If the program fails with this many numbers of GPUs and works with none, the program is assumed to fail
+/// with every number.
 const HOPELESS: usize = 2;
-/// The maximum number of concurrent runs of one search: more would only repeat what the first two show.
+/// The maximum number of concurrent runs of one search: more would only repeat the results of the first two.
 const BATCH: usize = 2;
 
 /// A search and its runs.
 pub(super) struct Lane<'a> {
     pub(super) row: &'a Row,
-    /// The candidates: those of the row that the program can use.
+    /// The candidates of the row that the program can use.
     pub(super) values: Values,
     pub(super) search: Search,
-    /// The runs that have ended, in that order, with their candidates' texts.
+    /// The runs that have ended, in the order of their ends, with the texts of their candidates.
     pub(super) trials: Vec<(String, Trial)>,
     /// The candidates to run next.
     queue: VecDeque<String>,
-    /// The number of its runs in progress.
+    /// The number of runs of this search in progress.
     in_progress: usize,
     pub(super) is_over: bool,
     /// The reason why the search ended without an answer.
@@ -63,24 +63,24 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// The run of a candidate.
+    /// Returns the run of a candidate.
     pub(super) fn trial(&self, index: usize) -> Option<&Trial> {
         let text = self.values.text(index);
         self.trials.iter().find(|(value, _)| *value == text).map(|(_, trial)| trial)
     }
 
-    /// The run of the last candidate that fits.
+    /// Returns the run of the last candidate that fits.
     pub(super) fn fits(&self) -> Option<&Trial> {
         self.trial(self.search.fits?)
     }
 
-    /// The run of the first candidate that does not fit.
+    /// Returns the run of the first candidate that does not fit.
     pub(super) fn too_big(&self) -> Option<&Trial> {
         self.trial(self.search.too_big?)
     }
 
     /// Returns an explanation if a value fits although an earlier one does not. The search assumes that each
-    /// value needs at least the memory of the one before it.
+    /// value needs at least as much memory as the value before it.
     pub(super) fn disorder(&self) -> Option<String> {
         let (fits, too_big) = self.search.fits.zip(self.search.too_big)?;
         let (fits_text, too_big_text) = (self.values.text(fits), self.values.text(too_big));
@@ -100,7 +100,7 @@ impl<'a> Lane<'a> {
         })
     }
 
-    /// The runs that fitted, by position.
+    /// Returns the runs that fitted, sorted by position.
     fn points(&self) -> Vec<Point<'_>> {
         let fitted = self.trials.iter().filter(|(_, trial)| trial.outcome == TrialOutcome::Fits);
         let mut points: Vec<Point<'_>> = fitted
@@ -133,7 +133,7 @@ impl<'a> Lane<'a> {
         self.trials.len() >= UNCHANGED && peaks.all(|peak| Some(peak) == first)
     }
 
-    /// What is known when a signal ends the search.
+    /// Returns a text with the results so far, for a search that a signal ends.
     fn known(&self) -> String {
         let text = |index: usize| self.values.text(index);
         let gpus = if self.values.are_gpus() { " GPUs" } else { "" };
@@ -196,7 +196,7 @@ impl<'a> Searches<'a> {
         Ok(())
     }
 
-    /// The next run: of the first search that has one.
+    /// Returns the next run, from the first search that has one.
     fn next(&mut self, room: usize) -> Option<(usize, String)> {
         for number in 0..self.lanes.len() {
             let lane = &self.lanes[number];
@@ -220,8 +220,8 @@ impl<'a> Searches<'a> {
         None
     }
 
-    /// Records what the other rows of a table imply for this one: a value that fits on some GPUs fits on more
-    /// GPUs.
+    /// Records the results for this row that follow from other rows of the table: a value that fits on some
+    /// number of GPUs also fits on more GPUs.
     fn record_implied(&mut self, number: usize) {
         let (here, rest) = (&self.lanes[number], &self.lanes);
         let card = self.plan.card_of(here.row);
@@ -239,8 +239,8 @@ impl<'a> Searches<'a> {
         too_big.into_iter().for_each(|index| search.record(index, false));
     }
 
-    /// Estimates where memory would be full, from this search's own runs or, if it has none, from the runs of
-    /// another search.
+    /// Estimates where memory would be full, from this search's runs or, if none of them fitted, from the
+    /// runs of another search.
     fn guess(&self, number: usize) -> Option<Guess> {
         let lane = &self.lanes[number];
         let are_gpus = lane.values.are_gpus();
@@ -251,7 +251,7 @@ impl<'a> Searches<'a> {
             let gpus = |lane: &Lane<'_>| lane.row.gpus.unwrap_or(1) as f64;
             let shrunk = gpus(lane) / gpus(other);
             let position = full_elsewhere(&points, are_gpus, lane.row.capacity, shrunk)?;
-            // What grows with the batch grows with the length, too.
+            // The memory that grows with the batch also grows with the sequence length.
             let length = |lane: &Lane<'_>| lane.row.length.unwrap_or(1) as f64;
             (position * length(other) / length(lane), points.len())
         } else {
@@ -301,7 +301,7 @@ impl<'a> Searches<'a> {
         }
         if lane.stopped.is_some() {
             lane.queue.clear();
-            // A program that failed before it ran anywhere fails in the other searches, too.
+            // If no run of any search has worked yet, the program would fail in the other searches, too.
             let worked = |lane: &Lane<'_>| {
                 lane.trials.iter().any(|(_, trial)| {
                     trial.peak.processes > 0 && !matches!(trial.outcome, TrialOutcome::Failed(..))
@@ -316,7 +316,7 @@ impl<'a> Searches<'a> {
         }
     }
 
-    /// Keeps only the traces that the answer names.
+    /// Removes the traces of the runs that the answer does not name. The traces of failed runs stay.
     pub(super) fn remove_unnamed(&self) {
         for lane in &self.lanes {
             let named = [lane.fits(), lane.too_big()].map(|trial| trial.map(|trial| &trial.files));

@@ -15,7 +15,7 @@ fn show(bytes: i64) -> String {
     Unit::Auto.show(bytes).to_string()
 }
 
-/// The answer as text for stdout.
+/// Returns the answer as text for stdout.
 pub(super) fn text(plan: &Plan, lanes: &[Lane<'_>]) -> String {
     let stdout = std::io::stdout();
     let mut page = Printer::new(terminal::use_colour("auto", &stdout), terminal::width(&stdout));
@@ -40,19 +40,19 @@ pub(super) fn text(plan: &Plan, lanes: &[Lane<'_>]) -> String {
     page.text().to_owned()
 }
 
-/// True if the search has a run, or knows its answer from other searches' runs.
+/// Returns true if the search has a run, or its answer follows from the runs of other searches.
 fn is_begun(lane: &Lane<'_>) -> bool {
     !lane.trials.is_empty() || lane.search.fits.is_some() || lane.search.too_big.is_some()
 }
 
-/// The name of a row, for notes.
+/// Returns the name of a row, for notes.
 fn name(plan: &Plan, lane: &Lane<'_>) -> String {
     let card = plan.card_of(lane.row);
     let name = lane.row.gpus.map_or_else(|| card.to_owned(), |gpus| format!("{gpus}x{card}"));
     lane.row.length.map_or_else(|| name.clone(), |length| format!("{name} at {length} tokens"))
 }
 
-/// A row for each search, with its limit.
+/// Prints a row for each search, with the limit that it found.
 fn limits(page: &mut Printer, plan: &Plan, lanes: &[&Lane<'_>]) {
     let by_gpus = lanes.iter().any(|lane| lane.row.gpus.is_some());
     let by_length = lanes.iter().any(|lane| lane.row.length.is_some());
@@ -116,7 +116,7 @@ fn limits(page: &mut Printer, plan: &Plan, lanes: &[&Lane<'_>]) {
     page.table(&table);
 }
 
-/// A cell for each number of GPUs and value.
+/// Prints a table with a row for each number of GPUs and a column for each value.
 fn grid(page: &mut Printer, plan: &Plan, lanes: &[&Lane<'_>]) {
     let Some(values) = lanes.first().map(|lane| &lane.values) else { return };
     let heads: Vec<String> = (0..=values.last()).map(|index| values.text(index)).collect();
@@ -152,7 +152,8 @@ fn grid(page: &mut Printer, plan: &Plan, lanes: &[&Lane<'_>]) {
     );
 }
 
-/// Prints why a search has no answer, the end of the stderr of its failed runs, and doubts about its limit.
+/// Prints the reason why a search has no answer, the end of the stderr of its failed runs, and doubts about
+/// the limit that it found.
 fn notes(page: &mut Printer, plan: &Plan, lane: &Lane<'_>) {
     let name = name(plan, lane);
     if let Some(why) = &lane.stopped {
@@ -181,7 +182,7 @@ fn notes(page: &mut Printer, plan: &Plan, lane: &Lane<'_>) {
     }
 }
 
-/// The answer as JSON.
+/// Returns the answer as JSON.
 pub(super) fn json(plan: &Plan, lanes: &[Lane<'_>]) -> Value {
     let rows: Vec<Value> = lanes
         .iter()
@@ -211,8 +212,8 @@ pub(super) fn json(plan: &Plan, lanes: &[Lane<'_>]) -> Value {
     json!({ "report": "fit", "command": command, "wanted": wanted, "rows": rows })
 }
 
-/// The values at the limit, known by other rows, perhaps without a run of this one. Without a value: whether the
-/// program fits, null where that is not known.
+/// Returns the values at the limit, which may follow from other rows without a run of this row. If no value
+/// is searched for, returns whether the program fits, or null if that is not known.
 fn limits_json(plan: &Plan, lane: &Lane<'_>) -> (Value, Value) {
     let text = |index: Option<usize>| Value::from(index.map(|index| lane.values.text(index)));
     match (plan.wanted, lane.search.fits, lane.search.too_big) {
@@ -222,7 +223,7 @@ fn limits_json(plan: &Plan, lane: &Lane<'_>) -> (Value, Value) {
     }
 }
 
-/// The exit status: 1 when a search has no answer, 3 when nothing fits anywhere.
+/// Returns the exit status: 1 if a search has no answer, 3 if nothing fits anywhere, otherwise 0.
 pub(super) fn status(plan: &Plan, lanes: &[Lane<'_>]) -> u8 {
     let statuses: Vec<u8> = lanes
         .iter()

@@ -21,7 +21,7 @@ use crate::child_env::{PhantomArgs, Scratch, run_id, traced_command};
 use crate::out_folder::OutFolder;
 use crate::recovery;
 
-/// The name of the file in the output folder that has a line for each run.
+/// The name of the file in the output folder with a line for each run.
 pub(super) const TRIALS_FILE: &str = "trials.txt";
 /// The number of last lines of a failed program's stderr that are shown.
 const TAIL_LINES: usize = 12;
@@ -29,16 +29,18 @@ const TAIL_LINES: usize = 12;
 /// The outcome of a run with one value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum TrialOutcome {
-    /// Status 0, and no request ran out of memory.
+    /// The status is 0, and no request ran out of memory.
     Fits,
-    /// Ran out of memory. The text names the request that failed, or is empty when it is unknown.
+    /// The run ran out of memory. The text describes the request that failed, or is empty if the request is
+    /// unknown.
     TooBig(String),
-    /// Failed for another reason: its status or signal, and the last lines of its stderr.
+    /// The run failed for another reason. The fields are its status or signal, and the last lines of its
+    /// stderr.
     Failed(String, Vec<String>),
 }
 
 impl TrialOutcome {
-    /// One or a few words, for tables and `--json`.
+    /// Returns the outcome in one or a few words, for tables and `--json`.
     pub(super) fn word(&self) -> &'static str {
         match self {
             TrialOutcome::Fits => "fits",
@@ -50,17 +52,17 @@ impl TrialOutcome {
 
 /// A run with one value.
 pub(super) struct Trial {
-    /// The name of the run: the value, and the card where there are several.
+    /// The name of the run: the value, and the card if there are several.
     pub(super) value: String,
     /// The value alone.
     pub(super) candidate: String,
     pub(super) outcome: TrialOutcome,
     pub(super) took: Duration,
-    /// The folder of its traces, as the user would type it.
+    /// The folder of the run's traces, as the user would type it.
     pub(super) folder: PathBuf,
     /// `folder` as an absolute path.
     pub(super) files: PathBuf,
-    /// Zeros when there is no trace.
+    /// The peaks; all zero if there is no trace.
     pub(super) peak: PeakUse,
 }
 
@@ -70,26 +72,28 @@ pub(super) struct PeakUse {
     pub(super) allocated: i64,
     pub(super) reserved: i64,
     pub(super) used: i64,
-    /// The memory of the device, in bytes; 0 when unknown.
+    /// The memory of the device, in bytes; 0 if unknown.
     pub(super) capacity: i64,
     /// The name of the device.
     pub(super) device: String,
     /// True if the device is simulated.
     pub(super) phantom: bool,
-    /// Allocations that failed at first and succeeded after the allocator had emptied its cache.
+    /// The number of allocations that failed at first and succeeded after the allocator had emptied its
+    /// cache.
     pub(super) retries: i64,
-    /// True if the outcome may differ on a real card, because its context may take more or less.
+    /// True if the outcome may differ on a real card, because the context of a real card may be larger or
+    /// smaller.
     pub(super) inside_range: bool,
-    /// True if the device shares the machine's memory, and device and host had all of it.
+    /// True if the device shares the machine's memory, and device and host together used all of it.
     pub(super) fills_machine: bool,
-    /// Processes with a trace.
+    /// The number of processes with a trace.
     pub(super) processes: usize,
-    /// The highest resident memory of its processes on the host, added up; 0 when unknown. Each rank of a node that did
-    /// not run counts as the smallest that did.
+    /// The sum of the peaks of the processes' host memory in bytes; 0 if unknown. Each rank of a node that
+    /// did not run counts as much as the smallest rank that ran.
     pub(super) host: i64,
-    /// True if that is more than `--host-mem`.
+    /// True if `host` is more than `--host-mem`.
     pub(super) exceeds_host: bool,
-    /// The ranks of a node that did not run.
+    /// The number of ranks of a node that did not run.
     pub(super) absent_ranks: i64,
     /// Bytes by category at the peak of allocated memory, largest first.
     pub(super) by_category: Vec<(String, i64)>,
@@ -100,7 +104,7 @@ pub(super) struct PeakUse {
 pub(super) struct Attempt {
     /// The program and its arguments.
     pub(super) command: Vec<OsString>,
-    /// The name of the run: the value, and the card where there are several.
+    /// The name of the run: the value, and the card if there are several.
     pub(super) value: String,
     /// The value alone.
     pub(super) candidate: String,
@@ -108,21 +112,21 @@ pub(super) struct Attempt {
     pub(super) card: Option<String>,
 }
 
-/// The name of the folder of a run.
+/// Returns the name of the folder of a run.
 fn folder_name(run: &str) -> String {
     run.chars().map(|c| if c.is_alphanumeric() || "-_.".contains(c) { c } else { '_' }).collect()
 }
 
-/// Checks that the folders of these runs have different names, and no name that the output folder uses
-/// itself.
+/// Checks that the folders of these runs have different names, and do not have a name that the output folder
+/// uses itself.
 ///
 /// # Errors
-/// When two have the same name, or a name cannot be a folder's.
+/// When two runs have the same folder name, or a name cannot be used for a folder.
 pub(super) fn check_names(runs: impl IntoIterator<Item = String>) -> Result<()> {
     let mut names: HashMap<String, String> = HashMap::new();
     for run in runs {
         let name = folder_name(&run);
-        // Linux has at most 255 bytes in a name.
+        // A file name on Linux has at most 255 bytes.
         if [".", "..", TRIALS_FILE].contains(&name.as_str()) || name.len() > 255 {
             bail!("the value `{run}` cannot be the name of a folder; put another text in place of {{}}");
         }
@@ -136,7 +140,7 @@ pub(super) fn check_names(runs: impl IntoIterator<Item = String>) -> Result<()> 
     Ok(())
 }
 
-/// What all runs of this command share.
+/// The data that all runs of this command share.
 pub(super) struct Setup<'a> {
     pub(super) matches: &'a ArgMatches,
     pub(super) out: &'a OutFolder,
@@ -146,7 +150,7 @@ impl Setup<'_> {
     /// Starts a run.
     ///
     /// # Errors
-    /// When the program cannot be run, or its folder exists already.
+    /// When the program cannot be run, or the folder of the run already exists.
     pub(super) fn start(&self, attempt: Attempt) -> Result<Running> {
         let Attempt { command, value, card, .. } = &attempt;
         let name = folder_name(value);
@@ -185,7 +189,8 @@ impl Setup<'_> {
         }
     }
 
-    /// The command that starts some ranks of a job: this one's `run`.
+    /// Returns the command that starts some ranks of a job: `memtrace run --ranks` with the executable of
+    /// this command.
     fn cluster_command(
         &self,
         ranks: &str,
@@ -210,24 +215,25 @@ impl Setup<'_> {
 /// A run in progress.
 pub(super) struct Running {
     pub(super) attempt: Attempt,
-    /// The folder of its traces.
+    /// The folder of the run's traces.
     folder: PathBuf,
     /// `folder` as the user would type it.
     shown: PathBuf,
     /// The limit of host memory, in bytes (`--host-mem`).
     host_limit: Option<i64>,
-    /// Before `_scratch`, because fields are dropped in this order: the processes have ended when that is removed.
+    /// The processes of the run. This field is before `_scratch`, because fields are dropped in order and the
+    /// processes must end before the folder is removed.
     pub(super) tree: ProcessTree,
-    /// The libraries that it loads.
+    /// The folder with the libraries that the run loads.
     _scratch: Scratch,
     started: Instant,
 }
 
 impl Running {
-    /// The result of the run, which has ended with `status`.
+    /// Returns the result of the run, which has ended with `status`.
     ///
     /// # Errors
-    /// When its trace cannot be read.
+    /// When the trace of the run cannot be read.
     pub(super) fn finish(self, status: ExitStatus) -> Result<Trial> {
         let took = self.started.elapsed();
         let (mut peak, request, was_killed_for_memory) = measure(&self.folder)?;
@@ -264,14 +270,14 @@ impl Running {
         Ok(Trial { value, candidate, outcome, took, folder: self.shown, files: self.folder, peak })
     }
 
-    /// Removes the files of a run that has ended and whose peak does not count.
+    /// Removes the files of a run that has ended and whose peak is not needed.
     pub(super) fn discard(self) {
         fs::remove_dir_all(&self.folder).ok();
     }
 }
 
 /// Returns true if a program's stderr reports that memory ran out. The trace has no OOM when an allocation
-/// outside torch's allocator failed: one of a library, or of the cudaMallocAsync backend.
+/// outside torch's allocator failed: an allocation of a library, or of the cudaMallocAsync backend.
 fn says_out_of_memory(text: &str) -> bool {
     [
         "CUDA out of memory",
@@ -279,7 +285,8 @@ fn says_out_of_memory(text: &str) -> bool {
         "OutOfMemoryError",
         "CUBLAS_STATUS_ALLOC_FAILED",
         "CUDNN_STATUS_ALLOC_FAILED",
-        // PyTorch asks NVML for the text of an OOM, and Jetsons have no list of processes.
+        // PyTorch queries NVML for the text of an OOM. On a Jetson, NVML does not list processes, and this
+        // assertion fails.
         "NVML_SUCCESS == r INTERNAL ASSERT FAILED",
     ]
     .iter()
@@ -290,7 +297,7 @@ fn says_out_of_memory(text: &str) -> bool {
 /// The last value is true if the kernel killed a process because the host's memory ran out.
 fn measure(folder: &Path) -> Result<(PeakUse, Option<String>, bool)> {
     recovery::begin(folder);
-    // The folder is new, so all of its traces are of this run.
+    // The folder is new, so all its traces belong to this run.
     if Input::open(folder).is_err() {
         return Ok((PeakUse::default(), None, false));
     }
@@ -312,7 +319,7 @@ fn measure(folder: &Path) -> Result<(PeakUse, Option<String>, bool)> {
         let host = number(&process["host_peak_bytes"]).max(0);
         peak.host += host;
         smallest_host = smallest_host.min(host);
-        // With `--ranks` some ranks of a job run; each card of a node has one.
+        // With `--ranks`, only some ranks of a job run. A node has one rank per card.
         let about = &trace.meta.phantom;
         ranks_of_node = number(&about["ranks_of"]).min(number(&about["count"]).max(1));
         was_killed |= ["container_oom", "machine_oom"].iter().any(|by| process["killed"]["by"] == **by);

@@ -1,4 +1,4 @@
-//! The candidates of a search, by index: each needs at least the memory of the one before it.
+//! The candidates of a search, by index. Each needs at least as much memory as the candidate before it.
 
 /// The candidates of one search.
 #[derive(Clone, Debug, PartialEq)]
@@ -7,12 +7,12 @@ pub(super) enum Values {
     Numbers { first: usize, step: usize, last: usize },
     /// The candidates of `--values`.
     List(Vec<String>),
-    /// Numbers of GPUs, the largest first: with more of them each needs less memory.
+    /// Numbers of GPUs, the largest first, because each GPU needs less memory if there are more GPUs.
     Gpus(Vec<u64>),
 }
 
 impl Values {
-    /// The index of the last candidate.
+    /// Returns the index of the last candidate.
     pub(super) fn last(&self) -> usize {
         match self {
             Values::Numbers { last, .. } => *last,
@@ -29,7 +29,7 @@ impl Values {
         }
     }
 
-    /// True if these are numbers of GPUs.
+    /// Returns true if these are numbers of GPUs.
     pub(super) fn are_gpus(&self) -> bool {
         matches!(self, Values::Gpus(_))
     }
@@ -42,8 +42,8 @@ impl Values {
         }
     }
 
-    /// The candidate that is tried first: the one that needs the least, and of numbers of GPUs one in the middle,
-    /// because the largest job takes the longest to start.
+    /// Returns the candidate that is tried first: the one that needs the least memory or, for numbers of
+    /// GPUs, one in the middle, because the largest job takes the longest to start.
     pub(super) fn start(&self) -> usize {
         match self {
             Values::Numbers { .. } | Values::List(_) => 0,
@@ -52,7 +52,7 @@ impl Values {
     }
 
     /// Returns the quantity in which memory grows about linearly: the value, or the share of each GPU. For a
-    /// list of words, it is the index in the list.
+    /// list of words, this is the position in the list, counted from 1.
     pub(super) fn position(&self, index: usize) -> f64 {
         match self {
             Values::Numbers { first, step, .. } => (first + step * index) as f64,
@@ -64,13 +64,14 @@ impl Values {
         }
     }
 
-    /// The last candidate whose position is at most `position`, or 0 without one.
+    /// Returns the last candidate whose position is at most `position`, or 0 if there is none.
     pub(super) fn index_at(&self, position: f64) -> usize {
         match self {
-            // A float that is too large becomes the largest number.
+            // The conversion saturates if the float is too large.
             Values::Numbers { first, step, .. } => (position.max(0.0) as usize).saturating_sub(*first) / step,
             Values::List(_) | Values::Gpus(_) => {
-                // A share is the inverse of a number: equal shares may differ in their last digit.
+                // The tolerance is needed because a share is the inverse of a number, so equal shares may
+                // differ in the last digit.
                 let most = position * (1.0 + 1e-9);
                 (0..=self.last()).rev().find(|index| self.position(*index) <= most).unwrap_or(0)
             }
@@ -78,7 +79,7 @@ impl Values {
     }
 }
 
-/// The entries as numbers; `None` unless all are numbers, in ascending order.
+/// Returns the entries as numbers, or `None` unless all entries are numbers in ascending order.
 fn numbers(list: &[String]) -> Option<Vec<f64>> {
     let numbers: Option<Vec<f64>> = list.iter().map(|entry| entry.parse().ok()).collect();
     numbers.filter(|numbers| numbers.is_sorted() && numbers.iter().all(|number| number.is_finite()))
@@ -99,7 +100,7 @@ mod tests {
         assert_eq!((values.position(1), values.index_at(1.5)), (2.0, 0));
         let values = Values::Gpus(vec![64, 32, 16, 8]);
         assert_eq!((values.text(0), values.start()), ("64".to_owned(), 2));
-        // 12 GPUs would be needed: 16 are the fewest of the list that suffice.
+        // At least 12 GPUs are needed, so 16 is the smallest sufficient number of the list.
         assert_eq!(values.index_at(1.0 / 12.0), 2);
         assert!((0..4).all(|index| values.index_at(values.position(index)) == index));
     }

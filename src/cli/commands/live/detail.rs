@@ -10,7 +10,7 @@ use clap::{Arg, ArgMatches, value_parser};
 use crate::commands::process_request::Request;
 use crate::terminal;
 
-/// The option that asks a process for detail, and the options that go with it.
+/// Returns the option that asks a process for detail, and the options that go with it.
 pub(super) fn args() -> [Arg; 3] {
     [
         Arg::new("detail")

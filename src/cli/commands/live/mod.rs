@@ -1,4 +1,5 @@
-//! `memtrace live`: shows a running trace, refreshed: memory in use, its owners, and the free memory left.
+//! `memtrace live`: shows a running trace and refreshes it: memory in use, its owners, and the remaining free
+//! memory.
 
 mod detail;
 mod openmetrics;
@@ -25,13 +26,13 @@ use crate::terminal;
 use screen::Screen;
 use view::{SORTS, View, ViewSettings};
 
-/// The number of detailed steps that the key `d` asks for.
+/// The number of detailed steps that the key `d` requests.
 const DETAIL_STEPS: u32 = 5;
 
 /// The ways to group live blocks.
 const GROUPINGS: &[&str] = &["module", "category", "op", "phase", "step"];
 
-/// The arguments of `memtrace live`.
+/// Returns the definition of the command `memtrace live`.
 pub(crate) fn command() -> Command {
     let mut command = Command::new("live")
         .about("Watch a running trace, or ask its process for the detail of its next steps")
@@ -94,7 +95,7 @@ pub(crate) fn command() -> Command {
     command
 }
 
-/// Shows a run until `q` is pressed, or once.
+/// Shows a run once, or until `q` is pressed.
 ///
 /// # Errors
 /// When the request is invalid, there is no trace to show once, or the terminal fails.
@@ -160,10 +161,10 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Checks that a process of `rank` is in the run, if it has processes yet.
+/// Checks that the run has a process of `rank`. Succeeds if the run has no processes yet.
 ///
 /// # Errors
-/// When there is none; the message lists the ranks.
+/// When there is no such process; the message lists the ranks.
 fn check_rank(run: &LiveRun, path: &Path, rank: Option<i32>) -> Result<()> {
     let ranks = || run.processes.iter().map(|process| process.meta.rank);
     match rank {
@@ -174,7 +175,7 @@ fn check_rank(run: &LiveRun, path: &Path, rank: Option<i32>) -> Result<()> {
     }
 }
 
-/// Refreshes the screen until the user leaves it.
+/// Refreshes the screen until the user quits.
 fn watch(live_run: &mut LiveRun, view: &mut View<'_>) -> Result<ExitCode> {
     let screen = Screen::enter()?;
     let mut next = Instant::now();
@@ -229,12 +230,13 @@ fn watch(live_run: &mut LiveRun, view: &mut View<'_>) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Asks a process for the detail of its next steps. Returns the line that says so, or why it cannot be asked.
+/// Asks a process for the detail of its next steps. Returns a line that confirms the request, or that says
+/// why the process cannot be asked.
 fn ask(request: &mut Option<Request>, process: Option<&LiveProcess>) -> String {
     let Some(process) = process.filter(|process| !process.ended) else {
         return "detail: no process of this run is running".to_owned();
     };
-    // The lock of an earlier request would refuse this one.
+    // An earlier request is dropped, because its lock would make this request fail.
     *request = None;
     match Request::to_writer(&process.meta.journal, DETAIL_STEPS) {
         Ok(sent) => {

@@ -21,8 +21,8 @@ use prometheus_client::registry::{Registry, Unit};
 /// The labels of a sample.
 type Labels = Vec<(&'static str, String)>;
 
-/// Replaces `file` atomically, so that its reader never sees a part of it. With `rank`, only the processes of
-/// that rank are included.
+/// Replaces `file` atomically, so that a reader of the file never sees a partial text. With `rank`, only the
+/// processes of that rank are included.
 ///
 /// # Errors
 /// When `file` cannot be written.
@@ -52,7 +52,7 @@ struct Families {
     lost: Family<Labels, Counter>,
 }
 
-/// The whole text.
+/// Returns the complete OpenMetrics text.
 fn text(run: &LiveRun, rank: Option<i32>) -> Result<String> {
     let families = Families::default();
     for process in &run.processes {
@@ -142,7 +142,8 @@ impl Families {
         }
         let blocks = process.replay.live_on(device.ordinal, false);
         for (category, group) in Key::CATEGORY.groups(&blocks, &process.symbols) {
-            // Inferred or recorded, it is the same series.
+            // The mark of inferred categories is removed, so that inferred and recorded values form the same
+            // series.
             let labels = with("category", without_mark(&category).0);
             self.category.get_or_create(&labels).inc_by(group.bytes);
         }

@@ -1,5 +1,5 @@
-//! The terminal of `memtrace live`: alternate screen, raw keys, no cursor. It is restored on every exit, a
-//! panic included.
+//! The terminal of `memtrace live`: alternate screen, raw keys, no cursor. The terminal is restored on every
+//! exit, including a panic.
 
 use std::io::{IsTerminal, Write, stdout};
 
@@ -17,7 +17,7 @@ impl Screen {
     /// # Errors
     /// When the terminal refuses.
     pub(super) fn enter() -> Result<Screen> {
-        // Without keys (stdin is not a terminal), Ctrl-C leaves.
+        // If stdin is not a terminal, no keys can be read, and the user quits with Ctrl-C.
         let raw = std::io::stdin().is_terminal();
         if raw {
             terminal::enable_raw_mode()?;
@@ -33,13 +33,13 @@ impl Screen {
         Ok(screen)
     }
 
-    /// Columns and lines.
+    /// Returns the number of columns and lines.
     pub(super) fn size(&self) -> (usize, usize) {
         let (width, height) = terminal::size().unwrap_or((100, 40));
         (usize::from(width.max(20)), usize::from(height.max(5)))
     }
 
-    /// Replaces the content of the screen by `lines`, in one update so that nothing flickers.
+    /// Replaces the content of the screen with `lines`, in one update to avoid flicker.
     ///
     /// # Errors
     /// When the terminal cannot be written to.

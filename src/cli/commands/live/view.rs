@@ -27,11 +27,11 @@ pub(super) struct ViewSettings {
     pub(super) by: usize,
     /// An index into [`SORTS`].
     pub(super) sort: usize,
-    /// The rank to show; the one with the most memory in use when `None`.
+    /// The rank to show. If `None`, the rank with the most memory in use is shown.
     pub(super) rank: Option<i32>,
     pub(super) paused: bool,
     pub(super) help: bool,
-    /// A line above the keys, about the last request for detail; empty without one.
+    /// A line above the keys, about the last request for detail; empty if there was no request.
     pub(super) notice: String,
     pub(super) interval: Duration,
 }
@@ -52,13 +52,14 @@ pub(super) struct Previous {
     rank: i32,
     rows: u64,
     groups: Vec<(String, Group)>,
-    /// Growth in bytes since the refresh before that, by owner.
+    /// The growth of each owner in bytes since the refresh before this one.
     growth: Vec<(String, i64)>,
     rows_per_second: f64,
 }
 
 impl View<'_> {
-    /// The process to show: the chosen rank's, or else the process with the most memory in use.
+    /// Returns the process to show: the process of the chosen rank, or else the process with the most memory
+    /// in use.
     pub(super) fn process<'f>(&self, live_run: &'f LiveRun) -> Option<&'f LiveProcess> {
         let chosen =
             self.settings.rank.and_then(|rank| live_run.processes.iter().find(|p| p.meta.rank == rank));
@@ -68,7 +69,7 @@ impl View<'_> {
         })
     }
 
-    /// Chooses the next rank; after the last, the one with the most memory in use.
+    /// Chooses the next rank. After the last rank, chooses the rank with the most memory in use.
     pub(super) fn next_rank(&mut self, live_run: &LiveRun) {
         let ranks: Vec<i32> = live_run.processes.iter().map(|process| process.meta.rank).collect();
         let place = self.settings.rank.and_then(|rank| ranks.iter().position(|known| *known == rank));
@@ -99,7 +100,7 @@ impl View<'_> {
         self.previous = Some(Previous { at: now, by, rank, rows, groups, growth, rows_per_second });
     }
 
-    /// The whole screen, in at most `height` lines of `width` columns.
+    /// Returns the whole screen, in at most `height` lines of `width` columns.
     pub(super) fn lines(&self, live_run: &LiveRun, width: usize, height: usize) -> Vec<String> {
         let mut page = Printer::new(self.paint, Some(width));
         if self.settings.help {
@@ -127,7 +128,7 @@ impl View<'_> {
         }
         self.totals(&mut page, process);
         let used = page.text().lines().count();
-        // The curve gets a third of the lines left, the owners the rest.
+        // The curve gets a third of the remaining lines, and the owners get the rest.
         let curve = (height.saturating_sub(used) / 3).clamp(0, 14);
         if curve >= 6 {
             self.curve(&mut page, process, width, curve - 4);
@@ -226,7 +227,7 @@ impl View<'_> {
         };
         let replay = &process.replay;
         let phase = process.symbols.get(replay.phase);
-        // The rows at the end of a process belong to no step.
+        // The last rows of a process may not belong to a step, so the last step is shown.
         let step = match (replay.step, replay.last_step()) {
             (step, _) if step >= 0 => format!("step {step}"),
             (_, last) if last >= 0 => format!("last step {last}"),
@@ -384,7 +385,8 @@ impl View<'_> {
         table
     }
 
-    /// The line of keys, in several where the terminal is narrow.
+    /// Returns the lines below the page: the notice, and the keys, which need several lines on a narrow
+    /// terminal.
     fn keys(&self, width: usize) -> Vec<String> {
         let mut page = Printer::new(self.paint, Some(width));
         if !self.settings.notice.is_empty() {
@@ -395,13 +397,13 @@ impl View<'_> {
     }
 }
 
-/// The live blocks grouped by `GROUPINGS[by]`, largest first.
+/// Returns the live blocks grouped by `GROUPINGS[by]`, largest first.
 fn groups(process: &LiveProcess, by: usize) -> Vec<(String, Group)> {
     let Some(device) = process.device() else { return Vec::new() };
     let blocks = process.replay.live_on(device.ordinal, false);
     let mut options = Options::default();
     options.values.insert("by", GROUPINGS[by].to_owned());
-    // Only an invalid --depth is an error, and none is given.
+    // Only an invalid `--depth` would be an error, but it is not set here.
     let Ok(key) = Key::from_options(&options) else { return Vec::new() };
     memtrace_analysis::state::group::sorted(
         key.on_modules(&process.replay, &blocks).groups(&blocks, &process.symbols),
@@ -451,7 +453,7 @@ fn cut(page: &Printer, height: usize) -> Vec<String> {
     page.text().lines().take(height).map(str::to_owned).collect()
 }
 
-/// The page, cut to leave room for an empty line and the lines of keys below it.
+/// Returns the lines of the page, cut to leave room for an empty line and the lines of keys below the page.
 fn with_keys(page: &Printer, keys: &[String], height: usize) -> Vec<String> {
     let mut lines = cut(page, height.saturating_sub(keys.len() + 1).max(1));
     lines.push(String::new());

@@ -30,7 +30,7 @@ Inside memtrace run --phantom it shows the cards of that run, elsewhere those of
 this user. Other options of nvidia-smi are not modelled.
 ";
 
-/// The answer that is asked for.
+/// The kind of answer that is requested.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Mode {
     /// The cards and the processes, as a table.
@@ -41,16 +41,16 @@ pub(super) enum Mode {
     Log(Vec<String>),
     /// `--query-gpu`.
     Gpus {
-        /// The values of a line.
+        /// The fields that each line has.
         fields: Vec<&'static Field>,
-        /// The shape of the lines.
+        /// The format of the lines.
         format: Format,
     },
     /// `--query-compute-apps`.
     Apps {
-        /// The values of a line.
+        /// The fields that each line has.
         fields: Vec<&'static Field>,
-        /// The shape of the lines.
+        /// The format of the lines.
         format: Format,
     },
     /// `-h`.
@@ -63,7 +63,7 @@ pub(super) enum Mode {
     HelpApps,
 }
 
-/// `--format`.
+/// The options of `--format`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Format {
     pub(super) header: bool,
@@ -74,15 +74,15 @@ pub(super) struct Format {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Request {
     pub(super) mode: Mode,
-    /// The cards of `-i`.
+    /// The cards that `-i` names.
     pub(super) ids: Option<Vec<String>>,
-    /// Milliseconds between two answers.
+    /// The time between two answers in milliseconds; `None` for a single answer.
     pub(super) loop_ms: Option<u64>,
-    /// The file of `-f`.
+    /// The file that `-f` names.
     pub(super) file: Option<PathBuf>,
 }
 
-/// The sections that `-d` may name and that have values here.
+/// The sections that `-d` may name and for which a simulated card has values.
 const SECTIONS: [&str; 4] = ["MEMORY", "UTILIZATION", "ECC", "PIDS"];
 
 /// Parses the words after the command's name.
@@ -217,8 +217,8 @@ mod tests {
 
     #[test]
     fn nvidia_smi_refuses_as_nvidias() {
-        // The text and the status come from a real driver: github CoHDI/composable-resource-operator issue
-        // 37.
+        // A real driver prints this text and exits with this status; see issue 37 of
+        // CoHDI/composable-resource-operator on GitHub.
         let unknown = of("--query-gpu=name,device_minor --format=csv").unwrap_err();
         assert_eq!(unknown, Refusal::new("Field \"device_minor\" is not a valid field to query.\n", 2));
         for (line, part) in [

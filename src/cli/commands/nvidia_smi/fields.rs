@@ -1,17 +1,17 @@
-//! The values that nvidia-smi can be asked for.
+//! The fields that a query of nvidia-smi can name.
 
 use std::fmt::Write as _;
 
 use super::refusal::{INVALID, Refusal};
 
-/// A value that a query can ask for.
+/// A field that a query can name.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Field {
-    /// The names; the header of the CSV has the first.
+    /// The names of the field. The header of the CSV has the first name.
     pub(super) names: &'static [&'static str],
-    /// The unit in the header; empty without one.
+    /// The unit in the header; empty if the field has no unit.
     pub(super) unit: &'static str,
-    /// False if the simulated card has no such value: it prints as `[N/A]`.
+    /// True if the simulated card has such a value; otherwise the value prints as `[N/A]`.
     pub(super) has_value: bool,
 }
 
@@ -90,7 +90,7 @@ pub(super) static APPS: &[Field] = fields! {
     has "process_name" | "name"; has "used_gpu_memory" | "used_memory", "MiB";
 };
 
-/// The fields of a list with commas.
+/// Parses a list of fields that are separated by commas.
 pub(super) fn parse(list: &str, known: &'static [Field]) -> Result<Vec<&'static Field>, Refusal> {
     let names = list.split(',').map(str::trim);
     names

@@ -9,14 +9,15 @@ use memtrace_machine::{DRIVER_VERSION, identity};
 use super::machines::Measured;
 use super::value::{apps, cuda_version, of_card};
 
-/// `-L`.
+/// Returns the answer to `-L`.
 pub(super) fn list(machine: &Machine, cards: &[usize]) -> String {
     let line =
         |&card: &usize| format!("GPU {card}: {} (UUID: {})\n", machine.spec.name, identity::uuid_text(card));
     cards.iter().map(line).collect()
 }
 
-/// `--version`. NVML's version is the beginning of the driver's.
+/// Returns the answer to `--version`. The version of NVML is the first two components of the driver's
+/// version.
 pub(super) fn versions(measured: &Measured) -> String {
     let nvml = DRIVER_VERSION.splitn(3, '.').take(2).collect::<Vec<_>>().join(".");
     format!(
@@ -26,7 +27,7 @@ pub(super) fn versions(measured: &Measured) -> String {
     )
 }
 
-/// `-q`, with all sections or the given ones.
+/// Returns the answer to `-q`, with the given sections or, if `sections` is empty, all sections.
 pub(super) fn log(measured: &Measured, cards: &[usize], sections: &[String]) -> String {
     let now = Zoned::now();
     let mut text = String::from("\n==============NVSMI LOG==============\n\n");

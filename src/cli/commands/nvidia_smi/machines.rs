@@ -1,4 +1,4 @@
-//! The machines that an answer is about.
+//! The machines that an answer describes.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -18,7 +18,8 @@ pub(super) struct Measured {
 /// The time over which utilization is measured.
 const SAMPLE: Duration = Duration::from_millis(100);
 
-/// The machine of this run, or every machine on which a process of this user runs.
+/// Returns the machine of this run, or every machine on which a process of this user runs. Measures the
+/// utilization of the cards.
 pub(super) fn selected() -> Result<Vec<Measured>, Refusal> {
     let before = busy(&look()?);
     let since = Instant::now();
@@ -42,7 +43,7 @@ pub(super) fn selected() -> Result<Vec<Measured>, Refusal> {
     Ok(measured.collect())
 }
 
-/// The time that each card of each machine has worked.
+/// Returns the time that each card of each machine has worked.
 fn busy(machines: &[Machine]) -> BTreeMap<String, Vec<u64>> {
     let times =
         |machine: &Machine| (0..machine.spec.count as usize).map(|card| machine.busy_ns(card)).collect();
@@ -68,7 +69,7 @@ fn look() -> Result<Vec<Machine>, Refusal> {
     Ok(machines)
 }
 
-/// The card that a value of `-i` names: its index, UUID or PCI address.
+/// Returns the card that a value of `-i` names by its index, UUID or PCI address.
 pub(super) fn card_of_id(id: &str, count: usize) -> Option<usize> {
     let by_index = id.parse().ok().filter(|&card: &usize| card < count);
     by_index.or_else(|| identity::index_of_uuid(id, count)).or_else(|| identity::index_of_bus_id(id, count))

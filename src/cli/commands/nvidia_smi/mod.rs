@@ -1,8 +1,9 @@
 //! `memtrace live --nvidia-smi`: nvidia-smi for the simulated GPUs of this user's running programs.
 //!
-//! Inside `memtrace run --phantom` the program's `PATH` leads to it under the name `nvidia-smi`, and it shows
-//! the machine of that run. Elsewhere it shows every machine on which a process runs. Options, layout, error
-//! texts and exit statuses are nvidia-smi's, so that scripts which read its output work.
+//! Inside `memtrace run --phantom` the program's `PATH` leads to this command under the name `nvidia-smi`,
+//! and the command shows the machine of that run. Elsewhere, it shows every machine on which a process of
+//! this user runs. Options, layout, error texts and exit statuses are the same as in nvidia-smi, so that
+//! scripts that read its output work.
 
 mod arguments;
 mod fields;
@@ -27,8 +28,8 @@ use arguments::{Mode, Request};
 use machines::Measured;
 use refusal::{INVALID, LOST, NOT_FOUND, Refusal};
 
-/// The option of `memtrace live` that answers as nvidia-smi. It takes the rest of the command line: nvidia-smi's own
-/// options, which [`arguments`] parses.
+/// Returns the option of `memtrace live` that answers as nvidia-smi would. The option takes the rest of the
+/// command line: nvidia-smi's own options, which [`arguments`] parses.
 pub(crate) fn arg() -> Arg {
     Arg::new("nvidia-smi")
         .long("nvidia-smi")
@@ -42,7 +43,7 @@ pub(crate) fn arg() -> Arg {
         )
 }
 
-/// Answers as nvidia-smi.
+/// Answers as nvidia-smi would.
 ///
 /// # Errors
 /// When stdout cannot be written.
@@ -54,7 +55,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
 /// Answers as nvidia-smi, for a program that called the command by that name.
 ///
 /// # Errors
-/// As [`run`].
+/// Same as for [`run`].
 pub(crate) fn answer(words: impl Iterator<Item = String>) -> Result<ExitCode> {
     let words: Vec<String> = words.collect();
     let request = match arguments::parse(&words) {
@@ -99,7 +100,7 @@ fn repeat(request: &Request) -> Result<ExitCode> {
     }
 }
 
-/// The answer about all machines.
+/// Returns the answer for all machines.
 fn page(request: &Request, machines: &[Measured], is_first: bool) -> std::result::Result<String, Refusal> {
     let mut text = String::new();
     let mut found = false;
@@ -132,8 +133,7 @@ fn page(request: &Request, machines: &[Measured], is_first: bool) -> std::result
     if found { Ok(text) } else { Err(Refusal::new("No devices were found", NOT_FOUND)) }
 }
 
-/// The cards of a machine that `-i` selects, without those that are lost, which are an error as for
-/// nvidia-smi.
+/// Returns the cards of a machine that `-i` selects. If one of them is lost, returns the error of nvidia-smi.
 fn cards_of(request: &Request, machine: &Machine) -> std::result::Result<Vec<usize>, Refusal> {
     let count = machine.spec.count as usize;
     let cards: Vec<usize> = match &request.ids {
@@ -141,7 +141,7 @@ fn cards_of(request: &Request, machine: &Machine) -> std::result::Result<Vec<usi
         Some(ids) => ids.iter().filter_map(|id| machines::card_of_id(id, count)).collect(),
     };
     match cards.iter().find(|&&card| machine.cards[card].lost) {
-        // The text of the drivers since 515, in public reports of Xid 79.
+        // The text of the drivers since 515, from public reports of Xid 79.
         Some(&card) => Err(Refusal::new(
             format!(
                 "Unable to determine the device handle for GPU{card}: {}: Unknown Error",
@@ -154,7 +154,7 @@ fn cards_of(request: &Request, machine: &Machine) -> std::result::Result<Vec<usi
 }
 
 fn refuse(refusal: &Refusal) -> Result<ExitCode> {
-    // On stdout, as nvidia-smi does: scripts look for it there.
+    // The text goes to stdout, as with nvidia-smi, because scripts look for it there.
     print(&format!("{}\n", refusal.text))?;
     Ok(ExitCode::from(refusal.status))
 }

@@ -7,7 +7,7 @@ use super::fields::Field;
 use super::machines::Measured;
 use super::value::{self, Value};
 
-/// `--query-gpu`: a line for each card.
+/// Returns the answer to `--query-gpu`: a line for each card.
 pub(super) fn gpus(
     measured: &Measured,
     cards: &[usize],
@@ -18,7 +18,7 @@ pub(super) fn gpus(
     csv(cards, fields, format, header, |&card, field, now| value::of_card(measured, card, field, now))
 }
 
-/// `--query-compute-apps`: a line for each process on a card.
+/// Returns the answer to `--query-compute-apps`: a line for each process on a card.
 pub(super) fn apps(
     measured: &Measured,
     cards: &[usize],
@@ -30,7 +30,7 @@ pub(super) fn apps(
     csv(&apps, fields, format, header, |app, field, now| value::of_app(measured, app, field, now))
 }
 
-/// The header if it is wanted, and a line for each subject.
+/// Returns the header, if it is requested, and a line for each subject.
 fn csv<T>(
     subjects: &[T],
     fields: &[&Field],
@@ -46,7 +46,7 @@ fn csv<T>(
     head(fields, header) + &subjects.iter().map(line).collect::<String>()
 }
 
-/// The first line: the names of the fields, with their units.
+/// Returns the header: the names of the fields with their units. Empty if `header` is false.
 fn head(fields: &[&Field], header: bool) -> String {
     if !header {
         return String::new();

@@ -1,15 +1,15 @@
-//! Refusals: nvidia-smi's texts and exit statuses.
+//! Error messages, with the texts and exit statuses of nvidia-smi.
 
-/// "A supplied argument or flag is invalid" (nvidia-smi's manual, Return value).
+/// The exit status for "A supplied argument or flag is invalid" (nvidia-smi's manual, Return value).
 pub(super) const INVALID: u8 = 2;
-/// "A query to find an object was unsuccessful".
+/// The exit status for "A query to find an object was unsuccessful".
 pub(super) const NOT_FOUND: u8 = 6;
-/// "NVIDIA driver is not loaded".
+/// The exit status for "NVIDIA driver is not loaded".
 pub(super) const NO_DRIVER: u8 = 9;
-/// "GPU is lost", as NVML numbers it.
+/// The exit status for "GPU is lost", as NVML numbers this error.
 pub(super) const LOST: u8 = 15;
 
-/// A refusal.
+/// An error message.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Refusal {
     /// The text, which nvidia-smi prints on stdout.

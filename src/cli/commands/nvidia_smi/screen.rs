@@ -12,7 +12,7 @@ const MIB: u64 = 1 << 20;
 /// The width between the outer borders.
 const WIDTH: usize = 89;
 
-/// The screen about one machine.
+/// Returns the screen for one machine.
 pub(super) fn screen(measured: &Measured, cards: &[usize]) -> String {
     let mut text = format!("{}       \n", Zoned::now().strftime("%a %b %e %H:%M:%S %Y"));
     header(&mut text, measured);
@@ -94,7 +94,7 @@ fn processes(text: &mut String, measured: &Measured, cards: &[usize]) {
     rule(text, '-');
 }
 
-/// A text of at most `most` characters.
+/// Cuts a text to at most `most` characters.
 fn cut(text: &str, most: usize) -> String {
     if text.chars().count() <= most {
         return text.to_owned();
@@ -102,7 +102,7 @@ fn cut(text: &str, most: usize) -> String {
     text.chars().take(most - 3).chain("...".chars()).collect()
 }
 
-/// The end of a path of more than `most` characters, as nvidia-smi cuts it.
+/// Cuts a path to its last characters, at most `most`, as nvidia-smi does.
 fn cut_front(text: &str, most: usize) -> String {
     let length = text.chars().count();
     if length <= most {

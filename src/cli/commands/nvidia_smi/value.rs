@@ -18,7 +18,7 @@ pub(super) enum Value {
 }
 
 impl Value {
-    /// The value in a line of CSV.
+    /// Returns the value as text in a line of CSV.
     pub(super) fn csv(&self, units: bool) -> String {
         match self {
             Self::Text(text) => text.clone(),
@@ -28,7 +28,7 @@ impl Value {
         }
     }
 
-    /// The value in the listing of `-q`.
+    /// Returns the value as text in the listing of `-q`.
     pub(super) fn log(&self) -> String {
         if *self == Self::Missing { "N/A".to_owned() } else { self.csv(true) }
     }
@@ -42,13 +42,13 @@ fn mib(bytes: u64) -> Value {
     Value::Number(bytes / MIB, "MiB")
 }
 
-/// The CUDA version, such as `13.0`.
+/// Returns the CUDA version of the driver, such as `13.0`.
 pub(super) fn cuda_version(measured: &Measured) -> String {
     let version = measured.machine.cuda_version();
     format!("{}.{}", version / 1000, version % 1000 / 10)
 }
 
-/// A process on a card, with the figures that nvidia-smi shows.
+/// A process on a card, with the values that nvidia-smi shows.
 pub(super) struct App {
     pub(super) card: usize,
     pub(super) pid: u32,
@@ -56,7 +56,7 @@ pub(super) struct App {
     pub(super) bytes: u64,
 }
 
-/// The processes on some cards.
+/// Returns the processes on the given cards.
 pub(super) fn apps(measured: &Measured, cards: &[usize]) -> Vec<App> {
     let machine = &measured.machine;
     let unified = machine.spec.base.unified();
@@ -71,7 +71,8 @@ pub(super) fn apps(measured: &Measured, cards: &[usize]) -> Vec<App> {
             apps.push(App { card, pid, name, bytes });
         }
         if machine.spec.others > 0 && unified.is_none() {
-            // nvidia-smi cannot name a process of another user either.
+            // This line stands for the processes of other users (`others=`), which nvidia-smi cannot name,
+            // either.
             let (pid, name) = (1, "[Not Found]".to_owned());
             apps.push(App { card, pid, name, bytes: machine.spec.others });
         }
@@ -79,7 +80,7 @@ pub(super) fn apps(measured: &Measured, cards: &[usize]) -> Vec<App> {
     apps
 }
 
-/// The value of a field of `--query-gpu`.
+/// Returns the value of a field of `--query-gpu`.
 pub(super) fn of_card(measured: &Measured, card: usize, field: &str, now: &Zoned) -> Value {
     let machine = &measured.machine;
     let (spec, used) = (&machine.spec, machine.used(card));
@@ -106,7 +107,7 @@ pub(super) fn of_card(measured: &Measured, card: usize, field: &str, now: &Zoned
         }
         "memory.total" => mib(spec.memory),
         "memory.reserved" => mib(0),
-        // The two add up to the total, in whole MiB too.
+        // `memory.used` and `memory.free` are rounded so that their sum is the total in whole MiB.
         "memory.used" => mib(used),
         "memory.free" => Value::Number(spec.memory / MIB - used / MIB, "MiB"),
         "utilization.gpu" => Value::Number(measured.utilization[card].into(), "%"),
@@ -124,7 +125,7 @@ pub(super) fn of_card(measured: &Measured, card: usize, field: &str, now: &Zoned
     }
 }
 
-/// The value of a field of `--query-compute-apps`.
+/// Returns the value of a field of `--query-compute-apps`.
 pub(super) fn of_app(measured: &Measured, app: &App, field: &str, now: &Zoned) -> Value {
     match field {
         "gpu_name" => of_card(measured, app.card, "name", now),

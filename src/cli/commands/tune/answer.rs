@@ -14,28 +14,29 @@ use super::replays::Replays;
 /// A saving below this share of the reserved memory is not worth a change.
 const LEAST_SAVING: f64 = 0.01;
 
-/// One replay.
+/// The settings and the result of one replay.
 struct Trial {
     settings: String,
     peak_reserved: i64,
     peak_allocated: i64,
-    /// Bytes that are reserved but in no block, at the peak of allocated memory; `None` if the replay ran out
-    /// of memory before.
+    /// The number of bytes that were reserved but not active at the peak of allocated memory; `None` if the
+    /// replay ran out of memory before that peak.
     unused_at_peak: Option<i64>,
     retries: i64,
-    /// Segments that the allocator took from CUDA and gave back; `None` for expandable segments, which torch does not
-    /// count.
+    /// The number of segments that the allocator allocated from CUDA plus the number that it freed; `None`
+    /// with expandable segments, which torch does not count.
     driver_calls: Option<i64>,
     outcome: ReplayOutcome,
 }
 
-/// The end of a replay.
+/// The outcome of a replay.
 #[derive(PartialEq)]
 enum ReplayOutcome {
     Fits,
-    /// Fits, and so do this many requests that ran out of memory in the trace.
+    /// The replay fits, and so do this many requests that ran out of memory in the trace.
     Survives(i64),
-    /// Ran out of memory at this step, if the trace has steps, with a request of this many bytes.
+    /// The replay ran out of memory. The fields are the step, if the trace has steps, and the size of the
+    /// request in bytes.
     OutOfMemory(Option<i64>, i64),
     /// The replay failed.
     Failed(String),
@@ -49,14 +50,15 @@ pub(super) struct TuneAnswer<'a> {
     torch: String,
     /// The JSON of the replay with the run's own settings.
     own: Value,
-    /// The replays by memory, the least first.
+    /// The replays, sorted from best to worst: those that fit first, then by failed requests and reserved
+    /// memory.
     trials: Vec<Trial>,
-    /// The index of the run's own settings.
+    /// The index of the replay with the run's own settings.
     own_index: usize,
 }
 
 impl<'a> TuneAnswer<'a> {
-    /// The answer from the replays. The first replay has the run's own settings.
+    /// Creates the answer from the replays. The first replay has the run's own settings.
     pub(super) fn new(
         input: &'a Input,
         trace: &'a TraceFile,
@@ -95,7 +97,7 @@ impl<'a> TuneAnswer<'a> {
         self.trials.iter().any(|trial| trial.fits() && trial.lost(self.requests) == 0)
     }
 
-    /// Returns the best settings; `None` if the run's own are as good.
+    /// Returns the replay with the best settings, or `None` if the run's own settings are as good.
     fn best(&self) -> Option<&Trial> {
         let (best, own) = (self.trials.first()?, self.own());
         if !best.fits() || self.own_index == 0 {
@@ -110,7 +112,7 @@ impl<'a> TuneAnswer<'a> {
         self.own["differences"].as_i64().unwrap_or(0)
     }
 
-    /// How far the replay of the run's own settings agrees with the trace.
+    /// Returns a text that says how far the replay with the run's own settings agrees with the trace.
     fn trust(&self) -> String {
         let checks = self.own["checks"].as_i64().unwrap_or(0);
         let differences = self.differences();
@@ -135,7 +137,7 @@ impl<'a> TuneAnswer<'a> {
         )
     }
 
-    /// The answer as text.
+    /// Returns the answer as text.
     pub(super) fn text(&self, mut page: Printer, units: Unit) -> String {
         heading(&mut page, self.input, &self.trace.meta);
         page.plain(format!(
@@ -223,7 +225,7 @@ impl<'a> TuneAnswer<'a> {
         lines
     }
 
-    /// The answer as JSON.
+    /// Returns the answer as JSON.
     pub(super) fn json(&self) -> Value {
         let trials: Vec<Value> = self.trials.iter().map(|trial| trial.json(self.requests)).collect();
         json!({
@@ -249,7 +251,7 @@ impl Trial {
         matches!(self.outcome, ReplayOutcome::Fits | ReplayOutcome::Survives(_))
     }
 
-    /// The requests that ran out of memory, in the trace and here.
+    /// Returns the number of requests that ran out of memory in the trace and also in this replay.
     fn lost(&self, requests: &Requests) -> i64 {
         let failed = requests.failed.cast_signed();
         match self.outcome {
@@ -295,7 +297,7 @@ impl Trial {
     }
 }
 
-/// The result of one replay, from its line of JSON.
+/// Returns the result of one replay from its answer in JSON.
 fn trial((answer, settings): (&Value, &String)) -> Trial {
     let number = |name: &str| answer[name].as_i64().unwrap_or(0);
     let outcome = if let Some(why) = answer["failed"].as_str() {

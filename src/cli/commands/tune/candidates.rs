@@ -2,17 +2,17 @@
 
 use memtrace_analysis::requests::Requests;
 
-/// The percentiles to try as `max_split_size_mb`: the sizes below which this percentage of the bytes of large
-/// requests falls.
+/// The percentiles that give the values of `max_split_size_mb` to try. A percentile is the size up to which
+/// this percentage of the bytes of large requests falls.
 const QUANTILES: [i64; 3] = [25, 50, 90];
-/// The bytes in the unit of `max_split_size_mb`.
+/// The number of bytes in the unit of `max_split_size_mb`.
 const MIB: i64 = 1 << 20;
 
-/// The settings to try with the requests of a trace, the run's own settings first. Each is a value of
-/// `PYTORCH_CUDA_ALLOC_CONF`; an empty one means the defaults.
+/// Returns the settings to try with the requests of a trace, the run's own settings first. Each is a value of
+/// `PYTORCH_CUDA_ALLOC_CONF`; an empty value means the defaults.
 ///
-/// The names are those of PyTorch's documentation of that variable. `garbage_collection_threshold` has an effect only
-/// when the program calls `torch.cuda.set_per_process_memory_fraction`, so it is not tried.
+/// The names come from PyTorch's documentation of that variable. `garbage_collection_threshold` has an effect
+/// only if the program calls `torch.cuda.set_per_process_memory_fraction`, so it is not tried.
 pub(super) fn candidates(own: &str, requests: &Requests) -> Vec<String> {
     let mut all = vec![own.to_owned(), String::new(), "expandable_segments:True".to_owned()];
     let splits: Vec<String> =
@@ -27,8 +27,8 @@ pub(super) fn candidates(own: &str, requests: &Requests) -> Vec<String> {
     all
 }
 
-/// Sizes in MiB that separate the large requests. A block of at least that size is never split, so it serves large
-/// requests alone.
+/// Returns sizes in MiB that divide the large requests. With such a `max_split_size_mb`, a larger block is
+/// never split, so it serves only large requests.
 fn split_sizes(large: &[(i64, i64)]) -> Vec<i64> {
     let all: i64 = large.iter().map(|(_, sum)| sum).sum();
     let mut sizes: Vec<i64> = QUANTILES
@@ -39,7 +39,7 @@ fn split_sizes(large: &[(i64, i64)]) -> Vec<i64> {
                 below += sum;
                 below >= all / 100 * quantile
             })?;
-            // PyTorch refuses a size of 20 MiB and below.
+            // PyTorch rejects sizes of 20 MiB or less.
             Some((size / MIB).max(21))
         })
         .collect();

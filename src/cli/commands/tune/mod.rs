@@ -1,8 +1,9 @@
-//! `memtrace tune`: the settings of PyTorch's caching allocator with which a run needs the least memory.
+//! `memtrace tune`: finds the settings of PyTorch's caching allocator with which a run needs the least
+//! memory.
 //!
 //! The requests of a trace are repeated with the real allocator of the installed torch, on a simulated GPU
-//! with the same memory: once for each of several settings. A replay with the run's own settings shows how
-//! far to trust it.
+//! with the same memory: once for each of several settings. The replay with the run's own settings shows how
+//! reliable the replays are.
 
 mod answer;
 mod candidates;
@@ -22,7 +23,7 @@ use memtrace_analysis::selection::select;
 use crate::{args, terminal, trace_input};
 use replays::Capacity;
 
-/// The arguments of `memtrace tune`.
+/// Returns the definition of the command `memtrace tune`.
 pub(crate) fn command() -> Command {
     let shared = args::shared_args().into_iter().filter(|arg| {
         ["json", "device", "rank", "units", "color", "lenient"].contains(&arg.get_id().as_str())
@@ -54,7 +55,7 @@ pub(crate) fn command() -> Command {
         .args(shared)
 }
 
-/// Replays the trace, and prints the settings by their memory.
+/// Replays the trace, and prints the settings, sorted by the memory that they need.
 ///
 /// # Errors
 /// When the trace cannot be read, or the Python has no torch.

@@ -1,10 +1,10 @@
-"""Makes the requests of a trace again, once for each setting of PyTorch's caching allocator.
+"""Repeats the requests of a trace, once for each setting of PyTorch's caching allocator.
 
 usage: replay.py REQUESTS PLAN
 
 REQUESTS has four 64-bit integers for each operation (src/analysis/requests). PLAN is JSON. Prints a line of
 JSON for each setting. Each setting has a process of its own, because the allocator reads its settings once.
-The processes are forked after torch is imported, because the import takes longest.
+The processes are forks of one process that has imported torch, because the import takes longest.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ import sys
 import traceback
 
 ALLOC, FREE, FAILED, EMPTY_CACHE, OUTSIDE_ALLOC, OUTSIDE_FREE, POOL, STEP, RESERVED, RELEASE = range(10)
-# The variable's newer name is read first by torch 2.10 and later.
+# The variable has two names. torch 2.10 and later read the newer one, PYTORCH_ALLOC_CONF, first.
 CONF_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
@@ -31,13 +31,13 @@ class Runtime:
         return getattr(self.library, name)(*arguments)
 
     def alloc(self, size):
-        """Returns an address, or 0 when memory ran out."""
+        """Allocates device memory. Returns its address, or 0 if the allocation failed."""
         address = ctypes.c_void_p()
         failed = self.call("cudaMalloc", ctypes.byref(address), ctypes.c_size_t(size))
         return 0 if failed else address.value
 
     def free(self, address):
-        """Frees what `alloc` returned."""
+        """Frees the memory at an address that `alloc` returned."""
         self.call("cudaFree", ctypes.c_void_p(address))
 
     def stream(self):
@@ -47,7 +47,7 @@ class Runtime:
         return stream.value
 
     def free_bytes(self):
-        """Returns the free memory of the device."""
+        """Returns the free memory of the device, in bytes."""
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         self.call("cudaMemGetInfo", ctypes.byref(free), ctypes.byref(total))
         return free.value
@@ -58,7 +58,8 @@ class Pools:
 
     def __init__(self, torch):
         own = torch._C
-        # torch 2.1 and 2.2 direct the requests of one stream, later versions the requests of all streams.
+        # torch 2.1 and 2.2 direct the requests of one stream to a pool, later versions
+        # the requests of all streams.
         self.begin = (
             getattr(own, "_cuda_beginAllocateToPool", None) or own._cuda_beginAllocateCurrentStreamToPool
         )
@@ -75,7 +76,7 @@ class Pools:
         self.current = None
 
     def use(self, number):
-        """Lets the next requests go to the pool `number`; 0 is the default pool."""
+        """Directs the next requests to the pool `number`; 0 is the default pool."""
         if self.current is not None:
             self.end(0, self.current)
         self.current = None
@@ -94,7 +95,7 @@ class Pools:
 
 
 class Replay:
-    """The requests, made with the settings of this process."""
+    """Repeats the requests with the allocator settings of this process."""
 
     def __init__(self, torch, plan):
         self.torch = torch
@@ -108,7 +109,8 @@ class Replay:
         self.answer["survived"] = self.answer["outside_failed"] = 0
         self.step = None
         self.peak = {"allocated_bytes.all": 0, "reserved_bytes.all": 0, "active_bytes.all": 0}
-        # The rest of the device's memory in the traced run: its context, and other processes.
+        # Occupies the memory that was not free at the start of the traced run, such as that run's larger
+        # context and other processes.
         filler = self.runtime.free_bytes() - plan["free_at_start"] if plan["free_at_start"] else 0
         if filler > 0:
             self.runtime.alloc(filler)
@@ -118,7 +120,7 @@ class Replay:
         return self.torch._C._cuda_memoryStats(0)
 
     def end_step(self):
-        """Notes the peak of the step that ends."""
+        """Records the peaks of the step that ends, and resets the allocator's peaks."""
         stats = self.stats()
         peaks = {name: stats[name.split(".")[0]]["all"]["peak"] for name in self.peak}
         self.peak = {name: max(old, peaks[name]) for name, old in self.peak.items()}
@@ -127,7 +129,7 @@ class Replay:
         self.torch._C._cuda_resetPeakMemoryStats(0)
 
     def check(self, index, expected):
-        """Compares the reserved bytes with those of the trace."""
+        """Compares the reserved bytes with the reserved bytes of the trace at the same operation."""
         reserved = self.stats()["reserved_bytes"]["all"]["current"]
         self.answer["checks"] += 1
         if reserved != expected:
@@ -135,7 +137,8 @@ class Replay:
             self.answer["first_difference"] = self.answer["first_difference"] or [index, expected, reserved]
 
     def run(self, operations, first):
-        """Makes the operations; returns false when one ran out of memory that did not in the trace."""
+        """Repeats the operations. Returns False if a request runs out of memory that
+        succeeded in the trace."""
         alloc = self.torch._C._cuda_cudaCachingAllocator_raw_alloc
         free = self.torch._C._cuda_cudaCachingAllocator_raw_delete
         out_of_memory = getattr(self.torch, "OutOfMemoryError", RuntimeError)
@@ -179,7 +182,7 @@ class Replay:
         return True
 
     def whole(self, requests, peak_index):
-        """Makes all operations, and returns the answer."""
+        """Repeats all operations. Returns the answer for these settings."""
 
         def part(begin, end):
             numbers = iter(requests[4 * begin : 4 * end])
@@ -205,7 +208,8 @@ class Replay:
 
 
 def in_child(work):
-    """Runs `work` in a child process, and returns its answer: a dictionary."""
+    """Runs `work` in a child process. Returns the dict that `work` returned, or a dict
+    with the key `failed`."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:

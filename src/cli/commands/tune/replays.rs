@@ -1,4 +1,4 @@
-//! Runs the replays, on a simulated GPU, in as many Python processes as there are cores.
+//! Runs the replays on a simulated GPU, in one Python process per core, up to [`MOST_PROCESSES`].
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -17,22 +17,22 @@ use serde_json::{Value, json};
 use crate::child_env::{Scratch, preload_list, run_id};
 use crate::libraries::{PHANTOM, library};
 
-/// The program that makes the requests.
+/// The Python program that makes the requests.
 const PROGRAM: &str = include_str!("replay.py");
 /// The maximum number of concurrent processes. Each needs about 500 MB for torch.
 const MOST_PROCESSES: usize = 4;
 
-/// The device on which the requests are made again.
+/// The device on which the requests are repeated.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Capacity {
-    /// The memory in bytes.
+    /// The total memory in bytes.
     pub(super) total: i64,
-    /// The memory in bytes that the allocator can get; `None` when unknown.
+    /// The memory in bytes that the allocator can get; `None` if unknown.
     pub(super) free_at_start: Option<i64>,
 }
 
 impl Capacity {
-    /// Returns the device of a trace. If its size is unknown, it gets twice the memory that the run reserved.
+    /// Returns the device of a trace. If its size is unknown, twice the memory that the run reserved is used.
     pub(super) fn of(trace: &TraceFile, requests: &Requests) -> Capacity {
         let total = trace.meta.total_bytes(requests.device);
         let total = if total > 0 { total } else { requests.peak_reserved * 2 };
@@ -41,14 +41,14 @@ impl Capacity {
     }
 }
 
-/// The answers of all replays, in the order of `settings`, and the Python and torch that made them.
+/// The answers of all replays, in the order of `settings`, and the version of torch that made them.
 pub(super) struct Replays {
     pub(super) answers: Vec<Value>,
     /// The version of torch.
     pub(super) torch: String,
 }
 
-/// Makes the requests once with each of `settings`. `progress` gets the number of replays that are done.
+/// Makes the requests once with each of `settings`. Calls `progress` with the number of finished replays.
 ///
 /// # Errors
 /// When `python` cannot be run, has no torch with CUDA, or fails.
@@ -82,7 +82,7 @@ pub(super) fn run(
             "free_at_start": capacity.free_at_start,
         });
         fs::write(&plan, text.to_string()).with_context(|| plan.display().to_string())?;
-        // A file, because nobody reads a pipe while the replays run.
+        // This is a file, because no thread reads a pipe while the replays run.
         let errors = path(&format!("stderr{worker}"));
         let stderr = File::create_new(&errors).with_context(|| errors.display().to_string())?;
         let mut child = start(&scratch, python, [&program, &operations, &plan], worker, (capacity, stderr))?;
@@ -133,7 +133,8 @@ pub(super) fn run(
     Ok(Replays { answers, torch })
 }
 
-/// Starts the replays of one process, on a simulated machine of its own: the processes of a machine share its memory.
+/// Starts the replays of one process. The process has its own simulated machine, because the processes of a
+/// machine share its memory.
 fn start(
     scratch: &Scratch,
     python: &OsString,
@@ -145,7 +146,8 @@ fn start(
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr);
     for (name, _) in std::env::vars_os() {
         let name = name.to_string_lossy().into_owned();
-        // The user's settings could change the simulated GPU, and the order of its devices.
+        // The user's settings are removed, because they could change the simulated GPU, its devices, or the
+        // allocator.
         if name.starts_with("MEMTRACE_")
             || name == "CUDA_VISIBLE_DEVICES"
             || name == "PYTORCH_NO_CUDA_MEMORY_CACHING"

@@ -16,10 +16,12 @@ use serde_json::{Value, json};
 use super::replays::{self, Capacity};
 use super::uses_caching_allocator;
 
-/// Adds the predicted reserved memory to the answer of `memtrace advise`: for the device of each process that reserved most.
+/// Adds the predicted reserved memory to the answer of `memtrace advise`: for each process, on the device
+/// with the most reserved memory.
 ///
 /// # Errors
-/// When a part of the run alone was asked for, or the Python has no torch.
+/// When only a part of the run is selected, the run did not use PyTorch's caching allocator, or the Python
+/// has no torch.
 pub(in crate::commands) fn add(answer: &mut Answer, input: &Input, options: &Options) -> Result<()> {
     if options.window != Window::default() {
         bail!("--reserved: the allocator's segments come from the whole run; leave out --window and --step");
@@ -40,7 +42,7 @@ pub(in crate::commands) fn add(answer: &mut Answer, input: &Input, options: &Opt
     Ok(())
 }
 
-/// The replay of the changed requests, as JSON.
+/// Replays the changed requests, and returns the result as JSON.
 fn predict(trace: &TraceFile, base: &Requests, options: &Options) -> Result<Value> {
     let changes = whatif::parse(|name| options.text(name))?;
     let changes = whatif::with_units(trace, &changes, options)?;

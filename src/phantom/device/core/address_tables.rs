@@ -1,16 +1,16 @@
 //! Memory of one device that may hold device addresses.
 //!
 //! A kernel writes to the addresses in its parameters, or to addresses that it loads from memory. In the
-//! second case the address must be in memory: the host copied it there, or a kernel stored it. A range that
+//! second case the address is in memory because the host copied it there or a kernel stored it. A range that
 //! holds addresses is a *table*, and a kernel that reaches the table reaches its targets.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The number of tables of all devices. Zero in most programs, which then pay nothing for them.
+/// The number of tables of all devices. It is zero in most programs, for which the tables then cost nothing.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// The maximum number of targets. With more, every address counts as a target.
+/// The maximum number of targets. If there are more, every address counts as a target.
 const MOST_TARGETS: usize = 1024;
 
 /// Returns true if any device has a table.
@@ -28,7 +28,7 @@ pub(crate) struct Targets {
 }
 
 impl Targets {
-    /// No targets.
+    /// Returns an empty set of targets.
     pub(crate) const fn new() -> Self {
         Self { addresses: Vec::new(), any: false }
     }
@@ -41,13 +41,13 @@ impl Targets {
         }
     }
 
-    /// Marks any address as possible.
+    /// Records that any address is possible.
     pub(crate) fn add_any(&mut self) {
         self.any = true;
         self.limit();
     }
 
-    /// Adds other targets.
+    /// Adds the targets of another set.
     pub(crate) fn add_all(&mut self, other: &Self) {
         if other.is_empty() {
             return;
@@ -71,18 +71,18 @@ impl Targets {
         self.addresses.is_empty() && !self.any
     }
 
-    /// The addresses, or `None` when any address is possible.
+    /// Returns the addresses, or `None` if any address is possible.
     pub(crate) fn addresses(&self) -> Option<&[usize]> {
         (!self.any).then_some(&self.addresses)
     }
 }
 
-/// The tables of one device: their start, their end and their targets. They never overlap.
+/// The tables of one device: the end and the targets of each table, by its start. Tables never overlap.
 #[derive(Debug, Default)]
 pub(crate) struct AddressTables(BTreeMap<usize, (usize, Targets)>);
 
 impl AddressTables {
-    /// Makes a range a table, with the given targets and the targets of all tables that it overlaps.
+    /// Makes a range a table. Its targets are the given ones and those of all tables that it overlaps.
     pub(crate) fn add(&mut self, start: usize, end: usize, targets: &Targets) {
         let (mut start, mut end, mut all) = (start, end, targets.clone());
         while let Some((&first, (stop, old))) = self.0.range(..end).next_back()

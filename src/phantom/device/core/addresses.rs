@@ -2,14 +2,14 @@
 
 use crate::core::vram;
 
-/// Calls `found` with each device address at a multiple of four bytes, and with its offset. An address has
-/// eight bytes: ordinary structs hold it at a multiple of eight, and packed structs hardly ever at an odd
-/// offset.
+/// Calls `found` with each device address at a multiple of four bytes, and with the offset of the
+/// address. An address has eight bytes: ordinary structs hold it at a multiple of eight, and packed
+/// structs hardly ever at an odd offset.
 pub(crate) fn in_parameter(bytes: &[u8], found: impl FnMut(usize, usize)) {
     scan(bytes, 4, found);
 }
 
-/// Calls `found` for each device address of a table: at multiples of eight bytes.
+/// Calls `found` with each device address at a multiple of eight bytes in a table.
 pub(crate) fn in_table(bytes: &[u8], mut found: impl FnMut(usize)) {
     scan(bytes, 8, |address, _| found(address));
 }
@@ -24,7 +24,8 @@ fn scan(bytes: &[u8], step: usize, mut found: impl FnMut(usize, usize)) {
     }
 }
 
-/// Returns true for the addresses of devices and of pinned memory, which may lead to others.
+/// Returns true if a value is an address of a device or of pinned memory, whose content
+/// may hold other addresses.
 pub(crate) fn may_be_address(value: usize) -> bool {
     vram::FIRST_TO_PINNED.contains(&value)
 }

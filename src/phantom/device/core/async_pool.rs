@@ -1,8 +1,9 @@
 //! The stream-ordered memory pool of one device (`cudaMallocAsync`), suballocated from chunks.
 //!
-//! NVIDIA does not document how the driver does this. Assumed here: a pool takes chunks that are multiples of
-//! 32 MiB and gives blocks at multiples of 512 bytes. At a synchronization it returns chunks that are
-//! entirely free while it holds more than its release threshold. PyTorch sets that threshold to its maximum.
+//! NVIDIA does not document how the driver manages a pool. Assumed here: a pool takes chunks that are
+//! multiples of 32 MiB and gives blocks at multiples of 512 bytes. At a synchronization the pool returns
+//! chunks that are entirely free while it holds more than its release threshold. PyTorch sets that
+//! threshold to its maximum.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -12,7 +13,7 @@ use crate::core::past_oom::Caller;
 use crate::core::range_allocator::RangeAllocator;
 use crate::core::vram::{BlockPurpose, Vram};
 
-/// The unit by which a pool grows.
+/// The unit of a chunk's size.
 const CHUNK: usize = 32 << 20;
 
 /// One chunk, which begins at its key in [`AsyncPool::chunks`].
@@ -26,15 +27,15 @@ struct Chunk {
 #[derive(Debug)]
 pub(crate) struct AsyncPool {
     chunks: BTreeMap<usize, Chunk>,
-    /// Live blocks: their start and their length.
+    /// The length of each live block, by its start.
     blocks: BTreeMap<usize, usize>,
-    /// The sum of the chunks.
+    /// The sum of the chunks' sizes.
     pub(crate) reserved: u64,
-    /// The sum of the live blocks.
+    /// The sum of the live blocks' sizes.
     pub(crate) used: u64,
     pub(crate) reserved_high: u64,
     pub(crate) used_high: u64,
-    /// A synchronization trims the pool down to this.
+    /// The reserved bytes to which a synchronization trims the pool.
     pub(crate) release_threshold: u64,
     /// The three reuse policies, all enabled at first.
     pub(crate) reuse: [u32; 3],
@@ -71,7 +72,7 @@ impl AsyncPool {
         Some(address)
     }
 
-    /// The live block that contains an address: its start and its length.
+    /// Returns the start and the length of the live block that contains an address.
     pub(crate) fn find(&self, address: usize) -> Option<(usize, usize)> {
         let (&start, &size) = self.blocks.range(..=address).next_back()?;
         (address < start + size).then_some((start, size))

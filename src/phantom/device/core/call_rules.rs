@@ -1,6 +1,5 @@
-//! The rules that refuse a call by its name: before the driver is initialized, and while a stream is
-//! captured. The macros that define the exported functions ask [`CallRules::of`] while the library is
-//! compiled.
+//! The rules by which the name of a call refuses it: before the driver is initialized, and while a stream is
+//! captured. The macros that define the exported functions evaluate [`CallRules::of`] at compile time.
 //!
 //! "If cuInit() has not been called, any function from the driver API will return
 //! CUDA_ERROR_NOT_INITIALIZED" (CUDA Driver API, Initialization). The runtime initializes the driver by
@@ -32,7 +31,7 @@ pub(crate) struct CallRules {
 }
 
 impl CallRules {
-    /// The rules for the call with this name.
+    /// Returns the rules for the call with this name.
     pub(crate) const fn of(name: &'static str) -> Self {
         Self {
             name,
@@ -60,16 +59,16 @@ impl CallRules {
 }
 
 impl CallRules {
-    /// Returns the status with which an injected fault makes the call fail.
+    /// Returns the status with which an injected fault makes the call fail, or `None` if no fault does.
     #[cold]
     fn fault(self) -> Option<Status> {
         let status = faults::refusal(self.name, self.part, current().card, code_of(self.name))?;
-        // "Returns the last error": the error of an unusable context stays.
+        // `cudaGetLastError` "returns the last error", so the error of an unusable context stays.
         Some(if self.is_runtime && self.part != Part::LastError { fail(status) } else { status })
     }
 }
 
-/// The part of the call with this name in injected faults.
+/// Returns the role that the call with this name has for injected faults.
 const fn part_of(name: &str) -> Part {
     let is_runtime = starts_with(name, "cuda");
     let is_driver = starts_with(name, "cu") && name.len() > 2 && name.as_bytes()[2].is_ascii_uppercase();
@@ -123,12 +122,12 @@ fn code_of(name: &str) -> fn(Status) -> Status {
 enum CaptureRule {
     /// The name alone implies no rule.
     Free,
-    /// It is potentially unsafe: the modes of the thread and of the captures decide.
+    /// The call is potentially unsafe: the modes of the thread and of the captures decide.
     Unsafe,
-    /// Waits for the device.
+    /// The call waits for the device.
     Device,
-    /// Queues work in the legacy default stream and waits for it: "It is therefore also invalid to call
-    /// synchronous APIs in this case" (CUDA C++ Programming Guide, Prohibited and Unhandled Operations).
+    /// The call queues work in the legacy default stream and waits for it: "It is therefore also invalid to
+    /// call synchronous APIs in this case" (CUDA C++ Programming Guide, Prohibited and Unhandled Operations).
     Synchronous,
 }
 
@@ -193,7 +192,7 @@ impl CaptureRule {
     }
 }
 
-/// The relation of a call to the initialization of the driver.
+/// The dependence of a call on the initialization of the driver.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Initialization {
     /// The call fails before the driver is initialized.
@@ -216,7 +215,7 @@ const WITHOUT_INIT: [&str; 7] = [
     "cuGetExportTable",
 ];
 
-/// Runtime calls that work on no device.
+/// Runtime calls that work without a device.
 const WITHOUT_DEVICE: [&str; 5] = [
     "cudaDriverGetVersion",
     "cudaGetLastError",
@@ -226,7 +225,8 @@ const WITHOUT_DEVICE: [&str; 5] = [
 ];
 
 impl Initialization {
-    /// The rule for the call with this name. A math library creates its handles through the runtime.
+    /// Returns the rule for the call with this name. A call that creates a handle of a math library uses the
+    /// runtime, which initializes the driver.
     const fn of(name: &str) -> Self {
         let bytes = name.as_bytes();
         let is_driver = starts_with(name, "cu") && bytes.len() > 2 && bytes[2].is_ascii_uppercase();
@@ -241,7 +241,8 @@ impl Initialization {
         Self::Unrelated
     }
 
-    /// Applies the rule to a call: the status with which it must fail.
+    /// Applies the rule to a call. Returns the status with which the call must fail,
+    /// or `None` if it is allowed.
     #[inline]
     fn refusal(self) -> Option<Status> {
         match self {
@@ -260,7 +261,7 @@ const NOT_INITIALIZED: Status = cudarc::driver::sys::cudaError_enum::CUDA_ERROR_
 
 static INITIALIZED: AtomicBool = AtomicBool::new(false);
 
-/// Initializes the driver, which needs a device.
+/// Initializes the driver. Fails without a visible device.
 pub(crate) fn initialize() -> Status {
     if host_state().devices.is_empty() {
         return NO_DEVICE;

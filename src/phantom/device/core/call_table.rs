@@ -5,21 +5,21 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The fidelity of an answer: its distance from the answer of a real device.
+/// The kind of an answer: how close it is to the answer of a real device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AnswerKind {
-    /// The answer of the real library, as far as memory and control flow depend on it.
+    /// The answer is that of the real library, as far as memory and control flow depend on it.
     Real,
-    /// A plausible value that nothing computed: a workspace size, a time.
+    /// The answer is a plausible value that nothing computed, such as a workspace size or a time.
     Guess,
-    /// Success and no effect: the device would have done the work.
+    /// The call succeeds and has no effect, because the device would have done the work.
     Success,
-    /// The code for "not supported".
+    /// The call returns the code for "not supported".
     Unsupported,
 }
 
 impl AnswerKind {
-    /// The name in the list that `memtrace doctor --phantom --json` prints.
+    /// Returns the name that `memtrace doctor --phantom --json` prints.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Real => "real",
@@ -42,13 +42,13 @@ pub(crate) struct CallEntry {
 unsafe impl Sync for CallEntry {}
 
 impl CallEntry {
-    /// The entry of a function that was not called yet.
+    /// Creates the entry of a function that has not been called yet.
     pub(crate) const fn new(name: &'static str, kind: AnswerKind, function: *const ()) -> Self {
         Self { name, kind, function, calls: AtomicU32::new(0) }
     }
 
-    /// Counts one call. Two threads at once may count one: a locked increment on every kernel launch would
-    /// cost more than the exact number is worth.
+    /// Counts one call. Two concurrent calls may be counted as one, because a locked increment on every
+    /// kernel launch would cost more than the exact number is worth.
     #[inline]
     pub(crate) fn count_call(&self) {
         let before = self.calls.load(Ordering::Relaxed);
@@ -62,7 +62,7 @@ impl CallEntry {
     #[cold]
     fn warn_if_unsupported(&self) {
         use std::io::Write;
-        // Programs call these functions to check whether they exist, and then do without them.
+        // Programs call these functions to check whether they exist, and then go on without them.
         let is_a_probe = self.name == "cuGetExportTable" || self.name.starts_with("nvml");
         if self.kind == AnswerKind::Unsupported && !is_a_probe {
             let name = self.name;
@@ -73,7 +73,7 @@ impl CallEntry {
         }
     }
 
-    /// The number of calls so far.
+    /// Returns the number of calls so far.
     pub(crate) fn calls(&self) -> u32 {
         self.calls.load(Ordering::Relaxed)
     }
@@ -113,8 +113,8 @@ macro_rules! answers {
     };
 }
 
-/// Returns from an exported function that the rules of its name refuse. A function that returns no status
-/// has no rule.
+/// Returns from an exported function if the rules for its name refuse the call. A function that
+/// returns no status has no rules.
 macro_rules! refuse_by_rule {
     ($name:ident) => {
         const RULE: $crate::core::call_rules::CallRules =
@@ -126,7 +126,7 @@ macro_rules! refuse_by_rule {
     ($name:ident $type:ty) => {};
 }
 
-/// The return type of an entry of `answers!`.
+/// Expands to the return type of an entry of `answers!`.
 macro_rules! returned {
     () => {
         $crate::core::ffi::Status
@@ -136,8 +136,8 @@ macro_rules! returned {
     };
 }
 
-/// An unsafe operation on memory that the program passed to an exported function. For bodies of `answers!`
-/// only.
+/// Runs an unsafe operation on memory that the program passed to an exported function. Only bodies
+/// of `answers!` may use it.
 macro_rules! by_contract {
     ($operation:expr) => {{
         // SAFETY: the enclosing function is exported and unsafe. Its caller promises the contract of the
@@ -158,7 +158,7 @@ macro_rules! constant_answers {
                 CallEntry::new(stringify!($name), AnswerKind::$kind, super::$name as *const ());)*
         }
 
-        /// These functions.
+        /// The entries of these functions.
         pub(crate) static $table: &[&$crate::core::call_table::CallEntry] = &[$(&$module::$name),*];
 
         $(

@@ -1,7 +1,7 @@
 //! Stream captures in progress: their rules, their streams, and the work that they recorded.
 //!
-//! A capture lives from `cudaStreamBeginCapture` to `cudaStreamEndCapture`. A stream knows its capture by
-//! number only, so streams do not depend on graphs.
+//! A capture lives from `cudaStreamBeginCapture` to `cudaStreamEndCapture`. A stream holds only the number of
+//! its capture, so streams do not depend on graphs.
 //!
 //! The rules are those of the CUDA C++ Programming Guide (Stream Capture: Prohibited and Unhandled
 //! Operations, Invalidation) and of `cudaThreadExchangeStreamCaptureMode` in `cuda_runtime_api.h`. "When an
@@ -41,7 +41,7 @@ codes!(cudaStreamCaptureStatus {
     cudaStreamCaptureStatusInvalidated,
 });
 
-/// The work of a graph. Only its size is kept, because kernels do nothing.
+/// The work of a graph. Only the number of nodes and their device time are kept, because kernels do nothing.
 #[derive(Debug, Default)]
 pub(crate) struct RecordedWork {
     nodes: AtomicU64,
@@ -55,12 +55,12 @@ impl RecordedWork {
         self.cost_ns.fetch_add(cost_ns, Ordering::Relaxed);
     }
 
-    /// The number of nodes.
+    /// Returns the number of nodes.
     pub(crate) fn nodes(&self) -> u64 {
         self.nodes.load(Ordering::Relaxed)
     }
 
-    /// The device time of one launch, in nanoseconds.
+    /// Returns the device time of one launch, in nanoseconds.
     pub(crate) fn cost_ns(&self) -> u64 {
         self.cost_ns.load(Ordering::Relaxed)
     }
@@ -71,19 +71,19 @@ impl RecordedWork {
     }
 }
 
-/// The part of a stream in captures.
+/// The relation of a stream to captures.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CaptureStatus {
     /// The stream takes part in no capture.
     None,
-    /// Takes part in the capture with this number.
+    /// The stream takes part in the capture with this number.
     Active(u64),
-    /// Takes part in this capture, which an invalid operation has ended.
+    /// The stream takes part in the capture with this number, which an invalid operation has invalidated.
     Invalidated(u64),
 }
 
 impl CaptureStatus {
-    /// The `cudaStreamCaptureStatus`.
+    /// Returns the `cudaStreamCaptureStatus`.
     pub(crate) fn code(self) -> c_int {
         match self {
             Self::None => cudaStreamCaptureStatusNone,
@@ -93,18 +93,18 @@ impl CaptureStatus {
     }
 }
 
-/// A stream as captures see it.
+/// The properties of a stream that captures use.
 #[derive(Clone, Copy)]
 pub(crate) struct CapturedStream {
-    /// Unique in the process.
+    /// The id of the stream, which is unique in the process.
     pub(crate) id: u64,
-    /// The index of its device.
+    /// The index of the stream's device.
     pub(crate) device: usize,
-    /// Created without `cudaStreamNonBlocking`.
+    /// True if the stream was created without `cudaStreamNonBlocking`.
     pub(crate) blocking: bool,
 }
 
-/// Nodes of a capture: for each stream, all nodes up to a number.
+/// Nodes of a capture: for each stream, the number of its first nodes that are included.
 #[derive(Clone, Default)]
 pub(crate) struct Nodes(HashMap<u64, u64>);
 
@@ -119,7 +119,7 @@ impl Nodes {
 
 struct Member {
     stream: CapturedStream,
-    /// The nodes that the next node in this stream depends on, with its own.
+    /// The nodes that the next node in this stream depends on, including the stream's own nodes.
     before: Nodes,
 }
 
@@ -128,7 +128,7 @@ struct Capture {
     work: &'static RecordedWork,
     mode: c_int,
     thread: ThreadId,
-    /// The id of the stream in which it began.
+    /// The id of the stream in which the capture began.
     origin: u64,
     members: Vec<Member>,
     invalid: bool,
@@ -139,7 +139,7 @@ impl Capture {
         self.members.iter_mut().find(|member| member.stream.id == stream).map(|member| &mut member.before)
     }
 
-    /// Returns true if the origin waits for the nodes of every other stream.
+    /// Returns true if the origin stream waits for the nodes of every other stream.
     fn is_joined(&self) -> bool {
         let mut members = self.members.iter();
         let Some(origin) = members.find(|member| member.stream.id == self.origin) else { return true };
@@ -152,7 +152,7 @@ impl Capture {
 
 /// The captures in progress, by number.
 static OPEN: Mutex<BTreeMap<u64, Capture>> = Mutex::new(BTreeMap::new());
-/// The number of open captures, which calls read without the lock.
+/// The number of captures in progress, which calls read without the lock.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 fn open() -> Option<MutexGuard<'static, BTreeMap<u64, Capture>>> {
@@ -191,14 +191,15 @@ pub(crate) fn begin(work: &'static RecordedWork, mode: c_int, stream: CapturedSt
     number
 }
 
-/// The end of a capture.
+/// The result of an attempt to end a capture.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum End {
-    /// The capture continues: the call came from the wrong stream or thread.
+    /// The call did not end the capture, for example because it came from the wrong stream or thread,
+    /// which invalidates the capture.
     Refused(Status),
-    /// It is over, and its graph is lost.
+    /// The capture has ended without a graph.
     Failed(Status),
-    /// It is over, and its graph is whole.
+    /// The capture has ended with a complete graph.
     Whole,
 }
 
@@ -228,7 +229,7 @@ pub(crate) fn end(number: u64, stream: u64) -> End {
     result
 }
 
-/// The status of a stream that joined this capture.
+/// Returns the status of a stream that joined this capture.
 pub(crate) fn status(number: u64) -> CaptureStatus {
     match open().as_ref().and_then(|open| open.get(&number)) {
         None => CaptureStatus::None,
@@ -247,14 +248,15 @@ pub(crate) fn add_node(number: u64, stream: u64, cost_ns: u64) {
     }
 }
 
-/// The nodes before the next node of a stream: the work that an event recorded there would cover.
+/// Returns the nodes before the next node of a stream, which are the work that an event
+/// recorded there would cover.
 pub(crate) fn nodes_before(number: u64, stream: u64) -> Nodes {
     let mut open = open();
     let capture = open.as_mut().and_then(|open| open.get_mut(&number));
     capture.and_then(|capture| capture.before(stream).cloned()).unwrap_or_default()
 }
 
-/// Makes a stream wait for nodes of a capture, which makes it a part of the capture.
+/// Makes a stream wait for nodes of a capture, and thereby adds the stream to the capture.
 pub(crate) fn join(number: u64, stream: CapturedStream, nodes: &Nodes) {
     if let Some(capture) = open().as_mut().and_then(|open| open.get_mut(&number)) {
         match capture.before(stream.id) {
@@ -282,7 +284,7 @@ fn invalidate_where(rule: impl Fn(&Capture) -> bool) -> bool {
     found
 }
 
-/// Refuses a potentially unsafe call, by the mode of the calling thread.
+/// Refuses a potentially unsafe call if the mode of the calling thread forbids it.
 pub(crate) fn refuse_unsafe() -> Option<Status> {
     if COUNT.load(Ordering::Acquire) == 0 {
         return None;

@@ -3,22 +3,23 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Device time.
+/// The device time.
 #[derive(Debug, Default)]
 pub(crate) struct DeviceClock {
-    /// Nanoseconds of work launched so far. Only work advances it, so it is the same in every run.
+    /// The device time of the work launched so far, in nanoseconds. Only work advances it, so it
+    /// is the same in every run.
     time_ns: AtomicU64,
-    /// A copy of the time that other processes can see; set once.
+    /// The word with a copy of the time that other processes can see. It is set once.
     shown: OnceLock<&'static AtomicU64>,
 }
 
 impl DeviceClock {
-    /// Device time in nanoseconds.
+    /// Returns the device time in nanoseconds.
     pub(crate) fn now(&self) -> u64 {
         self.time_ns.load(Ordering::Relaxed)
     }
 
-    /// Adds work that takes `nanoseconds`.
+    /// Advances the device time by work that takes `nanoseconds`.
     pub(crate) fn advance(&self, nanoseconds: u64) {
         let before = self.time_ns.fetch_add(nanoseconds, Ordering::Relaxed);
         if let Some(shown) = self.shown.get() {
@@ -26,7 +27,7 @@ impl DeviceClock {
         }
     }
 
-    /// Also stores the device time in this word from now on.
+    /// From now on also stores the device time in this word.
     pub(crate) fn show(&self, word: &'static AtomicU64) {
         let _ = self.shown.set(word);
     }

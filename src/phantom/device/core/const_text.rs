@@ -10,7 +10,7 @@ pub(crate) const fn ends_with(text: &str, end: &str) -> bool {
     text.len() >= end.len() && matches_at(text, end, text.len() - end.len())
 }
 
-/// Returns true if a text has another within it.
+/// Returns true if a text contains another.
 pub(crate) const fn contains(text: &str, part: &str) -> bool {
     let mut at = 0;
     while at + part.len() <= text.len() {

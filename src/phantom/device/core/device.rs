@@ -14,7 +14,7 @@ use crate::core::vram::Vram;
 
 /// A device and its state. It lives as long as the process.
 pub(crate) struct Device {
-    /// The position in the list of visible devices.
+    /// The position of the device in the list of visible devices.
     pub(crate) index: usize,
     /// The position of the card in the machine, which `CUDA_VISIBLE_DEVICES` does not change.
     pub(crate) card: usize,
@@ -28,7 +28,7 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    /// A device with empty memory.
+    /// Creates a device with empty memory.
     pub(crate) fn new(index: usize, card: usize, spec: &Spec) -> Self {
         let clock = Arc::new(DeviceClock::default());
         let share = Arc::new(Share::new(card, spec, Arc::clone(&clock)));
@@ -45,32 +45,33 @@ impl Device {
         }
     }
 
-    /// The part of this process in the card.
+    /// Returns this process's share of the card.
     pub(crate) fn share(&self) -> &Share {
         &self.share
     }
 
-    /// The clock of the device, which its streams share.
+    /// Returns the clock of the device, which its streams share.
     pub(crate) fn clock(&self) -> &Arc<DeviceClock> {
         &self.clock
     }
 
-    /// The memory of the device.
+    /// Locks the memory of the device.
     pub(crate) fn vram(&self) -> MutexGuard<'_, Vram> {
         lock(&self.vram)
     }
 
-    /// The known content of its memory.
+    /// Locks the known content of the device's memory.
     pub(crate) fn values(&self) -> MutexGuard<'_, KnownValues> {
         lock(&self.values)
     }
 
-    /// The default memory pool. Lock it before [`vram`](Self::vram), never after.
+    /// Locks the default memory pool. A caller that needs both locks takes this one
+    /// before [`vram`](Self::vram).
     pub(crate) fn pool(&self) -> MutexGuard<'_, AsyncPool> {
         lock(&self.pool)
     }
 
-    /// Allocates from the default memory pool. `None` when the device is full.
+    /// Allocates from the default memory pool. Returns `None` if the device is full.
     pub(crate) fn alloc_from_pool(&self, size: usize) -> Option<usize> {
         self.pool().alloc(&self.vram, size)
     }
@@ -80,23 +81,23 @@ impl Device {
         self.pool().trim(&self.vram, keep);
     }
 
-    /// Trims the default memory pool to its release threshold. Called when the program has waited for the
-    /// device.
+    /// Trims the default memory pool to its release threshold. The caller is a call in which the
+    /// program waited for the device.
     pub(crate) fn synchronize_pool(&self) {
         self.pool().synchronize(&self.vram);
     }
 }
 
-/// The lowest context handle, and the distance between two of them.
+/// The lowest context handle. [`CONTEXT_STEP`] is the distance between two handles.
 const CONTEXT_BASE: usize = 0x10_0000;
 const CONTEXT_STEP: usize = 0x1000;
 
-/// The handle of a device's primary context. It only encodes the device.
+/// Returns the handle of a device's primary context. The handle encodes only the device.
 pub(crate) fn context_handle(device: usize) -> usize {
     CONTEXT_BASE + device * CONTEXT_STEP
 }
 
-/// The device of a primary context.
+/// Returns the device of a primary context.
 pub(crate) fn device_of_context(context: usize) -> usize {
     context.wrapping_sub(CONTEXT_BASE) / CONTEXT_STEP
 }

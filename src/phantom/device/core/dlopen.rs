@@ -1,11 +1,11 @@
-//! An interposed `dlopen`. It loads this library under the names of the driver's libraries, and gives its
-//! answers precedence over the functions of the CUDA runtime and of NCCL.
+//! An interposed `dlopen`. It loads this library under the names of the driver's libraries, and gives the
+//! functions of this library precedence over those of the CUDA runtime and of NCCL.
 //!
 //! `libcuda.so.1` is the soname of this library, so the loader finds it by itself. This library also serves
 //! as NVML, but the loader does not know it by that name. PyTorch asks NVML for the text of an out-of-memory
-//! error, and 2.1 cannot do without it. Libraries that are linked against NVML need more ([`nvml_file`]).
-//! Every other call continues by a jump, so that glibc sees the return address of the program and uses the
-//! `RUNPATH` of the right library.
+//! error, and PyTorch 2.1 fails without NVML. Libraries that are linked against NVML need more
+//! ([`nvml_file`]). Every other call continues by a jump, so that glibc sees the return address of the
+//! program and uses the `RUNPATH` of the right library.
 //!
 //! A program may load `libcudart.so.13`, `libnccl.so.2` or `libnvrtc.so.13`, or a copy of one of these from a
 //! wheel, by itself (`ctypes`, vLLM, cuDNN), and look up its functions through the handle. There it would
@@ -26,7 +26,7 @@ use crate::core::nvml_file;
 /// The names of this library other than its soname.
 const NAMES: [&[u8]; 3] = [b"libnvidia-ml.so.1", b"libnvidia-ml.so", b"libcuda.so"];
 
-/// Libraries whose functions are answered here, and which a program may load by name or by path.
+/// Libraries that a program may load by name or by path, and whose functions this library defines.
 const ANSWERED: [&[u8]; 3] = [b"libcudart", b"libnccl", b"libnvrtc"];
 
 #[unsafe(no_mangle)]
@@ -49,7 +49,7 @@ unsafe extern "C" fn dlopen(name: *const c_char, flags: c_int) -> *mut c_void {
     )
 }
 
-/// Returned in `rax` and `rdx`.
+/// The value that is returned in `rax` and `rdx`.
 #[repr(C)]
 struct Redirect {
     /// The handle of this library, or null for any other name.
@@ -94,8 +94,8 @@ unsafe extern "C" fn redirect(name: *const c_char, flags: c_int) -> Redirect {
     Redirect { ours, real }
 }
 
-/// Returns true if a name or a path names a library whose functions are answered here. A wheel that
-/// brings its own copy gives it a hash: `libcudart.faf08d9a.so.13`, or with a hyphen.
+/// Returns true if a name or a path names a library whose functions this library defines. A wheel that
+/// contains its own copy adds a hash to the name: `libcudart.faf08d9a.so.13`, or with a hyphen.
 fn is_answered(name: &[u8]) -> bool {
     let file = name.rsplit(|&byte| byte == b'/').next().unwrap_or(name);
     let Some(rest) = ANSWERED.iter().find_map(|library| file.strip_prefix(*library)) else { return false };
@@ -109,8 +109,9 @@ fn is_answered(name: &[u8]) -> bool {
     matches!(without_hash.strip_prefix(b".so"), Some([] | [b'.', ..]))
 }
 
-/// Returns true for a library of JAX's plugin for CUDA, by its folder: `jax_cuda13_plugin/_versions.so` is the
-/// first that JAX loads. It looks for NVIDIA's device files before it asks the driver.
+/// Returns true if a path names a library of JAX's plugin for CUDA, which its folder shows:
+/// `jax_cuda13_plugin/_versions.so` is the first that JAX loads. JAX looks for NVIDIA's device files
+/// before it asks the driver.
 fn is_jax_plugin(name: &[u8]) -> bool {
     let Some(folder) = name.rsplit(|&byte| byte == b'/').nth(1) else { return false };
     folder.starts_with(b"jax_cuda") && folder.ends_with(b"_plugin")

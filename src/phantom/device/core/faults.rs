@@ -1,14 +1,15 @@
 //! Injected faults: an out-of-memory error, an uncorrectable ECC error or a lost card at a chosen moment.
 //!
-//! The macros that define the exported functions ask [`refusal`] at every call, when a fault was requested.
+//! If a fault was requested, the macros that define the exported functions ask [`refusal`] at every call.
 //!
 //! - *Out of memory*: `cudaErrorMemoryAllocation`, which "does not affect" later calls. A caching allocator
 //!   frees its cache and retries, so the fault lasts for a whole request: until the thread queries the free
 //!   memory, as PyTorch does for the text of its error, or queues work.
 //! - *ECC*: `cudaErrorECCUncorrectable`. The context is unusable: every later call of the process on that
 //!   card fails with the same code, `cudaGetLastError` does not clear it, and only a new process can go on.
-//! - *Lost*: `cudaErrorUnknown` for every process, and NVML says that the GPU is lost. NVIDIA documents no
-//!   code of the runtime; public reports of Xid 79 show this one with PyTorch ("CUDA error: unknown error").
+//! - *Lost*: `cudaErrorUnknown` for every process, and NVML reports that the GPU is lost. NVIDIA
+//!   documents no code of the runtime for a lost card; public reports of Xid 79 show this code with
+//!   PyTorch ("CUDA error: unknown error").
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
@@ -25,48 +26,48 @@ use crate::core::machine;
 const ECC: Status = cudaError::cudaErrorECCUncorrectable as Status;
 const UNKNOWN: Status = cudaError::cudaErrorUnknown as Status;
 
-/// The maximum number of failures of one request: an allocator that retries more often than this would never
-/// give up.
+/// The maximum number of failures of one request. An allocator that retries more often would never give up.
 const MAX_RETRIES: u32 = 8;
 
 /// True if a fault was requested.
 static ARMED: AtomicBool = AtomicBool::new(false);
-/// The training step that the tracer reported last; -1 before the first report.
+/// The training step that the tracer reported last, or -1 before the first report.
 static STEP: AtomicI64 = AtomicI64::new(-1);
-/// The number of calls that take memory.
+/// The number of allocation calls so far.
 static ALLOCATED: AtomicU64 = AtomicU64::new(0);
-/// The code with which every call on a card fails in this process; 0 on a card that works.
+/// The code with which every call on a card fails in this process, or 0 if the card works.
 static STICKY: [AtomicU32; MAX_DEVICES as usize] = [const { AtomicU32::new(0) }; MAX_DEVICES as usize];
 
 /// A requested fault and its progress.
 struct Armed {
     fault: Fault,
-    /// The number of calls of the function that the fault names.
+    /// The number of calls so far of the function that the fault names.
     calls: AtomicU64,
     has_begun: AtomicBool,
-    /// The number of failures that it still causes, for a fault with a number.
+    /// The number of failures that the fault still causes, if the request states a number.
     left: AtomicU32,
-    /// The number of failures that it has caused.
+    /// The number of failures that the fault has caused.
     failures: AtomicU32,
-    /// The first function that failed.
+    /// The name of the first function that the fault made fail.
     first: OnceLock<&'static str>,
 }
 
 static FAULTS: OnceLock<Vec<Armed>> = OnceLock::new();
-/// The fault of the last failed allocation, for the tracer.
+/// The text of the fault that made the last allocation fail, for the tracer.
 static LAST: Mutex<Option<&'static str>> = Mutex::new(None);
 
 thread_local! {
-    /// The fault that fails this thread's request, and how many more times it may fail it.
+    /// The index of the fault that makes this thread's request fail, and the maximum
+    /// number of further failures.
     static REQUEST: Cell<Option<(usize, u32)>> = const { Cell::new(None) };
 }
 
-/// The requested faults.
+/// Parses the faults that the environment requests.
 pub(crate) fn requested() -> Result<Vec<Fault>, FaultError> {
     parse_faults(&std::env::var(FAULT_VARIABLE).unwrap_or_default())
 }
 
-/// Arms the requested faults, before the program starts.
+/// Arms the requested faults. Called before the program starts.
 pub(crate) fn arm(faults: Vec<Fault>) {
     let is_any = !faults.is_empty();
     let armed = faults.into_iter().map(|fault| Armed {
@@ -87,12 +88,12 @@ pub(crate) fn are_armed() -> bool {
     ARMED.load(Ordering::Relaxed)
 }
 
-/// Sets the number of the current training step, as the tracer reports it.
+/// Stores the number of the current training step, which the tracer reports.
 pub(crate) fn set_step(step: i64) {
     STEP.store(step, Ordering::Relaxed);
 }
 
-/// Returns true if a requested fault waits for this step or an earlier one.
+/// Returns true if an out-of-memory fault was requested for this step or an earlier one and has not begun.
 pub(crate) fn begins_at_step(step: i64) -> bool {
     let waits = |armed: &Armed| {
         let of_step = matches!(armed.fault.moment, Moment::Step(at) if at as i64 <= step);
@@ -101,23 +102,24 @@ pub(crate) fn begins_at_step(step: i64) -> bool {
     are_armed() && FAULTS.get().is_some_and(|faults| faults.iter().any(waits))
 }
 
-/// The part of a call in faults, by its name.
+/// The role that a call has for injected faults, by its name.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Part {
     /// A call that no fault affects.
     None,
     /// `cudaGetLastError`: it returns the code of an unusable context and never fails.
     LastError,
-    /// Takes memory from the card.
+    /// A call that takes memory from the card.
     Allocation,
-    /// Ends a request for memory: it asks for the free memory, or queues work.
+    /// A call that ends a request for memory, because it queries the free memory or queues work.
     Other,
-    /// Needs the context.
+    /// Any other call that needs the context.
     Context,
 }
 
-/// The status with which a call must fail. `card` is the current card of the machine, `code` turns a code of
-/// the runtime into one of the call's library.
+/// Returns the status with which a call must fail, or `None` if no fault affects it. `card` is
+/// the position of the current card in the machine, and `code` converts a code of the runtime to
+/// one of the call's library.
 #[cold]
 pub(crate) fn refusal(
     name: &'static str,
@@ -160,7 +162,8 @@ pub(crate) fn refusal(
         }
     }
     if is_allocation {
-        // The request that failed before has succeeded on a retry, or was given up and reported.
+        // The request that failed before has now succeeded on a retry, or the program
+        // gave it up and reported it.
         take_last();
     }
     None
@@ -171,7 +174,8 @@ fn is_named(wanted: &str, name: &str) -> bool {
     wanted == name || name.strip_prefix("__") == Some(wanted)
 }
 
-/// Returns true if an allocation that would bring the process to this many bytes on a card fails.
+/// Returns true if an injected fault makes an allocation fail that would bring the process to
+/// this many bytes on a card.
 pub(crate) fn fails_at(bytes: u64, card: usize) -> bool {
     let faults = FAULTS.get().map_or(&[][..], Vec::as_slice);
     for (index, armed) in faults.iter().enumerate() {
@@ -186,7 +190,7 @@ pub(crate) fn fails_at(bytes: u64, card: usize) -> bool {
     false
 }
 
-/// The code with which every call on a card fails.
+/// Returns the code with which every call on a card fails, or `None` if the card works.
 pub(crate) fn sticky(card: usize) -> Option<Status> {
     let own = STICKY.get(card).map_or(0, |code| code.load(Ordering::Relaxed));
     if own != 0 {
@@ -195,7 +199,8 @@ pub(crate) fn sticky(card: usize) -> Option<Status> {
     machine::table().is_some_and(|table| table.is_lost(card)).then_some(UNKNOWN)
 }
 
-/// Returns the next failure of a request that has begun to fail, or of a fault with a number.
+/// Counts the next failure of a request that has begun to fail, or of a fault whose request states a number,
+/// and returns its status. Returns `None` if there is no such failure.
 fn continue_request(faults: &[Armed], name: &'static str) -> Option<Status> {
     if let Some((index, left)) = REQUEST.try_with(Cell::get).ok().flatten() {
         let _ = REQUEST.try_with(|request| request.set((left > 1).then_some((index, left - 1))));
@@ -277,12 +282,12 @@ fn make_sticky(card: usize, status: Status) {
     }
 }
 
-/// Takes the fault that made the last allocation fail, if it was not taken before.
+/// Takes and returns the text of the fault that made the last allocation fail, unless it was taken before.
 pub(crate) fn take_last() -> Option<&'static str> {
     lock(&LAST).take()
 }
 
-/// Each requested fault: its text, the failures that it has caused, and the first function that failed.
+/// Returns the text, the number of failures so far and the first failed function of each requested fault.
 pub(crate) fn courses() -> impl Iterator<Item = (&'static str, u32, &'static str)> {
     FAULTS.get().into_iter().flatten().map(|armed| {
         let first = armed.first.get().copied().unwrap_or("");

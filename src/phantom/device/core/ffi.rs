@@ -17,7 +17,7 @@ pub(crate) use cudarc::runtime::sys::dim3 as Dim3;
 
 use crate::core::lock::lock;
 
-/// A status code. An integer and not an enum, because newer CUDA versions add codes.
+/// A status code. It is an integer and not an enum, because newer CUDA versions add codes.
 pub(crate) type Status = c_int;
 
 /// Success, in every family of calls.
@@ -30,13 +30,13 @@ pub(crate) const OUT_OF_MEMORY: Status = cudaError::cudaErrorMemoryAllocation as
 pub(crate) const NO_DEVICE: Status = cudaError::cudaErrorNoDevice as Status;
 /// No device has this index.
 pub(crate) const INVALID_DEVICE: Status = cudaError::cudaErrorInvalidDevice as Status;
-/// CUDA's error for a process that opens an IPC handle that it exported itself.
+/// The process opened an IPC handle that it exported itself.
 pub(crate) const DEVICE_UNINITIALIZED: Status = cudaError::cudaErrorDeviceUninitialized as Status;
 /// A handle is null or of the wrong kind.
 pub(crate) const INVALID_HANDLE: Status = cudaError::cudaErrorInvalidResourceHandle as Status;
 /// No symbol has this name.
 pub(crate) const NOT_FOUND: Status = cudaError::cudaErrorSymbolNotFound as Status;
-/// Queued work is not done. Not an error: the runtime does not keep it for `cudaGetLastError`.
+/// Queued work is not done. This is not an error, so the runtime does not keep it for `cudaGetLastError`.
 pub(crate) const NOT_READY: Status = cudaError::cudaErrorNotReady as Status;
 /// A kernel ran for too long.
 pub(crate) const LAUNCH_TIMEOUT: Status = cudaError::cudaErrorLaunchTimeout as Status;
@@ -51,7 +51,7 @@ pub(crate) const NOT_SUPPORTED: Status = cudaError::cudaErrorNotSupported as Sta
 /// argument that the call ignores.
 pub(crate) type Word = usize;
 
-/// A pointer through which a call reads one `T`, or the first of an array of `T`. May be null.
+/// A pointer through which a call reads one `T`, or the first element of an array of `T`. It may be null.
 #[repr(transparent)]
 pub(crate) struct In<'call, T>(*const T, PhantomData<&'call T>);
 
@@ -64,19 +64,19 @@ impl<T> Clone for In<'_, T> {
 impl<T> Copy for In<'_, T> {}
 
 impl<'call, T: Copy> In<'call, T> {
-    /// A null pointer.
+    /// Returns a null pointer.
     pub(crate) const fn null() -> Self {
         Self(std::ptr::null(), PhantomData)
     }
 
-    /// The value, or `None` for a null pointer.
+    /// Returns the value, or `None` if the pointer is null.
     pub(crate) fn get(self) -> Option<T> {
         // SAFETY: not null, so by the invariant it is good for one read. C callers may pass less alignment
         // than Rust asks for.
         (!self.0.is_null()).then(|| unsafe { self.0.read_unaligned() })
     }
 
-    /// A place that the program passed as a number.
+    /// Returns the pointer to a place whose address the program passed as a number.
     ///
     /// # Safety
     /// `address` is null or good for reads of a `T`.
@@ -84,7 +84,7 @@ impl<'call, T: Copy> In<'call, T> {
         Self(address as *const T, PhantomData)
     }
 
-    /// The element at an index of an array.
+    /// Returns the pointer to the element at an index of an array.
     ///
     /// # Safety
     /// The pointer is null or the array has more than `index` elements.
@@ -92,7 +92,7 @@ impl<'call, T: Copy> In<'call, T> {
         if self.0.is_null() { self } else { Self(self.0.wrapping_add(index), PhantomData) }
     }
 
-    /// The same place with another type.
+    /// Returns a pointer to the same place with another type.
     ///
     /// # Safety
     /// The place is null or good for a read of a `U`.
@@ -100,13 +100,14 @@ impl<'call, T: Copy> In<'call, T> {
         In(self.0.cast(), PhantomData)
     }
 
-    /// The pointer, for reading single fields of a struct that may hold codes unknown to its Rust enums.
+    /// Returns the raw pointer, for reading single fields of a struct that may hold codes which
+    /// its Rust enums do not list.
     pub(crate) fn as_ptr(self) -> *const T {
         self.0
     }
 }
 
-/// A pointer through which a call writes one `T`, or the first of an array of `T`. May be null.
+/// A pointer through which a call writes one `T`, or the first element of an array of `T`. It may be null.
 #[repr(transparent)]
 pub(crate) struct Out<'call, T>(*mut T, PhantomData<&'call Cell<T>>);
 
@@ -119,17 +120,18 @@ impl<T> Clone for Out<'_, T> {
 impl<T> Copy for Out<'_, T> {}
 
 impl<'call, T> Out<'call, T> {
-    /// A place for a value of ours, for calls into a real library.
+    /// Returns a pointer to a place in this library, to pass to a real library.
     pub(crate) fn of(place: &'call mut T) -> Self {
         Self(place, PhantomData)
     }
 
-    /// A null pointer.
+    /// Returns a null pointer.
     pub(crate) fn null() -> Self {
         Self(std::ptr::null_mut(), PhantomData)
     }
 
-    /// A place that the program passed in another way than as a typed argument.
+    /// Returns the pointer to a place whose address the program passed in another way
+    /// than as a typed argument.
     ///
     /// # Safety
     /// The address is null or good for a write of a `T` during `'call`.
@@ -146,7 +148,7 @@ impl<'call, T> Out<'call, T> {
         }
     }
 
-    /// Writes the value and returns success; a null pointer is an invalid value.
+    /// Writes the value and returns success, or `INVALID_VALUE` if the pointer is null.
     pub(crate) fn give(self, value: T) -> Status {
         if self.is_null() {
             return INVALID_VALUE;
@@ -155,12 +157,12 @@ impl<'call, T> Out<'call, T> {
         OK
     }
 
-    /// Returns true if the pointer is null: the caller does not want this result.
+    /// Returns true if the pointer is null, which means that the caller does not want this result.
     pub(crate) fn is_null(self) -> bool {
         self.0.is_null()
     }
 
-    /// The element at an index of an array.
+    /// Returns the pointer to the element at an index of an array.
     ///
     /// # Safety
     /// The pointer is null or the array has more than `index` elements.
@@ -168,7 +170,7 @@ impl<'call, T> Out<'call, T> {
         if self.is_null() { self } else { Self(self.0.wrapping_add(index), PhantomData) }
     }
 
-    /// The same place with another type.
+    /// Returns a pointer to the same place with another type.
     ///
     /// # Safety
     /// The place is null or good for a write of a `U`.
@@ -178,7 +180,8 @@ impl<'call, T> Out<'call, T> {
 }
 
 impl Out<'_, c_char> {
-    /// Writes a C string, cut to the bytes that fit before its terminating zero.
+    /// Writes a C string. A string that does not fit is cut, and the terminating zero
+    /// follows the last byte that fits.
     ///
     /// # Safety
     /// The pointer is null or the array has `capacity` elements.
@@ -194,7 +197,7 @@ impl Out<'_, c_char> {
     }
 }
 
-/// A pointer through which a call reads and writes one `T`. May be null.
+/// A pointer through which a call reads and writes one `T`. It may be null.
 #[repr(transparent)]
 pub(crate) struct InOut<'call, T>(*mut T, PhantomData<&'call Cell<T>>);
 
@@ -207,29 +210,29 @@ impl<T> Clone for InOut<'_, T> {
 impl<T> Copy for InOut<'_, T> {}
 
 impl<'call, T> InOut<'call, T> {
-    /// The reading half.
+    /// Returns the pointer for reading.
     pub(crate) fn input(self) -> In<'call, T> {
         In(self.0, PhantomData)
     }
 
-    /// The writing half.
+    /// Returns the pointer for writing.
     pub(crate) fn output(self) -> Out<'call, T> {
         Out(self.0, PhantomData)
     }
 
-    /// The pointer, for reading and writing single fields of a struct.
+    /// Returns the raw pointer, for reading and writing single fields of a struct.
     pub(crate) fn as_ptr(self) -> *mut T {
         self.0
     }
 }
 
-/// A C string argument. May be null.
+/// A C string argument. It may be null.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 pub(crate) struct Text<'call>(*const c_char, PhantomData<&'call CStr>);
 
 impl Text<'_> {
-    /// The bytes without the terminating zero; empty for a null pointer.
+    /// Returns the bytes without the terminating zero, or no bytes if the pointer is null.
     pub(crate) fn bytes(&self) -> &[u8] {
         if self.0.is_null() {
             return b"";
@@ -238,20 +241,20 @@ impl Text<'_> {
         unsafe { CStr::from_ptr(self.0) }.to_bytes()
     }
 
-    /// The address of its first byte, or 0.
+    /// Returns the address of the first byte, or 0 if the pointer is null.
     pub(crate) fn address(&self) -> usize {
         self.0 as usize
     }
 
-    /// The text, or an empty text where it is not UTF-8.
+    /// Returns the text, or an empty text if it is not UTF-8.
     pub(crate) fn str(&self) -> &str {
         std::str::from_utf8(self.bytes()).unwrap_or("")
     }
 }
 
-/// A handle of one of our objects, as the program holds it: null, or the address of an object that
+/// A handle of an object in this library, as the program holds it: null, or the address of an object that
 /// [`new`](Self::new) leaked. Objects are never freed, because a program may use a handle after it destroyed
-/// it, and a real driver survives that.
+/// the object, and a real driver survives that.
 #[repr(transparent)]
 pub(crate) struct Handle<T: 'static>(*const T);
 
@@ -274,17 +277,17 @@ impl<T> Handle<T> {
         Self(Box::leak(Box::new(object)))
     }
 
-    /// The handle of an object that lives as long as the process.
+    /// Returns the handle of an object that lives as long as the process.
     pub(crate) fn of(object: &'static T) -> Self {
         Self(object)
     }
 
-    /// The handle of no object.
+    /// Returns the null handle.
     pub(crate) const fn null() -> Self {
         Self(std::ptr::null())
     }
 
-    /// A handle that the program passed inside a struct.
+    /// Returns the handle that the program passed inside a struct.
     ///
     /// # Safety
     /// `address` is null or came from a handle of the same type.
@@ -292,20 +295,20 @@ impl<T> Handle<T> {
         Self(address as *const T)
     }
 
-    /// The object, or `None` for a null handle.
+    /// Returns the object, or `None` if the handle is null.
     pub(crate) fn get(self) -> Option<&'static T> {
         // SAFETY: by the invariant null or the address of an object that is never freed.
         unsafe { self.0.as_ref() }
     }
 
-    /// The number that the program sees.
+    /// Returns the number that the program sees.
     pub(crate) fn address(self) -> usize {
         self.0 as usize
     }
 }
 
-/// Destroyed objects, which later creations reuse, so that a program that creates one for each op does not
-/// grow. Their memory is never freed, so a handle that the program still uses leads to an object.
+/// Destroyed objects, which later creations reuse, so that the memory of a program that creates one for each
+/// op does not grow. Their memory is never freed, so a handle that the program still uses leads to an object.
 pub(crate) struct Destroyed<T: 'static>(Mutex<Vec<Handle<T>>>);
 
 impl<T> Destroyed<T> {
@@ -323,7 +326,7 @@ impl<T> Destroyed<T> {
         is_new
     }
 
-    /// Takes an object out. The caller resets its flag.
+    /// Takes an object from the list. The caller resets the object's flag.
     pub(crate) fn take(&self) -> Option<(Handle<T>, &'static T)> {
         let handle = lock(&self.0).pop()?;
         Some((handle, handle.get()?))
@@ -332,7 +335,7 @@ impl<T> Destroyed<T> {
 
 /// Returns a handle without an object: a readable address that differs from every other such handle.
 ///
-/// A program creates several of them for each op (the descriptors of `cublasLtMatmul`) and destroys them
+/// A program creates several such handles for each op (the descriptors of `cublasLtMatmul`) and destroys them
 /// through calls that do nothing, so a handle must not take memory.
 pub(crate) fn opaque_handle() -> usize {
     static FIRST: LazyLock<Option<usize>> = LazyLock::new(|| {
@@ -345,24 +348,24 @@ pub(crate) fn opaque_handle() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     match *FIRST {
         Some(first) => first + NEXT.fetch_add(OPAQUE_SIZE, Relaxed) % OPAQUE_RANGE,
-        // The program's address space is limited (`ulimit -v`).
+        // The mapping fails if the program's address space is limited (`ulimit -v`).
         None => Handle::new([0u64; 8]).address(),
     }
 }
 
-/// Bytes of address space for handles without an object: 2^30 handles, after which they repeat. Only pages that the
-/// program reads become resident.
+/// The bytes of address space for handles without an object. They suffice for 2^30 handles, after which the
+/// handles repeat. Only pages that the program reads become resident.
 const OPAQUE_RANGE: usize = 1 << 36;
-/// Bytes from one handle without an object to the next.
+/// The distance in bytes between two handles without an object.
 const OPAQUE_SIZE: usize = 64;
 
-/// The number of threads or blocks of a launch dimension.
+/// Returns the number of threads or blocks of a launch dimension.
 pub(crate) fn volume(dim: Dim3) -> u64 {
     u64::from(dim.x) * u64::from(dim.y) * u64::from(dim.z)
 }
 
-/// Integer constants for variants of a C enum of cudarc, which can stand in patterns. A value that the
-/// program passes stays an integer, because it may be a code that the enum does not list.
+/// Defines integer constants for variants of a C enum of cudarc, which can be used in patterns. A value that
+/// the program passes stays an integer, because it may be a code that the enum does not list.
 macro_rules! codes {
     ($vis:vis $enum:ty { $($name:ident),* $(,)? }) => {
         $(#[allow(non_upper_case_globals, reason = "named as in the header")]
@@ -372,7 +375,7 @@ macro_rules! codes {
 
 pub(crate) use codes;
 
-/// Reads a value at an address. `None` for null.
+/// Reads a value at an address. Returns `None` if the address is null.
 ///
 /// # Safety
 /// The address is null or good for a read of a `T`, which is an integer.

@@ -8,13 +8,13 @@ use std::collections::BTreeMap;
 /// Ranges of unknown flags, a byte each, that depend on one another.
 #[derive(Debug, Default)]
 pub(crate) struct FlagLinks {
-    /// The linked ranges, by start address.
+    /// The linked ranges, by their start.
     ranges: BTreeMap<usize, Linked>,
-    /// The number of groups so far.
+    /// The number of groups that were created so far.
     groups: u64,
 }
 
-/// A range of flags that is the same as, or the opposite of, each other range of its group.
+/// A range of flags that is a copy or the opposite of each other range of its group.
 #[derive(Debug, Clone, Copy)]
 struct Linked {
     end: usize,
@@ -23,10 +23,10 @@ struct Linked {
 }
 
 impl FlagLinks {
-    /// Notes that the flags at `to` became a copy of the flags at `from`, or their opposite.
+    /// Records that the flags at `to` became a copy of the flags at `from`, or their opposite.
     pub(crate) fn add(&mut self, from: usize, to: usize, size: usize, is_opposite: bool) {
         if from < to + size && to < from + size {
-            // In place. Other ranges of the group would have to be inverted, too.
+            // The flags were changed in place. Keeping the group would mean to invert its other ranges, too.
             return self.forget(to, to + size);
         }
         let source = match self.ranges.get(&from).filter(|source| source.end == from + size) {
@@ -53,7 +53,7 @@ impl FlagLinks {
         }
     }
 
-    /// Forgets all.
+    /// Removes all links.
     pub(crate) fn clear(&mut self) {
         self.ranges.clear();
     }
@@ -87,11 +87,11 @@ mod tests {
         links.forget(105, 106);
         assert_eq!(links.of(0, 10), [(200, false), (300, true)]);
         assert_eq!(links.of(100, 10), []);
-        // A part of a range that is linked already: the older link is gone.
+        // The range is partly linked already, so the older link is removed.
         links.add(202, 400, 4, false);
         assert_eq!(links.of(0, 10), [(300, true)]);
         assert_eq!(links.of(202, 4), [(400, false)]);
-        // In place.
+        // The flags are changed in place.
         links.add(300, 300, 10, true);
         assert_eq!(links.of(0, 10), []);
         links.clear();

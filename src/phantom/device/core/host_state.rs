@@ -1,7 +1,7 @@
 //! The simulated host: its devices, and the state that CUDA keeps for each thread.
 //!
-//! [`HostState`] is created at the first CUDA call and then never replaced or dropped. The current device and
-//! the last error belong to a thread. The constructor of the library only checks the request and prepares the
+//! [`HostState`] is created at the first CUDA call and then never replaced or dropped. Each thread has its
+//! own current device and last error. The constructor of the library only checks the request and prepares the
 //! environment, because a preloaded library is also loaded into shells and compilers.
 
 use std::cell::Cell;
@@ -31,7 +31,7 @@ pub(crate) struct HostState {
     pub(crate) devices: Vec<Device>,
 }
 
-/// The host, created at the first call.
+/// Returns the host, which the first call creates.
 pub(crate) fn host_state() -> &'static HostState {
     static HOST: OnceLock<HostState> = OnceLock::new();
     HOST.get_or_init(|| {
@@ -45,14 +45,15 @@ pub(crate) fn host_state() -> &'static HostState {
     })
 }
 
-/// The card that `MEMTRACE_PHANTOM` names.
+/// Parses the card that `MEMTRACE_PHANTOM` names.
 fn requested_spec() -> Result<Spec, SpecError> {
     let spec = Spec::parse(&std::env::var(CARD_VARIABLE).unwrap_or_default())?;
     let loading = std::env::var(LOADING_VARIABLE).unwrap_or_default();
     Ok(if loading == "EAGER" { spec.with_eager_loading() } else { spec })
 }
 
-/// The assumption about data-dependent sizes that the environment asks for.
+/// Returns the assumption about data-dependent sizes that the environment requests,
+/// or `None` if it is invalid.
 fn requested_dynamic() -> Option<DynamicSizes> {
     DynamicSizes::parse(&std::env::var(DYNAMIC_VARIABLE).unwrap_or_default())
 }
@@ -91,8 +92,8 @@ fn check_request() {
     }
 }
 
-/// The cards that `CUDA_VISIBLE_DEVICES` leaves visible, in its order. As in the real driver, the list ends at
-/// its first invalid or repeated entry.
+/// Returns the cards that `CUDA_VISIBLE_DEVICES` leaves visible, in its order. As in the real driver, the
+/// list ends at the first invalid or repeated entry.
 fn visible_cards(count: u32, variable: Option<&str>) -> Vec<usize> {
     let count = count as usize;
     let Some(list) = variable else { return (0..count).collect() };
@@ -111,7 +112,7 @@ fn visible_cards(count: u32, variable: Option<&str>) -> Vec<usize> {
     seen
 }
 
-/// The position of a visible device in the machine.
+/// Returns the position of a visible device in the machine.
 pub(crate) fn card_of(index: usize) -> usize {
     host_state().devices.get(index).map_or(index, |device| device.card)
 }
@@ -121,7 +122,7 @@ thread_local! {
     static LAST_ERROR: Cell<Status> = const { Cell::new(OK) };
 }
 
-/// The calling thread's device.
+/// Returns the calling thread's device.
 pub(crate) fn current() -> &'static Device {
     let index = CURRENT_DEVICE.try_with(Cell::get).unwrap_or(0);
     // Without a visible device, calls that need one fail before this point. The spare device keeps alive a
@@ -134,7 +135,7 @@ fn spare_device() -> &'static Device {
     SPARE.get_or_init(|| Device::new(0, 0, &host_state().spec))
 }
 
-/// The index of the calling thread's device.
+/// Returns the index of the calling thread's device.
 pub(crate) fn current_index() -> c_int {
     CURRENT_DEVICE.try_with(Cell::get).unwrap_or(0) as c_int
 }
@@ -152,7 +153,7 @@ pub(crate) fn set_current(index: c_int) -> Status {
     }
 }
 
-/// The device with this index.
+/// Returns the device with this index.
 pub(crate) fn device(index: c_int) -> Option<&'static Device> {
     host_state().devices.get(usize::try_from(index).ok()?)
 }
@@ -165,7 +166,7 @@ pub(crate) fn fail(status: Status) -> Status {
     status
 }
 
-/// The last error of the calling thread. With `clear`, the next call returns success.
+/// Returns the last error of the calling thread. If `clear` is true, the next call returns success.
 pub(crate) fn last_error(clear: bool) -> Status {
     LAST_ERROR.try_with(|cell| if clear { cell.replace(OK) } else { cell.get() }).unwrap_or(OK)
 }

@@ -1,8 +1,8 @@
-//! The loaded library to which an address belongs.
+//! Finds the loaded library to which an address belongs.
 
 use std::ffi::CStr;
 
-/// The file of the library that contains an address.
+/// Returns the file of the library that contains an address.
 pub(crate) fn library_of(address: *mut libc::c_void) -> Option<String> {
     // SAFETY: zero is a value of this plain struct.
     let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };

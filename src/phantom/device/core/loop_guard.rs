@@ -1,8 +1,10 @@
-//! Stops loops on invented values. A program that waits for a value that no kernel computes would never end.
+//! Stops programs that loop on invented values: a program that waits for a value that no kernel
+//! computes would never end.
 //!
-//! Two bounds stop it. The first counts all small reads of invented values without input from the host. The
-//! second counts the reads of one place with one answer while every input from the host repeats an earlier
-//! one: such a program sends and reads the same again and again, as a server does whose sequences never grow.
+//! Two bounds stop such a program. The first counts all small reads of invented values without input from the
+//! host. The second counts the reads of one place with one answer while every input from the host repeats an
+//! earlier one. It stops a program that sends and reads the same values again and again, as a server does
+//! whose sequences never grow.
 
 use std::collections::HashMap;
 use std::hash::Hasher;
@@ -21,27 +23,27 @@ const MAX_IDLE_FLAGS: u64 = 4096;
 /// After this many invented values without input from the host, reads fail.
 const MAX_IDLE_READS: u64 = 100_000;
 
-/// The variable that holds the second bound.
+/// The environment variable that holds the second bound.
 pub(crate) const READS_VARIABLE: &str = "MEMTRACE_PHANTOM_READS";
 /// The second bound when the variable is not set.
 const DEFAULT_READS: u64 = 20_000;
-/// The maximum number of places that are counted. A program that loops reads only a few.
+/// The maximum number of places that are counted. A program that loops reads only a few places.
 const MOST_PLACES: usize = 4096;
 /// The number of recent inputs that are remembered.
 const RECENT_INPUTS: usize = 4096;
 
-/// The number of reads of invented values since the last input from the host, and the number of single-byte
-/// reads among them.
+/// The number of reads of invented values since the last input from the host. [`IDLE_FLAGS`] counts those
+/// that read one byte which is zero.
 static IDLE_READS: AtomicU64 = AtomicU64::new(0);
 static IDLE_FLAGS: AtomicU64 = AtomicU64::new(0);
-/// A place and its answer: address, size, number.
+/// A place and its answer: the address, the size and the number that was read.
 type CallPlace = (usize, usize, u64);
-/// The number of reads of each place since the last new input.
+/// The number of reads of each place and answer since the last new input.
 static PLACES: LazyLock<Mutex<HashMap<CallPlace, u64>>> = LazyLock::new(Mutex::default);
-/// Hashes of recent inputs, each at the place that it selects.
+/// The hashes of recent inputs. Each is at the index that the hash selects.
 static INPUTS: [AtomicU64; RECENT_INPUTS] = [const { AtomicU64::new(0) }; RECENT_INPUTS];
 
-/// Parses the value of [`READS_VARIABLE`]; 0 means no bound. `None` when it is invalid.
+/// Parses the value of [`READS_VARIABLE`], where 0 means no bound. Returns `None` if it is invalid.
 pub(crate) fn parse_reads(text: &str) -> Option<u64> {
     match text.trim() {
         "" => Some(DEFAULT_READS),
@@ -49,12 +51,12 @@ pub(crate) fn parse_reads(text: &str) -> Option<u64> {
     }
 }
 
-/// The second bound that the environment asks for. `None` when it is invalid.
+/// Returns the second bound that the environment requests, or `None` if it is invalid.
 pub(crate) fn requested_reads() -> Option<u64> {
     parse_reads(&std::env::var(READS_VARIABLE).unwrap_or_default())
 }
 
-/// The second bound.
+/// Returns the second bound.
 fn most_reads() -> u64 {
     static READS: LazyLock<u64> = LazyLock::new(|| requested_reads().unwrap_or(DEFAULT_READS));
     *READS
@@ -64,9 +66,9 @@ fn most_reads() -> u64 {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Continue,
-    /// A flag that reads true now.
+    /// The value is a flag that reads true now.
     Flag,
-    /// The program loops.
+    /// The program loops and must be stopped.
     Stop,
 }
 
@@ -88,7 +90,7 @@ pub(crate) fn read(address: usize, size: usize, answer: u64) -> Verdict {
     Verdict::Continue
 }
 
-/// Returns true if the same read has occurred too often.
+/// Counts a read of a place with one answer, and returns true if it has occurred too often.
 fn is_repeated(address: usize, size: usize, answer: u64) -> bool {
     let most = most_reads();
     if most == 0 {
@@ -119,7 +121,7 @@ pub(crate) fn count_input(bytes: &[u8]) {
     }
     let mut hasher = FxHasher::default();
     hasher.write(bytes);
-    // Zero marks an unused place.
+    // Zero marks an unused entry.
     let hash = hasher.finish() | 1;
     let place = &INPUTS[(hash >> 1) as usize % RECENT_INPUTS];
     if place.swap(hash, Ordering::Relaxed) != hash {

@@ -23,7 +23,7 @@ fn begin_machine() {
     }
 }
 
-/// The table of the machine; `None` when the process has its cards for itself.
+/// Returns the table of the machine, or `None` if the process has its cards for itself.
 pub(crate) fn table() -> Option<Table<'static>> {
     static TABLE: OnceLock<Option<Table<'static>>> = OnceLock::new();
     *TABLE.get_or_init(|| {
@@ -59,7 +59,7 @@ fn map(file: std::fs::File) -> Option<Table<'static>> {
     Table::new(words)
 }
 
-/// The slot of this process, taken at the first call; in the child of a fork, a slot of its own.
+/// Returns the slot of this process, which the first call takes. The child of a fork gets its own slot.
 fn slot() -> Option<(Table<'static>, Slot)> {
     static OWN: OnceLock<(u32, Option<Slot>)> = OnceLock::new();
     let table = table()?;
@@ -82,27 +82,27 @@ fn claim(table: Table<'static>) -> Option<Slot> {
     slot
 }
 
-/// The part of this process in one card.
+/// This process's share of one card.
 #[derive(Debug)]
 pub(crate) struct Share {
     /// The position of the card in the machine.
     card: usize,
-    /// The bytes of a context.
+    /// The size of a context in bytes.
     context: u64,
-    /// Whether the card shares the machine's memory.
+    /// True if the card shares the machine's memory.
     is_unified: bool,
     clock: Arc<DeviceClock>,
     entered: AtomicBool,
 }
 
 impl Share {
-    /// The share in the card at this position.
+    /// Creates the share of the card at this position.
     pub(crate) fn new(card: usize, spec: &Spec, clock: Arc<DeviceClock>) -> Self {
         let is_unified = spec.base.unified().is_some();
         Self { card, context: spec.context, is_unified, clock, entered: false.into() }
     }
 
-    /// The position of the card in the machine.
+    /// Returns the position of the card in the machine.
     pub(crate) fn card(&self) -> usize {
         self.card
     }
@@ -125,13 +125,14 @@ impl Share {
         }
     }
 
-    /// Stores the bytes that the process has allocated, if they and the other processes' bytes are at most
-    /// `limit`.
+    /// Stores the bytes that the process has allocated, and returns true, if their sum with the other
+    /// processes' bytes is at most `limit`.
     pub(crate) fn try_set(&self, bytes: u64, before: u64, limit: u64) -> bool {
         self.enter();
         let limit = if limit == u64::MAX { limit } else { limit.saturating_sub(self.host()) };
         let Some((table, slot)) = slot() else { return bytes <= limit };
-        // Stored first and compared afterwards: of two concurrent processes, at most one gets the last bytes.
+        // The bytes are stored first and compared afterwards, so that at most one of two concurrent
+        // processes gets the last bytes.
         table.set_allocated(slot, self.card, bytes);
         let fits = || bytes.saturating_add(table.bytes_of_others(Some(slot), self.card)) <= limit;
         if fits() {
@@ -157,13 +158,13 @@ impl Share {
         }
     }
 
-    /// The bytes of the machine's programs that are on the host and in the same memory.
+    /// Returns the host memory of the machine's programs if the card shares that memory, else 0.
     fn host(&self) -> u64 {
         if self.is_unified { unified::host_bytes(table()) } else { 0 }
     }
 
-    /// The bytes of the card that this process has not allocated: of the machine's other processes, and where memory is
-    /// unified those that programs have on the host.
+    /// Returns the bytes of the card that this process's allocations leave to others: the use by the
+    /// machine's other processes, and with unified memory also the host memory of the machine's programs.
     pub(crate) fn others(&self) -> u64 {
         let Some((table, slot)) = slot() else { return self.host() };
         table.clear_dead();

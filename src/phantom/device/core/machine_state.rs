@@ -1,4 +1,4 @@
-//! The state of the simulated machine, as NVML answers with it.
+//! The state of the simulated machine, which NVML's answers report.
 
 use memtrace_machine::files::Machine;
 use memtrace_machine::process::Process;
@@ -7,7 +7,7 @@ use memtrace_machine::table::{CardUse, ProcessUse};
 use crate::core::host_state::{HostState, host_state};
 use crate::core::machine::table;
 
-/// The state of the machine at this moment.
+/// Returns the state of the machine at this moment.
 pub(crate) fn state() -> Machine {
     let host = host_state();
     let mut machine = match table() {
@@ -20,7 +20,7 @@ pub(crate) fn state() -> Machine {
     machine
 }
 
-/// This process, on a machine without a table.
+/// Returns the use by this process, on a machine without a table.
 fn alone(host: &HostState) -> ProcessUse {
     let mut cards = vec![CardUse::default(); host.spec.count as usize];
     for device in &host.devices {

@@ -1,8 +1,9 @@
 //! Provides a loaded library with the name `libnvidia-ml.so.1`, for libraries that are linked against it.
 //!
-//! The dynamic loader asks for a file of each name in a `NEEDED` entry, unless a library with that soname is loaded
-//! (`_dl_map_object` of glibc). A machine without a driver has no such file, and this library has another soname.
-//! So an empty library of that soname is loaded from memory. Its functions are found in the global scope: here.
+//! The dynamic loader looks for a file of each name in a `NEEDED` entry, unless a library with that soname is
+//! loaded (`_dl_map_object` of glibc). A machine without a driver has no such file, and this library has
+//! another soname. So an empty library with that soname is loaded from memory. The loader then finds NVML's
+//! functions in the global scope, where this library defines them.
 
 use std::ffi::CString;
 use std::io::Write;
@@ -17,7 +18,7 @@ const SONAME: &[u8] = b"libnvidia-ml.so.1\0";
 const FILE_HEADER: u64 = 64;
 const PROGRAM_HEADER: u64 = 56;
 const PROGRAM_HEADERS: u64 = 3;
-/// The offsets of the parts after the headers: the names, the one null symbol, the dynamic section.
+/// The offsets of the names, the one null symbol and the dynamic section, which follow the headers.
 const NAMES: u64 = FILE_HEADER + PROGRAM_HEADERS * PROGRAM_HEADER;
 const SYMBOL: u64 = NAMES + 24;
 const DYNAMIC: u64 = SYMBOL + 24;
@@ -26,7 +27,7 @@ const ENTRIES: [[u64; 2]; 6] =
     [[5, NAMES], [6, SYMBOL], [10, 1 + SONAME.len() as u64], [11, 24], [14, 1], [0, 0]];
 const SIZE: u64 = DYNAMIC + 16 * ENTRIES.len() as u64;
 
-/// The bytes of the empty library, in the format of `elf.h`.
+/// Returns the bytes of the empty library, in the format of `elf.h`.
 fn bytes() -> Vec<u8> {
     // Read and write: the loader writes addresses into the dynamic section.
     const READ_WRITE: u32 = 6;
@@ -55,8 +56,8 @@ fn bytes() -> Vec<u8> {
     file
 }
 
-/// Loads the empty library, once. A failure leaves everything as it was: the loader then says which file it
-/// misses.
+/// Loads the empty library once. After a failure, the loader reports which file it misses,
+/// as without this function.
 pub(crate) fn load(dlopen: Dlopen) {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -69,7 +70,8 @@ pub(crate) fn load(dlopen: Dlopen) {
         let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         // SAFETY: `limit` is valid for the answer.
         unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) };
-        // A write beyond the limit would raise SIGXFSZ and end a program that wrote nothing.
+        // A write beyond the limit would raise SIGXFSZ and end the program, although
+        // the program wrote nothing.
         if limit.rlim_cur < SIZE {
             return;
         }

@@ -1,9 +1,9 @@
-//! Going on past the card's capacity (`--past-oom`): a request that does not fit is granted anyway, and the
-//! peak of device use shows what the program needs.
+//! Grants of requests past the card's capacity (`--past-oom`). A request that does not fit is granted anyway,
+//! and the peak of device use shows how much memory the program needs.
 //!
-//! PyTorch's caching allocator reacts to a refusal by freeing its cache and retrying. So it is refused once,
-//! as on a real card, and its retry is granted: the cache then does not count as needed. The request of a
-//! caller that does not retry is granted at once.
+//! PyTorch's caching allocator reacts to a refusal by freeing its cache and retrying. So its request is
+//! refused once, as on a real card, and the retry is granted. The freed cache then does not count as needed.
+//! The request of a caller that does not retry is granted at once.
 
 use std::cell::Cell;
 use std::sync::OnceLock;
@@ -16,15 +16,16 @@ use memtrace_cards::PAST_OOM_VARIABLE;
 pub(crate) enum Caller {
     /// The caller frees what it can and repeats the request.
     AsksAgain,
-    /// Like `AsksAgain`, with one call per page, up to the call that makes the pages accessible
-    /// ([`request_ends`]).
+    /// The caller acts as for `AsksAgain`, but with one call per page, up to the call that makes the pages
+    /// accessible ([`request_ends`]).
     AsksAgainByPage,
-    /// The caller does not retry: it fails.
+    /// The caller does not retry, and the program fails.
     GivesUp,
 }
 
 impl Caller {
-    /// The caller of `cudaMalloc`: PyTorch's caching allocator. With caching off, PyTorch does not ask again.
+    /// Returns the behavior of the caller of `cudaMalloc`, which is PyTorch's caching allocator. If caching
+    /// is disabled, PyTorch does not retry.
     pub(crate) fn of_malloc() -> Self {
         static IS_CACHING: OnceLock<bool> = OnceLock::new();
         let is_caching = *IS_CACHING.get_or_init(|| {
@@ -40,14 +41,14 @@ impl Caller {
 enum Request {
     New,
     Refused,
-    /// A page of the request was granted.
+    /// A page of the request was granted, so its other pages are, too.
     Granted,
 }
 
 static IS_ON: AtomicBool = AtomicBool::new(false);
 /// The highest use of a card so far by allocations and by other processes, in bytes.
 static PEAK: AtomicU64 = AtomicU64::new(0);
-/// Whether the process had its first grant, and whether it was reported.
+/// The state of the process's first grant: [`NOT_YET`], [`UNREPORTED`] or [`REPORTED`].
 static FIRST_GRANT: AtomicU8 = AtomicU8::new(NOT_YET);
 const NOT_YET: u8 = 0;
 const UNREPORTED: u8 = 1;
@@ -82,7 +83,7 @@ pub(crate) fn grants(caller: Caller) -> bool {
     if !is_on() {
         return false;
     }
-    // A thread that is ending has no state any more.
+    // A thread that is ending no longer has its state.
     let before = REQUEST.try_with(Cell::get).unwrap_or(Request::Refused);
     let (is_granted, after) = match (caller, before) {
         (Caller::GivesUp, before) => (true, before),
@@ -97,8 +98,8 @@ pub(crate) fn grants(caller: Caller) -> bool {
     is_granted
 }
 
-/// Ends the thread's request, because work was queued or pages were made accessible: the next one that does
-/// not fit is new.
+/// Ends the thread's request, because work was queued or pages were made accessible. The thread's next call
+/// that does not fit begins a new request.
 #[inline]
 pub(crate) fn request_ends() {
     if is_on() {
@@ -111,7 +112,8 @@ pub(crate) fn note_use(bytes: u64) {
     PEAK.fetch_max(bytes, Ordering::Relaxed);
 }
 
-/// The highest use so far of a card by allocations and by other processes, in bytes; `None` without `--past-oom`.
+/// Returns the highest use so far of a card by allocations and by other processes, in bytes, or
+/// `None` without `--past-oom`.
 pub(crate) fn peak() -> Option<u64> {
     is_on().then(|| PEAK.load(Ordering::Relaxed))
 }

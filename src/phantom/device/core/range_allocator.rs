@@ -1,6 +1,6 @@
 //! An allocator of address ranges.
 //!
-//! It takes the lowest hole that fits, so freed addresses are reused as a driver reuses them, and two runs of
+//! It uses the lowest hole that fits, so freed addresses are reused as a driver reuses them, and two runs of
 //! one program get the same addresses.
 
 use std::collections::BTreeMap;
@@ -10,14 +10,14 @@ use std::collections::BTreeMap;
 pub(crate) struct RangeAllocator {
     start: usize,
     end: usize,
-    /// The free ranges below `top`: start and length.
+    /// The length of each free range below `top`, by its start.
     holes: BTreeMap<usize, usize>,
-    /// Everything from here to `end` is free.
+    /// The start of the last free range, which extends to `end`.
     top: usize,
 }
 
 impl RangeAllocator {
-    /// A region in which everything is free.
+    /// Creates the allocator of a region in which everything is free.
     pub(crate) const fn new(start: usize, end: usize) -> Self {
         Self { start, end, holes: BTreeMap::new(), top: start }
     }
@@ -48,7 +48,7 @@ impl RangeAllocator {
         Some(at)
     }
 
-    /// Allocates the `size` bytes at `at`, and returns whether they were free.
+    /// Allocates the `size` bytes at `at` if they are free. Returns true if they were.
     pub(crate) fn alloc_at(&mut self, at: usize, size: usize) -> bool {
         if at < self.start || at.checked_add(size).is_none_or(|end| end > self.end) {
             return false;

@@ -1,18 +1,18 @@
 //! The ops of PyTorch that run on a thread, and the blocks that their kernels cannot write.
 //!
 //! The kernels of an op write its new memory and the arguments that its schema marks as written. So a block
-//! that existed before the innermost op began, and is not such an argument, keeps its values, whatever
-//! addresses the kernels get. Nothing is assumed for an op that is not trusted, or outside of ops.
+//! that existed before the innermost op began, and that is not such an argument, keeps its values, whatever
+//! addresses the kernels get. Nothing is assumed during an op that is not trusted, or outside of ops.
 
 use std::cell::RefCell;
 
-/// An op that runs.
+/// A running op.
 pub(crate) struct RunningOp {
-    /// The address of its record.
+    /// The address of the op's record.
     pub(crate) record: usize,
-    /// The number of blocks that were handed out before it; `None` if it may write anything.
+    /// The number of blocks that were handed out before the op began, or `None` if the op may write anything.
     pub(crate) blocks: Option<u64>,
-    /// Addresses that it writes.
+    /// The addresses of the arguments that the op writes.
     pub(crate) written: Vec<usize>,
 }
 
@@ -36,7 +36,7 @@ pub(crate) fn pop(record: usize) {
     });
 }
 
-/// Returns true if a trusted op runs.
+/// Returns true if the innermost running op is trusted.
 pub(crate) fn is_trusted() -> bool {
     let is =
         |running: &RefCell<Vec<RunningOp>>| running.borrow().last().is_some_and(|op| op.blocks.is_some());

@@ -24,37 +24,37 @@ pub(crate) const LAG_NS: u64 = 500_000;
 /// end.
 pub(crate) const MAX_POLLS: u64 = 64;
 
-/// `cudaStreamNonBlocking`: the stream and the legacy default stream do not wait for each other.
+/// `cudaStreamNonBlocking`, with which the stream and the legacy default stream do not wait for each other.
 const NON_BLOCKING: u32 = 1;
 
 /// A stream.
 pub(crate) struct Stream {
-    /// The index of its device.
+    /// The index of the stream's device.
     pub(crate) device: usize,
     pub(crate) priority: c_int,
     pub(crate) flags: u32,
-    /// Unique in the process.
+    /// The id of the stream, which is unique in the process.
     pub(crate) id: u64,
     clock: Arc<DeviceClock>,
     /// The number of launches so far.
     queued: AtomicU64,
-    /// Device time of the last launch.
+    /// The device time of the last launch.
     queued_ns: AtomicU64,
-    /// The launches up to this number are done.
+    /// The number of the last launch that is known to be done.
     done: AtomicU64,
-    /// The work of other streams that the next launch here waits for.
+    /// The work of other streams that the next launch in this stream waits for.
     waits: Mutex<Work>,
-    /// The capture that this stream takes part in, or 0.
+    /// The number of the capture that this stream takes part in, or 0.
     capture: AtomicU64,
     polls: AtomicU64,
 }
 
-/// A position in a stream: its launches up to a number.
+/// A position in a stream: all launches up to one of them.
 #[derive(Clone, Copy)]
 struct Position {
     stream: &'static Stream,
     launches: u64,
-    /// Device time of the last of these launches.
+    /// The device time of the last of these launches.
     time_ns: u64,
 }
 
@@ -65,24 +65,24 @@ impl Position {
     }
 }
 
-/// Work of some streams: at most one position in each. It includes the work that this work waited for.
+/// Work in some streams, as at most one position in each. It includes the work that this work waited for.
 #[derive(Clone, Default)]
 pub(crate) struct Work(Vec<Position>);
 
 impl Work {
-    /// Returns true if all of it is done.
+    /// Returns true if all of the work is done.
     pub(crate) fn reached(&self) -> bool {
         self.0.iter().all(Position::reached)
     }
 
-    /// Marks all of it as done, because the program waited for it.
+    /// Marks all of the work as done, because the program waited for it.
     pub(crate) fn complete(&self) {
         for position in &self.0 {
             position.stream.done.fetch_max(position.launches, Ordering::Relaxed);
         }
     }
 
-    /// Adds other work, without what is done.
+    /// Adds other work. Work that is done is removed or omitted.
     fn add(&mut self, other: &Self) {
         self.0.retain(|position| !position.reached());
         for &position in other.0.iter().filter(|position| !position.reached()) {
@@ -99,14 +99,14 @@ thread_local! {
     static QUEUED_WORK: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Returns true if the calling thread never queued work. Such a thread only observes, like NCCL's watchdog,
-/// which polls ten times a second: on a real card, the work that it asks about would be done.
+/// Returns true if the calling thread has never queued work. Such a thread only observes, as NCCL's watchdog
+/// does, which polls ten times a second: on a real card, the work that it asks about would be done.
 pub(crate) fn thread_only_observes() -> bool {
     !QUEUED_WORK.try_with(Cell::get).unwrap_or(false)
 }
 
 impl Stream {
-    /// A stream of the device with this index and clock.
+    /// Creates a stream of the device with this index and clock.
     pub(crate) fn new(device: usize, clock: Arc<DeviceClock>, priority: c_int, flags: u32) -> Self {
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
         Self {
@@ -124,12 +124,12 @@ impl Stream {
         }
     }
 
-    /// The clock of its device.
+    /// Returns the clock of the stream's device.
     pub(crate) fn clock(&self) -> &DeviceClock {
         &self.clock
     }
 
-    /// The capture that this stream takes part in, while work is recorded.
+    /// Returns the capture that records the work of this stream, if any.
     pub(crate) fn capturing(&self) -> Option<u64> {
         match self.capture_status() {
             CaptureStatus::Active(capture) => Some(capture),
@@ -137,7 +137,7 @@ impl Stream {
         }
     }
 
-    /// The part of this stream in captures.
+    /// Returns the relation of this stream to captures.
     pub(crate) fn capture_status(&self) -> CaptureStatus {
         match self.capture.load(Ordering::Relaxed) {
             0 => CaptureStatus::None,
@@ -151,12 +151,12 @@ impl Stream {
         }
     }
 
-    /// Makes this stream part of a capture.
+    /// Adds this stream to a capture.
     pub(crate) fn join(&self, capture: u64) {
         self.capture.store(capture, Ordering::Relaxed);
     }
 
-    /// This stream as captures see it.
+    /// Returns the properties of this stream that captures use.
     pub(crate) fn as_captured(&self) -> CapturedStream {
         CapturedStream { id: self.id, device: self.device, blocking: self.flags & NON_BLOCKING == 0 }
     }
@@ -175,18 +175,18 @@ impl Stream {
         self.queued.fetch_add(1, Ordering::Release);
     }
 
-    /// The work queued so far, with the work of other streams that it waits for.
+    /// Returns the work queued so far, including the work of other streams that it waits for.
     pub(crate) fn work(&'static self) -> Work {
         let mut work = Work::default();
         work.add(&lock(&self.waits));
-        // Read the number first: a concurrent launch can then only make the time later.
+        // The number is read first, so that a concurrent launch can only make the time later.
         let launches = self.queued.load(Ordering::Acquire);
         let time_ns = self.queued_ns.load(Ordering::Relaxed);
         work.add(&Work(vec![Position { stream: self, launches, time_ns }]));
         work
     }
 
-    /// Makes later work here wait for other work.
+    /// Makes later work in this stream wait for other work.
     pub(crate) fn wait_for(&self, work: &Work) {
         lock(&self.waits).add(work);
     }

@@ -1,8 +1,8 @@
-//! The live blocks of PyTorch's caching allocator, as it reports them.
+//! The live blocks of PyTorch's caching allocator, which the allocator reports.
 //!
-//! The allocator cuts what it gets from `cudaMalloc` into blocks. A kernel that is given an address of a
-//! block may write the whole block, and writes no other one. Without these reports the smallest unit would be
-//! an allocation of the driver, which holds hundreds of small tensors.
+//! The allocator cuts the memory that it gets from `cudaMalloc` into blocks. A kernel that is given an
+//! address of a block may write the whole block, and writes no other one. Without these reports the smallest
+//! unit would be an allocation of the driver, which holds hundreds of small tensors.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Mutex;
@@ -11,7 +11,7 @@ use rustc_hash::FxBuildHasher;
 
 use crate::core::lock::lock;
 
-/// The end of each live block and its number, by its start. Kernels mostly get the start of a block, which
+/// The end and the number of each live block, by its start. Kernels mostly get the start of a block, which
 /// the hash table finds several times faster.
 struct Blocks {
     sorted: BTreeMap<usize, usize>,
@@ -36,7 +36,7 @@ impl Blocks {
 static BLOCKS: Mutex<Blocks> =
     Mutex::new(Blocks { sorted: BTreeMap::new(), hashed: HashMap::with_hasher(FxBuildHasher), count: 0 });
 
-/// Records that a block was handed out (`size` > 0) or taken back (`size` < 0).
+/// Records that a block was allocated (`size` > 0) or freed (`size` < 0).
 pub(crate) fn report(address: usize, size: i64) {
     let mut blocks = lock(&BLOCKS);
     if size <= 0 {
@@ -44,7 +44,7 @@ pub(crate) fn report(address: usize, size: i64) {
         return;
     }
     let end = address.saturating_add(size as usize);
-    // The report of a free may be missing: an older block that overlaps is gone.
+    // The report of a free may be missing. The block overlaps an older one, so that block is removed.
     while let Some((&start, _)) = blocks.sorted.range(..end).next_back().filter(|&(_, &stop)| stop > address)
     {
         blocks.remove(start);
@@ -52,7 +52,7 @@ pub(crate) fn report(address: usize, size: i64) {
     blocks.insert(address, end);
 }
 
-/// The block that contains an address: its start and its end.
+/// Returns the start and the end of the block that contains an address.
 pub(crate) fn find(address: usize) -> Option<(usize, usize)> {
     let blocks = lock(&BLOCKS);
     if let Some(&(end, _)) = blocks.hashed.get(&address) {
@@ -62,12 +62,13 @@ pub(crate) fn find(address: usize) -> Option<(usize, usize)> {
     (address < end).then_some((start, end))
 }
 
-/// The number of blocks that were handed out so far.
+/// Returns the number of blocks that were handed out so far.
 pub(crate) fn count() -> u64 {
     lock(&BLOCKS).count
 }
 
-/// The number of the live block with a start: how many were handed out before it.
+/// Returns the number of the live block that begins at an address, which is the number of blocks that
+/// were handed out before it.
 pub(crate) fn number(start: usize) -> Option<u64> {
     lock(&BLOCKS).hashed.get(&start).map(|&(_, number)| number)
 }
@@ -81,7 +82,7 @@ pub(crate) fn gap(address: usize, start: usize, end: usize) -> (usize, usize) {
     (before.min(address), after)
 }
 
-/// Forgets the blocks in a range that the driver took back.
+/// Forgets the blocks in a range that was returned to the driver.
 pub(crate) fn forget(address: usize, size: usize) {
     let mut blocks = lock(&BLOCKS);
     let range = address..address.saturating_add(size);
@@ -107,7 +108,7 @@ mod tests {
         assert_eq!(find(0x7000_0000), None);
         assert_eq!(gap(0x7000_0010, 0x7000_0000, 0x7000_1000), (0x7000_0000, 0x7000_0200));
         assert_eq!(gap(0x6000_0010, 0x6000_0000, 0x6000_1000), (0x6000_0000, 0x6000_1000));
-        // A block over the place of one whose free was not reported.
+        // The block overlaps one whose free was not reported.
         report(0x7000_0100, 4096);
         assert_eq!(find(0x7000_0200), Some((0x7000_0100, 0x7000_1100)));
         forget(0x7000_0000, 0x10000);

@@ -1,4 +1,4 @@
-//! The environment by which Triton finds this library as `libcuda`.
+//! The environment variable through which Triton finds this library as `libcuda`.
 
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
@@ -9,7 +9,7 @@ use memtrace_machine::libcuda::{self, FOLDER_VARIABLE};
 
 use crate::core::loaded_library::library_of;
 
-/// The reason why the folder could not be created.
+/// The reason why the folder for Triton could not be created.
 static FAILURE: OnceLock<String> = OnceLock::new();
 
 /// Sets [`FOLDER_VARIABLE`] to a folder with this library, unless it names one. Called once, from the library's

@@ -1,8 +1,8 @@
-//! The host's part in a memory that the device shares with the machine ([`memtrace_cards::Unified`]).
+//! The host's use of a memory that the device shares with the machine ([`memtrace_cards::Unified`]).
 //!
-//! The simulated machine has the programs that use its device, and the processes that they started. Their memory on the
-//! host is what the kernel counts. The page cache comes from the machine on which the simulation runs: it takes free
-//! memory, but no allocation fails because of it.
+//! The simulated machine runs the programs that use its device, and the processes that they started. The
+//! kernel's counts of these processes give their host memory. The page cache is that of the machine on which
+//! the simulation runs. It takes free memory, but no allocation fails because of it.
 
 use std::path::Path;
 use std::sync::Mutex;
@@ -15,12 +15,12 @@ use memtrace_util::host_memory;
 use crate::core::lock::lock;
 
 const PROC: &str = "/proc";
-/// More processes than such a machine runs.
+/// The maximum number of descendants that are counted for each program. Such a machine runs fewer.
 const MOST_PROCESSES: usize = 256;
-/// A reading is reused for this many times its duration, so that readings take at most one part in 20 of a
-/// program's time.
+/// The time for which a reading is reused, as a multiple of its duration. Readings then take less than one
+/// part in 20 of a program's time.
 const HOLDS: u32 = 20;
-/// The kernel keeps some memory free: 3 of 121 GiB on a GB10 full of page cache
+/// The divisor that gives the memory which the kernel keeps free: 3 of 121 GiB on a GB10 full of page cache
 /// (<https://github.com/unslothai/unsloth/pull/10705>), so one part in 40.
 const KEPT_FREE: u64 = 40;
 
@@ -30,7 +30,8 @@ struct Reading {
     holds: Duration,
 }
 
-/// The bytes that the programs of the machine, which `table` lists, hold on the host, without pages of files.
+/// Returns the bytes that the programs of the machine, which `table` lists, hold on the
+/// host, without file pages.
 pub(crate) fn host_bytes(table: Option<Table<'_>>) -> u64 {
     static LAST: Mutex<Option<Reading>> = Mutex::new(None);
     let mut last = lock(&LAST);
@@ -63,10 +64,11 @@ fn read_host_bytes(table: Option<Table<'_>>) -> u64 {
     held.chain(alone).map(|bytes| bytes.max(0).cast_unsigned()).fold(0, u64::saturating_add)
 }
 
-/// The page cache in the last answer about free memory.
+/// The page cache that the last call of [`free_of`] subtracted.
 static LAST_CACHE: AtomicU64 = AtomicU64::new(0);
 
-/// The bytes of `left`, which an allocation can get, that are free now: page cache has the others.
+/// Returns how many of the `left` bytes that an allocation can get are free now. The page
+/// cache occupies the others.
 pub(crate) fn free_of(left: u64) -> u64 {
     let cache = host_memory::page_cache(Path::new(PROC)).unwrap_or(0).max(0).cast_unsigned();
     let cache = cache.min(left - left / KEPT_FREE);
@@ -74,7 +76,7 @@ pub(crate) fn free_of(left: u64) -> u64 {
     left - cache
 }
 
-/// The page cache that the last answer about free memory counted as used.
+/// Returns the page cache that the last answer about free memory counted as used.
 #[unsafe(no_mangle)]
 extern "C" fn memtrace_phantom_page_cache() -> u64 {
     LAST_CACHE.load(Ordering::Relaxed)

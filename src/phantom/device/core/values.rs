@@ -17,26 +17,27 @@ use crate::core::address_tables::{AddressTables, Targets};
 use crate::core::flag_links::FlagLinks;
 use crate::core::loop_guard::{self, Verdict};
 
-/// The largest copy, fill or message that really moves its bytes, in bytes.
+/// The largest size of a copy, fill or message that really moves its bytes.
 pub(crate) const SMALL: usize = 64 << 10;
 
-/// The variable that holds a [`DynamicSizes`].
+/// The environment variable that holds a [`DynamicSizes`].
 pub(crate) const DYNAMIC_VARIABLE: &str = "MEMTRACE_PHANTOM_DYNAMIC";
 
-/// The assumption about results with a size that depends on unknown values: `nonzero`, `unique`, boolean
-/// masks.
+/// The assumption about results whose size depends on unknown values: those of `nonzero`,
+/// `unique` and boolean masks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DynamicSizes {
-    /// Every element is nonzero, unique or selected. The largest possible result, and the default.
+    /// Every element is nonzero, unique or selected. This gives the largest possible
+    /// result and is the default.
     Full,
-    /// Every second element.
+    /// Every second element is.
     Half,
-    /// No element.
+    /// No element is.
     Empty,
 }
 
 impl DynamicSizes {
-    /// Parses the value of [`DYNAMIC_VARIABLE`]. `None` when it is invalid.
+    /// Parses the value of [`DYNAMIC_VARIABLE`]. Returns `None` if it is invalid.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         match text.trim() {
             "" | "full" => Some(Self::Full),
@@ -46,7 +47,7 @@ impl DynamicSizes {
         }
     }
 
-    /// The text that [`parse`](Self::parse) reads.
+    /// Returns the text that [`parse`](Self::parse) reads.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Full => "full",
@@ -55,7 +56,7 @@ impl DynamicSizes {
         }
     }
 
-    /// Fills a mask of a byte for each flag.
+    /// Fills a mask that has one byte for each flag.
     pub(crate) fn fill_mask(self, mask: &mut [u8]) {
         match self {
             Self::Full => mask.fill(1),
@@ -64,7 +65,7 @@ impl DynamicSizes {
         }
     }
 
-    /// The assumed number of elements out of `all`.
+    /// Returns the assumed number of elements out of `all`.
     pub(crate) fn count_of(self, all: u64) -> u64 {
         match self {
             Self::Full => all,
@@ -74,11 +75,11 @@ impl DynamicSizes {
     }
 }
 
-/// Reads of invented values so far, and their bytes.
+/// The number of reads of invented values so far. [`INVENTED_BYTES`] counts their bytes.
 static INVENTED_READS: AtomicU64 = AtomicU64::new(0);
 static INVENTED_BYTES: AtomicU64 = AtomicU64::new(0);
 
-/// Reads of invented values so far, and their bytes.
+/// Returns the number of reads of invented values so far, and the number of their bytes.
 pub(crate) fn invented() -> (u64, u64) {
     (INVENTED_READS.load(Ordering::Relaxed), INVENTED_BYTES.load(Ordering::Relaxed))
 }
@@ -86,26 +87,27 @@ pub(crate) fn invented() -> (u64, u64) {
 /// The result of a read by the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HostRead {
-    /// The bytes in memory.
+    /// The host reads the bytes in memory.
     Bytes,
-    /// Invented numbers, zero unless the user set another, except for the known parts.
+    /// The host reads the known parts of the range, and zeros as invented numbers elsewhere.
     Invented,
-    /// A mask, a byte for each flag: as many true flags as the assumption about dynamic sizes says.
+    /// The host reads a mask of one byte for each flag. The assumption about dynamic sizes
+    /// decides how many flags are true.
     Mask,
-    /// This number, in as many bytes as are read.
+    /// The host reads this number, in as many bytes as it asked for.
     Number(u64),
-    /// An error: the program loops on invented values.
+    /// The read fails, because the program loops on invented values.
     Stop,
 }
 
-/// Ranges that never overlap: their start and their end.
+/// Ranges that never overlap: the end of each, by its start.
 #[derive(Debug, Default)]
 struct Ranges(BTreeMap<usize, usize>);
 
 impl Ranges {
     fn add(&mut self, mut start: usize, mut end: usize) {
         self.remove(start, end);
-        // Adjacent ranges become one.
+        // Adjacent ranges are merged.
         if let Some((&first, _)) = self.0.range(..start).next_back().filter(|&(_, &stop)| stop == start) {
             start = first;
         }
@@ -141,7 +143,7 @@ impl Ranges {
         true
     }
 
-    /// The parts of a range that are in these: start and end of each.
+    /// Returns the start and the end of each part of a range that these ranges cover.
     fn parts(&self, start: usize, end: usize) -> Vec<(usize, usize)> {
         let (mut at, mut parts) = (start, Vec::new());
         if let Some((_, &stop)) = self.0.range(..=at).next_back()
@@ -162,20 +164,21 @@ impl Ranges {
 pub(crate) struct KnownValues {
     /// Ranges with real bytes.
     known: Ranges,
-    /// The parts of `known` that hold an answer: a value that no kernel computed, a copy of one, or a
-    /// kernel's result from one.
+    /// The parts of `known` that hold an answer: a value that no kernel computed, a copy of such a value, or
+    /// a kernel's result from one.
     answered: Ranges,
-    /// Ranges of unknown flags, a byte each, that a kernel of known type wrote.
+    /// Ranges of unknown flags of one byte each, which a kernel of known type wrote.
     masks: Ranges,
     /// Unknown flags that depend on others.
     links: FlagLinks,
-    /// Unknown flags that are expected to be false, and those that are expected to be true.
+    /// Ranges of unknown flags that are expected to be false, and ranges of those
+    /// that are expected to be true.
     expected: [Ranges; 2],
-    /// Addresses at which a kernel of known effect left a result, and its assumed value.
+    /// The assumed results of kernels of known effect, by the address of the result.
     results: BTreeMap<usize, u64>,
     /// The share of nonzero elements in unknown flags or numbers: the end of each range and the share, by its start.
     shares: BTreeMap<usize, (usize, f64)>,
-    /// Memory that another process may write, too. It stays unknown.
+    /// Memory that another process may write, too. Its content stays unknown.
     shared: Ranges,
     /// Memory that may hold addresses.
     pub(crate) tables: AddressTables,
@@ -206,11 +209,11 @@ impl KnownValues {
         let is_mask = self.is_mask(address, size);
         self.mark_known(address, size);
         if is_mask {
-            // Flags stay flags, also when a later launch takes the answer.
+            // Flags stay flags, even if a later launch removes the answer.
             self.masks.add(address, address + size);
         }
         if !self.is_known(address, size) {
-            // Shared: another process may write there at any time.
+            // Another process may write to shared memory at any time.
             return;
         }
         self.answered.add(address, address + size);
@@ -261,7 +264,7 @@ impl KnownValues {
         self.shares.clear();
     }
 
-    /// Marks a range as written by other processes from now on.
+    /// Records that other processes may write to a range from now on.
     pub(crate) fn share(&mut self, address: usize, size: usize) {
         self.forget(address, size);
         self.shared.add(address, address + size);
@@ -284,13 +287,13 @@ impl KnownValues {
         self.masks.contains(address, address + size)
     }
 
-    /// Marks a range as unknown flags that are a copy of others, or their opposite.
+    /// Marks a range as unknown flags that are a copy or the opposite of others.
     pub(crate) fn link_mask(&mut self, from: usize, to: usize, size: usize, is_opposite: bool) {
         self.set_mask(to, size);
         self.links.add(from, to, size, is_opposite);
     }
 
-    /// The places of the flags that depend on a range's flags, and whether they are the opposite.
+    /// Returns the addresses of the flags that depend on a range's flags, and whether they are the opposite.
     pub(crate) fn linked(&self, address: usize, size: usize) -> Vec<(usize, bool)> {
         self.links.of(address, size)
     }
@@ -300,12 +303,12 @@ impl KnownValues {
         self.known.contains(address, address + size)
     }
 
-    /// The known parts of a range: start and end of each.
+    /// Returns the start and the end of each known part of a range.
     pub(crate) fn known_parts(&self, address: usize, size: usize) -> Vec<(usize, usize)> {
         self.known.parts(address, address + size)
     }
 
-    /// The parts of a range that hold an answer: start and end of each.
+    /// Returns the start and the end of each part of a range that holds an answer.
     pub(crate) fn answered_parts(&self, address: usize, size: usize) -> Vec<(usize, usize)> {
         self.answered.parts(address, address + size)
     }
@@ -316,7 +319,7 @@ impl KnownValues {
         self.expected[usize::from(flag)].add(address, address + size);
     }
 
-    /// The value that all flags of a range are expected to have.
+    /// Returns the value that all flags of a range are expected to have, if it is one value.
     pub(crate) fn expected(&self, address: usize, size: usize) -> Option<bool> {
         let contains = |flag: bool| self.expected[usize::from(flag)].contains(address, address + size);
         [false, true].into_iter().find(|&flag| contains(flag))
@@ -328,7 +331,7 @@ impl KnownValues {
         self.shares.insert(address, (address + size, share));
     }
 
-    /// The share of nonzero elements in a range, or in one around it.
+    /// Returns the share of nonzero elements in a range, or in a range that contains it.
     pub(crate) fn nonzero_share(&self, address: usize, size: usize) -> Option<f64> {
         let (_, &(end, share)) = self.shares.range(..=address).next_back()?;
         (address + size <= end).then_some(share)
@@ -339,17 +342,17 @@ impl KnownValues {
         self.results.insert(address, value);
     }
 
-    /// The assumed result of a kernel at an address.
+    /// Returns the assumed result that a kernel left at an address.
     pub(crate) fn result(&self, address: usize) -> Option<u64> {
         self.results.get(&address).copied()
     }
 
-    /// The targets of the tables that overlap a range.
+    /// Adds the targets of the tables that overlap a range.
     pub(crate) fn targets(&self, start: usize, end: usize, targets: &mut Targets) {
         self.tables.collect(start, end, targets);
     }
 
-    /// The result of a read by the host. Counts it when the value is invented.
+    /// Returns the result of a read by the host. Counts the read if its value is invented.
     pub(crate) fn read(&mut self, address: usize, size: usize) -> HostRead {
         let is_known = self.is_known(address, size);
         if is_known && self.answered_parts(address, size).is_empty() {

@@ -1,10 +1,11 @@
-//! The memory of one device: address space that costs nothing until it is touched, and the bytes charged.
+//! The memory of one device: address space that costs nothing until it is touched, and the
+//! bytes charged to the device.
 //!
-//! NVIDIA does not document how the driver allocates. Assumed here:
-//! - it takes memory from the card in pages of 2 MiB, so `cudaMemGetInfo` changes in such steps;
+//! NVIDIA does not document how the driver allocates memory. Assumed here:
+//! - the driver takes memory from the card in pages of 2 MiB, so `cudaMemGetInfo` changes in such steps;
 //! - a `cudaMalloc` below 2 MiB shares a page with others, at a multiple of 512 bytes;
-//! - a larger one begins at a multiple of 2 MiB and is charged up to the next multiple;
-//! - freed addresses are reused, the lowest that fits first.
+//! - a larger allocation begins at a multiple of 2 MiB and is charged up to the next multiple;
+//! - freed addresses are reused, beginning with the lowest that fits.
 //!
 //! PyTorch's caching allocator only asks for multiples of 2 MiB, so these assumptions do not affect it.
 
@@ -30,12 +31,12 @@ static SHARE_BITS: AtomicU32 = AtomicU32::new(40);
 /// The end of the devices' addresses.
 const LAST: usize = FIRST + ADDRESSES as usize;
 const _: () = assert!(LAST == RESERVED.start);
-/// After the devices' shares: the ranges that the driver's virtual memory calls reserve.
+/// The ranges that the driver's virtual memory calls reserve. They follow the devices' ranges.
 pub(crate) const RESERVED: std::ops::Range<usize> = 0x3000_0000_0000..0x4800_0000_0000;
-/// After those: pinned host memory.
+/// The range of pinned host memory, which follows the reserved ranges.
 pub(crate) const PINNED: std::ops::Range<usize> = 0x4800_0000_0000..0x5000_0000_0000;
 
-/// The addresses of devices, and after them those of pinned memory.
+/// The range from the first device address to the last address of pinned memory.
 pub(crate) const FIRST_TO_PINNED: std::ops::Range<usize> = FIRST..PINNED.end;
 const _: () = assert!(RESERVED.end == PINNED.start);
 
@@ -44,7 +45,8 @@ pub(crate) fn is_device(address: usize) -> bool {
     (FIRST..RESERVED.end).contains(&address)
 }
 
-/// The device that owns an address; `None` for host addresses and for reserved ranges.
+/// Returns the index of the device that owns an address, or `None` for host
+/// addresses and for reserved ranges.
 pub(crate) fn share_of(address: usize) -> Option<usize> {
     (FIRST..LAST).contains(&address).then(|| (address - FIRST) >> SHARE_BITS.load(Ordering::Relaxed))
 }
@@ -57,26 +59,26 @@ pub(crate) fn set_share_bits(bits: u32) {
 /// The purpose of a block. Only [`Plain`](Self::Plain) blocks are charged to the device here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BlockPurpose {
-    /// Allocated with `cudaMalloc` or a similar call.
+    /// Memory that was allocated with `cudaMalloc` or a similar call.
     Plain,
-    /// Managed memory. It lives on the host until a kernel touches it, and there may be more of it than the
-    /// card has.
+    /// Managed memory. It is on the host until a kernel touches it, and there may be
+    /// more of it than the card has.
     Managed,
-    /// A kernel's global variable, part of the context's memory.
+    /// A kernel's global variable, which is part of the context's memory.
     Global,
-    /// The address of a graph's memory node, charged when the graph is launched.
+    /// The address of a graph's memory node, whose memory is charged when the graph is launched.
     Graph,
-    /// Memory of another process, charged there.
+    /// Memory of another process, which is charged there.
     Imported,
 }
 
 /// A live block.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Block {
-    /// The length in bytes.
+    /// The length of the block in bytes.
     pub(crate) size: usize,
     pub(crate) purpose: BlockPurpose,
-    /// The start of the shared page that contains it; `None` for a block with pages of its own.
+    /// The start of the shared page that contains the block, or `None` if the block has its own pages.
     slab: Option<usize>,
 }
 
@@ -85,13 +87,13 @@ pub(crate) struct Block {
 pub(crate) struct Vram {
     ranges: RangeAllocator,
     blocks: BTreeMap<usize, Block>,
-    /// Shared pages and the free ranges of each.
+    /// The free ranges of each shared page, by the start of the page.
     slabs: BTreeMap<usize, RangeAllocator>,
-    /// Bytes charged.
+    /// The bytes charged.
     used: u64,
-    /// Bytes that this process and the others of the machine can charge.
+    /// The maximum sum of the bytes that this process and the others of the machine charge.
     limit: u64,
-    /// The part in the card; `None` for a memory that no other process shares.
+    /// This process's share of the card, or `None` for a memory that no other process shares.
     share: Option<Arc<Share>>,
 }
 
@@ -100,7 +102,7 @@ fn round_up(size: usize, to: usize) -> Option<usize> {
 }
 
 impl Vram {
-    /// An empty memory of `limit` bytes.
+    /// Creates an empty memory of `limit` bytes.
     pub(crate) fn new(device: usize, limit: u64, share: Option<Arc<Share>>) -> Self {
         let bits = SHARE_BITS.load(Ordering::Relaxed);
         let start = FIRST + (device << bits);
@@ -109,12 +111,12 @@ impl Vram {
         Self { ranges, blocks: BTreeMap::new(), slabs: BTreeMap::new(), used: 0, limit, share }
     }
 
-    /// Bytes charged.
+    /// Returns the bytes charged.
     pub(crate) fn used(&self) -> u64 {
         self.used
     }
 
-    /// Bytes that can be charged now.
+    /// Returns the bytes that can be charged now.
     pub(crate) fn free_bytes(&self) -> u64 {
         let others = self.share.as_ref().map_or(0, |share| share.others());
         self.limit.saturating_sub(self.used).saturating_sub(others)
@@ -159,7 +161,7 @@ impl Vram {
         }
     }
 
-    /// Allocates a block. `None` when it does not fit.
+    /// Allocates a block. Returns `None` if it does not fit.
     pub(crate) fn alloc(&mut self, size: usize, purpose: BlockPurpose, caller: Caller) -> Option<usize> {
         let (address, block) = if size < PAGE && purpose == BlockPurpose::Plain {
             let size = round_up(size, 512)?;
@@ -231,15 +233,15 @@ impl Vram {
         }
     }
 
-    /// The block that contains an address, and its start.
+    /// Returns the start of the block that contains an address, and the block.
     pub(crate) fn find(&self, address: usize) -> Option<(usize, Block)> {
         let (&start, &block) = self.blocks.range(..=address).next_back()?;
         (address < start + block.size).then_some((start, block))
     }
 }
 
-/// Maps readable and writable address space, which takes host memory only once it is touched. False when the
-/// host refuses or the range is in use.
+/// Maps readable and writable address space, which takes host memory only once it is touched. Returns false
+/// if the host refuses or if the range is in use.
 pub(crate) fn map(address: usize, size: usize) -> bool {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
     // SAFETY: a new mapping that replaces none (NOREPLACE).
@@ -262,7 +264,7 @@ pub(crate) fn map(address: usize, size: usize) -> bool {
     true
 }
 
-/// Unmaps address space.
+/// Unmaps a range of address space.
 ///
 /// # Safety
 /// [`map`] mapped the range, and nothing uses it any more.

@@ -1,4 +1,5 @@
-//! Stream capture: the calls that begin, end and query it, and the effects that wait for the launch.
+//! Stream capture: the calls that begin, end and query a capture, and the effects that wait
+//! for the launch of the graph.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -16,16 +17,16 @@ use crate::core::stream::Stream;
 use crate::cuda::graphs::Graph;
 use crate::cuda::streams::StreamHandle;
 
-/// The captures in progress: their number and the graph that they fill.
+/// The graph that each capture in progress fills, by the capture's number.
 static GRAPHS: LazyLock<Mutex<HashMap<u64, Handle<Graph>>>> = LazyLock::new(Mutex::default);
 
-/// The graph that a capture fills, or null when the capture is not in progress.
+/// Returns the graph that a capture fills, or null if the capture is not in progress.
 pub(crate) fn graph_of(capture: u64) -> Handle<Graph> {
     lock(&GRAPHS).get(&capture).copied().unwrap_or(Handle::null())
 }
 
-/// Runs an operation that a program queues: at once, or, if the stream is captured, when the graph is
-/// launched.
+/// Runs an operation that a program queues. The operation runs at once, or, if the stream is captured,
+/// when the graph is launched.
 pub(crate) fn queue_effect(
     stream: StreamHandle,
     effect: impl Fn(&'static Stream) -> Status + Send + Sync + 'static,
@@ -94,7 +95,7 @@ fn end(handle: StreamHandle, out: Out<Handle<Graph>>) -> Status {
     }
 }
 
-/// The out-parameters of `cudaStreamGetCaptureInfo` that both CUDA versions have.
+/// The out-parameters of `cudaStreamGetCaptureInfo` that CUDA 12 and CUDA 13 both have.
 #[derive(Clone, Copy)]
 struct CaptureInfo<'call> {
     status: Out<'call, c_int>,
@@ -104,7 +105,8 @@ struct CaptureInfo<'call> {
     count: Out<'call, usize>,
 }
 
-/// Returns the stream's role in captures. The legacy stream has none while a blocking stream is captured.
+/// Returns the stream's relation to captures. Fails for the legacy stream while a
+/// blocking stream is captured.
 fn status_of(handle: StreamHandle) -> Result<CaptureStatus, Status> {
     let stream = handle.stream();
     match capture::refuse_legacy_status(stream.device).filter(|_| handle.is_legacy()) {
@@ -135,8 +137,8 @@ fn is_capturing(handle: StreamHandle, out: Out<c_int>) -> Status {
     }
 }
 
-/// A change of dependencies "returns cudaErrorIllegalState if the stream is not capturing"
-/// (`cuda_runtime_api.h`).
+/// Refuses a change of dependencies outside a capture: it "returns cudaErrorIllegalState if the stream is not
+/// capturing" (`cuda_runtime_api.h`).
 fn check_active(handle: StreamHandle) -> Status {
     match handle.stream().capture_status() {
         CaptureStatus::None => fail(cudaErrorIllegalState),
@@ -145,7 +147,7 @@ fn check_active(handle: StreamHandle) -> Status {
     }
 }
 
-/// Exchanges the thread's capture mode, which says which calls a capture forbids.
+/// Exchanges the thread's capture mode, which decides which calls a capture forbids.
 fn exchange_mode(mode: InOut<c_int>) -> Status {
     match mode.input().get() {
         Some(wanted) if capture::is_mode(wanted) => mode.output().give(capture::exchange_mode(wanted)),
@@ -155,7 +157,7 @@ fn exchange_mode(mode: InOut<c_int>) -> Status {
 
 answers! {
     Real fn cudaStreamIsCapturing(handle: StreamHandle, out: Out<c_int>) { is_capturing(handle, out) }
-    /// With the arguments of CUDA 13.
+    /// This function has the arguments of CUDA 13.
     Real fn cudaStreamGetCaptureInfo(
         handle: StreamHandle, status: Out<c_int>, id: Out<u64>, graph: Out<Handle<Graph>>,
         dependencies: Out<usize>, edges: Out<usize>, count: Out<usize>,
@@ -163,7 +165,7 @@ answers! {
         edges.put(0);
         info(handle, CaptureInfo { status, id, graph, dependencies, count })
     }
-    /// With the arguments of CUDA 12.
+    /// This function has the arguments of CUDA 12.
     Real fn cudaStreamGetCaptureInfo_v2(
         handle: StreamHandle, status: Out<c_int>, id: Out<u64>, graph: Out<Handle<Graph>>,
         dependencies: Out<usize>, count: Out<usize>,

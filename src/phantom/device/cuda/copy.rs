@@ -15,7 +15,7 @@ use crate::core::vram::{self, BlockPurpose};
 use crate::cuda::reach::{Holder, devices_of, hold};
 use crate::cuda::vmm;
 
-/// The device of a mapped range, or `None` for host memory. An error when a device address is not mapped.
+/// Returns the device of a mapped range, or `None` for host memory. Fails if a device address is not mapped.
 fn device_of_range(address: usize, size: usize) -> Result<Option<&'static Device>, Status> {
     if !vram::is_device(address) {
         return Ok(None);
@@ -35,7 +35,7 @@ fn device_of_range(address: usize, size: usize) -> Result<Option<&'static Device
     host_state().devices.get(index).map(Some).ok_or(INVALID_VALUE)
 }
 
-/// The device of a mapped address.
+/// Returns the device of a mapped address.
 pub(crate) fn device_of(address: usize) -> Option<&'static Device> {
     device_of_range(address, 1).ok().flatten()
 }
@@ -103,7 +103,7 @@ unsafe fn take_input(device: &Device, to: usize, from: usize, size: usize) {
     note_addresses(device, to, beginning, size);
 }
 
-/// Copies device memory to a device, with everything that is known about its content.
+/// Copies device memory to a device, with all that is known about its content.
 ///
 /// # Safety
 /// Both ranges are mapped.
@@ -136,7 +136,7 @@ unsafe fn copy_on_devices(target: &Device, to: usize, source: &Device, from: usi
     for (start, end) in answers {
         let part_to = to + (start - from);
         if is_mask {
-            // Flags stay flags when a later launch takes the answer.
+            // Flags stay flags, even if a later launch removes the answer.
             values.set_mask(part_to, end - start);
         }
         // SAFETY: a part of the range that was written above.
@@ -148,7 +148,7 @@ unsafe fn copy_on_devices(target: &Device, to: usize, source: &Device, from: usi
     }
 }
 
-/// Remembers the device addresses that data of `size` bytes begins with.
+/// Remembers the device addresses at the beginning of data of `size` bytes.
 fn note_addresses(device: &Device, to: usize, beginning: &[u8], size: usize) {
     let aligned = beginning.get(to.next_multiple_of(8) - to..).unwrap_or_default();
     let mut targets = Targets::default();
@@ -174,7 +174,7 @@ fn is_global_variable(device: &Device, address: usize) -> bool {
     device.vram().find(address).is_some_and(|(_, block)| block.purpose == BlockPurpose::Global)
 }
 
-/// Copies device memory to the host, with the assumed values where it is unknown.
+/// Copies device memory to the host, with assumed values where its content is unknown.
 ///
 /// # Safety
 /// `to` is good for `size` bytes, and `from` is mapped.
@@ -214,7 +214,8 @@ unsafe fn read_to_host(to: usize, device: &Device, from: usize, size: usize) -> 
     OK
 }
 
-/// Stores the answer to a read as the known content of its place, and updates the flags that depend on it.
+/// Stores the answer to a read as the known content of the range that was read, and updates
+/// the flags that depend on it.
 ///
 /// # Safety
 /// `from` is mapped for these bytes.
@@ -258,7 +259,7 @@ pub(crate) unsafe fn answer_flags(from: usize, size: usize) -> Option<Vec<u8>> {
     Some(flags)
 }
 
-/// The known bytes at the beginning of a small range, or `None` if no byte is known.
+/// Returns the known bytes at the beginning of a small range, or `None` if no byte is known.
 ///
 /// # Safety
 /// `from` is device memory, or host memory good for `size` bytes.
@@ -285,7 +286,7 @@ pub(crate) unsafe fn read_prefix(from: usize, size: usize) -> Option<Vec<u8>> {
 /// The known content of a small range.
 pub(crate) struct Known {
     pub(crate) bytes: Vec<u8>,
-    /// True if a part of it is an answer, which no kernel computed.
+    /// True if a part of the content is an answer, which no kernel computed.
     pub(crate) is_answer: bool,
 }
 
@@ -301,7 +302,8 @@ pub(crate) unsafe fn read_known(from: usize, size: usize) -> Option<Known> {
     Some(Known { bytes, is_answer })
 }
 
-/// Writes a kernel's result from known values. A result from an answer counts as an answer, too.
+/// Writes a result that a kernel would compute from known values. A result from an answer
+/// counts as an answer, too.
 ///
 /// # Safety
 /// As for [`write_known`].
@@ -370,7 +372,8 @@ pub(crate) fn set_mask(to: usize, size: usize) {
     }
 }
 
-/// Marks a range as unknown flags that are the opposite of others, if both are memory of one device.
+/// Marks a range as unknown flags that are the opposite of other flags, if both ranges
+/// are memory of one device.
 pub(crate) fn set_opposite_mask(from: usize, to: usize, size: usize) {
     match (device_of(from), device_of(to)) {
         (Some(source), Some(target)) if std::ptr::eq(source, target) && size <= SMALL => {

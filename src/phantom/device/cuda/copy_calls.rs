@@ -1,4 +1,4 @@
-//! The calls that copy and fill, at once or in a stream.
+//! The calls that copy and fill memory, at once or in a stream.
 
 use crate::core::addresses;
 use crate::core::call_table::{answers, by_contract};
@@ -13,11 +13,11 @@ use crate::cuda::streams::StreamHandle;
 
 use crate::cuda::{captures, streams};
 
-/// One side of a copy of rows.
+/// The source or the destination of a copy of rows.
 #[derive(Clone, Copy)]
 struct Rows {
     address: usize,
-    /// Bytes from the start of one row to the start of the next.
+    /// The bytes from the start of one row to the start of the next.
     pitch: usize,
 }
 
@@ -40,8 +40,9 @@ unsafe fn copy_rows(to: Rows, from: Rows, width: usize, height: usize) -> Status
     OK
 }
 
-/// Queues a copy in a stream, as [`copy`]. When a captured copy runs at the launch of the graph, it accesses
-/// host memory only if that is still pinned: the program may have freed any other memory.
+/// Queues a copy in a stream, as by [`copy`]. A captured copy runs at the launch of the graph.
+/// It then accesses host memory only if that memory is still pinned, because the program may
+/// have freed any other memory.
 ///
 /// # Safety
 /// As for [`copy`].
@@ -62,7 +63,7 @@ fn is_there(address: usize) -> bool {
     vram::is_device(address) || memory::pointer_kind(address) == PointerKind::Host
 }
 
-/// Queues a copy of rows, as [`queue_copy`].
+/// Queues a copy of rows, as by [`queue_copy`].
 ///
 /// # Safety
 /// As for [`copy_rows`].
@@ -78,7 +79,7 @@ unsafe fn queue_rows(to: Rows, from: Rows, width: usize, height: usize, stream: 
     })
 }
 
-/// Queues a fill of `count` elements in a stream, as [`fill`].
+/// Queues a fill of `count` elements in a stream, as by [`fill`].
 ///
 /// # Safety
 /// As for [`fill`]; while the stream is captured, also at each launch of the graph.
@@ -114,12 +115,12 @@ fn synchronous(status: Status) -> Status {
     status
 }
 
-/// The bytes of a fill with an element of 8 bits.
+/// Returns the bytes of an element of 8 bits, for a fill.
 fn low_byte(value: u32) -> [u8; 1] {
     [value as u8]
 }
 
-/// The bytes of a fill with an element of 16 bits.
+/// Returns the bytes of an element of 16 bits, for a fill.
 fn low_half(value: u32) -> [u8; 2] {
     (value as u16).to_le_bytes()
 }

@@ -17,8 +17,8 @@ pub(crate) struct CapabilityLimits {
     pub(crate) blocks_per_sm: u32,
 }
 
-/// The limits of the simulated card. A capability newer than the table has the limits of the newest one in
-/// it.
+/// Returns the limits of the simulated card. A capability newer than the table has the limits of
+/// the newest capability in it.
 pub(crate) fn capability_limits() -> CapabilityLimits {
     let (shared_kib, threads_per_sm, blocks_per_sm) = match host_state().spec.cc {
         (..=6, _) | (7, ..=4) => (96, 2048, 32),
@@ -37,22 +37,22 @@ pub(crate) fn capability_limits() -> CapabilityLimits {
     }
 }
 
-/// The bytes of shared memory that the system reserves in each block, since Ampere.
+/// Returns the bytes of shared memory that the system reserves in each block, since Ampere.
 fn reserved_shared() -> usize {
     if host_state().spec.cc.0 >= 8 { 1024 } else { 0 }
 }
 
-/// The UUID of a visible device.
+/// Returns the UUID of a visible device.
 pub(crate) fn uuid(index: usize) -> [u8; 16] {
     identity::uuid(card_of(index))
 }
 
-/// The PCI address of a visible device, as the CUDA runtime writes it.
+/// Returns the PCI address of a visible device in the format of the CUDA runtime.
 pub(crate) fn bus_id(index: usize) -> String {
     identity::bus_id(card_of(index))
 }
 
-/// The visible device with this PCI address, with or without its domain.
+/// Returns the visible device with this PCI address, which may omit the domain.
 pub(crate) fn index_of_bus_id(text: &str) -> Option<usize> {
     let host = host_state();
     let card = identity::index_of_bus_id(text, host.spec.count as usize)?;
@@ -134,11 +134,11 @@ codes!(pub(crate) CUdevice_attribute {
     CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID,
 });
 
-/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`: the kind of handle by which a memory pool can be shared.
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`, the kind of handle by which a memory pool can be shared.
 const POSIX_FILE_DESCRIPTOR: c_int = 1;
 
-/// The value of a `CUdevice_attribute`, or of the `cudaDeviceAttr` with the same number. An attribute that is
-/// not listed is 0.
+/// Returns the value of a `CUdevice_attribute`, or of the `cudaDeviceAttr` with the same number. The value of
+/// an attribute that is not listed is 0.
 pub(crate) fn attribute(attribute: c_int, index: usize) -> c_int {
     let spec = &host_state().spec;
     let (sm_mhz, memory_mhz) = spec.base.clocks_mhz;
@@ -231,8 +231,8 @@ codes!(CUlimit_enum {
     CU_LIMIT_MAX_L2_FETCH_GRANULARITY,
 });
 
-/// The value of a `CUlimit`, or of the `cudaLimit` with the same number: the documented defaults of the
-/// driver.
+/// Returns the value of a `CUlimit`, or of the `cudaLimit` with the same number. The values are the
+/// documented defaults of the driver.
 pub(crate) fn limit_value(limit: c_int) -> usize {
     match limit {
         CU_LIMIT_STACK_SIZE => 1024,

@@ -43,8 +43,8 @@ use crate::ops::record;
 /// The limit of every texture and surface dimension.
 const TEXTURE_LIMIT: c_int = 16_384;
 
-/// The properties of a device as CUDA 12 lays them out. Fields that are not set are 0, as their attributes
-/// are.
+/// Returns the properties of a device in CUDA 12's layout. Fields that are not set are
+/// 0, as their attributes are.
 fn properties_12(index: usize) -> cudaDeviceProp {
     let spec = &host_state().spec;
     let get = |number| attribute(number, index);
@@ -136,8 +136,8 @@ fn properties_12(index: usize) -> cudaDeviceProp {
     }
 }
 
-/// Declares the properties as CUDA 13 lays them out: CUDA 12's without the clocks and modes that CUDA 13
-/// removed. cudarc has the layout of one CUDA version in a build.
+/// Declares the properties in CUDA 13's layout, which is CUDA 12's without the clocks and modes that CUDA 13
+/// removed. A build of cudarc has the layout of one CUDA version.
 macro_rules! properties_13 {
     ($($field:ident: $type:ty,)*) => {
         #[expect(non_snake_case, reason = "named as in the header")]
@@ -145,7 +145,7 @@ macro_rules! properties_13 {
         #[derive(Clone, Copy)]
         struct DeviceProp13 {
             $($field: $type,)*
-            /// Fields that are new in CUDA 13, and reserved ones: 0.
+            /// Fields that are new in CUDA 13, and reserved fields. All are 0.
             tail: [c_int; 63],
         }
 
@@ -245,8 +245,8 @@ properties_13! {
     unifiedFunctionPointers: c_int,
 }
 
-// The sizes in the two headers. A field too many would write past the struct of the caller, so cudarc must be
-// built for CUDA 12: CUDA 13's runtime has another function for its layout.
+// These are the sizes in the two headers. A struct with too many fields would be written past the caller's
+// struct, so cudarc must be built for CUDA 12. CUDA 13's runtime has another function for its layout.
 const _: () = assert!(size_of::<cudaDeviceProp>() == 1032 && align_of::<cudaDeviceProp>() == 8);
 const _: () = assert!(size_of::<DeviceProp13>() == 1008 && align_of::<DeviceProp13>() == 8);
 
@@ -273,7 +273,7 @@ fn give<T: Copy>(out: Out<T>, index: c_int, value: impl FnOnce(usize) -> T) -> S
 
 answers! {
     Real fn cudaGetDeviceCount(out: Out<c_int>) {
-        // PyTorch's first call: its libraries are loaded.
+        // This is PyTorch's first call, so its libraries are loaded.
         record::install();
         device_count(out)
     }
@@ -293,11 +293,11 @@ answers! {
     Real fn cudaDeviceGetAttribute(out: Out<c_int>, number: c_int, index: c_int) {
         give(out, index, |index| attribute(number, index))
     }
-    /// With the layout of CUDA 13.
+    /// This function writes the layout of CUDA 13.
     Real fn cudaGetDeviceProperties(out: Out<DeviceProp13>, index: c_int) {
         give(out, index, |index| properties_12(index).into())
     }
-    /// With the layout of CUDA 12.
+    /// This function writes the layout of CUDA 12.
     Real fn cudaGetDeviceProperties_v2(out: Out<cudaDeviceProp>, index: c_int) {
         give(out, index, properties_12)
     }

@@ -17,7 +17,7 @@ use crate::cuda::device_attributes::{HIGHEST_PRIORITY, attribute, bus_id, limit_
 use crate::cuda::streams::synchronize_current_device;
 
 fn make_current(context: usize) -> Status {
-    // Null unbinds the context; the device to which the thread falls back does not change.
+    // Null unbinds the context, but the device that the thread uses without a context does not change.
     if context == 0 { OK } else { set_current(device_of_context(context) as c_int) }
 }
 
@@ -121,15 +121,16 @@ fn error_name(status: Status) -> &'static CStr {
     }
 }
 
-/// Prefixes of the names of libraries that need no warning. They have a static runtime, too, but their
-/// functions are answered here before they use it.
+/// Prefixes of the names of libraries that need no warning. They have a static runtime, too, but this library
+/// answers their functions before they use it.
 const KNOWN_LIBRARIES: [&str; 9] =
     ["libcu", "libnccl", "libnv", "libtorch", "libc10", "libcaffe2", "libcupti", "libnpp", "libmemtrace"];
 
-/// The runtime of CUTLASS' CuTe DSL, with which FlashInfer compiles kernels. It uses its own static runtime.
+/// The runtime of CUTLASS' CuTe DSL, with which FlashInfer compiles kernels. It
+/// contains its own static runtime.
 const CUTE_DSL: &str = "libcute_dsl_runtime";
 
-/// Returns true if the answers here come before the static runtime of a library.
+/// Returns true if a library's static runtime is not used, because this library answers its functions.
 fn is_known(file: &str) -> bool {
     !file.starts_with(CUTE_DSL) && KNOWN_LIBRARIES.iter().any(|name| file.starts_with(name))
 }
@@ -192,7 +193,8 @@ answers! {
     }
     Success fn cuCtxEnablePeerAccess(_peer: Word, _flags: u32) { OK }
     Success fn cuCtxDisablePeerAccess(_peer: Word) { OK }
-    /// PyTorch calls this before it makes a device current again, which would create a context there.
+    /// PyTorch calls this function before it makes a device current again, because that
+    /// would create a context there.
     Real fn cuDevicePrimaryCtxGetState(index: c_int, flags: Out<u32>, active: Out<c_int>) {
         flags.put(0);
         active.put(c_int::from(device(index).is_some_and(|device| device.share().is_entered())));
@@ -243,8 +245,8 @@ answers! {
     Success fn cuCtxResetPersistingL2Cache() { OK }
     Success fn cuProfilerStart() { OK }
     Success fn cuProfilerStop() { OK }
-    /// Undocumented tables through which a static CUDA runtime reaches into the driver. Without them every
-    /// call of that runtime fails.
+    /// The undocumented tables through which a static CUDA runtime accesses the driver are missing. Without
+    /// them every call of that runtime fails.
     Unsupported fn cuGetExportTable(out: Out<usize>, _id: Word) {
         out.put(0);
         warn_about_static_runtime();

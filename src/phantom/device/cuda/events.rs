@@ -1,4 +1,4 @@
-//! Events: a point in the work of a stream, and its device time.
+//! Events: positions in the work of a stream, and their device times.
 
 use std::sync::Mutex;
 use std::sync::atomic::Ordering::Relaxed;
@@ -16,34 +16,34 @@ use crate::core::stream::{MAX_POLLS, Stream, Work, thread_only_observes};
 use crate::cuda::captures;
 use crate::cuda::streams::StreamHandle;
 
-/// An event. One that was never recorded counts as reached.
+/// An event. An event that was never recorded counts as reached.
 pub(crate) struct Event {
-    /// The index of the device that was current when it was created.
+    /// The index of the device that was current when the event was created.
     device: AtomicUsize,
     /// True if the event records time.
     timed: AtomicBool,
-    /// True after its destruction, until the next creation takes it.
+    /// True after the event's destruction, until the next creation reuses the event.
     destroyed: AtomicBool,
     recording: Mutex<Recording>,
 }
 
-/// The destroyed events: a profiler makes some for each op.
+/// The destroyed events, which are reused because a profiler creates some for each op.
 static DESTROYED: Destroyed<Event> = Destroyed::none();
 
 /// The last recording of an event.
 #[derive(Default)]
 struct Recording {
-    /// The stream, `None` before the first recording.
+    /// The stream of the recording, or `None` before the first recording.
     stream: Option<&'static Stream>,
-    /// The work before it.
+    /// The work before the recording.
     work: Work,
     /// The device time of the event.
     time_ns: u64,
-    /// The capture during which it was recorded, or 0.
+    /// The number of the capture during which the event was recorded, or 0.
     capture: u64,
-    /// The nodes of the capture before it.
+    /// The nodes of that capture before the recording.
     nodes: Nodes,
-    /// Unsuccessful polls since then while the device did no work.
+    /// The number of unsuccessful polls since the recording while the device did no work.
     polls: u64,
     /// The device time of the last poll.
     polled_at_ns: u64,
@@ -73,7 +73,8 @@ pub(crate) fn create(out: Out<Handle<Event>>, flags: u32) -> Status {
     out.give(handle)
 }
 
-/// Destroys an event. The work before it goes on: "the call does not block on completion of the event".
+/// Destroys an event. The work before the event goes on: "the call does not block on
+/// completion of the event".
 fn destroy(handle: Handle<Event>) -> Status {
     let Some(event) = handle.get() else { return fail(INVALID_HANDLE) };
     if DESTROYED.add(handle, &event.destroyed) { OK } else { fail(INVALID_HANDLE) }
@@ -101,9 +102,9 @@ impl Event {
     }
 }
 
-/// Records an event, which must be of the stream's device: "cudaEventRecord() will fail if the input event
-/// and input stream are associated to different devices" (CUDA C++ Programming Guide, Stream and Event
-/// Behavior).
+/// Records an event, which must belong to the stream's device: "cudaEventRecord() will fail if the
+/// input event and input stream are associated to different devices" (CUDA C++ Programming Guide,
+/// Stream and Event Behavior).
 fn record(event: Handle<Event>, stream: StreamHandle, flags: u32) -> Status {
     let Some(event) = event.get() else { return fail(INVALID_HANDLE) };
     if stream.stream().device != event.device() {
@@ -124,13 +125,14 @@ fn record(event: Handle<Event>, stream: StreamHandle, flags: u32) -> Status {
     }
 }
 
-/// `cudaEventRecordExternal` and `cudaEventWaitExternal`: a node of the graph into which the stream is
-/// captured.
+/// The flag of `cudaEventRecordExternal` and `cudaEventWaitExternal`, with which the call becomes a node of
+/// the graph into which the stream is captured.
 const EXTERNAL: u32 = 1;
 
-/// Refuses a query of an event's progress: for an event of captured work in every mode ("It is invalid to
-/// synchronize or query [...] a captured event"), for any other as a potentially unsafe call. PyTorch saw the
-/// latter when a thread queried an event while another captured (pytorch/pytorch pull request 104487).
+/// Refuses a query of an event's progress. An event of captured work is refused in every mode ("It is invalid
+/// to synchronize or query [...] a captured event"). For any other event, the query is a potentially unsafe
+/// call: PyTorch met this refusal when a thread queried an event while another thread captured
+/// (pytorch/pytorch pull request 104487).
 fn refuse_progress(recording: &Recording) -> Option<Status> {
     match recording.capture {
         0 => capture::refuse_unsafe().map(fail),
@@ -223,10 +225,10 @@ fn wait(handle: StreamHandle, event: Handle<Event>, flags: u32) -> Status {
     }
 }
 
-/// Milliseconds of device time between two events: the assumed cost of the work between them. Both must be
-/// of one device: "cudaEventElapsedTime() will fail if the two input events are associated to different
-/// devices" (CUDA C++ Programming Guide, Stream and Event Behavior). The codes are those of
-/// `cuda_runtime_api.h`.
+/// Writes the milliseconds of device time between two events, which are the assumed cost of the work between
+/// them. Both events must belong to one device: "cudaEventElapsedTime() will fail if the two input events are
+/// associated to different devices" (CUDA C++ Programming Guide, Stream and Event Behavior). The codes are
+/// those of `cuda_runtime_api.h`.
 fn elapsed(out: Out<f32>, from: Handle<Event>, to: Handle<Event>) -> Status {
     let (Some(from), Some(to)) = (from.get(), to.get()) else { return fail(INVALID_HANDLE) };
     if !from.is_timed() || !to.is_timed() || from.device() != to.device() {
@@ -246,8 +248,8 @@ fn elapsed(out: Out<f32>, from: Handle<Event>, to: Handle<Event>) -> Status {
         // A program error takes precedence over work that is not done.
         [Err(NOT_READY), Err(status)] | [Err(status), _] | [_, Err(status)] => return status,
     };
-    // On a card two events are half a microsecond apart even with no work between them, and a script may
-    // divide by this.
+    // On a card, two events are half a microsecond apart even with no work between them, and a
+    // script may divide by this time.
     let nanoseconds = if end >= start { (end - start).max(500) as f64 } else { -((start - end) as f64) };
     out.give((nanoseconds / 1e6) as f32)
 }

@@ -1,13 +1,14 @@
-//! The memory that the driver takes for an instantiated graph, in addition to its memory nodes. An estimate:
-//! NVIDIA documents no size.
+//! The memory that the driver takes for an instantiated graph, in addition to its memory nodes. The amount is
+//! an estimate, because NVIDIA documents no size.
 //!
-//! - A kernel node takes about 10 KB: NVIDIA's own figure in [cccl#3768](https://github.com/NVIDIA/cccl/pull/3768),
-//!   of 2025. (With CUDA 11.2 and driver 470 it was 64 KiB: 362, 395 and 458 MB for graphs of 500, 1000 and 2000
-//!   empty kernels, [NVIDIA's forum](https://forums.developer.nvidia.com/t/244901).)
+//! - A kernel node takes about 10 KB, which is NVIDIA's own figure in
+//!   [cccl#3768](https://github.com/NVIDIA/cccl/pull/3768), of 2025. (With CUDA 11.2 and driver 470 it took
+//!   64 KiB: 362, 395 and 458 MB for graphs of 500, 1000 and 2000 empty kernels, [NVIDIA's
+//!   forum](https://forums.developer.nvidia.com/t/244901).)
 //! - A graph takes about 128 KiB more: [vllm#23184](https://github.com/vllm-project/vllm/pull/23184) logs 6 or 8
 //!   MiB, 6.6 on average, for each batch size of Llama 3.1 8B, which is 33 graphs of 8 kernels or fewer.
 //!
-//! `docs/phantom-fidelity.md` compares the estimate with logs that it was not made from.
+//! `docs/phantom-fidelity.md` compares the estimate with logs on which it is not based.
 
 use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex};
@@ -17,14 +18,14 @@ use crate::core::lock::lock;
 use crate::core::past_oom::Caller;
 use crate::core::vram::PAGE;
 
-/// The estimated bytes of a node, and of a graph without nodes.
+/// The estimated bytes of a node. [`GRAPH_BYTES`] are those of a graph without nodes.
 const NODE_BYTES: u64 = 10 << 10;
 const GRAPH_BYTES: u64 = 128 << 10;
 
-/// The bytes of all instantiated graphs, by device index. The device is charged whole pages.
+/// The bytes of all instantiated graphs, by device index. Whole pages are charged to the device.
 static BYTES: LazyLock<Mutex<HashMap<usize, u64>>> = LazyLock::new(Mutex::default);
 
-/// The memory of an instantiated graph, until it is dropped.
+/// The memory of an instantiated graph. Dropping the value frees the memory.
 pub(crate) struct GraphInstance {
     device: &'static Device,
     bytes: u64,
@@ -36,7 +37,7 @@ const fn pages(bytes: u64) -> u64 {
 }
 
 impl GraphInstance {
-    /// Takes the memory of a graph with this many nodes. `None` when the device has too little.
+    /// Takes the memory of a graph with this many nodes. Returns `None` if the device has too little memory.
     pub(crate) fn new(device: &'static Device, nodes: u64) -> Option<Self> {
         let bytes = GRAPH_BYTES + nodes.saturating_mul(NODE_BYTES);
         let mut all = lock(&BYTES);

@@ -1,9 +1,9 @@
-//! Memory nodes of graphs: allocations and frees that are captured or added, and take place at a launch.
+//! Memory nodes of graphs: allocations and frees that are captured or added, and that take place at a launch.
 //!
 //! A node has an address from its creation, and memory from the launch. NVIDIA documents the calls but not
-//! the amounts. Assumed here: from its first launch a graph reserves pages for the most that its nodes have
-//! allocated at once. The reservation stays with the device when the graph is destroyed and serves the next
-//! graph; `cudaDeviceGraphMemTrim` returns it.
+//! the amounts of memory. Assumed here: at its first launch a graph reserves pages for the largest total of
+//! bytes that its nodes hold at one time. The reservation stays with the device when the graph is destroyed
+//! and serves the next graph; `cudaDeviceGraphMemTrim` returns it.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -23,24 +23,25 @@ use crate::core::vram::{BlockPurpose, PAGE};
 pub(crate) struct GraphMemory {
     /// The nodes, in the order of their creation.
     steps: Mutex<Vec<MemoryStep>>,
-    /// For an executable graph: a launch frees the memory that earlier launches left allocated.
+    /// True if a launch frees the memory that earlier launches left allocated. Only executable graphs use it.
     auto_free: bool,
-    /// For an executable graph: the graph that it was instantiated from, which owns the addresses.
+    /// The graph from which an executable graph was instantiated, and which owns the
+    /// addresses. `None` for other graphs.
     origin: Option<Arc<GraphMemory>>,
 }
 
-/// A memory node, with its address.
+/// A memory node and its address.
 #[derive(Clone, Copy)]
 enum MemoryStep {
     Alloc(usize),
     Free(usize),
 }
 
-/// The address of an allocation node.
+/// The block of an allocation node.
 struct NodeBlock {
     device: &'static Device,
     size: u64,
-    /// True if a launch allocated it and nothing has freed it since.
+    /// True if a launch allocated the block and nothing has freed it since.
     live: bool,
     /// True if a graph with this node exists.
     owned: bool,
@@ -49,20 +50,20 @@ struct NodeBlock {
 /// The memory of all graphs on one device, in bytes.
 #[derive(Default, Clone, Copy)]
 struct DeviceUsage {
-    /// Bytes charged to the device.
+    /// The bytes charged to the device.
     reserved: u64,
-    /// Bytes allocated by launches and not freed since.
+    /// The bytes that launches allocated and that were not freed since.
     used: u64,
     reserved_high: u64,
     used_high: u64,
 }
 
-/// The state of all graphs.
+/// The state of the memory nodes of all graphs.
 #[derive(Default)]
 struct GraphTables {
-    /// By address.
+    /// The blocks of the allocation nodes, by address.
     blocks: HashMap<usize, NodeBlock>,
-    /// By device index.
+    /// The use of each device, by its index.
     devices: HashMap<usize, DeviceUsage>,
     /// The bytes that each launched graph needs on each device, by the address of its [`GraphMemory`].
     launched: HashMap<usize, Vec<(usize, u64)>>,
@@ -71,7 +72,7 @@ struct GraphTables {
 static TABLES: LazyLock<Mutex<GraphTables>> = LazyLock::new(Mutex::default);
 
 impl GraphMemory {
-    /// Adds an allocation node and returns its address. `None` when the device has no addresses left.
+    /// Adds an allocation node and returns its address. Returns `None` if the device has no addresses left.
     pub(crate) fn add_alloc(&self, device: &'static Device, size: usize) -> Option<usize> {
         let size = size.checked_add(511)? & !511;
         let address = device.vram().alloc(size, BlockPurpose::Graph, Caller::GivesUp)?;
@@ -86,7 +87,7 @@ impl GraphMemory {
         lock(&self.steps).push(MemoryStep::Free(address));
     }
 
-    /// The memory nodes of an executable graph.
+    /// Returns the memory nodes of an executable graph.
     pub(crate) fn instantiate(self: &Arc<Self>, auto_free: bool) -> Arc<GraphMemory> {
         let steps = lock(&self.steps).clone();
         Arc::new(GraphMemory { steps: Mutex::new(steps), auto_free, origin: Some(Arc::clone(self)) })
@@ -128,7 +129,8 @@ impl GraphMemory {
 }
 
 impl Drop for GraphMemory {
-    /// Live memory stays until it is freed, and the reservation until it is trimmed.
+    /// Drops the nodes. Live memory stays allocated until it is freed, and the reservation
+    /// stays until it is trimmed.
     fn drop(&mut self) {
         let tables = &mut *lock(&TABLES);
         tables.launched.remove(&(std::ptr::from_ref(self) as usize));
@@ -151,7 +153,7 @@ impl GraphTables {
         self.devices.entry(device).or_default()
     }
 
-    /// The most bytes that the nodes have allocated at once on each device, in whole pages.
+    /// Returns the largest total of bytes that the nodes hold at one time on each device, in whole pages.
     fn needs(&self, steps: &[MemoryStep]) -> Vec<(usize, u64)> {
         let mut live_and_peak: HashMap<usize, (u64, u64)> = HashMap::new();
         for step in steps {
@@ -170,7 +172,7 @@ impl GraphTables {
             .collect()
     }
 
-    /// Charges the bytes that are not reserved yet. False when a device has too little free memory.
+    /// Charges the bytes that are not reserved yet. Returns false if a device has too little free memory.
     fn reserve(&mut self, needs: &[(usize, u64)]) -> bool {
         needs.iter().all(|&(index, bytes)| {
             let on_device = |&&(of, _): &&(usize, u64)| of == index;
@@ -220,7 +222,7 @@ pub(crate) fn owns(address: usize) -> bool {
     lock(&TABLES).blocks.contains_key(&address)
 }
 
-/// Frees, outside a graph, memory that a launch left allocated.
+/// Frees memory that a launch left allocated. The call is not part of a graph.
 pub(crate) fn free(address: usize) -> Status {
     let mut tables = lock(&TABLES);
     if tables.blocks.get(&address).is_none_or(|block| !block.live) {
@@ -237,7 +239,7 @@ codes!(CUgraphMem_attribute_enum {
     CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH,
 });
 
-/// The value of a `CUgraphMem_attribute`, in bytes.
+/// Writes the value of a `CUgraphMem_attribute`, in bytes.
 pub(crate) fn attribute(index: c_int, attribute: c_int, out: Out<u64>) -> Status {
     let Some(device) = device(index) else { return fail(INVALID_DEVICE) };
     let usage = *lock(&TABLES).usage(device.index);
@@ -267,7 +269,7 @@ pub(crate) fn reset_high_water_mark(index: c_int, attribute: c_int) -> Status {
 pub(crate) fn trim(index: c_int) -> Status {
     let Some(device) = device(index) else { return fail(INVALID_DEVICE) };
     let tables = &mut *lock(&TABLES);
-    // A graph reserves again when it is launched again.
+    // A graph reserves memory again when it is launched again.
     for needs in tables.launched.values_mut() {
         needs.retain(|&(of, _)| of != device.index);
     }

@@ -1,8 +1,7 @@
 //! CUDA graphs: the amount of work that was captured, and the memory that its nodes allocate.
 //!
-//! A graph has no list of its work, only its size ([`RecordedWork`]), and the steps of its memory nodes
-//! ([`GraphMemory`]). The memory that the driver takes for an instantiated graph is estimated
-//! ([`GraphInstance`]).
+//! Of a graph's work, only the size ([`RecordedWork`]) and the steps of its memory nodes ([`GraphMemory`])
+//! are kept. The memory that the driver takes for an instantiated graph is estimated ([`GraphInstance`]).
 
 use std::ffi::c_int;
 use std::sync::{Arc, Mutex};
@@ -25,26 +24,29 @@ use crate::cuda::graph_memory::{self, GraphMemory};
 use crate::cuda::reach::forget_everything;
 use crate::cuda::streams::StreamHandle;
 
-/// A node with an effect here when the graph is launched.
+/// A node that has an effect here when the graph is launched.
 #[derive(Clone)]
 struct NodeEffect {
-    /// The number of nodes before it.
+    /// The number of nodes before this node.
     position: u64,
     run: Arc<Effect>,
 }
 
-/// The effect of a node, given the stream of the launch.
+/// The effect of a node, as a function of the stream of the launch.
 type Effect = dyn Fn(&'static Stream) -> Status + Send + Sync;
 
 /// A graph, or an executable graph.
 #[derive(Default)]
 pub(crate) struct Graph {
     pub(crate) work: RecordedWork,
-    /// Copies, fills, host functions and events among the nodes, in their order.
+    /// The effects of the copies, fills, host functions and events among the nodes,
+    /// in the order of the nodes.
     effects: Mutex<Vec<NodeEffect>>,
-    /// Replaced by an empty one when the graph is destroyed; its handle stays valid.
+    /// The memory nodes. An empty value replaces them when the graph is destroyed,
+    /// because its handle stays valid.
     memory: Mutex<Arc<GraphMemory>>,
-    /// The driver's memory for an executable graph, until the graph is destroyed.
+    /// The driver's memory for an executable graph. It is `None` for other graphs and
+    /// after the graph is destroyed.
     instance: Mutex<Option<GraphInstance>>,
 }
 
@@ -54,7 +56,8 @@ impl Graph {
         lock(&self.effects).push(NodeEffect { position: self.work.nodes(), run: Arc::from(effect) });
     }
 
-    /// Runs the effects of the nodes. The nodes between them have an unknown effect: they belong to child graphs.
+    /// Runs the effects of the nodes. The nodes between them belong to child graphs,
+    /// and their effect is unknown.
     fn run(&self, stream: &'static Stream) {
         let effects = lock(&self.effects).clone();
         let mut next = 0;
@@ -65,7 +68,7 @@ impl Graph {
             (effect.run)(stream);
             next = effect.position + 1;
         }
-        // A graph without nodes was not captured: its nodes are not known.
+        // The nodes of a graph without recorded nodes are not known, because it was not captured.
         if self.work.nodes() > next || next == 0 {
             forget_everything();
         }
@@ -121,7 +124,7 @@ fn add_free_node(out: Out<usize>, graph: Handle<Graph>, address: usize) -> Statu
     }
 }
 
-/// `cudaGraphInstantiateFlagAutoFreeOnLaunch`.
+/// The flag `cudaGraphInstantiateFlagAutoFreeOnLaunch`.
 const AUTO_FREE_ON_LAUNCH: u64 = 1;
 
 fn instantiate(out: Out<Handle<Graph>>, graph: Handle<Graph>, flags: u64) -> Status {
@@ -150,7 +153,7 @@ fn destroy(graph: Handle<Graph>) -> Status {
     OK
 }
 
-/// Lists the nodes of a graph: numbers that are distinct and never dereferenced.
+/// Lists the nodes of a graph. Each is a distinct number, which is never dereferenced.
 ///
 /// # Safety
 /// `list` is null or has as many elements as `count` holds.
@@ -173,7 +176,8 @@ fn launch(graph: Handle<Graph>, stream: StreamHandle) -> Status {
     };
     let cost_ns = graph.work.cost_ns().max(1);
     if stream.capturing().is_some() {
-        // A child graph: its nodes run when the graph is launched that the stream is captured into.
+        // The graph becomes a child graph. Its nodes run when the graph into which the
+        // stream is captured is launched.
         stream.launch(cost_ns);
         return OK;
     }
@@ -204,7 +208,8 @@ answers! {
     Real fn cudaGraphGetRootNodes(graph: Handle<Graph>, list: Out<usize>, count: InOut<usize>) {
         by_contract!(nodes(graph, list, count))
     }
-    /// With the arguments of CUDA 13. CUDA 12 has `count` in the place of `edges`, and no argument after it.
+    /// This function has the arguments of CUDA 13. CUDA 12 has `count` in the place of `edges`,
+    /// and no argument after it.
     Guess fn cudaGraphNodeGetDependencies(_node: Word, _list: Word, edges: Out<usize>, count: Out<usize>) {
         edges.put(0);
         if driver_version() >= 13000 {
@@ -245,8 +250,8 @@ answers! {
     ) {
         add_free_node(out, graph, address)
     }
-    /// Not a guess: it reports the bytes that launches took; only the bytes of a launch are guessed. The
-    /// tracer's own samples call it in every run.
+    /// The answer is not a guess, because it reports the bytes that launches took; only the bytes of each
+    /// launch are guessed. The tracer's own samples call this function in every run.
     Real fn cudaDeviceGetGraphMemAttribute(index: c_int, attribute: c_int, out: Out<u64>) {
         graph_memory::attribute(index, attribute, out)
     }

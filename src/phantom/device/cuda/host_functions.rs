@@ -1,4 +1,4 @@
-//! Functions of the program that a stream calls.
+//! Calls functions of the program that are queued in a stream.
 
 use crate::core::call_table::{answers, by_contract};
 use crate::core::ffi::{INVALID_VALUE, OK, Status, Word};
@@ -9,7 +9,8 @@ use crate::cuda::streams::StreamHandle;
 type HostFunction = unsafe extern "C" fn(usize);
 type StreamCallback = unsafe extern "C" fn(usize, Status, usize);
 
-/// Calls a queued host function, because the work before it is as good as done.
+/// Queues a host function. Outside of a capture it is called at once, because the work
+/// before it is as good as done.
 ///
 /// # Safety
 /// The function may be called with the argument, also at each launch of a graph into which the stream is
@@ -27,7 +28,7 @@ unsafe fn queue_host_function(
     })
 }
 
-/// Calls a callback of a stream, which must not be captured: cudaStreamAddCallback "is not supported with
+/// Calls a callback of a stream, which must not be captured: `cudaStreamAddCallback` "is not supported with
 /// cudaStreamBeginCapture and cudaStreamEndCapture" (`cuda_runtime_api.h`).
 ///
 /// # Safety
@@ -44,8 +45,9 @@ unsafe fn call_back(stream: StreamHandle, callback: Option<StreamCallback>, argu
     }
 }
 
-/// Refuses captured streams: one of the "APIs that enqueue asynchronous operations into streams" that "are not
-/// currently supported in graphs" (CUDA C++ Programming Guide, Prohibited and Unhandled Operations).
+/// Refuses a captured stream, because this call is one of the "APIs that enqueue asynchronous operations
+/// into streams" that "are not currently supported in graphs" (CUDA C++ Programming Guide, Prohibited
+/// and Unhandled Operations).
 fn attach(stream: StreamHandle) -> Status {
     stream.for_progress().map_or_else(|status| status, |_| OK)
 }

@@ -1,9 +1,9 @@
-//! CUDA IPC: memory and events that processes of one machine share by handle, as `torch.multiprocessing`
-//! sends tensors.
+//! CUDA IPC: memory and events that processes of one machine share by handle. `torch.multiprocessing`
+//! sends tensors in this way.
 //!
-//! A handle holds the length of the block, and the process that opens it gets addresses of that length. The
-//! content is not shared: apart from small writes, device memory has no content here. The bytes are charged
-//! to the process that allocated them, as on a card.
+//! A handle holds the length of the block, and the process that opens the handle gets a range of addresses of
+//! that length. The content is not shared: apart from small writes, device memory has no content here. The
+//! bytes are charged to the process that allocated them, as on a card.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -33,18 +33,18 @@ const _: () = assert!(size_of::<IpcHandle>() == size_of::<cudaIpcEventHandle_t>(
 const _: () = assert!(size_of::<IpcHandle>() == size_of::<CUipcMemHandle>());
 const _: () = assert!(size_of::<IpcHandle>() == size_of::<CUipcEventHandle>());
 
-/// The first word of a handle.
+/// The first word of a memory handle. [`EVENT`] is that of an event handle.
 const MEMORY: u64 = u64::from_le_bytes(*b"ph memor");
 const EVENT: u64 = u64::from_le_bytes(*b"ph event");
 
 /// A block that this process opened.
 struct OpenedBlock {
     address: usize,
-    /// The number of times that it was opened and not closed.
+    /// The number of times that the block was opened and not closed.
     references: u32,
 }
 
-/// The opened blocks, by exporting process, address there, and length.
+/// The opened blocks, by the exporting process, the block's address in that process, and its length.
 static OPENED: LazyLock<Mutex<HashMap<[u64; 3], OpenedBlock>>> = LazyLock::new(Mutex::default);
 
 fn this_process() -> u64 {
@@ -115,8 +115,8 @@ fn export_event(handle: Out<IpcHandle>, event: Word) -> Status {
     handle.give(IpcHandle([EVENT, this_process(), event as u64, 0, 0, 0, 0, 0]))
 }
 
-/// Opens an event of another process. It counts as reached, because device time is not shared between
-/// processes.
+/// Opens an event of another process. The event counts as reached, because device time is not
+/// shared between processes.
 fn open_event(out: Out<Handle<Event>>, handle: IpcHandle) -> Status {
     if handle.0[0] == EVENT { events::create(out, events::DISABLE_TIMING) } else { fail(INVALID_VALUE) }
 }

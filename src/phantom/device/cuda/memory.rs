@@ -39,7 +39,7 @@ pub(crate) fn alloc(out: Out<usize>, size: usize, purpose: BlockPurpose, caller:
     }
 }
 
-/// Frees a block of any device: a plain one, one of a memory pool, or one that a graph left allocated.
+/// Frees a block of any device: a plain one, one from a memory pool, or one that a graph left allocated.
 pub(crate) fn free(address: usize) -> Status {
     if address == 0 {
         return OK;
@@ -72,21 +72,21 @@ pub(crate) fn free(address: usize) -> Status {
 #[derive(Clone, Copy)]
 struct HostRange {
     size: usize,
-    /// True if it was allocated here, false if the program registered its own memory.
+    /// True if a call of this library allocated the range, false if the program registered its own memory.
     pinned: bool,
 }
 
 struct HostRanges {
     free: RangeAllocator,
-    /// By start address.
+    /// The ranges, by start address.
     ranges: BTreeMap<usize, HostRange>,
 }
 
 static HOST_RANGES: Mutex<HostRanges> =
     Mutex::new(HostRanges { free: RangeAllocator::new(PINNED.start, PINNED.end), ranges: BTreeMap::new() });
 
-/// Allocates pinned memory: ordinary memory, in an address range of its own so that two runs get the same
-/// addresses.
+/// Allocates pinned memory. It is ordinary memory in its own address range, so that two
+/// runs get the same addresses.
 fn alloc_host(out: Out<usize>, size: usize) -> Status {
     if out.is_null() {
         return fail(INVALID_VALUE);
@@ -146,14 +146,14 @@ fn unregister_host(address: usize) -> Status {
     }
 }
 
-/// The pinned or registered range that contains a host address: its start and its end.
+/// Returns the start and the end of the pinned or registered range that contains a host address.
 pub(crate) fn host_range(address: usize) -> Option<(usize, usize)> {
     let host = lock(&HOST_RANGES);
     let (&start, range) = host.ranges.range(..=address).next_back()?;
     (address < start + range.size).then_some((start, start + range.size))
 }
 
-/// The memory that an address belongs to.
+/// The kind of memory to which an address belongs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PointerKind {
     /// Memory that CUDA does not know.
@@ -164,7 +164,7 @@ pub(crate) enum PointerKind {
     Device { device: usize, start: usize, size: usize, managed: bool },
 }
 
-/// The memory that an address belongs to.
+/// Returns the kind of memory to which an address belongs.
 pub(crate) fn pointer_kind(address: usize) -> PointerKind {
     if let Some(index) = vram::share_of(address) {
         let found = device(index as c_int).and_then(|device| device.vram().find(address));
@@ -191,8 +191,8 @@ pub(crate) fn pointer_kind(address: usize) -> PointerKind {
     }
 }
 
-// CUDA 12's layout. CUDA 13's has reserved fields after it, which must not be written: the struct of a
-// program for CUDA 12 ends here.
+// This is CUDA 12's layout. CUDA 13's has reserved fields after it. They must not be written, because the
+// struct of a program for CUDA 12 ends here.
 const _: () = assert!(size_of::<cudaPointerAttributes>() == 24 && align_of::<cudaPointerAttributes>() == 8);
 
 fn pointer_attributes(address: usize) -> cudaPointerAttributes {
@@ -275,7 +275,7 @@ unsafe fn pointer_attribute(out: Out<u64>, attribute: c_int, address: usize) -> 
     }
 }
 
-/// Writes the values of several attributes, each to a place of its own.
+/// Writes the value of each of several attributes to its own place.
 ///
 /// # Safety
 /// Both arrays are null or have `count` elements, and each place is null or good for a write of its
@@ -319,8 +319,8 @@ fn alloc_pitched(out: Out<usize>, pitch: Out<usize>, width: usize, height: usize
     status
 }
 
-/// Checks the range of a prefetch or of an advice about managed memory, which has no other effect: managed memory
-/// is not charged to a device, so nothing moves.
+/// Checks the range of a prefetch or of an advice about managed memory. These calls have no other effect,
+/// because managed memory is not charged to a device and so nothing moves.
 fn managed_range(address: usize, size: usize) -> Status {
     let is_inside = |start: usize, length: usize| size > 0 && size <= start + length - address;
     match pointer_kind(address) {
@@ -348,7 +348,8 @@ answers! {
     Guess fn cudaMallocManaged(out: Out<usize>, size: usize, _flags: Word) {
         alloc(out, size, BlockPurpose::Managed, Caller::GivesUp)
     }
-    // The place is a device before CUDA 13 and a `cudaMemLocation` since: one register in both, and ignored.
+    // The place is a device before CUDA 13 and a `cudaMemLocation` since. It occupies one register in
+    // both, and the call ignores it.
     Real fn cudaMemPrefetchAsync(address: Word, size: usize, _place: Word) { managed_range(address, size) }
     Real fn cudaMemPrefetchAsync_v2(address: Word, size: usize, _place: Word) { managed_range(address, size) }
     Real fn cudaMemAdvise(address: Word, size: usize, _advice: Word) { managed_range(address, size) }

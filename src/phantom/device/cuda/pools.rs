@@ -16,12 +16,13 @@ use crate::cuda::captures;
 use crate::cuda::memory;
 use crate::cuda::streams::StreamHandle;
 
-/// The lowest handle of a default pool, and the distance between two of them. A handle only encodes the
-/// device.
+/// The lowest handle of a default pool. [`POOL_STEP`] is the distance between two handles. A
+/// handle encodes only the device.
 const POOL_BASE: usize = 0x7000;
 const POOL_STEP: usize = 16;
 
-/// The device with the pool of this handle. A pool that the program created is the current device's.
+/// Returns the device whose pool has this handle. A pool that the program created
+/// counts as the current device's.
 fn device_of_pool(handle: usize) -> &'static Device {
     let index = handle.wrapping_sub(POOL_BASE) / POOL_STEP;
     device(index as c_int).unwrap_or_else(current)
@@ -63,7 +64,7 @@ fn free_async(address: usize, stream: StreamHandle) -> Status {
             Some(graph) => graph.add_free(address),
             None => fail(INVALID_VALUE),
         },
-        // Memory of `cudaMalloc` may be freed in this way, too.
+        // This call may also free memory of `cudaMalloc`.
         _ => memory::free(address),
     }
 }
@@ -79,7 +80,7 @@ codes!(CUmemPool_attribute_enum {
     CU_MEMPOOL_ATTR_USED_MEM_HIGH,
 });
 
-/// The position of a reuse policy in [`AsyncPool::reuse`](crate::core::async_pool::AsyncPool::reuse).
+/// Returns the position of a reuse policy in [`AsyncPool::reuse`](crate::core::async_pool::AsyncPool::reuse).
 fn reuse_policy(attribute: c_int) -> Option<usize> {
     match attribute {
         CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES => Some(0),
@@ -161,7 +162,7 @@ answers! {
     Real fn cuDeviceGetDefaultMemPool(out: Out<usize>, index: c_int) { default_pool(out, index) }
     Real fn cuDeviceGetMemPool(out: Out<usize>, index: c_int) { default_pool(out, index) }
     Success fn cuDeviceSetMemPool(_index: c_int, _pool: Word) { OK }
-    /// Allocations from a pool that the program created are counted with the default pool.
+    /// Allocations from a pool that the program created are counted in the default pool.
     Guess fn cudaMemPoolCreate(out: Out<usize>, _properties: Word) { out.give(opaque_handle()) }
     Guess fn cuMemPoolCreate(out: Out<usize>, _properties: Word) { out.give(opaque_handle()) }
     Success fn cudaMemPoolDestroy(_pool: Word) { OK }

@@ -1,10 +1,10 @@
 //! The memory that a launch may write.
 //!
-//! A kernel of unknown effect may write each block to which an argument points, and each block whose address
-//! it can load from there ([`address_tables`]), and nothing else. So only these blocks become unknown. If the
+//! A kernel of unknown effect may write each block to which an argument points, each block whose address it
+//! can load from there ([`address_tables`]), and nothing else. So only these blocks become unknown. If the
 //! arguments are not known, all memory becomes unknown.
 //!
-//! Two assumptions are made: a kernel stays inside the blocks whose addresses it has, as C++ demands, and it
+//! Two assumptions are made. A kernel stays inside the blocks whose addresses it has, as C++ demands. And it
 //! stores no address from its parameters in memory, unless its name shows that it does
 //! ([`Launch::stores_addresses`]).
 
@@ -20,13 +20,14 @@ use crate::core::torch_blocks;
 use crate::core::vram::{self, BlockPurpose};
 use crate::cuda::{memory, vmm};
 
-/// The bytes of host memory that are searched for addresses when a kernel is given an address there.
+/// The maximum number of bytes of host memory in which addresses are searched when a kernel
+/// is given an address there.
 const HOST_TABLE: usize = 64 << 10;
 
 /// The memory at an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Extent {
-    /// The block around a device address: PyTorch's, or else the driver's.
+    /// The block that contains a device address. It is PyTorch's block, or else the driver's.
     Device { start: usize, end: usize },
     /// Memory that the host and kernels read and write: pinned, registered or managed. The host may have put
     /// addresses there at any time.
@@ -55,7 +56,7 @@ impl Extent {
         let end = start + block.size;
         Some(match block.purpose {
             BlockPurpose::Managed => Self::Host { start, end },
-            // Parameters may hold stale addresses, of blocks that are free now.
+            // Parameters may hold stale addresses of blocks that were freed.
             _ => {
                 let (start, end) = torch_blocks::gap(address, start, end);
                 Self::Device { start, end }
@@ -100,15 +101,15 @@ impl Extent {
     }
 }
 
-/// The end of the block around a device address.
+/// Returns the end of the block that contains an address.
 pub(crate) fn block_end(address: usize) -> Option<usize> {
     match Extent::of(address)? {
         Extent::Device { end, .. } | Extent::Host { end, .. } => Some(end),
     }
 }
 
-/// The bytes of host memory. The system reads them, because a program may unmap memory that it registered.
-/// `None` when it does not.
+/// Reads host memory through a system call, because a program may unmap memory that it registered. Returns
+/// `None` if the system call fails.
 fn read_host(start: usize, length: usize) -> Option<Vec<u8>> {
     let mut bytes = vec![0u8; length];
     let local = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: length };
@@ -119,8 +120,8 @@ fn read_host(start: usize, length: usize) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// The devices that may keep the values of an address: its own, or all for a reserved range, whose values are
-/// stored with the device of its mapping.
+/// Returns the devices that may keep the values of an address: the device that owns it, or all devices for a
+/// reserved range, whose values are stored with the device of its mapping.
 pub(crate) fn devices_of(address: usize) -> impl Iterator<Item = &'static crate::core::device::Device> {
     let all = &host_state().devices;
     let range = match vram::share_of(address) {
@@ -131,17 +132,17 @@ pub(crate) fn devices_of(address: usize) -> impl Iterator<Item = &'static crate:
     all[range].iter()
 }
 
-/// Addresses that kernels, or library calls, may have without an argument.
+/// The holder of addresses that kernels or library calls may have without an argument.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Holder {
-    /// Global variables of kernels hold it.
+    /// Global variables of kernels hold the address.
     Kernels,
-    /// A handle or a descriptor of a math library holds it.
+    /// A handle or a descriptor of a math library holds the address.
     Libraries,
 }
 
 static HELD: [Mutex<Targets>; 2] = [const { Mutex::new(Targets::new()) }; 2];
-/// True if any address is held. Most programs hold no address.
+/// Whether kernels and libraries hold any address. In most programs they hold none.
 static IS_HELD: [AtomicBool; 2] = [const { AtomicBool::new(false) }; 2];
 
 /// Remembers an address that later launches may write to without an argument.
@@ -152,7 +153,7 @@ pub(crate) fn hold(holder: Holder, address: usize) {
     }
 }
 
-/// The addresses that kernels or libraries may have without an argument.
+/// Returns the addresses that kernels or libraries may have without an argument.
 fn held(holder: Holder) -> Targets {
     if IS_HELD[holder as usize].load(Ordering::Acquire) {
         lock(&HELD[holder as usize]).clone()
@@ -168,11 +169,11 @@ pub(crate) struct Launch {
     written: Vec<Extent>,
     /// The memory to which its arguments point and which it only reads.
     read: Vec<Extent>,
-    /// True if it may store the addresses of its arguments in memory, for a later kernel.
+    /// True if the launch may store the addresses of its arguments in memory, for a later kernel.
     pub(crate) stores_addresses: bool,
-    /// True if it only writes through the addresses that it loads, and copies no address.
+    /// True if the launch only writes through the addresses that it loads, and copies no address.
     pub(crate) only_dereferences: bool,
-    /// True if it belongs to a math library.
+    /// True if the launch belongs to a math library.
     is_library: bool,
 }
 
@@ -189,13 +190,13 @@ fn add_extent(list: &mut Vec<Extent>, address: usize) {
 }
 
 impl Launch {
-    /// The same launch as the work of a math library.
+    /// Returns the launch, marked as the work of a math library.
     pub(crate) fn of_library(mut self) -> Self {
         self.is_library = true;
         self
     }
 
-    /// Adds an address that it may write to.
+    /// Adds an address that the launch may write to.
     pub(crate) fn writes(&mut self, address: usize) {
         add_extent(&mut self.written, address);
     }
@@ -218,8 +219,9 @@ impl Launch {
         }
     }
 
-    /// Marks the memory that the launch reaches as unknown. A captured launch does so when its graph is
-    /// launched: its blocks are those of the capture, and what they hold is looked up now.
+    /// Marks the memory that the launch reaches as unknown. For a captured launch, this happens when its
+    /// graph is launched. The launch then reaches the blocks that it had at the capture, and the addresses in
+    /// these blocks are looked up anew.
     pub(crate) fn apply(&self) {
         let mut targets = Targets::default();
         for extent in &self.written {
@@ -233,7 +235,7 @@ impl Launch {
         if self.is_library {
             targets.add_all(&held(Holder::Libraries));
         }
-        // Most launches have no addresses except their arguments.
+        // Most launches have no addresses other than their arguments.
         if targets.is_empty() && !self.stores_addresses {
             return;
         }
@@ -257,8 +259,8 @@ impl Launch {
     }
 }
 
-/// Marks the memory around the targets, and all memory that it leads to, as unknown. Adds the addresses that
-/// it finds to the targets. Returns false if they may be any address.
+/// Marks the memory around the targets, and all memory to which it leads, as unknown. Adds the addresses in
+/// that memory to the targets. Returns false if any address is possible.
 fn forget_targets(targets: &mut Targets, done: &[Extent]) -> bool {
     let mut done = done.to_vec();
     loop {

@@ -16,8 +16,8 @@ use crate::core::lock::lock;
 use crate::core::stream::Stream;
 use crate::cuda::device_attributes::HIGHEST_PRIORITY;
 
-/// A stream handle as the program passes it: null or 1 for the legacy default stream of the current device, 2
-/// for the default stream of the thread, else the handle of a stream that [`create`] made.
+/// A stream handle as the program passes it. Null or 1 is the legacy default stream of the current device,
+/// and 2 is the default stream of the thread. Any other value is the handle of a stream that [`create`] made.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 pub(crate) struct StreamHandle(usize);
@@ -26,7 +26,7 @@ impl StreamHandle {
     /// The legacy default stream.
     pub(crate) const DEFAULT: Self = Self(0);
 
-    /// A handle that the program passed inside a struct.
+    /// Returns the handle that the program passed inside a struct.
     ///
     /// # Safety
     /// `address` is a stream handle as the CUDA headers define it.
@@ -34,17 +34,17 @@ impl StreamHandle {
         Self(address)
     }
 
-    /// The number that the program sees.
+    /// Returns the number that the program sees.
     pub(crate) fn address(self) -> usize {
         self.0
     }
 
-    /// Returns true if it is the legacy default stream, which waits for all blocking streams.
+    /// Returns true if the handle is that of the legacy default stream, which waits for all blocking streams.
     pub(crate) fn is_legacy(self) -> bool {
         self.0 <= 1
     }
 
-    /// The stream.
+    /// Returns the stream.
     pub(crate) fn stream(self) -> &'static Stream {
         match self.0 {
             0 | 1 => &current().stream,
@@ -55,7 +55,7 @@ impl StreamHandle {
         }
     }
 
-    /// The stream, for a call that queues work in it. The rules of captures may refuse that.
+    /// Returns the stream for a call that queues work in it, unless the rules of captures refuse the call.
     pub(crate) fn for_work(self) -> Result<&'static Stream, Status> {
         let stream = self.stream();
         let legacy = self.is_legacy().then(|| capture::refuse_legacy(stream.device)).flatten();
@@ -66,8 +66,9 @@ impl StreamHandle {
         }
     }
 
-    /// The stream, for a call that asks for the progress of its work or waits for it: "It is invalid to
-    /// synchronize or query the execution status of a stream which is being captured".
+    /// Returns the stream for a call that asks for the progress of its work or waits for it, unless the
+    /// stream is captured: "It is invalid to synchronize or query the execution status of a stream
+    /// which is being captured".
     pub(crate) fn for_progress(self) -> Result<&'static Stream, Status> {
         let stream = self.for_work()?;
         match stream.capturing() {
@@ -84,11 +85,12 @@ fn refuse(capture: u64) -> Status {
 }
 
 thread_local! {
-    /// The thread's default stream of each device.
+    /// The thread's default streams, at most one for each device.
     static OF_THREAD: RefCell<Vec<Handle<Stream>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The thread's default stream of the current device (`cudaStreamPerThread`), which is a blocking one.
+/// Returns the thread's default stream of the current device (`cudaStreamPerThread`),
+/// which is a blocking stream.
 fn stream_of_thread() -> &'static Stream {
     let device = current();
     let find = |streams: &RefCell<Vec<Handle<Stream>>>| {
@@ -105,7 +107,7 @@ fn stream_of_thread() -> &'static Stream {
     OF_THREAD.try_with(find).ok().flatten().unwrap_or(&device.stream)
 }
 
-/// The device of a stream.
+/// Returns the device of a stream.
 pub(crate) fn device_of(stream: &Stream) -> &'static Device {
     host_state().devices.get(stream.device).unwrap_or_else(current)
 }
@@ -144,7 +146,7 @@ pub(crate) fn synchronize_device(device: &'static Device) {
 
 static WAITS: AtomicUsize = AtomicUsize::new(0);
 
-/// The number of calls in which the program waited for a stream or a device.
+/// Returns the number of calls in which the program waited for a stream or a device.
 pub(crate) fn waits() -> usize {
     WAITS.load(Ordering::Relaxed)
 }

@@ -1,8 +1,8 @@
-//! The reports of PyTorch's caching allocator, by which the blocks inside its segments are known
-//! ([`torch_blocks`]).
+//! The reports of PyTorch's caching allocator, from which the blocks inside its segments are
+//! known ([`torch_blocks`]).
 //!
-//! The allocator reports under its mutex, so nothing is looked up then that was found before: the real function
-//! is looked up when the driver is initialized.
+//! The allocator reports under its mutex, so a report does not look up the real function if it was found
+//! before. The first look-up is made when the driver is initialized.
 
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -17,7 +17,8 @@ const NAME: &CStr = c"_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE";
 
 static REAL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Looks the real function up, after this one or in PyTorch's library.
+/// Returns the real function, or null if it is not found. Looks it up after this
+/// library or in PyTorch's library.
 pub(crate) fn find_report() -> *mut c_void {
     let known = REAL.load(Ordering::Relaxed);
     if !known.is_null() {

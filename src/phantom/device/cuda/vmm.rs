@@ -23,10 +23,10 @@ use crate::core::vram::{self, PAGE, RESERVED};
 
 /// Physical memory.
 struct PhysicalMemory {
-    /// Bytes charged to the device.
+    /// The bytes charged to the device.
     charged: u64,
     device: usize,
-    /// The number of references: one for its handle, and one for each mapping.
+    /// The number of references: one for the handle of the memory, and one for each of its mappings.
     references: u32,
 }
 
@@ -39,9 +39,9 @@ struct Mapping {
 
 struct VmmTables {
     free: RangeAllocator,
-    /// Reserved ranges: start and length.
+    /// The length of each reserved range, by its start.
     reservations: BTreeMap<usize, usize>,
-    /// By handle.
+    /// The physical memory, by handle.
     physical: BTreeMap<u64, PhysicalMemory>,
     mappings: BTreeMap<usize, Mapping>,
     next_handle: u64,
@@ -52,12 +52,12 @@ static TABLES: Mutex<VmmTables> = Mutex::new(VmmTables {
     reservations: BTreeMap::new(),
     physical: BTreeMap::new(),
     mappings: BTreeMap::new(),
-    // Not a small number: a handle must not look like an index or like null.
+    // The first handle is a large number, because a handle must not look like an index or like null.
     next_handle: 0x5000_0000,
 });
 
 impl VmmTables {
-    /// The mapping that contains an address, and its start.
+    /// Returns the start of the mapping that contains an address, and the mapping.
     fn mapping(&self, address: usize) -> Option<(usize, &Mapping)> {
         let (&start, mapping) = self.mappings.range(..=address).next_back()?;
         (address < start + mapping.size).then_some((start, mapping))
@@ -77,7 +77,7 @@ impl VmmTables {
     }
 }
 
-/// The device of an accessible range. `None` when a part of it is not accessible.
+/// Returns the device of an accessible range, or `None` if a part of the range is not accessible.
 pub(crate) fn device_of(address: usize, size: usize) -> Option<usize> {
     let tables = lock(&TABLES);
     let (mut at, mut found) = (address, None);
@@ -89,7 +89,7 @@ pub(crate) fn device_of(address: usize, size: usize) -> Option<usize> {
     found
 }
 
-/// The mapping that contains an address: its start, its length and its device.
+/// Returns the start, the length and the device of the mapping that contains an address.
 pub(crate) fn find(address: usize) -> Option<(usize, usize, usize)> {
     let tables = lock(&TABLES);
     let (start, mapping) = tables.mapping(address)?;
@@ -97,7 +97,7 @@ pub(crate) fn find(address: usize) -> Option<(usize, usize, usize)> {
     Some((start, mapping.size, device))
 }
 
-/// The reserved range that contains an address: its start and its end.
+/// Returns the start and the end of the reserved range that contains an address.
 pub(crate) fn reservation(address: usize) -> Option<(usize, usize)> {
     let tables = lock(&TABLES);
     let (&start, &size) = tables.reservations.range(..=address).next_back()?;
@@ -127,10 +127,10 @@ fn free_reservation(address: usize, size: usize) -> Status {
     OK
 }
 
-/// The layout of CUDA 12 and 13.
+/// This is the layout of CUDA 12 and 13.
 const _: () = assert!(size_of::<CUmemAllocationProp>() == 32 && align_of::<CUmemAllocationProp>() == 8);
 
-/// The location that allocation properties ask for: its type and its id.
+/// Returns the type and the id of the location that allocation properties request.
 fn location(properties: In<CUmemAllocationProp>) -> Option<(c_int, c_int)> {
     let properties = properties.as_ptr();
     if properties.is_null() {
@@ -204,7 +204,7 @@ fn unmap(address: usize, size: usize) -> Status {
         if mapping.accessible {
             // SAFETY: `make_accessible` mapped the range, and its entry has been removed.
             unsafe { vram::unmap(start, mapping.size) };
-            // Another mapping at this place reads as zero.
+            // Another mapping in this range reads as zero.
             for device in &host_state().devices {
                 device.values().free(start, mapping.size);
             }

@@ -9,11 +9,11 @@ use std::collections::HashMap;
 /// A parameter of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Parameter {
-    /// The position in the list of arguments.
+    /// The position of the parameter in the list of arguments.
     pub(crate) index: usize,
-    /// The offset in the parameter block, in bytes.
+    /// The offset of the parameter in the parameter block, in bytes.
     pub(crate) offset: usize,
-    /// The size in bytes.
+    /// The size of the parameter in bytes.
     pub(crate) size: usize,
 }
 
@@ -24,7 +24,7 @@ pub(crate) const ELF_MAGIC: &[u8] = b"\x7fELF";
 
 /// The size of a section header of a 64-bit ELF file.
 const SECTION_HEADER: usize = 64;
-/// An attribute format: the value consists of the stated number of bytes.
+/// The format of an attribute whose value consists of the stated number of bytes.
 const FORMAT_SIZED: u8 = 4;
 /// The attribute of a parameter.
 const KPARAM_INFO: u8 = 0x17;
@@ -99,8 +99,9 @@ pub(crate) fn of_cubin(elf: &[u8]) -> KernelParameters {
     all
 }
 
-/// Returns the parameters in a list of attributes, or `None` if their sizes do not add up to the stated
-/// total. The total may be rounded up by less than the size of an address.
+/// Returns the parameters in a list of attributes, or `None` if the list is incomplete: an index is
+/// missing, or the last parameter does not end at the stated total. The total may be rounded up by less
+/// than the size of an address.
 fn of_attributes(mut rest: &[u8]) -> Option<Box<[Parameter]>> {
     let mut all = Vec::new();
     let mut total = None;
@@ -240,7 +241,7 @@ mod tests {
         for byte in 0..whole.len() {
             let mut hostile = whole.clone();
             hostile[byte] = 0xff;
-            // Must not panic, whatever the bytes are.
+            // The function must not panic, whatever the bytes are.
             of_cubin(&hostile);
         }
         let larger = [3, CBANK_PARAM_SIZE, 16, 0];

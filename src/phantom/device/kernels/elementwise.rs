@@ -27,7 +27,7 @@ thread_local! {
 }
 
 /// Returns the address of the flags if the last launch tested two tensors for equality, otherwise 0. Resets
-/// it, because another launch begins.
+/// the stored address, because another launch begins.
 pub(crate) fn take_last_equality() -> usize {
     LAST_EQUALITY.try_with(|cell| cell.replace(0)).unwrap_or(0)
 }
@@ -175,8 +175,8 @@ fn bytewise(left: &[u8], right: &[u8], operation: impl Fn(u8, u8) -> u8) -> Vec<
 /// as a fill of flags.
 const MAX_BATCH: usize = 1024;
 
-/// True if a few flags were filled with true, and since then no kernel of unknown effect ran and no value was
-/// tested for equality.
+/// True if a few flags were filled with true, and since then no kernel of unknown effect has run and no value
+/// has been tested for equality.
 static TRUE_FILL: AtomicBool = AtomicBool::new(false);
 
 /// The flags written by the last three small fills, the newest in the lowest bit.
@@ -195,11 +195,11 @@ pub(crate) fn launched_unknown() {
     TRUE_FILL.store(false, Ordering::Relaxed);
 }
 
-/// Computes the logical "and" of two flags. Beam search uses it to decide whether to continue, with flags
-/// that no kernel computed. Between the fill for the length limit and this question, work of unknown effect
-/// runs. Each step fills flags three times: with false at its start, for the length limit, and with false
-/// before the search for the end token. So the result for unknown flags is true unless one of the last three
-/// fills wrote true.
+/// Computes the logical "and" of two flags. Beam search uses the result to decide whether to continue, with
+/// flags that no kernel computed. Between the fill for the length limit and this question, work of unknown
+/// effect runs. Each step fills flags three times: with false at its start, for the length limit, and with
+/// false before the search for the end token. So the result for unknown flags is true unless one of the
+/// last three fills wrote true.
 fn and_flags(to: usize, launch: &ElementwiseLaunch) {
     if launch.operand(1).is_none() || launch.operand(2).is_none() {
         return;
@@ -284,10 +284,10 @@ fn equal(to: usize, data_type: Option<DataType>, launch: &ElementwiseLaunch) {
     set_last_equality(if is_same { 0 } else { to });
 }
 
-/// Tests an input for equality with a scalar. Loops that generate tokens use it to check whether all
-/// sequences are finished, with values that no kernel computed. When the length limit is reached, they fill
-/// flags with true just before. So the test of one unknown value is true after such a fill, and otherwise
-/// false.
+/// Tests an input for equality with a scalar. Loops that generate tokens use this test to check whether all
+/// sequences are finished, with values that no kernel computed. When the length limit is reached, such a
+/// loop fills flags with true just before the test. So the test of one unknown value is true after such a
+/// fill, and otherwise false.
 fn equal_scalar(to: usize, data_type: DataType, launch: &ElementwiseLaunch) {
     if launch.operand(1).is_none() {
         return;
@@ -314,8 +314,8 @@ fn equal_scalar(to: usize, data_type: DataType, launch: &ElementwiseLaunch) {
     }
 }
 
-/// Compares an input with a scalar. `torch.normal` checks its standard deviations this way. An unknown value
-/// counts as zero, which is also what reading it returns.
+/// Compares an input with a scalar. `torch.normal` checks its standard deviations in this way. An unknown
+/// value counts as zero, which is also the value that reading it returns.
 fn compare_scalar(to: usize, data_type: DataType, launch: &ElementwiseLaunch) {
     if launch.operand(1).is_none() {
         return;

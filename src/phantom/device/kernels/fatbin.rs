@@ -5,9 +5,9 @@
 //! version of this code: an RTX 4090 (8.9) runs the code that PyTorch compiled for 8.6. CUB queries an empty
 //! kernel in each library for the version, and rejects a version for which it was not compiled.
 //!
-//! NVIDIA does not document the layout. It is read here as `cuobjdump` shows it and as ZLUDA describes it. A
-//! binary with another layout counts as compiled for every card, and the parameters of its kernels are
-//! unknown.
+//! NVIDIA does not document the layout. The code here follows the output of `cuobjdump` and ZLUDA's
+//! description. A binary with another layout counts as compiled for every card, and the parameters
+//! of its kernels are unknown.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -29,9 +29,9 @@ const ENTRY_HEADER: usize = 64;
 
 /// A registered binary.
 pub(crate) struct FatBinary {
-    /// The code for each architecture, as `86` for 8.6.
+    /// The code for each architecture. The number of an architecture is 86 for 8.6.
     entries: Vec<Entry>,
-    /// The parameters of the kernels in the first entries, read on demand.
+    /// The parameters of the kernels in the first entries, which are read when they are needed.
     read: Mutex<Vec<KernelParameters>>,
 }
 
@@ -55,7 +55,7 @@ struct Entry {
     flags: u64,
     /// The address of the code.
     code: usize,
-    /// The size of the code as it is stored, in bytes.
+    /// The size of the stored code in bytes.
     size: usize,
     /// The size of the code after decompression, in bytes.
     whole_size: usize,
@@ -69,7 +69,7 @@ const CUBIN: u16 = 2;
 const LZ4: u64 = 0x2000;
 /// The entry flag of code that is compressed with zstd.
 const ZSTD: u64 = 0x8000;
-/// The maximum size of code that is decompressed, in bytes. The largest in PyTorch has 40 MB.
+/// The maximum size of code that is decompressed, in bytes. The largest code in PyTorch has 40 MB.
 const MOST_CODE: usize = 512 << 20;
 
 impl Entry {
@@ -155,9 +155,9 @@ fn parameters_in(kind: u16, code: &[u8]) -> KernelParameters {
 }
 
 impl FatBinary {
-    /// Returns the parameters of a kernel. The first call decompresses the code of one architecture, the
-    /// smallest that contains the kernel: the source determines the parameters, so they are the same in all
-    /// architectures.
+    /// Returns the parameters of a kernel. Decompresses entries in their order until one contains the
+    /// kernel. One architecture is enough, because the source determines the parameters, so they are the
+    /// same in all architectures.
     ///
     /// # Safety
     /// The binary is still loaded.
@@ -219,7 +219,7 @@ pub(crate) unsafe fn image_parameters(image: usize) -> KernelParameters {
 pub(crate) unsafe fn register(wrapper: usize) -> Handle<FatBinary> {
     // SAFETY: the caller's promise.
     let mut entries = unsafe { entries(header_of(wrapper)) };
-    // Compiled code before PTX, and small code before large code.
+    // Compiled code comes before PTX, and small code before large code.
     entries.sort_by_key(|entry| (entry.kind != CUBIN, entry.whole_size));
     Handle::new(FatBinary { entries, read: Mutex::default() })
 }

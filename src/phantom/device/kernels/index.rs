@@ -1,9 +1,9 @@
 //! Kernels that select places by indices: `batch[order]`, `gather`, and `scatter` into one dimension.
 //!
-//! A program that sorts or samples uses indices that no kernel computed. If it selects from a small known
-//! tensor, the result must consist of values of that tensor, because sizes are derived from them: the largest
-//! number in a graph, a segment or an expert. So unknown indices count as evenly spaced and in order, from
-//! the first element to the last.
+//! A program that sorts or samples uses indices that no kernel computed. If the program selects from a small
+//! known tensor, the result must consist of values of that tensor, because sizes are derived from them: the
+//! largest number in a graph, a segment or an expert. So unknown indices count as evenly spaced and in order,
+//! from the first element to the last.
 
 use crate::core::ffi::read;
 use crate::core::values::SMALL;
@@ -29,7 +29,7 @@ pub(crate) struct IndexKernel {
     index_width: usize,
 }
 
-/// The layout of the kernel's struct: these members follow an offset calculator.
+/// The layout of the kernel's struct. It begins with an offset calculator, which the listed members follow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum IndexLayout {
     /// ATen's `gpu_index_kernel` (`IndexKernel.cu`): the addresses of the output and the input, the number of
@@ -133,8 +133,8 @@ impl Choice {
         (self.places - 1).saturating_mul(self.stride)
     }
 
-    /// Returns the index at this offset: from the known indices, or as if the indices were evenly spaced and
-    /// in order.
+    /// Returns the index at this offset. It is read from the known indices. If they are unknown, it is
+    /// computed as if they were evenly spaced and in order.
     fn index(&self, known: Option<&[u8]>, offset: usize) -> Option<usize> {
         let Some(bytes) = known else {
             let last = (self.length(2, self.index_width) / self.index_width - 1).max(1);

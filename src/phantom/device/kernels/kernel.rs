@@ -31,8 +31,9 @@ pub(crate) fn launches() -> u64 {
     LAUNCHES.load(Ordering::Relaxed)
 }
 
-/// Returns the assumed duration of a kernel in nanoseconds: the gap between two launches, plus one
-/// microsecond per full load of the card. It is the same in every run, so autotuners make the same choices.
+/// Returns the assumed duration of a kernel in nanoseconds: the gap between two launches, plus
+/// one microsecond per full load of the card. The duration is the same in every run, so
+/// autotuners make the same choices.
 fn cost_ns(grid: Dim3, block: Dim3) -> u64 {
     let threads = volume(grid).saturating_mul(volume(block));
     let full_load = u64::from(host_state().spec.sms) * 2048;
@@ -95,8 +96,9 @@ pub(crate) fn launch(grid: Dim3, block: Dim3, stream: StreamHandle, launch: Opti
     )
 }
 
-/// Launches the work of a math library: one kernel of unknown shape. `launch` is `None` if its arguments are
-/// not known. The library has no status code for a refused launch; the next call of the runtime reports it.
+/// Launches the work of a math library as one kernel of unknown shape. `launch` is `None` if its
+/// arguments are not known. The library has no status code for a refused launch, so the next call of the
+/// runtime reports the refusal.
 pub(crate) fn launch_library(stream: StreamHandle, launch: Option<Launch>) -> Status {
     let launch = launch.map(Launch::of_library);
     queue(LIBRARY_COST_NS, stream, |_| apply(launch.as_ref()), || launch.clone());
@@ -146,7 +148,8 @@ unsafe fn launch_with(config: In<cudaLaunchConfig_t>, function: usize, arguments
     }
 }
 
-/// The configuration of a launch in the form `kernel<<<...>>>`: pushed before the call, and popped inside it.
+/// The configuration of a launch in the form `kernel<<<...>>>`. It is pushed before the
+/// call and popped inside it.
 #[derive(Clone, Copy)]
 struct CallConfiguration {
     grid: Dim3,
@@ -155,7 +158,8 @@ struct CallConfiguration {
     stream: usize,
 }
 
-/// The maximum number of configurations on the stack: the arguments of one launch may contain other launches.
+/// The maximum number of configurations on the stack. It can hold several, because the arguments of one
+/// launch may contain other launches.
 const MAX_NESTING: usize = 8;
 
 const EMPTY_CONFIGURATION: CallConfiguration = CallConfiguration {
@@ -166,7 +170,7 @@ const EMPTY_CONFIGURATION: CallConfiguration = CallConfiguration {
 };
 
 thread_local! {
-    /// The pushed configurations, and how many there are.
+    /// The pushed configurations, and their number.
     static PUSHED: Cell<([CallConfiguration; MAX_NESTING], usize)> =
         const { Cell::new(([EMPTY_CONFIGURATION; MAX_NESTING], 0)) };
 }
@@ -192,7 +196,7 @@ fn pop() -> CallConfiguration {
         .unwrap_or(EMPTY_CONFIGURATION)
 }
 
-// The layout of CUDA 12 and 13.
+// This is the layout of CUDA 12 and 13.
 const _: () = assert!(size_of::<cudaFuncAttributes>() == 144 && align_of::<cudaFuncAttributes>() == 8);
 const _: () = assert!(size_of::<cudaLaunchConfig_t>() == 56 && align_of::<cudaLaunchConfig_t>() == 8);
 
@@ -232,8 +236,8 @@ pub(crate) fn function_attribute(attribute: c_int) -> c_int {
     }
 }
 
-/// Returns the number of blocks of `threads` threads that fit on a multiprocessor. It considers only threads:
-/// registers and shared memory depend on the kernel's code, which is not loaded.
+/// Returns the number of blocks of `threads` threads that fit on a multiprocessor. Only threads are
+/// considered, because registers and shared memory depend on the kernel's code, which is not loaded.
 pub(crate) fn occupancy(threads: c_int) -> c_int {
     let limits = capability_limits();
     if threads <= 0 {
@@ -260,7 +264,8 @@ answers! {
     Real fn __cudaRegisterFatBinary(wrapper: Word) -> Handle<FatBinary> {
         by_contract!(fatbin::register(wrapper))
     }
-    /// The library with this binary is loaded now; if it belongs to PyTorch, so is PyTorch's.
+    /// The library that contains this binary is loaded now. If it belongs to PyTorch, the library with
+    /// PyTorch's report function is loaded, too.
     Real fn __cudaRegisterFatBinaryEnd(_handle: Word) -> () {
         torch_reports::find_report();
     }

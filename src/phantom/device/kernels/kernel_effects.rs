@@ -1,11 +1,11 @@
 //! The effects of known kernels, derived from their names and arguments. No kernel code runs.
 //!
-//! - Counting kernels: their result becomes the size of a tensor, so its value is an assumption that the user
+//! - Counting kernels: the result becomes the size of a tensor, so its value is an assumption that the user
 //!   can set ([`DynamicSizes`](crate::core::values::DynamicSizes)).
 //! - Fills of small ranges are performed, so `torch.ones(3)` reads as ones.
 //! - Comparisons and reductions of small known tensors are performed, because ranks use them to agree on
-//!   sizes. For unknown values, "all" is assumed true and "any" false: programs use these to check that their
-//!   data is valid. Two different tensors are assumed to be unequal ([`elementwise`]).
+//!   sizes. For unknown values, "all" is assumed true and "any" false, because programs use these to check
+//!   that their data is valid. Two different tensors are assumed to be unequal ([`elementwise`]).
 //! - A selection from a small known tensor by unknown indices returns values of that tensor ([`index`]).
 //! - Elementwise kernels write one range, and the known content of all other memory stays.
 //! - A kernel that has only numbers as parameters, such as the one of `torch.cuda._sleep`, gets no address to
@@ -89,14 +89,14 @@ pub(crate) enum KernelEffect {
         /// False if the kernel converts its result to another type.
         writes_flags: bool,
     },
-    /// PyTorch's `reduce_kernel`: one struct; see [`reduce_to_one`].
+    /// PyTorch's `reduce_kernel`, whose only argument is a struct; see [`reduce_to_one`].
     Reduce(ReductionKind, DataType),
     /// A kernel that has only numbers as parameters.
     NoPointer,
 }
 
-/// The input of a count of nonzero elements: an iterator that consists of an address and a test. The test is
-/// an empty type, so its word contains leftovers from other calls.
+/// The input of a count of nonzero elements. It is an iterator that consists of an address and a test. The
+/// test has an empty type, so its word contains leftovers from other calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NonzeroInput {
     /// The type of the elements, if known.
@@ -305,7 +305,7 @@ impl KernelEffect {
 /// The number of slots in the table. PyTorch has about ten thousand recognized kernels.
 const SLOTS: usize = 1 << 16;
 /// A hash table with linear probing, from the host address of a kernel to its effect. Entries are never
-/// removed, so a launch looks up its kernel without a lock.
+/// removed, so a launch can look up its kernel without a lock.
 static KERNELS: [AtomicUsize; SLOTS] = [const { AtomicUsize::new(0) }; SLOTS];
 static EFFECTS: [OnceLock<KernelEffect>; SLOTS] = [const { OnceLock::new() }; SLOTS];
 
@@ -344,8 +344,8 @@ fn effect_of(kernel: usize) -> Option<KernelEffect> {
 thread_local! {
     /// The count that the running op finds in a known input.
     static COUNT: Cell<Option<u64>> = const { Cell::new(None) };
-    /// The partial counts that the next reduction finishes: their address, and the number of counted
-    /// elements.
+    /// The address of the partial counts that the next reduction finishes, and the
+    /// number of counted elements.
     static PARTIAL_COUNT: Cell<(usize, u64)> = const { Cell::new((0, 0)) };
 }
 
@@ -378,8 +378,8 @@ impl<'call> KernelArguments<'call> {
         self.address(index).and_then(|address| unsafe { read(address) })
     }
 
-    /// Returns a number of elements, which has 32 or 64 bits. No tensor counted in one launch has 2^32
-    /// elements, so the lower half is the number.
+    /// Returns the number of elements in an argument of 32 or 64 bits. No tensor counted in one launch has
+    /// 2^32 elements, so the lower half is the number.
     fn count(self, index: usize) -> Option<u64> {
         // SAFETY: the promise of `new`.
         self.address(index).and_then(|address| unsafe { read::<u32>(address) }).map(u64::from)

@@ -14,14 +14,14 @@ use crate::kernels::fatbin;
 use crate::kernels::kernel::{GLOBAL_SIZE, function_attribute, global_variable, launch, occupancy};
 use crate::kernels::signature::{self, Signature};
 
-/// `CU_MODULE_LAZY_LOADING`.
+/// The module loading mode `CU_MODULE_LAZY_LOADING`.
 const LAZY_LOADING: c_int = 2;
 
 fn new_handle(out: Out<usize>) -> Status {
     out.give(opaque_handle())
 }
 
-/// A module or library: the parameters of its kernels. Empty if its code has an unknown format.
+/// A module or library, as the parameters of its kernels. It is empty if the format of its code is unknown.
 #[derive(Default)]
 struct Module {
     kernels: KernelParameters,
@@ -39,7 +39,7 @@ unsafe fn load(out: Out<Handle<Module>>, image: usize) -> Status {
 /// Loads an image from a file.
 fn load_file(out: Out<Handle<Module>>, path: &Text) -> Status {
     let mut image = std::fs::read(path.str()).unwrap_or_default();
-    // Appends zeros, because a text must end with one.
+    // Zeros are appended, because a text must end with one.
     image.extend_from_slice(&[0; 64]);
     // SAFETY: the bytes of a file that a program loads as code, followed by zeros.
     unsafe { load(out, image.as_ptr() as usize) }
@@ -225,8 +225,8 @@ answers! {
     Success fn cuLinkAddFile_v2(_state: Word, _kind: Word, _path: Text) { OK }
     Success fn cuLinkComplete(_state: Word, cubin: Out<usize>, size: Out<usize>) { linked_image(cubin, size) }
     Success fn cuLinkDestroy(_state: Word) { OK }
-    /// A tensor map has 128 bytes that only kernels read. Here it contains the address, to which the kernel
-    /// may write.
+    /// A tensor map has 128 bytes that only kernels read. Here it contains the address of the memory to
+    /// which the kernel may write.
     Success fn cuTensorMapEncodeTiled(map: Out<[u64; 16]>, _type: c_int, _rank: u32, address: Word) {
         map.give(tensor_map(address))
     }

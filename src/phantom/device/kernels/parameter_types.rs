@@ -1,13 +1,13 @@
-//! What the types of a kernel's parameters reveal: which parameters only point to constants, and where the
+//! The types of a kernel's parameters. They reveal which parameters only point to constants, and where the
 //! addresses in a parameter are.
 //!
-//! A struct with more space than a launch needs contains leftovers in the rest: old stack contents, or
+//! A struct that has more space than a launch needs contains leftovers in the rest: old stack contents, or
 //! addresses of an earlier launch. These are not addresses of the current launch.
 
 use crate::kernels::cubin::Parameter;
 use crate::kernels::tensor_list::TensorList;
 
-/// What the type of a parameter reveals.
+/// The properties of a parameter that its type reveals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Type {
     /// True if the kernel only reads the memory to which the parameter points.
@@ -20,20 +20,20 @@ pub(crate) struct Type {
 pub(crate) enum Addresses {
     /// Any offset may hold an address.
     Everywhere,
-    /// Only the start. PyTorch's `TensorInfo` starts with its address; sizes and strides follow (ATen's
-    /// `TensorInfo.cuh`).
+    /// Only the start holds an address. PyTorch's `TensorInfo` starts with its address; sizes and strides
+    /// follow (ATen's `TensorInfo.cuh`).
     First,
-    /// One address per block of threads, from the start (`TensorListAddresses` in ATen's
-    /// `ForeachReduceOp.cu`).
+    /// The parameter starts with one address per block of threads (`TensorListAddresses` in
+    /// ATen's `ForeachReduceOp.cu`).
     PerBlock,
     TensorList(TensorList),
 }
 
 impl Type {
-    /// Nothing is known.
+    /// The properties of a parameter whose type is not known.
     const UNKNOWN: Self = Self { is_constant: false, addresses: Addresses::Everywhere };
 
-    /// Returns what a demangled type of this size reveals.
+    /// Returns the properties of a parameter with this demangled type and this size.
     fn of(parameter: &str, size: usize) -> Self {
         let addresses = if parameter.starts_with(TENSOR_INFO) {
             Addresses::First

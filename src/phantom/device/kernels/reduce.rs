@@ -30,7 +30,7 @@ pub(crate) type Operation = c_int;
 
 codes!(pub(crate) ncclRedOp_t { ncclSum, ncclProd, ncclMax, ncclMin, ncclAvg });
 
-/// Returns the size of an element in bytes: 1 for types that are not listed.
+/// Returns the size of an element in bytes, which is 1 for types that are not listed.
 pub(crate) fn width(data_type: DataType) -> usize {
     match data_type {
         ncclInt32 | ncclUint32 | ncclFloat32 => 4,
@@ -150,7 +150,7 @@ pub(crate) fn compare(data_type: DataType, comparison: Comparison, left: &[u8], 
 }
 
 /// Tests two buffers for equality element by element. The result has one byte per pair, which is 1 if the
-/// elements are equal. NaN is not equal to anything.
+/// elements are equal. NaN is not equal to any value.
 pub(crate) fn equal(data_type: DataType, left: &[u8], right: &[u8]) -> Vec<u8> {
     let width = width(data_type);
     let pairs = left.chunks_exact(width).zip(right.chunks_exact(width));

@@ -1,4 +1,5 @@
-//! What the name and the code of a kernel reveal: its parameters, and to which addresses in them it writes.
+//! The signature of a kernel, which its name and its code reveal: its parameters, and the addresses
+//! in them to which it writes.
 
 use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex, RwLock};
@@ -18,7 +19,7 @@ const MOST_BYTES: usize = 32764;
 /// The signature of a kernel.
 #[derive(Debug)]
 pub(crate) struct Signature {
-    /// The parameters, and what their types reveal.
+    /// The parameters, and the properties that their types reveal.
     parameters: Box<[(Parameter, Type)]>,
     outputs: Outputs,
     stores_addresses: bool,
@@ -68,12 +69,12 @@ const ONE_OUTPUT: [&[u8]; 10] = [
     b"ArgMinOps",
 ];
 
-/// The minimum size of the part of ReduceOp before the address of the input: its configuration and the offset
+/// The minimum number of bytes in ReduceOp before the address of the input: its configuration and the offset
 /// calculators for one and for two operands (ATen's `Reduce.cuh`).
 const REDUCE_OP: usize = 972;
 
-/// The offset of the source's address after the calculator in scatter and gather: it follows the indices, the
-/// size of the dimension, the functor, the output, a stride and the number of elements (ATen's
+/// The offset of the source's address after the calculator in scatter and gather. The address follows the
+/// indices, the size of the dimension, the functor, the output, a stride and the number of elements (ATen's
 /// `ScatterGatherKernel.cu`).
 const SCATTER_SOURCE: usize = 48;
 
@@ -256,7 +257,7 @@ struct Registered {
     name: usize,
 }
 
-/// The registered kernels, and how many of them are already sorted by stub address.
+/// The registered kernels, and the number of them that are already sorted by stub address.
 static REGISTERED: Mutex<(Vec<Registered>, usize)> = Mutex::new((Vec::new(), 0));
 
 /// Registers a kernel with the runtime.
@@ -277,7 +278,7 @@ pub(crate) unsafe fn register(stub: usize, binary: Handle<FatBinary>, name: usiz
 
 type Signatures = HashMap<usize, Option<&'static Signature>, rustc_hash::FxBuildHasher>;
 
-/// The signatures of launched kernels, by stub or by handle.
+/// The signatures of launched kernels, by the address of the stub or by handle.
 static SIGNATURES: LazyLock<RwLock<Signatures>> = LazyLock::new(RwLock::default);
 
 fn insert(kernel: usize, signature: Option<Signature>) -> Option<&'static Signature> {
@@ -306,7 +307,7 @@ fn read(stub: usize) -> Option<Signature> {
     let mut registered = lock(&REGISTERED);
     let (all, sorted) = &mut *registered;
     if *sorted != all.len() {
-        // Of several kernels at one address, the last one registered counts.
+        // If several kernels have one address, the last one registered counts.
         all.reverse();
         all.sort_by_key(|kernel| kernel.stub);
         all.dedup_by_key(|kernel| kernel.stub);

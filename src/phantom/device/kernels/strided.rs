@@ -1,6 +1,6 @@
 //! PyTorch's elementwise kernels for strided tensors, such as broadcast ones.
 //!
-//! The functor contains everything that the kernel uses (ATen's CUDALoops.cuh, `gpu_kernel_impl` and its
+//! The functor contains all data that the kernel uses (ATen's CUDALoops.cuh, `gpu_kernel_impl` and its
 //! variant without conversions): an offset calculator (its dimensions, 25 sizes of 12 bytes, and 25 strides
 //! in bytes per operand), and the addresses of the operands, the output first.
 

@@ -13,8 +13,8 @@ struct Limits {
     tensors: [usize; 6],
     /// The number of tensors in a list with a scalar for each tensor.
     with_numbers: [usize; 6],
-    /// The number of tensors if the scalars are complex numbers of two doubles, for the numbers of rows where
-    /// it differs.
+    /// The number of tensors in a list whose scalars are complex numbers of two doubles. Only the numbers of
+    /// rows for which it differs are listed.
     with_complex_doubles: [usize; 4],
     /// The number of blocks of threads.
     blocks: [usize; 6],
@@ -40,7 +40,7 @@ const ADDRESS: usize = size_of::<usize>();
 /// The size of a complex number of two doubles in bytes.
 const COMPLEX_DOUBLE: usize = 16;
 
-/// The locations of the addresses in a list.
+/// The locations of the addresses in a tensor list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TensorList {
     /// The number of rows. A row has the addresses of one tensor operand.

@@ -1,7 +1,7 @@
 //! cuBLAS and cuBLASLt: handles that store their modes, and a heuristic with one result.
 //!
 //! The workspaces are PyTorch's own (`CUBLAS_WORKSPACE_CONFIG`, `CUBLASLT_WORKSPACE_SIZE`), so their memory
-//! is right for any algorithm. The products themselves are in [`generated`](crate::table::generated).
+//! is right for any algorithm. The calls that compute products are in [`generated`](crate::table::generated).
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -102,7 +102,8 @@ answers! {
     Real fn cublasGetAtomicsMode(handle: Handle<BlasHandle>, out: Out<c_int>) {
         get(handle, out, |handle| &handle.atomics_mode)
     }
-    /// One algorithm that needs no workspace: PyTorch allocates a workspace of its own size for any result.
+    /// Returns one algorithm that needs no workspace, because PyTorch allocates a workspace of
+    /// its own size for any result.
     Success fn cublasLtMatmulAlgoGetHeuristic(
         _handle: Word, _operation: Word, _a: Word, _b: Word, _c: Word, _d: Word, _preference: Word,
         wanted: c_int, results: Out<cublasLtMatmulHeuristicResult_t>, count: Out<c_int>,

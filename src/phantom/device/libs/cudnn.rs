@@ -1,9 +1,9 @@
-//! cuDNN's graph API, by which PyTorch runs convolutions and attention.
+//! cuDNN's graph API, through which PyTorch runs convolutions and attention.
 //!
-//! From 9.8 on, cuDNN chooses engines and workspaces without a device, if its descriptors carry a description
-//! of one. So the phantom calls the real library: it sets the description of the simulated card on the
-//! heuristics, the engine and the plan, and passes no handle. A stand-in with one plan that needs no
-//! workspace replaces an older cuDNN; its answers are reported as guesses.
+//! From 9.8 on, cuDNN chooses engines and workspaces without a device if its descriptors contain the
+//! description of one. So the phantom calls the real library: it sets the description of the simulated card
+//! on the heuristics, the engine and the plan, and passes no handle. A stand-in with one plan that needs no
+//! workspace replaces an older cuDNN, and its answers are reported as guesses.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_int, c_void};
@@ -63,7 +63,7 @@ codes!(cudnnBackendAttributeName_t {
 
 codes!(cudnnBackendAttributeType_t { CUDNN_TYPE_BACKEND_DESCRIPTOR, CUDNN_TYPE_CHAR, CUDNN_TYPE_VOID_PTR });
 
-/// The attribute that gives a descriptor of this type the description of a device.
+/// Returns the attribute that gives a descriptor of this type the description of a device.
 fn description_attribute(descriptor_type: c_int) -> Option<c_int> {
     match descriptor_type {
         CUDNN_BACKEND_ENGINE_DESCRIPTOR => Some(CUDNN_ATTR_ENGINE_DEVICEPROP),
@@ -78,7 +78,7 @@ type OnDescriptor = unsafe extern "C" fn(Word) -> Status;
 type Set = unsafe extern "C" fn(Word, c_int, c_int, i64, Word) -> Status;
 type Get = unsafe extern "C" fn(Word, c_int, c_int, i64, Out<i64>, Word) -> Status;
 
-/// The real library.
+/// The functions of the real library, and its descriptors.
 struct RealCudnn {
     create: Create,
     destroy: OnDescriptor,
@@ -91,14 +91,14 @@ struct RealCudnn {
     types: Mutex<HashMap<usize, c_int>>,
 }
 
-/// Looks a function up in the loaded libcudnn.
+/// Looks up a function in the loaded libcudnn.
 fn symbol(library: *mut c_void, name: &CStr) -> Option<*mut c_void> {
     // SAFETY: the handle came from dlopen and is never closed.
     let found = unsafe { libc::dlsym(library, name.as_ptr()) };
     (!found.is_null()).then_some(found)
 }
 
-/// The real library, if it is loaded and new enough.
+/// Returns the real library, if it is loaded and new enough.
 fn real() -> Option<&'static RealCudnn> {
     static REAL: OnceLock<Option<RealCudnn>> = OnceLock::new();
     REAL.get_or_init(open).as_ref()
@@ -157,7 +157,7 @@ fn open() -> Option<RealCudnn> {
     (status == [OK; 3]).then_some(real)
 }
 
-/// The card in the form in which cuDNN serializes the properties of a device.
+/// Returns the description of the card in the form in which cuDNN serializes the properties of a device.
 fn card_description() -> CString {
     let spec = &host_state().spec;
     let get = |number| attribute(number, 0);
@@ -189,7 +189,7 @@ fn card_description() -> CString {
     CString::new(text).unwrap_or_default()
 }
 
-/// The largest workspace that the real library asked for, in bytes.
+/// The size of the largest workspace that the real library requested, in bytes.
 static LARGEST_WORKSPACE: AtomicUsize = AtomicUsize::new(0);
 
 /// Returns true if the real library chose the plans (`None` if the program created no descriptor), and the
@@ -227,7 +227,7 @@ unsafe fn destroy_descriptor(descriptor: usize) -> Status {
     unsafe { (real.destroy)(descriptor) }
 }
 
-/// Finalizes a descriptor. A type of descriptor that takes the description of the card gets it first.
+/// Finalizes a descriptor. If its type takes the description of the card, this description is set first.
 ///
 /// # Safety
 /// By the contract of `cudnnBackendFinalize`.
@@ -259,7 +259,7 @@ struct AttributeRequest<'call> {
     values: usize,
 }
 
-/// Reads an attribute, from the stand-in where there is no real library.
+/// Reads an attribute from the real library, or from the stand-in if there is no real library.
 ///
 /// # Safety
 /// By the contract of `cudnnBackendGetAttribute`.
@@ -277,7 +277,7 @@ unsafe fn get_attribute(descriptor: usize, request: AttributeRequest) -> Status 
     }
 }
 
-/// Reads an attribute of the stand-in: one engine, one configuration, no workspace.
+/// Reads an attribute of the stand-in, which has one engine and one configuration, and needs no workspace.
 ///
 /// # Safety
 /// `values` is null or good for a write of the attribute's type.
@@ -309,7 +309,7 @@ unsafe fn stand_in(name: c_int, count: Out<i64>, values: usize) -> Status {
     OK
 }
 
-/// The device addresses that descriptors of variant packs hold.
+/// The device addresses in each descriptor of a variant pack.
 static ADDRESSES: LazyLock<Mutex<HashMap<usize, Vec<usize>>>> = LazyLock::new(Mutex::default);
 
 /// Stores the addresses that the program gives a descriptor.
@@ -337,7 +337,7 @@ answers! {
     }
     Real fn cudnnBackendDestroyDescriptor(descriptor: Word) { by_contract!(destroy_descriptor(descriptor)) }
     Real fn cudnnBackendSetAttribute(descriptor: Word, name: c_int, kind: c_int, count: i64, values: Word) {
-        // The phantom's handle means nothing to the real library.
+        // The phantom's handle is not valid for the real library.
         let is_handle = matches!(name, CUDNN_ATTR_OPERATIONGRAPH_HANDLE | CUDNN_ATTR_EXECUTION_PLAN_HANDLE);
         if kind == CUDNN_TYPE_VOID_PTR {
             by_contract!(keep_addresses(descriptor, count, In::from_address(values)));

@@ -1,5 +1,5 @@
-//! cuDNN's older convolution calls, which PyTorch uses where the graph API has no engine. A search returns
-//! one algorithm that needs no workspace; the answer is a guess.
+//! cuDNN's older convolution calls, which PyTorch uses if the graph API has no engine. A search returns one
+//! algorithm that needs no workspace. The answer is a guess.
 
 use std::ffi::c_int;
 
@@ -39,13 +39,13 @@ fn one_forward(count: Out<c_int>, results: Out<cudnnConvolutionFwdAlgoPerf_t>) -
     one_result!(cudnnConvolutionFwdAlgoPerf_t, ALGORITHM, count, results)
 }
 
-/// The deterministic algorithm.
+/// Chooses the deterministic algorithm.
 fn one_backward_data(count: Out<c_int>, results: Out<cudnnConvolutionBwdDataAlgoPerf_t>) -> Status {
     use cudnnConvolutionBwdDataAlgo_t::CUDNN_CONVOLUTION_BWD_DATA_ALGO_1 as ALGORITHM;
     one_result!(cudnnConvolutionBwdDataAlgoPerf_t, ALGORITHM, count, results)
 }
 
-/// The deterministic algorithm.
+/// Chooses the deterministic algorithm.
 fn one_backward_filter(count: Out<c_int>, results: Out<cudnnConvolutionBwdFilterAlgoPerf_t>) -> Status {
     use cudnnConvolutionBwdFilterAlgo_t::CUDNN_CONVOLUTION_BWD_FILTER_ALGO_1 as ALGORITHM;
     one_result!(cudnnConvolutionBwdFilterAlgoPerf_t, ALGORITHM, count, results)

@@ -1,4 +1,4 @@
-//! The effect of the math libraries' calls on memory, from their arguments alone.
+//! The effect of the math libraries' calls on memory, derived from their arguments alone.
 //!
 //! A call of cuBLAS, cuDNN or cuSOLVER's dense part may write to three kinds of addresses: its arguments, the
 //! elements of arrays among its arguments, and the addresses that its handle or its descriptors hold. The
@@ -23,7 +23,7 @@ use crate::libs::solver_codes::SolverCodes;
 /// `cudnnBatchNormalizationBackwardEx`, with 31 arguments.
 const STACK_WORDS: usize = 26;
 
-/// The words of a call as they arrive: six registers, the return address, the stack.
+/// The words of a call in the order of arrival: six registers, the return address, and the stack.
 #[repr(C)]
 pub(crate) struct RawArguments {
     registers: [usize; 6],
@@ -34,24 +34,24 @@ pub(crate) struct RawArguments {
 }
 
 impl RawArguments {
-    /// The argument at a place, counted from 0.
+    /// Returns the argument at a position, counted from 0.
     pub(crate) fn word(&self, place: usize) -> usize {
         let on_stack = place.checked_sub(self.registers.len());
         on_stack.map_or_else(|| self.registers[place], |place| self.stack[place])
     }
 }
 
-/// The memory that a call may write to.
+/// The memory to which a call may write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CallEffect {
-    /// The addresses among its arguments.
+    /// The memory at the addresses among the call's arguments.
     Arguments,
     /// All memory.
     Everything,
 }
 
 impl CallEffect {
-    /// Returns the memory that the call with this name may write to.
+    /// Returns the memory to which the call with this name may write.
     pub(crate) const fn of(name: &str) -> Self {
         let has_no_addresses_inside =
             starts_with(name, "cublas") || starts_with(name, "cudnn") || starts_with(name, "cusolverDn");
@@ -70,7 +70,7 @@ pub(crate) fn launch_of(words: &[usize]) -> Launch {
     launch
 }
 
-/// The streams that the program set on its handles and plans.
+/// The streams that the program set for its handles and plans.
 static STREAMS: LazyLock<Mutex<HashMap<usize, StreamHandle>>> = LazyLock::new(Mutex::default);
 
 /// Sets the stream of a handle.
@@ -87,7 +87,7 @@ fn known_stream(handle: usize) -> Option<StreamHandle> {
     lock(&STREAMS).get(&handle).copied()
 }
 
-/// Queues the work of a call. Solvers leave error codes in device memory.
+/// Queues the work of a call, and writes the codes that a solver leaves in device memory.
 pub(crate) fn launch(effect: CallEffect, codes: Option<SolverCodes>, arguments: &RawArguments) -> Status {
     let launch = (effect == CallEffect::Arguments).then(|| {
         let on_stack = codes.map_or(STACK_WORDS, |codes| codes.last_argument().saturating_sub(5));

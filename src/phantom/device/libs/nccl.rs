@@ -1,4 +1,5 @@
-//! NCCL: communicators that know their size and rank, and collectives that take the right memory.
+//! NCCL: communicators that know their size and rank, and collectives that take the
+//! memory that NCCL would take.
 //!
 //! Small data of known content is exchanged with the other ranks
 //! ([`rank_mailbox`](crate::libs::rank_mailbox)). Other data is not moved, and no rank waits for it. Where
@@ -35,19 +36,19 @@ struct Communicator {
     ranks: usize,
     rank: usize,
     place: RankPlace,
-    /// The index of its device.
+    /// The index of the communicator's device.
     device: usize,
-    /// The name of the ranks' shared memory, or `None` when they cannot be reached.
+    /// The name of the ranks' shared memory, or `None` if the ranks cannot be reached.
     name: Option<u64>,
     mailbox: OnceLock<Option<RankMailbox>>,
-    /// The number of communicators derived from it by a split or a shrink.
+    /// The number of communicators that a split or a shrink derived from this one.
     children: AtomicU64,
     memory: Mutex<CommunicatorMemory>,
 }
 
 const INVALID_ARGUMENT: Status = ncclResult_t::ncclInvalidArgument as Status;
 const UNHANDLED_CUDA_ERROR: Status = ncclResult_t::ncclUnhandledCudaError as Status;
-/// `NCCL_SPLIT_NOCOLOR`.
+/// The color `NCCL_SPLIT_NOCOLOR`.
 const NO_COLOR: c_int = -1;
 
 /// The content of an `ncclUniqueId`, which some calls take by value.
@@ -149,7 +150,7 @@ impl Communicator {
         connected.err().unwrap_or(OK)
     }
 
-    /// The mailbox of the ranks, if they can be reached.
+    /// Returns the mailbox of the ranks, if they can be reached.
     fn mailbox(&self) -> Option<&RankMailbox> {
         let attach = || {
             let name = self.name.filter(|_| self.ranks > 1)?;
@@ -213,7 +214,7 @@ impl Communicator {
     }
 }
 
-/// The kind of an operation, with its reduction or its rank.
+/// The kind of an operation, with the reduction or the rank that it names.
 #[derive(Debug, Clone, Copy)]
 enum Action {
     AllReduce(reduce::Operation),
@@ -353,9 +354,9 @@ impl Operation {
         }
     }
 
-    /// Receives a message from a stand-in: the message that this rank sends to itself in the same group.
-    /// PyTorch implements an all-to-all exchange as such a group, and a stand-in holds the same data as this
-    /// rank. `None` when there is no such message.
+    /// Receives a message from a stand-in, which is the message that this rank sends to itself in the same
+    /// group. PyTorch implements an all-to-all exchange as such a group, and a stand-in holds the same data
+    /// as this rank. Returns `None` if there is no such message.
     ///
     /// # Safety
     /// The pointers of both operations are good for their data.
@@ -421,7 +422,7 @@ impl Operation {
         }
     }
 
-    /// Writes one part for each rank. Returns the first failure after all are written.
+    /// Writes one part for each rank. Returns the first failure after all parts are written.
     ///
     /// # Safety
     /// As for [`run`](Self::run).
@@ -442,7 +443,7 @@ fn slice(bytes: &Contribution, index: usize, part: usize) -> Contribution {
 }
 
 thread_local! {
-    /// The number of open groups, and the operations in them.
+    /// The number of open groups. [`GROUP`] holds the operations in them.
     static GROUP_DEPTH: Cell<u32> = const { Cell::new(0) };
     static GROUP: RefCell<Vec<Operation>> = const { RefCell::new(Vec::new()) };
 }
@@ -491,7 +492,7 @@ fn destroy(comm: Handle<Communicator>) -> Status {
     OK
 }
 
-/// A rank or a count that arrives as an `int`.
+/// Converts a rank or a count that arrives as an `int`. A negative number counts as 0.
 fn unsigned(number: c_int) -> usize {
     usize::try_from(number).unwrap_or(0)
 }

@@ -40,15 +40,15 @@ unsafe fn find_in_program<F: Copy>(name: &CStr) -> Option<F> {
 type MemCreate = unsafe extern "C" fn(*mut u64, usize, *const CUmemAllocationProp, u64) -> Status;
 type MemRelease = unsafe extern "C" fn(u64) -> Status;
 
-/// Physical device memory that a library took.
+/// Physical device memory that a library allocated.
 #[derive(Debug, Default)]
 pub(crate) struct LibraryMemory {
     handles: Vec<u64>,
 }
 
 impl LibraryMemory {
-    /// Allocates buffers of these sizes on behalf of a library, each in whole pages. On an error nothing stays
-    /// allocated.
+    /// Allocates buffers of these sizes on behalf of a library, each in whole pages. If one fails,
+    /// no buffer stays allocated.
     pub(crate) fn alloc(library: &'static CStr, device: usize, sizes: &[usize]) -> Result<Self, Status> {
         // SAFETY: the signature of cuda.h.
         let create = unsafe { find_in_program::<MemCreate>(c"cuMemCreate") };
@@ -96,11 +96,11 @@ impl LibraryMemory {
     }
 }
 
-/// The library that the buffers are attributed to.
+/// The library to which the buffers are attributed.
 const LIBRARY: &CStr = c"libnccl.so.2";
 
-/// Returns the version of the program's NCCL, such as 22809. If the program has no NCCL, the newest version
-/// that we read.
+/// Returns the version of the program's NCCL, such as 22809. If the program has no NCCL, returns the newest
+/// version whose source we read.
 fn version() -> u32 {
     type GetVersion = unsafe extern "C" fn(Out<c_int>) -> Status;
     static VERSION: OnceLock<u32> = OnceLock::new();

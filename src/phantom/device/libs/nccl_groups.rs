@@ -1,8 +1,8 @@
-//! How the ranks of a communicator are spread over machines.
+//! The distribution of a communicator's ranks over machines.
 //!
-//! NCCL learns this from the other ranks. Stand-ins cannot answer, so the information comes from PyTorch's
-//! groups. Each group is announced with its name and the number of its ranks on this machine. This rank's
-//! store shows which group's key shared the id of a communicator.
+//! NCCL learns the distribution from the other ranks. Stand-ins cannot answer, so the information comes from
+//! PyTorch's groups. Each group is announced with its name and the number of its ranks on this machine. The
+//! keys in this rank's store show which group shared the id of a communicator.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char};
@@ -32,8 +32,8 @@ impl RankPlace {
         rank / self.near.max(1) == self.rank / self.near.max(1)
     }
 
-    /// Makes a place from the number of ranks of the communicator and, if known, the number of them on this
-    /// machine (`near`).
+    /// Creates a place from the number of ranks of the communicator and, if known, the number of them
+    /// on this machine (`near`).
     pub(crate) fn new(ranks: usize, rank: usize, near: Option<usize>) -> RankPlace {
         let number = |name: &str| std::env::var(name).ok()?.trim().parse().ok().filter(|number| *number > 0);
         let of_machine = match stand_ins::exist() {
@@ -46,7 +46,7 @@ impl RankPlace {
     }
 }
 
-/// For the name of each group, the number of its ranks on this machine.
+/// The number of ranks on this machine in each group, by the group's name.
 static GROUPS: Mutex<Option<HashMap<String, usize>>> = Mutex::new(None);
 
 /// Records that PyTorch makes a group of this name, with `near` ranks on this machine.
@@ -85,7 +85,7 @@ fn key_of_id(id: &[u8]) -> Option<String> {
     Some(line.trim().to_owned()).filter(|line| !line.is_empty())
 }
 
-/// Returns the name of the group that a key belongs to. In a key, the name precedes the device.
+/// Returns the name of the group to which a key belongs. In a key, the name precedes the device.
 fn group_of_key(key: &str) -> Option<&str> {
     key.split("/cuda/").next()?.split('/').rev().find(|part| !part.is_empty())
 }

@@ -1,4 +1,4 @@
-//! The device memory that NCCL takes for a communicator, computed as in NCCL's source code.
+//! The device memory that NCCL takes for a communicator, computed as by NCCL's source code.
 //!
 //! Sources, in NCCL's tree (<https://github.com/NVIDIA/nccl>), read at v2.21.5, v2.22.3, v2.27.5 and v2.28.9:
 //!
@@ -9,7 +9,7 @@
 //!   the communicator. Since v2.19 each of them is a `cuMemCreate`, so it takes 2 MiB (`ncclCuMemAlloc` in
 //!   `include/alloc.h`), where the card has GPUDirect RDMA.
 //! - `ncclTopoComputeP2pChannels` (`graph/paths.cc`): channels for send and receive are a power of two.
-//! - `ncclNvlsSetup` (`transport/nvls.cc`): what multicast takes from Hopper on.
+//! - `ncclNvlsSetup` (`transport/nvls.cc`): the memory for multicast, from Hopper on.
 //! - `initTransportsRank` (`init.cc`): until v2.21, or with `NCCL_RUNTIME_CONNECT=0`, ring, tree, multicast and
 //!   the shared buffers of the network (`sharedBuffersInit` in `transport/net.cc`, even without a network) come
 //!   with the communicator; since v2.22 each comes with the first operation that uses it.
@@ -35,8 +35,8 @@
 //!   16 that NVIDIA/nccl issue 1538 shows for two machines of eight. With fewer network cards there are fewer channels
 //!   (issue 1412: 8), so this is an upper bound.
 //!
-//! Not counted: buffers of multicast and tree that a large operation connects since v2.22, trees between machines, and
-//! registered user buffers.
+//! Not counted are the buffers of multicast and tree that a large operation connects since v2.22, trees
+//! between machines, and registered user buffers.
 
 use memtrace_cards::Links;
 
@@ -47,39 +47,41 @@ const PAGE: usize = 2 * MIB;
 const CONTROL: usize = 4096;
 /// An upper bound for the buffer sizes that environment variables set.
 const MAX_BUFFER: usize = 1 << 32;
-/// `NCCL_STEPS`, and `NCCL_SHARED_STEPS` of the network's shared buffers.
+/// The value of `NCCL_STEPS`. [`SHARED_STEPS`] is `NCCL_SHARED_STEPS` of the network's shared buffers.
 const STEPS: usize = 8;
 const SHARED_STEPS: usize = 16;
 
-/// The code of NCCL's kernels on a card of capability 9.0, in bytes: loaded with the first communicator, and
-/// what the first kernel needs in addition (its stack, for each thread that the card can hold). No source
-/// documents these sizes: they are a public figure minus the buffers. `nvidia-smi` in the logs of
-/// <https://github.com/KellerJordan/modded-nanogpt> shows, with NCCL 2.26 to 2.28 after a barrier and less
-/// the 614 MiB of a process without NCCL, 560 MiB for one rank and 896 for each of eight.
+/// The size of NCCL's kernel code on a card of capability 9.0, in bytes. The code is loaded with the
+/// first communicator. [`HOPPER_FIRST_KERNEL`] is the additional memory of the first kernel: its stack,
+/// for each thread that the card can hold. No source documents these sizes. They are a public figure
+/// minus the buffers: `nvidia-smi` in the logs of <https://github.com/KellerJordan/modded-nanogpt> shows,
+/// with NCCL 2.26 to 2.28 after a barrier and less the 614 MiB of a process without NCCL, 560 MiB for one
+/// rank and 896 for each of eight.
 pub(crate) const HOPPER_CODE: u64 = 172 << 20;
 pub(crate) const HOPPER_FIRST_KERNEL: u64 = 206 << 20;
 
-/// What the kernel of messages (`ncclDevKernel_SendRecv`) needs beyond a collective's kernel, in bytes of stack for each
-/// thread that the card can hold: 1904 against 1672 in NCCL 2.26.2, 1976 against 1736 in 2.28.9
-/// (`ncclDevKernel_AllReduce_Sum_f32_RING_LL`). `cuobjdump -arch sm_90 -res-usage` shows them in the library of
-/// NVIDIA's wheels. The driver then makes the local memory of all threads larger, and keeps it so
-/// (`CU_CTX_LMEM_RESIZE_TO_MAX` in CUDA's manual).
+/// The stack that the kernel of messages (`ncclDevKernel_SendRecv`) needs in addition to a collective's
+/// kernel, in bytes for each thread that the card can hold: 1904 against 1672 in NCCL 2.26.2, 1976 against
+/// 1736 in 2.28.9 (`ncclDevKernel_AllReduce_Sum_f32_RING_LL`). `cuobjdump -arch sm_90 -res-usage` shows these
+/// sizes in the library of NVIDIA's wheels. The driver then enlarges the local memory of all threads, and
+/// does not shrink it again (`CU_CTX_LMEM_RESIZE_TO_MAX` in CUDA's manual).
 const HOPPER_MESSAGE_STACK: u64 = 232;
 
-/// The threads that a multiprocessor of capability 9.0 holds (CUDA C++ Programming Guide, compute capabilities).
+/// The maximum number of threads on a multiprocessor of capability 9.0 (CUDA C++ Programming
+/// Guide, compute capabilities).
 const HOPPER_THREADS: u64 = 2048;
 
-/// The bytes of local memory that the first message adds on a card of capability 9.0.
+/// Returns the bytes of local memory that the first message adds on a card of capability 9.0.
 pub(crate) fn hopper_message_kernel(multiprocessors: u32) -> u64 {
     (u64::from(multiprocessors) * HOPPER_THREADS * HOPPER_MESSAGE_STACK).next_multiple_of(PAGE as u64)
 }
 
-/// The channels of a ring over machines do not grow beyond this (`ncclTopoPostset`).
+/// The maximum number of channels of a ring over several machines (`ncclTopoPostset`).
 const MOST_BETWEEN_MACHINES: usize = 16;
 
 /// One rank's view of its communicator.
 pub(crate) struct NcclMemory<'a> {
-    /// NCCL's version: 22809 is 2.28.9.
+    /// NCCL's version, which is 22809 for 2.28.9.
     pub(crate) version: u32,
     /// The number of ranks of the communicator on this machine.
     pub(crate) ranks: usize,
@@ -99,7 +101,7 @@ pub(crate) struct NcclMemory<'a> {
 }
 
 impl NcclMemory<'_> {
-    /// The sizes in bytes of the allocations that come with the communicator.
+    /// Returns the sizes in bytes of the allocations that come with the communicator.
     pub(crate) fn at_creation(&self) -> Vec<usize> {
         let channels = self.channels();
         if channels == 0 {
@@ -121,12 +123,12 @@ impl NcclMemory<'_> {
         sizes
     }
 
-    /// The sizes of the allocations that come with the first operation among several ranks.
+    /// Returns the sizes of the allocations that come with the first operation among several ranks.
     pub(crate) fn at_first_operation(&self) -> Vec<usize> {
         if self.connects_later() { self.ring() } else { Vec::new() }
     }
 
-    /// The sizes of the allocations for the first message to another rank, or from it.
+    /// Returns the sizes of the allocations for the first message to another rank (`sends`) or from it.
     pub(crate) fn for_peer(&self, sends: bool) -> Vec<usize> {
         let channels = match self.links {
             Links::Switch => self.p2p_channels(),
@@ -135,12 +137,12 @@ impl NcclMemory<'_> {
         vec![if sends { self.sender() } else { self.receiver() }; channels]
     }
 
-    /// The sizes of the allocations for the first message to another machine, or from one.
+    /// Returns the sizes of the allocations for the first message to another machine, or from one.
     pub(crate) fn for_machines(&self) -> Vec<usize> {
         if self.rdma { vec![self.shared_buffer()] } else { Vec::new() }
     }
 
-    /// The number of channels of collectives.
+    /// Returns the number of channels of collectives.
     fn channels(&self) -> usize {
         let most = if self.version < 22500 { 32 } else { 64 };
         if self.channels == 0 {
@@ -236,7 +238,8 @@ impl NcclMemory<'_> {
         self.p2p_channels() * SHARED_STEPS * self.p2p_chunk()
     }
 
-    /// Returns the connections that only the tree has, not the ring. Inside a machine, the tree is a chain.
+    /// Returns the sizes of the buffers of those connections that only the tree has, not the ring. Inside a
+    /// machine, the tree is a chain.
     fn tree(&self) -> Vec<usize> {
         let mut each = Vec::new();
         if self.ranks > 2 && self.rank + 1 < self.ranks {
@@ -248,7 +251,7 @@ impl NcclMemory<'_> {
         each.repeat(self.channels())
     }
 
-    /// True if a receiver reads from the sender's buffer.
+    /// Returns true if a receiver reads from the sender's buffer.
     fn reads(&self) -> bool {
         self.cc == (8, 0) && self.links != Links::None
     }
@@ -283,7 +286,8 @@ impl NcclMemory<'_> {
         chunk.min(self.simple() / STEPS)
     }
 
-    /// The value of one of NCCL's variables. A value that is not a number counts as the default, as in NCCL.
+    /// Returns the value of one of NCCL's variables. A value that is not a number counts
+    /// as the default, as in NCCL.
     fn number(&self, name: &str, default: usize) -> usize {
         (self.variable)(name).and_then(|value| value.trim().parse().ok()).unwrap_or(default)
     }

@@ -2,10 +2,10 @@
 //! of an out-of-memory error, monitors and scripts use it through `pynvml`. [`dlopen`](crate::core::dlopen)
 //! loads this library as `libnvidia-ml.so.1`.
 //!
-//! NVML lists every card of the machine, whatever `CUDA_VISIBLE_DEVICES` hides, and the processes of the whole
-//! machine ([`machine_state`]).
+//! NVML lists every card of the machine, even if `CUDA_VISIBLE_DEVICES` hides it, and the processes of the
+//! whole machine ([`machine_state`]).
 //!
-//! cudarc has no NVML, so its structs and codes are declared here, as in `nvml.h`.
+//! cudarc does not cover NVML, so its structs and codes are declared here as in `nvml.h`.
 
 use std::ffi::{c_char, c_int};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -34,7 +34,7 @@ const GPU_IS_LOST: Status = 15;
 /// `NVML_ERROR_ARGUMENT_VERSION_MISMATCH`.
 const VERSION_MISMATCH: Status = 25;
 
-/// The number of calls of `nvmlInit` minus calls of `nvmlShutdown`.
+/// The number of calls of `nvmlInit` minus the number of calls of `nvmlShutdown`.
 static INITIALIZED: AtomicU32 = AtomicU32::new(0);
 
 fn initialize() -> Status {
@@ -116,7 +116,7 @@ fn give_handle(card: Option<usize>, out: Out<usize>, missing: Status) -> Status 
     }
 }
 
-/// `nvmlProcessInfo_t`, of `_v2` and `_v3`.
+/// The struct `nvmlProcessInfo_t` of `_v2` and `_v3`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct ProcessInfo {
@@ -134,7 +134,7 @@ struct ProcessInfo1 {
     used_bytes: u64,
 }
 
-/// `nvmlMemory_t` and `nvmlBAR1Memory_t`, which have one layout. In bytes.
+/// The structs `nvmlMemory_t` and `nvmlBAR1Memory_t`, which have one layout. All sizes are in bytes.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct MemoryInfo {
@@ -143,7 +143,7 @@ struct MemoryInfo {
     used: u64,
 }
 
-/// `nvmlMemory_v2_t`. In bytes.
+/// The struct `nvmlMemory_v2_t`. All sizes are in bytes.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct MemoryInfo2 {
@@ -160,7 +160,7 @@ const _: () = assert!(size_of::<MemoryInfo>() == 24 && size_of::<MemoryInfo2>() 
 /// The version word of `nvmlMemory_v2_t`: the size of the struct and its version number.
 const MEMORY_2: u32 = size_of::<MemoryInfo2>() as u32 | 2 << 24;
 
-/// Writes a value about the card's own memory, which NVML does not support where memory is unified.
+/// Writes a value about the card's own memory, which NVML does not support on a card with unified memory.
 fn give_memory<T>(handle: usize, out: Out<T>, value: impl FnOnce(usize) -> T) -> Status {
     match card_of(handle) {
         Ok(_) if host_state().spec.base.unified().is_some() => NOT_SUPPORTED,
@@ -183,8 +183,8 @@ fn memory_info_2(handle: usize, place: InOut<MemoryInfo2>) -> Status {
     })
 }
 
-/// The process id that is reported for all processes outside the machine: 1, the first process of a host,
-/// which uses no device.
+/// The process id that is reported for all processes outside the machine. It is 1, the first process of a
+/// host, which uses no device.
 pub(crate) const OTHER_PID: u32 = 1;
 
 /// Lists the processes with a context on a card.
@@ -207,7 +207,7 @@ unsafe fn processes<T>(
     }
     let machine = machine_state::state();
     let mut all: Vec<T> = machine.processes_on(card).map(|(pid, bytes)| info(pid, bytes)).collect();
-    // Where memory is unified, these are the system's.
+    // On a card with unified memory, these bytes belong to the system and not to a process.
     if machine.spec.others > 0 && unified.is_none() {
         all.push(info(OTHER_PID, machine.spec.others));
     }
@@ -304,7 +304,7 @@ answers! {
     Real fn nvmlDeviceGetMemoryInfo_v2(handle: Word, place: InOut<MemoryInfo2>) {
         memory_info_2(handle, place)
     }
-    /// Reports a BAR1 window as large as the memory, as on data center cards, and the little of it that a
+    /// Reports a BAR1 window as large as the memory, as on data center cards, and the small part of it that a
     /// process maps. The answer is not counted as a guess, because no amount of memory follows from it and
     /// the tracer's own samples make this call in every run.
     Real fn nvmlDeviceGetBAR1MemoryInfo(handle: Word, out: Out<MemoryInfo>) {

@@ -1,7 +1,8 @@
-//! NVML's calls about the state of a card: its work, its clocks, its ECC errors, its place in the machine.
+//! NVML's calls for the state of a card: its utilization, its clocks, its ECC errors and
+//! its position in the machine.
 //!
-//! A simulated card has no temperature, power, fan or current clock: these are not supported, as on many real
-//! cards.
+//! A simulated card has no temperature, power, fan or current clock. The calls for these are not
+//! supported, as on many real cards.
 
 use std::ffi::{c_char, c_int};
 use std::sync::Mutex;
@@ -24,15 +25,14 @@ struct Utilization {
     memory: u32,
 }
 
-/// The shortest time over which utilization is measured. NVML's own is between a sixth of a second and a second,
-/// "depending on the product" (`nvml.h`).
+/// The shortest time over which utilization is measured. NVML measures it over a sixth of a second to a
+/// second, "depending on the product" (`nvml.h`).
 const SHORTEST: Duration = Duration::from_millis(160);
 
-/// Returns the share of a recent interval in which the card worked, in percent. Kernels do not run: their
-/// time is simulated, and passes faster or slower than wall-clock time.
+/// Returns the share of a recent interval in which the card worked, in percent. Kernels do not run, so their
+/// time is simulated, and it passes faster or slower than wall-clock time.
 fn utilization(card: usize) -> Utilization {
-    /// For each card: the time that it had worked at the last measurement, and the answer of that
-    /// measurement.
+    /// The last measurement of each card: its time, the card's work time until then, and the answer.
     type Last = Vec<Option<(Instant, u64, Utilization)>>;
     static LAST: Mutex<Last> = Mutex::new(Vec::new());
     let busy = machine_state::state().busy_ns(card);
@@ -89,7 +89,7 @@ fn pci_info(card: usize) -> PciInfo {
     }
 }
 
-/// `nvmlDeviceArchitecture_t` of the simulated card.
+/// Returns the `nvmlDeviceArchitecture_t` of the simulated card.
 fn architecture() -> u32 {
     match host_state().spec.cc {
         (..=3, _) => 2,
@@ -104,7 +104,7 @@ fn architecture() -> u32 {
     }
 }
 
-/// The highest clock in MHz: of graphics and SM (0, 1), memory (2) or video (3).
+/// Writes the highest clock in MHz of graphics or SM (kinds 0 and 1), memory (2) or video (3).
 fn max_clock(handle: usize, kind: c_int, out: Out<u32>) -> Status {
     let (sm, memory) = host_state().spec.base.clocks_mhz;
     match kind {
@@ -124,7 +124,7 @@ fn give_two<T: Copy>(handle: usize, first: Out<T>, second: Out<T>, value: T) -> 
     give(handle, first, |_| value)
 }
 
-/// The uncorrectable (1) or corrected (0) errors of a card.
+/// Writes the number of uncorrectable (kind 1) or corrected (0) errors of a card.
 fn ecc_errors(handle: usize, kind: c_int, out: Out<u64>) -> Status {
     let errors = |card| machine::table().map_or(0, |table| table.ecc_errors(card));
     match kind {
@@ -134,7 +134,7 @@ fn ecc_errors(handle: usize, kind: c_int, out: Out<u64>) -> Status {
     }
 }
 
-/// Returns that the call is not supported, if the handle is a card.
+/// Returns the code for "not supported", or an error if the handle is not a card.
 fn unsupported(handle: usize) -> Status {
     card_of(handle).err().unwrap_or(NOT_SUPPORTED)
 }

@@ -1,9 +1,9 @@
-//! NVRTC, the compiler that cuDNN calls when it finalizes a plan of an engine that is compiled at run time.
+//! NVRTC, the compiler that cuDNN calls when it finalizes a plan whose engine is compiled at run time.
 //!
 //! No kernel runs here, and neither the workspace of a plan nor its order among the plans depends on the
 //! code. A search for the fastest plan (`torch.backends.cudnn.benchmark`) finalizes hundreds of plans, and
-//! would spend all its time in the compiler. So the programs of cuDNN are not compiled: each gets a file
-//! without code. All other programs are compiled by the real library.
+//! would spend all its time in the compiler. So the programs of cuDNN are not compiled, and each gets a file
+//! without code. The real library compiles all other programs.
 
 use std::cell::Cell;
 use std::collections::HashSet;
@@ -16,7 +16,7 @@ use crate::core::call_table::{answers, by_contract};
 use crate::core::ffi::{Out, Word};
 use crate::core::lock::lock;
 
-/// `NVRTC_SUCCESS` and `NVRTC_ERROR_INTERNAL_ERROR`.
+/// The code `NVRTC_SUCCESS`. [`INTERNAL_ERROR`] is `NVRTC_ERROR_INTERNAL_ERROR`.
 const SUCCESS: c_int = 0;
 const INTERNAL_ERROR: c_int = 11;
 
@@ -31,19 +31,21 @@ thread_local! {
     static IS_SKIPPED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The programs compiled by the real library so far, and those that were not compiled.
+/// The number of programs that the real library has compiled. [`NOT_COMPILED`] counts
+/// those that were not compiled.
 static COMPILED: AtomicU64 = AtomicU64::new(0);
 static NOT_COMPILED: AtomicU64 = AtomicU64::new(0);
 
-/// The programs compiled by the real library so far, and those that were not compiled.
+/// Returns the number of programs that the real library has compiled, and the number of
+/// those that were not compiled.
 pub(crate) fn programs() -> (u64, u64) {
     (COMPILED.load(Ordering::Relaxed), NOT_COMPILED.load(Ordering::Relaxed))
 }
 
-/// The programs that were not compiled, until they are destroyed.
+/// The handles of the programs that were not compiled, until they are destroyed.
 static SKIPPED: LazyLock<Mutex<HashSet<usize>>> = LazyLock::new(Mutex::default);
 
-/// Calls a function during which this thread compiles no programs.
+/// Calls a function. During the call, this thread compiles no programs.
 pub(crate) fn without_compiling<T>(function: impl FnOnce() -> T) -> T {
     let before = IS_SKIPPED.try_with(|cell| cell.replace(true)).unwrap_or(false);
     let result = function();
@@ -55,8 +57,8 @@ fn is_skipped(program: usize) -> bool {
     lock(&SKIPPED).contains(&program)
 }
 
-/// Returns a function of the real library. The library is loaded: the program called the function of the same
-/// name here.
+/// Returns a function of the real library, which is loaded because the program called the
+/// function of the same name here.
 fn real(name: &CStr) -> Option<*mut c_void> {
     [c"libnvrtc.so.13", c"libnvrtc.so.12", c"libnvrtc.so.11.2"].into_iter().find_map(|library| {
         // SAFETY: a search by name that loads nothing; a handle that is never closed.

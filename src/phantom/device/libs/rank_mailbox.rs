@@ -1,9 +1,9 @@
-//! Small messages between the ranks of a communicator, through shared memory.
+//! Exchanges small messages between the ranks of a communicator, through shared memory.
 //!
 //! A rank publishes its contribution to its n-th operation and waits until the other ranks have published
 //! theirs. So object collectives, barriers and reductions of metrics give their real results. Large data is
 //! never exchanged, so training never waits. If a rank does not answer within [`PATIENCE`], the others print
-//! one line on stderr and stop waiting for it, so no rank hangs forever.
+//! one line on stderr and stop waiting for it, so that no rank hangs forever.
 
 use std::ffi::CString;
 use std::ptr::NonNull;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use crate::core::values::SMALL;
 
-/// The time limit for a wait for another rank.
+/// The maximum time for which a rank waits for another rank.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The size of a cache line in bytes. Each control block has a cache line of its own, so that ranks do not
 /// slow each other down.
@@ -48,8 +48,8 @@ unsafe impl Sync for RankMailbox {}
 struct Control {
     /// The number of the last message.
     written: AtomicU64,
-    /// The number of operations that the rank has finished; in the mailbox of a pair, the number of messages
-    /// received.
+    /// The number of operations that the rank has finished. In the mailbox of a pair, it is the
+    /// number of messages received.
     read: AtomicU64,
     /// 1 if the content of the message is known, or else 0.
     known: AtomicU64,
@@ -58,7 +58,8 @@ struct Control {
 }
 
 impl RankMailbox {
-    /// Attaches to the shared memory of this name. The first rank creates it, the last one unlinks it.
+    /// Attaches to the shared memory of this name. The first rank creates the memory,
+    /// and the last one unlinks it.
     pub(crate) fn attach(name: &str, ranks: usize, rank: usize) -> Option<Self> {
         let name = CString::new(name).ok()?;
         let size = HEADER + ranks * (CACHE_LINE + SMALL) + ranks * ranks * (CACHE_LINE + SMALL);
@@ -134,7 +135,7 @@ impl RankMailbox {
     }
 
     /// Reads the last message. The caller has seen the number of the message, and the writer writes no other
-    /// one before this one is received.
+    /// message before this one is received.
     fn read(&self, mailbox: usize) -> Contribution {
         let control = self.control(mailbox);
         if control.known.load(Ordering::Relaxed) == 0 {
@@ -147,8 +148,8 @@ impl RankMailbox {
         Some(bytes)
     }
 
-    /// Waits until a condition on another rank holds. Returns false when this process stops waiting for that
-    /// rank.
+    /// Waits until a condition on another rank holds. Returns false if this process
+    /// stops waiting for that rank.
     fn wait_until(&self, condition: impl Fn() -> bool) -> bool {
         let started = Instant::now();
         let mut rounds = 0u32;
@@ -178,8 +179,8 @@ impl RankMailbox {
         true
     }
 
-    /// Publishes this rank's contribution to the next operation and returns all ranks' contributions, in order.
-    /// `None` when this process has stopped waiting for the others.
+    /// Publishes this rank's contribution to the next operation and returns all ranks' contributions, in
+    /// order. Returns `None` if this process has stopped waiting for the others.
     pub(crate) fn exchange(&self, mine: Option<&[u8]>) -> Option<Vec<Contribution>> {
         if self.given_up.load(Ordering::Relaxed) {
             return None;
@@ -199,7 +200,7 @@ impl RankMailbox {
         Some(all)
     }
 
-    /// Sends to one rank. Waits only while that rank has not received the last message.
+    /// Sends a message to one rank. Waits only while that rank has not received the last message.
     pub(crate) fn send(&self, to: usize, bytes: Option<&[u8]>) {
         let mailbox = self.pair(self.rank, to);
         let control = self.control(mailbox);
@@ -209,7 +210,7 @@ impl RankMailbox {
         }
     }
 
-    /// Receives from one rank. Returns `None` when this process has stopped waiting for that rank.
+    /// Receives a message from one rank. Returns `None` if this process has stopped waiting for that rank.
     pub(crate) fn receive(&self, from: usize) -> Option<Contribution> {
         let mailbox = self.pair(from, self.rank);
         let control = self.control(mailbox);

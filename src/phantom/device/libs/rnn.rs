@@ -2,8 +2,8 @@
 //! sizes of the scratch memory.
 //!
 //! The layout is the documented one: all matrices, layer by layer and direction by direction, then all
-//! biases. cuDNN does not document alignment or padding between them. PyTorch only needs the parts to be
-//! disjoint and inside the buffer. The sizes of workspace and reserve space are guesses.
+//! biases. cuDNN does not document alignment or padding between them. PyTorch only needs the matrices and
+//! biases to be disjoint and inside the buffer. The sizes of workspace and reserve space are guesses.
 
 use std::ffi::c_int;
 use std::sync::Mutex;
@@ -90,7 +90,7 @@ impl Descriptor {
     }
 }
 
-/// The bytes of one element of a `cudnnDataType_t`.
+/// Returns the bytes of one element of a `cudnnDataType_t`.
 fn width(data_type: c_int) -> usize {
     match data_type {
         CUDNN_DATA_DOUBLE | CUDNN_DATA_INT64 => 8,
@@ -110,13 +110,13 @@ impl RnnShape {
         }
     }
 
-    /// The size of the output of one direction.
+    /// Returns the size of the output of one direction.
     fn output(self) -> usize {
         if self.projected > 0 { self.projected } else { self.hidden }
     }
 
-    /// The rows and columns of one matrix: first the input matrices of the gates, then the recurrent ones,
-    /// then the projection.
+    /// Returns the rows and columns of one matrix. The input matrices of the gates come first, then the
+    /// recurrent ones, then the projection.
     fn matrix(self, pseudo_layer: usize, linear: usize) -> (usize, usize) {
         let gates = self.gates();
         if linear >= 2 * gates {
@@ -130,7 +130,7 @@ impl RnnShape {
         (self.hidden, columns)
     }
 
-    /// The number of elements of all matrices before this one.
+    /// Returns the number of elements of all matrices before this one.
     fn elements_before(self, pseudo_layer: usize, linear: usize) -> usize {
         let of_layer = |layer, count: usize| -> usize {
             (0..count).map(|linear| self.matrix(layer, linear)).map(|(rows, columns)| rows * columns).sum()
@@ -139,12 +139,12 @@ impl RnnShape {
             + of_layer(pseudo_layer, linear)
     }
 
-    /// The number of elements of all matrices.
+    /// Returns the number of elements of all matrices.
     fn matrix_elements(self) -> usize {
         self.elements_before(self.layers * self.directions, 0)
     }
 
-    /// The bytes of the packed buffer.
+    /// Returns the size of the packed buffer in bytes.
     fn weight_bytes(self) -> usize {
         let biases =
             if self.bias { self.layers * self.directions * 2 * self.gates() * self.hidden } else { 0 };
@@ -152,7 +152,8 @@ impl RnnShape {
     }
 }
 
-/// The destroyed descriptors, which are reused: PyTorch makes several for each call of a recurrent network.
+/// The destroyed descriptors. They are reused, because PyTorch makes several for each
+/// call of a recurrent network.
 static DESTROYED: Destroyed<Descriptor> = Destroyed::none();
 
 fn create(out: Out<Handle<Descriptor>>) -> Status {
@@ -317,13 +318,13 @@ answers! {
         let (Some(network), Some(data)) = (network.get(), data.get()) else { return NOT_INITIALIZED };
         let (shape, sequences) = (*lock(&network.network), *lock(&data.sequences));
         let step = shape.layers * shape.directions * sequences.batch * shape.hidden * width(shape.data_type);
-        // The workspace holds the gates of each step of one layer. In training the reserve holds the gates,
+        // The workspace holds the gates of each step of one layer. In training, the reserve holds the gates,
         // the cell and the output of each step of all layers for the backward pass.
         workspace.put(step * shape.gates() * 2);
         reserve.put(if training == 0 { 0 } else { step * sequences.steps * (shape.gates() + 2) });
         OK
     }
-    /// The state of one generator for each thread that the card can hold.
+    /// Writes the size of one generator's state for each thread that the card can hold.
     Guess fn cudnnDropoutGetStatesSize(_handle: Word, size: Out<usize>) {
         size.give(host_state().spec.sms as usize * 2048 * 48)
     }

@@ -1,18 +1,18 @@
-//! The codes that solvers leave in device memory: 0 for a matrix that could be factored or solved.
+//! The codes that solvers leave in device memory. A code is 0 if the matrix could be factored or solved.
 //!
-//! PyTorch reads the codes after each call (`at::native::_linalg_check_errors`). If nothing wrote a code, the
-//! phantom would have to invent the value, and a loop over small systems reads thousands of them.
+//! PyTorch reads the codes after each call (`at::native::_linalg_check_errors`). If no call wrote a code, the
+//! phantom would have to invent the value, and a loop over small systems reads thousands of codes.
 
 use crate::core::const_text::{contains, ends_with, starts_with};
 use crate::core::stream::Stream;
 use crate::cuda::copy::{Known, device_of, write_computed};
 use crate::libs::library_calls::RawArguments;
 
-/// The place of the codes among the arguments of a call, counted from 0 (cusolverDn.h, cublas_api.h).
+/// The position of the codes among the arguments of a call, counted from 0 (cusolverDn.h, cublas_api.h).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SolverCodes {
     address: usize,
-    /// The argument with the number of codes; `None` for a single one.
+    /// The position of the argument with the number of codes, or `None` if there is one code.
     count: Option<usize>,
 }
 
@@ -70,7 +70,7 @@ const fn many(address: usize, count: usize) -> SolverCodes {
 const MOST: usize = 1 << 20;
 
 impl SolverCodes {
-    /// Returns the place of the codes of the call with this name, or `None` if it leaves none.
+    /// Returns the position of the codes of the call with this name, or `None` if it leaves none.
     pub(crate) const fn of(name: &str) -> Option<Self> {
         let table: &[(&str, SolverCodes)] = if ends_with(name, "bufferSize") {
             &[]
@@ -91,14 +91,14 @@ impl SolverCodes {
         None
     }
 
-    /// The place of the last argument, or one after it: in some calls a word with parameters follows the
-    /// codes.
+    /// Returns the position of the last argument, or one after it, because in some calls a word with
+    /// parameters follows the codes.
     pub(crate) fn last_argument(self) -> usize {
         self.count.unwrap_or(self.address + 1)
     }
 
-    /// Writes the code of success. A captured call has written nothing yet; the launch of its graph makes the
-    /// codes unknown.
+    /// Writes the code of success. A captured call writes no code, and the launch of its
+    /// graph makes the codes unknown.
     pub(crate) fn succeed(self, arguments: &RawArguments, stream: &Stream) {
         if stream.capturing().is_some() {
             return;

@@ -1,10 +1,10 @@
 //! Stand-ins: the ranks of a simulated cluster that do not run.
 //!
-//! `memtrace run --ranks` starts a few ranks of a job. Each of these ranks runs alone, and treats all other
-//! ranks as stand-ins. A stand-in holds the same data as the rank that asks. So a gather repeats that data, a
-//! sum multiplies it, and a maximum equals it; the content of a message from a stand-in is unknown. A value
-//! that a stand-in contributed counts as an answer: when the host reads it, that is a read of an invented
-//! value.
+//! `memtrace run --ranks` starts a few ranks of a job. Each of these ranks runs alone, and treats all
+//! other ranks as stand-ins. A stand-in holds the same data as the rank that asks. So a gather repeats
+//! that data, a sum multiplies it, and a maximum equals it; the content of a message from a stand-in is
+//! unknown. A value that a stand-in contributed counts as an answer, so a read of it by the host is a
+//! read of an invented value.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -24,10 +24,10 @@ const MOST_GATHERED: usize = 16 << 20;
 static ANSWERS: AtomicU64 = AtomicU64::new(0);
 /// The size of the group that PyTorch is making, or 0.
 static ANNOUNCED: AtomicUsize = AtomicUsize::new(0);
-/// The number of ranks of that group on this machine, or 0 if it is not known.
+/// The number of ranks on this machine in the group that PyTorch is making, or 0 if it is not known.
 static ANNOUNCED_NEAR: AtomicUsize = AtomicUsize::new(0);
 
-/// The ranks that run, and the number of all ranks. `None` when all ranks run.
+/// Returns the ranks that run, and the number of all ranks. Returns `None` if all ranks run.
 pub(crate) fn ranks() -> Option<&'static (String, u64)> {
     static RANKS: OnceLock<Option<(String, u64)>> = OnceLock::new();
     RANKS.get_or_init(|| parse(&std::env::var(RANKS_VARIABLE).ok()?)).as_ref()
@@ -54,7 +54,7 @@ pub(crate) fn answers() -> u64 {
     ANSWERS.load(Ordering::Relaxed)
 }
 
-/// The size of the group that PyTorch is making, if it is known.
+/// Returns the size of the group that PyTorch is making, if it is known.
 pub(crate) fn announced_size() -> Option<usize> {
     Some(ANNOUNCED.load(Ordering::Relaxed)).filter(|size| *size > 0)
 }
@@ -110,7 +110,7 @@ pub(crate) unsafe fn write(to: usize, bytes: Option<&[u8]>, size: usize) -> Stat
     status
 }
 
-/// Writes the same part for each rank; `mine` is the rank whose part is its own. If the bytes are not known
+/// Writes the same part for each rank. `mine` is the rank whose part is its own. If the bytes are not known
 /// or the whole result is large, every part except this rank's own becomes unknown.
 ///
 /// # Safety

@@ -1,4 +1,4 @@
-//! Calls into C++: catches exceptions, and gives strings the layout of the C++ standard library.
+//! Calls C++ functions, catches their exceptions, and gives strings the layout of the C++ standard library.
 
 use std::arch::global_asm;
 use std::ffi::{c_int, c_void};
@@ -16,8 +16,8 @@ unsafe extern "C" {
     fn _Unwind_SetIP(context: *mut c_void, address: usize);
 }
 
-// A single call. The personality routine below sends its exceptions to the landing pad, with the exception in
-// rax.
+// The function makes a single call. The personality routine below sends the call's exceptions to the landing
+// pad, with the exception in rax.
 global_asm!(
     ".pushsection .data.rel.ro.memtrace_phantom_personality,\"aw\",@progbits",
     ".p2align 3",
@@ -81,7 +81,7 @@ unsafe extern "C" fn personality(
         return HANDLER_FOUND;
     }
     if actions & HANDLER_FRAME == 0 {
-        // A forced unwind, because the thread is being canceled.
+        // This is a forced unwind, because the thread is being canceled.
         return CONTINUE_UNWIND;
     }
     // SAFETY: the context is the unwinder's own.
@@ -124,7 +124,7 @@ pub(super) fn catching<R>(work: impl FnOnce() -> R) -> Option<R> {
     call.result.filter(|_| thrown == 0)
 }
 
-/// A `std::string` for calls that only read it.
+/// A `std::string`, for calls that only read it.
 pub(super) struct CxxString {
     /// The words of both layouts. The old layout is the address of the characters, preceded there by their
     /// number, the capacity and a reference count. The new layout is the address, the number and the
@@ -146,7 +146,7 @@ impl CxxString {
         Self { words, _characters: characters }
     }
 
-    /// Returns the words of the string: four in the new layout, the first one in the old layout.
+    /// Returns the words of the string: four words in the new layout, the first word in the old layout.
     pub(super) fn words(&self, is_new: bool) -> &[usize] {
         if is_new { &self.words } else { &self.words[..1] }
     }

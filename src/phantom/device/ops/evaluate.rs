@@ -19,7 +19,7 @@ struct Op {
     /// The op for the second run, if the op is followed. For an in-place op, it is the variant that creates a
     /// new tensor.
     second: Option<Operator>,
-    /// For each argument: true if the op writes it.
+    /// True for each argument that the op writes.
     writes: Vec<bool>,
     /// True if the op does not read its first argument.
     overwrites: bool,
@@ -197,11 +197,11 @@ pub(super) struct Started {
     pub(super) written: Vec<TensorMemory>,
     /// The known contents of the blocks around the written memory.
     kept: Vec<Part>,
-    /// What is known about the flags in the op's inputs.
+    /// The known or expected flags of the op's inputs.
     flags: Vec<Flags>,
     /// The relation between the first and the second input.
     relation: Option<Relation>,
-    /// The output if nothing computes it.
+    /// The sample that becomes the output if nothing computes it, and the arguments of the op.
     sample: Option<(Sample, Arguments)>,
     /// The addresses of the input tensors on a device.
     inputs: Vec<usize>,
@@ -214,7 +214,7 @@ impl Started {
     }
 }
 
-/// Called when an op starts.
+/// Handles the start of an op.
 ///
 /// # Safety
 /// `schema` is live, and `inputs` are the inputs of the op.
@@ -241,7 +241,8 @@ pub(super) unsafe fn start(schema: usize, inputs: &[Value]) -> Started {
         }
     }
     let last = Related::take_last();
-    // Other ops may take tensors whose memory torch forbids to look at, such as the outputs of a CUDA graph's earlier run.
+    // Other ops may take tensors whose memory PyTorch forbids to inspect, such as the outputs of a
+    // CUDA graph's earlier run.
     if op.question.is_some() || op.sample.is_some() || Related::is_made_by(op.base) {
         for value in inputs {
             // SAFETY: by the contract.
@@ -299,7 +300,7 @@ unsafe fn first_size(torch: &'static Torch, operator: &Operator, inputs: &[Value
     }
 }
 
-/// Called when an op ends.
+/// Handles the end of an op.
 ///
 /// # Safety
 /// `outputs` are the live outputs of the op.

@@ -1,10 +1,10 @@
-//! The rule for values that no kernel computed: they are ordinary, so that a program's checks pass.
+//! The rule for values that no kernel computed. They are ordinary, so that a program's checks pass.
 //!
 //! - A number is finite and not NaN.
 //! - It equals no other number: a test for equality is expected to fail for each element. The results of
 //!   "not", "and", "or", and of the maximum or minimum of such flags follow from this.
-//! - For other flags, "all" is true and "any" is false, for any number of flags, also along a dimension:
-//!   programs use these to check that their data is valid.
+//! - For other flags, "all" is true and "any" is false, for any number of flags, also along a dimension,
+//!   because programs use these to check that their data is valid.
 //! - It is positive: a sum is greater than each of its terms.
 //! - It has the form that a check expects: a triangular matrix equals its triangle, and a whole number equals
 //!   its floor.
@@ -20,18 +20,19 @@ use crate::ops::tensor::TensorMemory;
 /// The question that an op asks about its inputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Question {
-    /// Whether a number is finite, infinite or NaN. The value is the answer for an ordinary number.
+    /// The op asks whether a number is finite, infinite or NaN. The value is the
+    /// answer for an ordinary number.
     Kind(bool),
-    /// Whether two values are equal (true) or unequal (false).
+    /// The op asks whether two values are equal (true) or unequal (false).
     Equality(bool),
     All,
     Any,
     Not,
     And,
     Or,
-    /// The maximum or the minimum.
+    /// The op asks for the maximum or the minimum.
     Extreme,
-    /// Whether one value is greater (true) or less (false) than another.
+    /// The op asks whether one value is greater (true) or less (false) than another.
     Order(bool),
 }
 
@@ -63,7 +64,7 @@ pub(super) struct Flags {
     expected: Option<bool>,
     /// True if all flags are known and the same.
     is_known: bool,
-    /// Whether at least one flag is known to be true, and at least one is known to be false.
+    /// Whether a flag is known to be true (index 0), and whether a flag is known to be false (index 1).
     has: [bool; 2],
 }
 
@@ -71,7 +72,7 @@ pub(super) struct Flags {
 const BOOL: i32 = 11;
 
 impl Flags {
-    /// Returns the flags of a tensor. An integer counts as a flag: true if it is not 0.
+    /// Returns the flags of a tensor. An integer counts as a flag that is true if the integer is not 0.
     pub(super) fn of(memory: &TensorMemory) -> Self {
         if !matches!(memory.dtype, 0..=4 | BOOL) || !memory.is_small() || memory.count() == 0 {
             return Self::default();
@@ -125,7 +126,8 @@ pub(super) fn answer(
     let first = inputs.first().copied().unwrap_or_default();
     let second = inputs.get(1).copied().unwrap_or_default();
     let is = |flags: Flags, wanted: bool| flags.expected == Some(wanted);
-    // The answer, whether it is certain, and whether it is about values that nothing computed.
+    // The tuple holds the answer, whether it is certain, and whether it is about
+    // values that nothing computed.
     let (flag, is_certain, is_answer) = match question {
         Question::Kind(flag) => (flag, true, false),
         Question::Equality(is_equal) if relation == Some(Relation::Form) => (is_equal, true, true),
@@ -178,7 +180,7 @@ pub(super) fn answer(
 pub(super) enum Relation {
     Greater,
     Less,
-    /// One is the other in a special form that a program checks for, such as its triangle or floor.
+    /// One input is the other in a special form that a program checks for, such as its triangle or floor.
     Form,
 }
 
@@ -197,12 +199,13 @@ thread_local! {
 }
 
 impl Related {
-    /// Returns the last op's result if it is related to its inputs, and resets it, because another op begins.
+    /// Returns the last op's result if it is related to its inputs. Resets the stored result,
+    /// because another op begins.
     pub(super) fn take_last() -> Option<Self> {
         LAST.try_with(Cell::take).ok().flatten()
     }
 
-    /// Whether the result of an op of this name is related to its inputs.
+    /// Returns true if the result of an op of this name is related to its inputs.
     pub(super) fn is_made_by(base: &str) -> bool {
         matches!(base, "add" | "sub" | "tril" | "triu" | "floor" | "ceil" | "round" | "trunc")
     }

@@ -1,9 +1,9 @@
 //! Observes the start and the end of each PyTorch op.
 //!
-//! PyTorch's dispatcher passes each op through `c10::Dispatcher::runRecordFunction` if somebody observes ops.
-//! So a callback is installed, which makes PyTorch pass the inputs and keep the outputs. The function itself
-//! is interposed here: its arguments include the op's record, schema and inputs. Only the position of the
-//! outputs in a record has to be learned, from the position of the inputs.
+//! PyTorch's dispatcher passes each op through `c10::Dispatcher::runRecordFunction` if a callback observes
+//! ops. So a callback is installed, which makes PyTorch pass the inputs and keep the outputs. The function
+//! itself is interposed here: its arguments include the op's record, schema and inputs. Only the position of
+//! the outputs in a record has to be learned, from the position of the inputs.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_void};
@@ -28,8 +28,8 @@ static REAL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 /// True once the callback is installed.
 static IS_ON: AtomicBool = AtomicBool::new(false);
 
-/// The index of the word in a record that has the address of its inputs; the next word is their number. 0
-/// until it is known.
+/// The index of the word in a record that has the address of the op's inputs; the next word is the number of
+/// inputs. The index is 0 until it is known.
 static INPUTS: AtomicUsize = AtomicUsize::new(0);
 
 /// The number of words from the inputs to the outputs, with a `std::unordered_map` in between.
@@ -63,7 +63,7 @@ pub(crate) fn install() {
     IS_ON.store(true, Ordering::Release);
 }
 
-/// Returns PyTorch's function that the one below replaces.
+/// Returns PyTorch's function, which the interposed one below replaces.
 fn real() -> Option<Run> {
     let mut found = REAL.load(Ordering::Relaxed);
     if found.is_null() {

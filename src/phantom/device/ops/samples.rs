@@ -1,4 +1,4 @@
-//! Outputs that nothing computed and that need more than an ordinary number: indices, samples and counts.
+//! Outputs that nothing computed and for which an ordinary number is not enough: indices, samples and counts.
 //! They are spread evenly over the values to choose from. So a router gives each expert its share, and a
 //! check that a sample is in its support passes.
 
@@ -23,7 +23,7 @@ pub(super) enum Sample {
     Permutation,
     /// Flags that are true with a given probability.
     Coins,
-    /// The remainder of a division by one: 0, because a sample is a whole number.
+    /// The remainder of a division by one, which is 0 because a sample is a whole number.
     Rest,
     /// Zeros, the initial value of a mask.
     Zeros,
@@ -31,7 +31,7 @@ pub(super) enum Sample {
     Scatter,
     /// The same flags with another type or in another place.
     Same,
-    /// Whether elements differ from a number, or are greater.
+    /// Flags that show whether elements differ from a number, or are greater.
     Test,
     /// The number of true flags.
     Sum,
@@ -48,7 +48,7 @@ pub(super) struct Arguments {
     share: Option<f64>,
 }
 
-/// `c10::ScalarType`.
+/// The numbers of these types in `c10::ScalarType`.
 const INT: i32 = 3;
 const LONG: i32 = 4;
 const BOOL: i32 = 11;
@@ -172,7 +172,7 @@ impl Sample {
         }
         let share = match self {
             Self::Zeros => Some(0.0),
-            // A nonzero number at distinct places.
+            // The op writes a nonzero number. The positions are assumed to be distinct.
             Self::Scatter if matches!(arguments.numbers.as_slice(), [_, number] if *number != 0.0) => {
                 share.map(|share| (share + arguments.indices as f64 / count as f64).min(1.0))
             }

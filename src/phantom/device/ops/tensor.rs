@@ -16,7 +16,7 @@ const MOST_PARTS: usize = 1 << 12;
 pub(super) enum Place {
     Host,
     Device,
-    /// Not a plain tensor: sparse, fake, wrapped or quantized.
+    /// The tensor is not a plain one: it is sparse, fake, wrapped or quantized.
     Elsewhere,
 }
 
@@ -274,7 +274,7 @@ impl TensorMemory {
 pub(super) struct Part {
     start: usize,
     end: usize,
-    /// True if it contains an answer that no kernel computed.
+    /// True if the content includes an answer that no kernel computed.
     is_answer: bool,
 }
 

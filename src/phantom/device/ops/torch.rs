@@ -1,4 +1,4 @@
-//! The PyTorch functions that are called, and the layouts that no function reveals.
+//! The PyTorch functions that this library calls, and the layouts that no function reveals.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::OnceLock;
@@ -26,7 +26,7 @@ type CreateFromBlob = unsafe extern "C" fn(
     *mut *mut usize,
 ) -> c_int;
 
-/// The functions.
+/// The PyTorch functions, and the layouts.
 pub(super) struct Torch {
     pub(super) add_callback: unsafe extern "C" fn(Callback) -> u64,
     find_schema: unsafe extern "C-unwind" fn(*mut Operator, *const c_void, *const c_void),
@@ -248,8 +248,8 @@ impl Torch {
     }
 }
 
-/// The offset that `UInt`, which newer versions have, adds to the tags after `Int`; `u32::MAX` until it is
-/// known.
+/// The offset that `UInt`, which newer versions have, adds to the tags after `Int`. It is
+/// `u32::MAX` until it is known.
 static SHIFT: AtomicU32 = AtomicU32::new(u32::MAX);
 
 /// Tags of `IValue`, in the order of `TORCH_FORALL_TAGS`.
@@ -263,13 +263,13 @@ pub(super) enum Tag {
     Object,
     List,
     Device,
-    /// Anything else, which no op of interest uses.
+    /// Any other type, which no op of interest uses.
     Other,
 }
 
 impl Tag {
-    /// Derives the tags of this torch from the tag of a list: 13 in older versions, 14 in versions that have
-    /// a tag for unsigned integers. Ignores any other tag.
+    /// Derives the tags of this version of PyTorch from the tag of a list: 13 in older versions, 14 in
+    /// versions that have a tag for unsigned integers. Ignores any other tag.
     pub(super) fn learn(list: u32) {
         if let 13 | 14 = list {
             SHIFT.store(list - 13, Ordering::Relaxed);

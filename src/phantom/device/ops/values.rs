@@ -1,4 +1,4 @@
-//! Arguments of ops (`c10::IValue`): read when an op starts, and copied for the second run.
+//! Arguments of ops (`c10::IValue`). They are read when an op starts, and copied for the second run.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -41,7 +41,7 @@ impl Value {
         (self.kind() == Tag::Tensor && self.is_defined()).then(|| unsafe { place_of(torch, self.payload) })
     }
 
-    /// Returns false for an undefined tensor: its address is that of a static object, which has no keys.
+    /// Returns false for an undefined tensor, whose address is that of a static object without keys.
     fn is_defined(&self) -> bool {
         self.payload > 0xFFFF && self.payload.is_multiple_of(8)
     }
@@ -111,7 +111,7 @@ const LIST: usize = 16;
 /// The size of a `ListImpl`: the vector is followed by a type of two words.
 const LIST_SIZE: usize = LIST + 24 + 16;
 
-/// Values that the second run owns: they hold one reference to each object on the heap.
+/// Values that the second run owns. They hold one reference to each object on the heap.
 pub(super) struct Values {
     torch: &'static Torch,
     list: Vec<Value>,
@@ -154,8 +154,8 @@ impl Values {
         Self { torch, list: Vec::new(), memory: Vec::new(), is_answer: false, sources: Vec::new() }
     }
 
-    /// Adds a value of an op. Returns `None` if it is not known, or of a kind that is not followed. With
-    /// `is_written`, the op does not read the value.
+    /// Adds a value of an op. Returns `None` if the value is not known, or of a kind that is not followed. If
+    /// `is_written` is true, the op does not read the value.
     ///
     /// # Safety
     /// `value` is a live `IValue`.
@@ -166,8 +166,8 @@ impl Values {
         Some(())
     }
 
-    /// Adds unknown indices, or a list that contains some, as indices spread evenly over `places`. A list has
-    /// a number of places for each element.
+    /// Adds unknown indices, or a list that contains some, as indices spread evenly over `places`. For a
+    /// list, `places` holds one number for each element.
     ///
     /// # Safety
     /// Same as for [`add`](Self::add).

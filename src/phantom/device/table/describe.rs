@@ -1,5 +1,5 @@
-//! The functions through which the tracer queries the phantom library: the card, the assumptions, the counts.
-//! The tracer finds them by name and writes their text to the trace.
+//! The functions through which the tracer queries the phantom library for the card, the assumptions and the
+//! counts. The tracer finds them by name and writes their text to the trace.
 
 use std::ffi::c_char;
 use std::fmt::Write;
@@ -39,7 +39,7 @@ fn without_escapes(text: &str) -> String {
     text.chars().filter(|c| !c.is_control() && !matches!(c, '"' | '\\')).collect()
 }
 
-/// Returns the card and the run so far as JSON.
+/// Returns the description of the card and of the run so far as JSON.
 fn description() -> String {
     let host = host_state();
     let spec = &host.spec;
@@ -189,7 +189,7 @@ extern "C" fn memtrace_phantom_take_fault() -> bool {
     faults::take_last().is_some()
 }
 
-/// Returns true once, after the process's first granted request past the card's capacity (`--past-oom`).
+/// Returns true once after the process's first granted request past the card's capacity (`--past-oom`).
 #[unsafe(no_mangle)]
 extern "C" fn memtrace_phantom_take_grant() -> bool {
     past_oom::take_grant()

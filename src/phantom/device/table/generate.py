@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Writes generated.rs: the functions that no answers! block defines by hand.
+"""Writes generated.rs, which has the functions that no answers! block defines by hand.
 
     src/phantom/device/table/generate.py PYTHON...
 
 Each PYTHON is an interpreter with torch. The list has every CUDA-family name that a library of torch leaves
-undefined, and, as a refusal, every other name of the driver's header. A name stays in the list when none of
-the given environments wants it, so torch versions can be added one at a time.
+undefined, and every other name of the driver's header, which is refused. A name stays in the list even if no
+library of the given environments needs it, so torch versions can be added one at a time.
 
 A generated function does nothing and returns success. Where the header in the wheels shows an out-parameter
 that the caller uses (a handle, a size, a count), the function fills it.
@@ -29,7 +29,7 @@ NUMBERS = {
     "unsigned int": "u32",
     "cusparseIndexBase_t": "c_int",
 }
-# Functions of a math library that run on the device, and not only store a setting.
+# Matches the functions of a math library that run on the device, and not those that only store a setting.
 WORK = re.compile(
     r"(?:cublas|cusolver|cusparse|cufft|curand|cudnn)(?!.*(?:Create|Destroy|Set|Get|Init|Support|bufferSize|MatDescr|Version|nnz$)).*"
 )
@@ -42,7 +42,7 @@ def site_packages(python):
 
 
 def wanted(site):
-    """Every name of the families that a library of torch leaves undefined."""
+    """Returns the names of the families that a library of torch leaves undefined."""
     names = set()
     for library in glob.glob(f"{site}/torch/lib/*.so"):
         lines = subprocess.run(
@@ -56,7 +56,7 @@ def wanted(site):
 
 
 def text_of(header):
-    """The declarations of a header, without comments and preprocessor lines."""
+    """Returns the declarations of a header, without comments and preprocessor lines."""
     with open(header, errors="replace") as file:
         text = file.read()
     text = re.sub(r"/\*.*?\*/", " ", text, flags=re.S)
@@ -65,7 +65,7 @@ def text_of(header):
 
 
 def prototypes(site):
-    """The parameter list of each function in the headers of the wheels."""
+    """Returns the parameter list of each function in the headers of the wheels."""
     found = {}
     for pattern in ("nvidia/*/include/*.h", "cusparselt/include/*.h"):
         for header in sorted(glob.glob(f"{site}/{pattern}")):
@@ -78,7 +78,7 @@ def prototypes(site):
 
 
 def driver_names(site):
-    """Every function of the driver's header, with the versioned names behind its macros."""
+    """Returns the functions of the driver's header, and the versioned names to which its macros expand."""
     names = set()
     for header in glob.glob(f"{site}/nvidia/*/include/cuda.h"):
         with open(header, errors="replace") as file:
@@ -89,7 +89,7 @@ def driver_names(site):
 
 
 def by_hand():
-    """The names that an answers! block defines."""
+    """Returns the names that an answers! block defines."""
     names = set()
     for source in glob.glob(f"{HERE}/../*/*.rs"):
         if os.path.basename(source) != "generated.rs":
@@ -101,19 +101,19 @@ def by_hand():
 
 
 def passed_through():
-    """The patterns of names that are left to the real libraries."""
+    """Returns the patterns of the names that are left to the real libraries."""
     with open(f"{HERE}/passthrough.txt") as file:
         return [re.compile(line.strip()) for line in file if line.strip() and not line.startswith("#")]
 
 
 def parameters(name, prototype):
-    """The Rust parameters and the values written through them, or None without an out-parameter."""
+    """Returns the Rust parameters and the values to write through them, or None without an out-parameter."""
     arguments, fills = [], []
     for index, text in enumerate(re.sub(r"\s+", " ", part).strip() for part in prototype.split(",")):
         text = re.sub(r"\[\s*\w*\s*\]$", "", text)
         if "*" not in text:
             scalar = re.match(r"(?:const )?(float|double|cu\w*[Cc]omplex)\b", text)
-            # A complex number is a struct that arrives in one vector register, as a double does.
+            # A complex number is a struct that is passed in a vector register, like a double.
             kind = {"float": "f32", "double": "f64"}.get(scalar[1], "f64") if scalar else "Word"
             arguments.append(f"_a{index}: {kind}")
             continue
@@ -141,7 +141,7 @@ def parameters(name, prototype):
 
 
 def kept(section):
-    """The lines of a section of the present generated.rs, by name."""
+    """Returns the lines of a section of the existing generated.rs, by function name."""
     path = f"{HERE}/generated.rs"
     if not os.path.exists(path):
         return {}
@@ -180,7 +180,7 @@ def main(pythons):
         shape = parameters(name, shapes.get(name, ""))
         if shape:
             body = " ".join(f"{place} = {value};" for place, value in shape[1])
-            # A handle is not a guess, but a size is.
+            # Any handle is a correct answer, but a size is a guess.
             kind = "Success" if all(value == "opaque_handle()" for _, value in shape[1]) else "Guess"
             fills[name] = f"{kind} {name}({', '.join(shape[0])}) {{ {body} }}"
         else:

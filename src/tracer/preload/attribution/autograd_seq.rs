@@ -29,7 +29,8 @@ static PEEK: Symbol<Query> = unsafe { Symbol::new(c"_ZN2at15sequence_number4peek
 static CURRENT_THREAD_ID: Symbol<Query> =
     unsafe { Symbol::new(c"_ZN2at14RecordFunction15currentThreadIdEv", TORCH) };
 
-/// True if module paths are known in this process. Without them no origin is stored.
+/// True if module paths are known in this process. Without module paths, origins are stored only if Python
+/// stacks are recorded.
 static MODULES: AtomicBool = AtomicBool::new(false);
 /// The index of the word of a `RecordFunction` that holds the sequence number; 0 during the search,
 /// `NOT_FOUND` if the search has failed.
@@ -37,8 +38,9 @@ static PLACE: AtomicUsize = AtomicUsize::new(0);
 const NOT_FOUND: usize = usize::MAX;
 /// The number of words of a `RecordFunction` that are searched. The object is longer in every version.
 const WORDS: usize = 32;
-/// The distance in words from the sequence number to the forward thread's id. The inputs and outputs are
-/// between them; later versions also have the inputs by name there, a `std::unordered_map`.
+/// The distances in words from the sequence number to the forward thread's id, without and with named inputs,
+/// and to the named inputs. The inputs and outputs are between the number and the id. In later versions of
+/// torch, the named inputs, a `std::unordered_map`, are there, too.
 const TO_THREAD: usize = 6;
 const TO_THREAD_WITH_NAMES: usize = 13;
 const TO_NAMES: usize = 3;
@@ -53,8 +55,9 @@ const ENOUGH: u32 = 8;
 /// The search fails after this many ops.
 const TOO_MANY: u32 = 20_000;
 
-/// For each word, how often it equaled the expected number. Only ops of one thread count, each with a new
-/// number.
+/// For each word of a `RecordFunction`, the number of ops at which the word equaled the next sequence number.
+/// Counts only the ops of the thread [`WATCHER`], and only if the next number has changed since the previous
+/// op.
 static AGREED: [AtomicU32; WORDS] = [const { AtomicU32::new(0) }; WORDS];
 static WATCHED: AtomicU32 = AtomicU32::new(0);
 static WATCHER: AtomicU64 = AtomicU64::new(0);
@@ -64,7 +67,7 @@ static LAST: AtomicU64 = AtomicU64::new(0);
 /// table because a program may start a thread for every forward (`DataParallel` does), and torch never reuses
 /// a thread's id.
 static MODULE_OF: [AtomicU64; PLACES] = [const { AtomicU64::new(0) }; PLACES];
-/// The numbers of the module calls of the latest numbers.
+/// The number of the module call (see [`crate::attribution::backward_calls`]) of each recent sequence number.
 static CALL_OF: [AtomicU64; PLACES] = [const { AtomicU64::new(0) }; PLACES];
 /// The Python stack of each recent sequence number. Filled only with `MEMTRACE_STACKS=python`.
 static PYTHON_OF: [AtomicU64; PLACES] = [const { AtomicU64::new(0) }; PLACES];
@@ -75,7 +78,8 @@ const PLACES: usize = 1 << 19;
 /// Returns the table index of a thread's sequence number, and its key. An entry of a table has the key in its
 /// upper half and the value in its lower half.
 fn place_of(thread: u64, number: u64) -> (usize, u64) {
-    // The threads start anywhere in the table, far from each other.
+    // The multiplication spreads the threads over the table, so that their consecutive numbers rarely
+    // collide.
     let first = thread.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20;
     let index = first.wrapping_add(number) as usize % PLACES;
     let key = (thread & 0xFFFF) << 16 | (number / PLACES as u64) & 0xFFFF;
@@ -89,7 +93,7 @@ pub(crate) fn install() {
     }
 }
 
-/// Returns the index of the word that holds the sequence number, once it is known.
+/// Returns the index of the word that holds the sequence number, or `None` while this word is unknown.
 pub(crate) fn place() -> Option<usize> {
     match PLACE.load(Ordering::Relaxed) {
         0 | NOT_FOUND => None,
@@ -113,7 +117,7 @@ fn query(function: &Symbol<Query>) -> u64 {
     function.cached().map_or(0, |function| unsafe { function() })
 }
 
-/// Torch's id of the thread of `state`.
+/// Returns torch's id of the thread of `state`.
 fn thread_id(state: &ThreadState) -> u64 {
     if state.torch_id.get() == 0 {
         state.torch_id.set(query(&CURRENT_THREAD_ID));
@@ -121,7 +125,7 @@ fn thread_id(state: &ThreadState) -> u64 {
     state.torch_id.get()
 }
 
-/// A word of a `RecordFunction`.
+/// Reads the word at `index` of a `RecordFunction`.
 ///
 /// # Safety
 /// `record` is a live `RecordFunction`. `index` is below [`WORDS`], or at most [`TO_THREAD_WITH_NAMES`] words
@@ -152,8 +156,8 @@ pub(crate) unsafe fn number_of(state: &ThreadState, record: *const c_void) -> Op
     }
 }
 
-/// Remembers where the thread's node with this number comes from: the module (0 if unknown) and the Python
-/// stack.
+/// Stores the origin of the thread's node with this number: the module (`module` is 0 outside every module),
+/// the number of the module call, and the Python stack.
 #[inline]
 pub(crate) fn remember(state: &ThreadState, number: u64, module: TextId, python: impl FnOnce() -> StackId) {
     let module = if module == 0 { script_module() } else { module };
@@ -172,9 +176,10 @@ pub(crate) fn remember(state: &ThreadState, number: u64, module: TextId, python:
 unsafe fn forward_thread(record: *const c_void, place: usize) -> u64 {
     let mut distance = DISTANCE.load(Ordering::Relaxed);
     if distance == 0 {
-        // A backward function has no inputs by name: the map is empty, and points into itself.
+        // A backward function has no inputs by name, so the map is empty and points to its own built-in
+        // bucket.
         let names = place + TO_NAMES;
-        // SAFETY: by the contract, close after the number.
+        // SAFETY: by the contract, because the word is close after the number.
         let points_to = unsafe { word(record, names) };
         let is_empty_map = points_to == record as u64 + 8 * (names + TO_BUCKET) as u64;
         distance = if is_empty_map { TO_THREAD_WITH_NAMES } else { TO_THREAD };
@@ -251,11 +256,11 @@ pub(crate) unsafe fn is_of_main(record: *const c_void) -> bool {
 }
 
 /// Runs `work` and then restores the thread's next sequence number, so that the nodes of `work` take no
-/// numbers. The engine orders the nodes of a double backward by their numbers, so nodes of ours would change
-/// the program's order.
+/// numbers. The engine orders the nodes of a double backward by their numbers, so numbers that our nodes use
+/// up would change the program's order.
 ///
-/// torch has no function that sets the number, a thread-local variable. It is found by trial: the word of
-/// libtorch's thread-local storage that changes the result of `peek`.
+/// torch has no function that sets the number, a thread-local variable. The variable is found by trial: it is
+/// the word of libtorch's thread-local storage whose change also changes the result of `peek`.
 pub(crate) fn keeping_number<R>(work: impl FnOnce() -> R) -> R {
     let before = query(&PEEK);
     let result = work();
@@ -264,8 +269,8 @@ pub(crate) fn keeping_number<R>(work: impl FnOnce() -> R) -> R {
         && let Some((start, words)) = loaded_libraries::thread_variables("libtorch_cpu.so")
     {
         for index in 0..words {
-            // SAFETY: a word of this thread's variables, which nobody else changes meanwhile: it gets its value
-            // back unless it is the number.
+            // SAFETY: `start` and `words` describe the variables of this thread, which no other code changes
+            // during the loop. A word that turns out not to be the number gets its old value back.
             unsafe {
                 let word = start.add(index);
                 if word.read_volatile() == after {
@@ -281,7 +286,8 @@ pub(crate) fn keeping_number<R>(work: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Searches for the place of the sequence number: the word that repeatedly equals the next number.
+/// Compares the words of a starting op with the next sequence number. The place of the number is found when
+/// one word has matched at [`ENOUGH`] ops and at more than twice as many as any other word.
 ///
 /// # Safety
 /// `record` is a live `RecordFunction`.

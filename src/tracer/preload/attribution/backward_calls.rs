@@ -1,22 +1,24 @@
-//! The calls of modules that backward functions belong to.
+//! Determines to which call of a module a backward function belongs.
 //!
-//! A block that is called several times in a row has several backwards, and nothing else lies between them. So
-//! each call of a module has a number, which the nodes of autograd's graph keep. When a backward goes from one
-//! call of a module to another call of it, a mark with the api `backward` says so.
+//! If a module is called several times in a row, the backwards of these calls follow each other directly. To
+//! separate them, each call of a module has a number, which is stored for the nodes that the call creates in
+//! autograd's graph. When the backward moves from one call of a module to another call of the same module,
+//! memtrace records a mark with the API `backward`.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use memtrace_record::intern::TextId;
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
-/// The latest calls whose paths are known.
+/// The number of latest calls whose paths are kept.
 const KEPT: usize = 1 << 17;
-/// By the number of a call: its path in the lower half, the number of the call around it in the upper one.
+/// For each call, at the index `number % KEPT`: the module path in the lower half, and the number of the
+/// enclosing call in the upper half.
 static CALLS: [AtomicU64; KEPT] = [const { AtomicU64::new(0) }; KEPT];
 /// The number of the newest call.
 static NEWEST: AtomicU32 = AtomicU32::new(0);
-/// Counts the calls outside every other one. They change between two passes of a training loop, and not during a
-/// backward.
+/// The number of outermost module calls (calls outside every other call) so far. It grows between two passes
+/// of a training loop, but not during a backward.
 static OUTERMOST: AtomicU64 = AtomicU64::new(0);
 /// The depth to which calls inside calls are followed.
 const MAX_DEPTH: usize = 256;
@@ -30,37 +32,38 @@ pub(crate) fn begins(path: TextId, around: u32) -> u32 {
     number
 }
 
-/// A call outside every other one begins, in a forward.
+/// Counts an outermost call that begins in a forward.
 #[inline]
 pub(crate) fn outermost_begins() {
     OUTERMOST.fetch_add(1, Ordering::Relaxed);
 }
 
-/// The path of a call, and the call around it; `None` for one that is too old.
+/// Returns the path of a call and the number of the enclosing call, or `None` if the call is too old.
 fn of(call: u32) -> Option<(TextId, u32)> {
     let age = NEWEST.load(Ordering::Relaxed).wrapping_sub(call) as usize;
     let entry = CALLS[call as usize % KEPT].load(Ordering::Relaxed);
     (call != 0 && age < KEPT).then_some((entry as u32, (entry >> 32) as u32))
 }
 
-/// The calls whose backward runs on a thread.
+/// Tracks the module calls to which the backward functions of a thread belong.
 pub(crate) struct BackwardCalls {
-    /// The call of the last backward function.
+    /// The number of the call of the last backward function.
     last: u32,
-    /// [`OUTERMOST`] at that function.
+    /// The value of [`OUTERMOST`] when the last new call was entered.
     outermost: u64,
-    /// The last call of each module, by its path.
+    /// For each module path, the number of the call whose backward ran last.
     open: FxHashMap<TextId, u32>,
 }
 
 impl BackwardCalls {
-    /// No calls.
+    /// Returns an empty set of calls.
     pub(crate) const fn new() -> BackwardCalls {
         BackwardCalls { last: 0, outermost: 0, open: FxHashMap::with_hasher(FxBuildHasher) }
     }
 
-    /// A backward function of the call `call` begins; `call` is 0 for a function of no module. Returns the module
-    /// of which another call's backward begins with it.
+    /// Records that a backward function of the module call `call` begins; `call` is 0 if the function belongs
+    /// to no module. If the backward of another call of the same module starts here, returns the module's
+    /// path.
     #[inline]
     pub(crate) fn function_begins(&mut self, call: u32) -> Option<TextId> {
         if call == 0 || call == self.last {
@@ -77,19 +80,20 @@ impl BackwardCalls {
             self.open.clear();
         }
         let path = self.add(call)?;
-        // The calls inside the other call, and beside it, are over.
+        // The backward of the earlier call has ended, and so have the backwards of the calls inside it.
         self.open.clear();
         self.add(call);
         Some(path)
     }
 
-    /// Adds a call and those around it. Returns the outermost module whose other call was here.
+    /// Adds a call and its enclosing calls. Returns the path of the outermost module among them whose
+    /// backward ran for another call before.
     fn add(&mut self, call: u32) -> Option<TextId> {
         let (mut next, mut chain) = (call, FxHashMap::default());
         let mut again = None;
         for _ in 0..MAX_DEPTH {
             let Some((path, around)) = of(next) else { break };
-            // Of a module that calls itself the outermost call counts.
+            // If a module calls itself, its outermost call counts.
             chain.insert(path, next);
             if self.open.get(&path).is_some_and(|before| *before != next) {
                 again = Some(path);

@@ -1,16 +1,17 @@
-//! The allocation step and the size of each live block, for `memtrace leaks --holders`.
+//! Stores the allocation step and the size of each live block, for `memtrace leaks --holders`.
 //!
 //! The table is small and lock-free. If too many live blocks map to one set, the oldest entry is overwritten,
-//! and the age of its block becomes unknown.
+//! and the age of the overwritten block becomes unknown.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The number of entries in a set: an address can be in any entry of its set.
+/// The number of entries in a set. An address can be in any entry of its set.
 const WAYS: usize = 4;
 const SETS: usize = 1 << 15;
-/// Torch's allocator aligns every address to 512 bytes: the low bits of an address, by count, are 0.
+/// The number of low bits that are 0 in every address, because torch's allocator aligns to 512 bytes.
 const ALIGNED_BITS: u32 = 9;
-/// Bits of an entry that hold the step, plus two: 0 is an empty entry, and step -1 comes before training.
+/// The number of low bits of an entry that hold the step plus 2. The 2 is added because 0 marks an empty
+/// entry and step -1 is the time before training.
 const STEP_BITS: u32 = 24;
 const MAX_STEP: i32 = (1 << STEP_BITS) - 3;
 
@@ -62,8 +63,8 @@ pub(crate) struct Birth {
     pub(crate) bytes: u64,
 }
 
-/// Returns the live block at this address, or `None` if torch's allocator has none there or its age is
-/// unknown.
+/// Returns the live block at this address, or `None` if torch's allocator has no block there or the age of
+/// the block is unknown.
 pub(crate) fn of(address: u64) -> Option<Birth> {
     let (set, key) = set_of(address);
     let value = |way: usize| set[way].load(Ordering::Relaxed);

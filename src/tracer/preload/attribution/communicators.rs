@@ -1,4 +1,4 @@
-//! NCCL's communicators, and the one for which NCCL allocates memory at the moment.
+//! Tracks NCCL's communicators, and the communicator for which NCCL currently allocates memory.
 //!
 //! A communicator has a number and a text, such as `communicator 2: rank 0 of 8`. The text is the value of
 //! the column `name` in the rows of the communicator's memory. NCCL allocates in the calling thread and in
@@ -12,9 +12,9 @@ use memtrace_record::recorder::text_id;
 
 use crate::runtime::thread;
 
-/// The maximum number of communicators known at once. The memory of any others has no name.
+/// The maximum number of communicators known at once. The memory of further communicators has no name.
 const MOST: usize = 256;
-/// Used in place of a text when one group has operations of several communicators.
+/// The value instead of a text if one group has operations of several communicators.
 const SEVERAL: TextId = TextId::MAX;
 
 /// A live communicator.
@@ -42,7 +42,8 @@ static KNOWN: [KnownCommunicator; MOST] = [const {
 static LAST_NUMBER: AtomicU32 = AtomicU32::new(0);
 /// The number of communicators that have had an operation.
 static USED: AtomicU32 = AtomicU32::new(0);
-/// True if a call has returned before it was done, so that at least one communicator is non-blocking.
+/// True if a call has returned before it was done, which means that at least one communicator is
+/// non-blocking.
 static IN_PROGRESS: AtomicBool = AtomicBool::new(false);
 /// The number of open calls of NCCL, and the communicator of the call that began last.
 static OPEN: AtomicU32 = AtomicU32::new(0);
@@ -55,8 +56,8 @@ pub(crate) struct Created {
     pub(crate) text: TextId,
 }
 
-/// Numbers a communicator that is being created. `what` returns its text for the number: this rank and the
-/// number of ranks, or the communicator that it is split from.
+/// Numbers a communicator that is being created. `what` returns the text of the communicator with that
+/// number: this rank and the number of ranks, or the communicator that it is split from.
 pub(crate) fn create(what: impl FnOnce(u32) -> String) -> Created {
     let number = LAST_NUMBER.fetch_add(1, Ordering::Relaxed).saturating_add(1);
     Created { number, text: text_id(&what(number)) }
@@ -67,7 +68,8 @@ pub(crate) fn created(new: Created, handle: usize) {
     if handle == 0 {
         return;
     }
-    // NCCL reuses handles: an older communicator with this handle is gone, however it was destroyed.
+    // NCCL reuses handles, so an older communicator with this handle no longer exists, even if memtrace saw
+    // no destruction.
     destroyed(handle);
     let is_mine = |known: &&KnownCommunicator| {
         known.handle.compare_exchange(0, handle, Ordering::AcqRel, Ordering::Relaxed).is_ok()
@@ -84,12 +86,12 @@ fn find(handle: usize) -> Option<&'static KnownCommunicator> {
     KNOWN.iter().find(|known| handle != 0 && known.handle.load(Ordering::Relaxed) == handle)
 }
 
-/// The text of a communicator; 0 for an unknown one.
+/// Returns the text of a communicator; 0 if the communicator is unknown.
 pub(crate) fn text_of(handle: usize) -> TextId {
     find(handle).map_or(0, |known| known.text.load(Ordering::Acquire))
 }
 
-/// The number of a communicator; 0 for an unknown one.
+/// Returns the number of a communicator; 0 if the communicator is unknown.
 pub(crate) fn number_of(handle: usize) -> u32 {
     find(handle).map_or(0, |known| known.number.load(Ordering::Relaxed))
 }
@@ -102,7 +104,8 @@ pub(crate) fn destroyed(handle: usize) {
     }
 }
 
-/// Notes that an operation on a communicator succeeded: the communicator is complete, and PyTorch knows it.
+/// Records that an operation on a communicator succeeded, so the communicator is complete and PyTorch knows
+/// it.
 pub(crate) fn used(handle: usize) {
     if let Some(known) = find(handle)
         && !known.used.swap(true, Ordering::Relaxed)
@@ -111,13 +114,14 @@ pub(crate) fn used(handle: usize) {
     }
 }
 
-/// Notes that a call returned before it was done, so that a communicator is non-blocking.
+/// Records that a call returned before it was done, which means that a communicator is non-blocking.
 pub(crate) fn is_in_progress() {
     IN_PROGRESS.store(true, Ordering::Relaxed);
 }
 
 /// Returns the number of communicators that have had an operation; 0 if a communicator is non-blocking. To
-/// name its group, PyTorch would wait until it is ready, and other ranks may wait for this one.
+/// name the group of a non-blocking communicator, PyTorch would wait until the communicator is ready, while
+/// other ranks may wait for this rank.
 pub(crate) fn nameable() -> u32 {
     if IN_PROGRESS.load(Ordering::Relaxed) { 0 } else { USED.load(Ordering::Relaxed) }
 }
@@ -134,7 +138,7 @@ pub(crate) fn reset_in_child() {
     OPEN.store(thread::with(|state| state.open_nccl_calls.get()).unwrap_or(0), Ordering::Relaxed);
 }
 
-/// An open call of NCCL on this thread. Dropped when it returns.
+/// An open call of NCCL on this thread. Dropped when the call returns.
 pub(crate) struct OpenCall {
     before: TextId,
 }
@@ -163,7 +167,7 @@ impl Drop for OpenCall {
     }
 }
 
-/// Notes that an operation of this communicator is queued in the thread's group. Has no effect outside a
+/// Records that an operation of this communicator is queued in the thread's group. Has no effect outside a
 /// group.
 pub(crate) fn joins_group(text: TextId) {
     thread::with(|state| {
@@ -172,7 +176,7 @@ pub(crate) fn joins_group(text: TextId) {
     });
 }
 
-/// A group begins on this thread.
+/// Begins a group on this thread. Groups can be nested; nested groups share one communicator.
 pub(crate) fn group_begins() {
     thread::with(|state| {
         let depth = state.group_depth.get();
@@ -183,7 +187,8 @@ pub(crate) fn group_begins() {
     });
 }
 
-/// Ends a group on this thread. Returns the communicator of its operations, or 0 if there were several.
+/// Ends a group on this thread. Returns the communicator of its operations, or 0 if there were several or
+/// none.
 pub(crate) fn group_ends() -> TextId {
     let text = thread::with(|state| {
         state.group_depth.set(state.group_depth.get().saturating_sub(1));
@@ -215,14 +220,14 @@ mod tests {
         assert_eq!(current(), 0);
         {
             let _call = OpenCall::of(one.text);
-            // NCCL's own thread.
+            // The new thread stands in for one of NCCL's own threads.
             assert_eq!(std::thread::spawn(current).join().unwrap(), one.text);
             let _inner = OpenCall::of(two.text);
             assert_eq!(current(), two.text);
             assert_eq!(std::thread::spawn(current).join().unwrap(), 0, "two calls are open");
         }
         assert_eq!(current(), 0);
-        // A group of one communicator, and of two.
+        // A group with operations of one communicator, then a group with operations of two.
         group_begins();
         joins_group(one.text);
         group_begins();
@@ -232,7 +237,7 @@ mod tests {
         joins_group(one.text);
         joins_group(two.text);
         assert_eq!(group_ends(), 0);
-        // A name is asked for after an operation, and once.
+        // A communicator can be named after its first operation, and only once.
         assert_eq!(nameable(), 0);
         used(0x1000);
         used(0x1000);
@@ -241,7 +246,8 @@ mod tests {
         assert_eq!((name(0x1000), name(0x1000), name(0x9000)), (Some(one.number), None, None));
         destroyed(0x1000);
         assert_eq!((text_of(0x1000), number_of(0x1000)), (0, 0));
-        // Its handle is reused. So is the other communicator's handle, whose end was not seen.
+        // The handle of the destroyed communicator is reused. The handle of the other communicator is reused,
+        // too, although memtrace saw no destruction.
         for handle in [0x1000, 0x2000] {
             let again = create(|number| format!("communicator {number}: rank 0 of 4"));
             created(again, handle);
@@ -254,7 +260,8 @@ mod tests {
             destroyed(handle);
             assert_eq!((text_of(handle), number_of(handle), name(handle)), (0, 0, None));
         }
-        // A non-blocking communicator: PyTorch would wait for it.
+        // One communicator is non-blocking: no group can be named, because PyTorch would wait for the
+        // communicator.
         is_in_progress();
         assert_eq!(nameable(), 0);
         // A fork during a call, while another thread is in a call, too: the child keeps the call of the

@@ -1,8 +1,8 @@
-//! The context of an event: its owner, according to the thread's ranges, the process's phase and the
+//! The context of an event: its owner, which depends on the thread's ranges, the process's phase and the
 //! innermost op.
 //!
-//! A thread computes its base context, the part before any op, when something that it depends on has changed
-//! ([`state_version`]), and keeps it until then.
+//! Each thread caches its base context, which is the context without ops, until the state that the context
+//! depends on changes ([`state_version`]).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -20,16 +20,16 @@ use crate::runtime::thread::open_ranges::{OpenRange, OpenRanges, Role};
 use crate::runtime::thread::{self, ThreadState};
 use crate::runtime::{pause, state_version};
 
-/// The bytes that torch's allocator has handed out in no phase or before the first forward, for a use still
-/// unknown.
+/// The bytes that torch's allocator has handed out in no phase or before the first forward. Freed bytes are
+/// not subtracted.
 static OUTSIDE_PHASES: AtomicU64 = AtomicU64::new(0);
 
-/// The bytes that torch's allocator has handed out in no phase or before the first forward.
+/// Returns the bytes that torch's allocator has handed out in no phase or before the first forward.
 pub(crate) fn bytes_outside_phases() -> u64 {
     OUTSIDE_PHASES.load(Ordering::Relaxed)
 }
 
-/// The context and the step of an event that this thread records now.
+/// Returns the context and the step of an event that this thread records now.
 #[inline]
 pub(crate) fn current() -> (ContextId, i32) {
     thread::with(of_op).unwrap_or_else(|| with_step(None))
@@ -41,7 +41,8 @@ pub(crate) fn current_on(stream: i64) -> (ContextId, i32) {
     with_step(thread::with(|state| context_on(state, stream)))
 }
 
-/// Same as [`current_on`], for a block report; adds its bytes to the thread's count.
+/// Same as [`current_on`], for a block report. Also adds the reported bytes, which are negative for a free,
+/// to the thread's sum.
 ///
 /// A freed block keeps the owner of its allocation, so the op that frees it is not looked up.
 #[inline]
@@ -67,8 +68,8 @@ pub(crate) fn of_report(state: &ThreadState, stream: i64, bytes: i64, device: i8
     with_step(Some(context))
 }
 
-/// Notes a backward pass when a thread of autograd allocates outside the detailed steps, where torch reports
-/// no backward function.
+/// Records a backward pass when a thread of autograd allocates outside the detailed steps, where torch
+/// reports no backward function.
 fn unseen_backward() {
     steps::training_began();
     phases::forward_is_over();
@@ -88,14 +89,14 @@ pub(crate) fn reported(state: &ThreadState) -> (i64, i8) {
     (state.ranges.bytes.get(), state.ranges.device.get())
 }
 
-/// The thread's context before any op.
+/// Returns the thread's base context, which is the context without ops.
 #[inline]
 pub(crate) fn base(state: &ThreadState) -> Context {
     update(&state.ranges, state.ranges.base.get().stream);
     state.ranges.base.get()
 }
 
-/// The module path of this thread now; 0 for none.
+/// Returns the module path of this thread now; 0 if no module is open.
 pub(crate) fn module() -> TextId {
     thread::with(|state| base(state).module).unwrap_or(0)
 }
@@ -150,11 +151,11 @@ fn recompute(ranges: &OpenRanges, version: u64, stream: i64) {
     ranges.version.set(version);
 }
 
-/// The context that a stack of ranges gives.
+/// Returns the base context for the ranges that are open on a thread.
 ///
-/// A module's path replaces the path of the module that contains it. Levels that the user added before or
-/// after the module's path are kept. A whole path that the user gave is used as it is, without the module's
-/// path.
+/// A module's path replaces the path of the module that contains it. Levels that the user added outside the
+/// outermost module or inside the innermost module are kept. If the user set a whole path, the paths of
+/// modules inside it are ignored.
 fn base_of(open: &[OpenRange], inherited: TextId, thread: &OpenRanges) -> Context {
     let on_autograd_thread = thread.is_autograd();
     let join = |path: TextId, level: TextId| {
@@ -167,7 +168,7 @@ fn base_of(open: &[OpenRange], inherited: TextId, thread: &OpenRanges) -> Contex
     };
     let mut context = Context { phase: inherited, ..Context::default() };
     let mut is_whole = false;
-    // The user's levels around the outermost module.
+    // The path of the user's levels outside the outermost module; `None` before that module.
     let mut prefix = None;
     for range in open {
         match range.role {
@@ -211,14 +212,14 @@ fn base_of(open: &[OpenRange], inherited: TextId, thread: &OpenRanges) -> Contex
         hide_owner(&mut context);
     }
     if in_module && on_autograd_thread {
-        // A forward that runs inside backward: activation checkpointing.
+        // The forward runs inside a backward, as it does with activation checkpointing.
         context.flags |= Context::RECOMPUTED;
     }
     context
 }
 
-/// Outside the detailed steps, only the program's own ranges name an owner: marks the op and the module as
-/// not recorded.
+/// Marks the op and the module as not recorded, unless the program's own ranges name them. Called only
+/// outside the detailed steps.
 fn hide_owner(context: &mut Context) {
     static WITHOUT_DETAIL: FixedText = FixedText::new(text::WITHOUT_DETAIL);
     context.flags |= Context::WITHOUT_DETAIL;
@@ -230,13 +231,13 @@ fn hide_owner(context: &mut Context) {
     }
 }
 
-/// `path.level`.
+/// Returns the id of the text `path.level`.
 fn join(path: TextId, level: TextId) -> TextId {
     text_id(&with_tables(|tables| format!("{}.{}", tables.text_of(path), tables.text_of(level))))
 }
 
-/// Autograd's threads work for the thread that called backward, so they have the process's phase. Other
-/// threads (pinning, prefetch) do not.
+/// Returns the phase that a thread inherits from the process. Only autograd's threads inherit the phase,
+/// because they work for the thread that called backward. Other threads (pinning, prefetch) do not.
 fn inherited_phase(thread: &OpenRanges) -> TextId {
     if thread.is_autograd() { phases::top() } else { 0 }
 }

@@ -1,8 +1,8 @@
-//! Deferred frees: a block that is freed while streams still use it (`record_stream`) is free later.
+//! Deferred frees: a block that is freed while streams still use it (`record_stream`) becomes free later.
 //!
-//! Just before it reports such a free, the allocator records a CUDA event on each of those streams. When it
-//! sees the last of them completed, it reuses the block and reports nothing. So the last successful query of
-//! the events is the end of the block.
+//! Just before it reports such a free, the allocator records a CUDA event on each of those streams. When the
+//! allocator sees that the last of these events has completed, it may reuse the block, but reports nothing.
+//! So memtrace uses the last successful query of the block's events as the end of the block.
 
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -26,7 +26,8 @@ struct Waiting {
     left: FxHashMap<u64, (i8, usize)>,
 }
 
-/// The maximum number of events that a thread keeps between two reports; a block is used by fewer streams.
+/// The maximum number of events that a thread keeps between two reports. A block is used by fewer streams
+/// than this.
 const MAX_EVENTS: usize = 1024;
 
 static WAITING: ForkSafe<Option<Waiting>> = ForkSafe::new(None);
@@ -62,7 +63,8 @@ fn wait_for_recorded(addr: u64, device: i8) -> bool {
     true
 }
 
-/// Drops the events recorded so far: an allocation is reported, so they belong to no free.
+/// Drops the events that this thread has recorded so far. Called when an allocation is reported, because
+/// events before an allocation belong to no free.
 #[inline]
 pub(crate) fn forget_recorded() {
     if !ANY.load(Ordering::Relaxed) {
@@ -75,7 +77,7 @@ pub(crate) fn forget_recorded() {
     });
 }
 
-/// Notes an event that the code at `caller` recorded, if that code is torch's allocator.
+/// Stores an event that the code at `caller` recorded, if that code is torch's allocator.
 pub(crate) fn event_recorded(event: *mut c_void, caller: *const c_void) {
     if library_at(caller).is_torch_allocator && !is_device_guard(caller) {
         ANY.store(true, Ordering::Relaxed);
@@ -90,7 +92,8 @@ pub(crate) fn event_recorded(event: *mut c_void, caller: *const c_void) {
     }
 }
 
-/// Notes that the code at `caller` saw an event completed. The last event of a block ends the block.
+/// Records that the code at `caller` saw a completed event. If no other event of the block remains, records
+/// the end of the block.
 pub(crate) fn event_completed(event: *mut c_void, caller: *const c_void) {
     if EVENTS.load(Ordering::Relaxed) == 0 || !library_at(caller).is_torch_allocator {
         return;
@@ -131,10 +134,10 @@ unsafe extern "C" {
 }
 
 /// Returns true if `caller` is in torch's device guard. The guard is in the same library as the allocator,
-/// but the events that it records (for `torch.Event` and for autograd's streams) belong to no block. There
-/// are few call sites, and each is resolved once.
+/// but the events that it records (for `torch.Event` and for autograd's streams) belong to no block. The
+/// answers for the first 8 call sites are cached; torch has few.
 fn is_device_guard(caller: *const c_void) -> bool {
-    /// Call sites, shifted left by one: the lowest bit is set for a site of the guard.
+    /// Call sites, shifted left by one bit. The lowest bit is set if the site is in the guard.
     static KNOWN: [AtomicUsize; 8] = [const { AtomicUsize::new(0) }; 8];
     let site = (caller as usize) << 1;
     for known in &KNOWN {
@@ -153,12 +156,12 @@ fn is_device_guard(caller: *const c_void) -> bool {
 
 fn is_in_device_guard(caller: *const c_void) -> bool {
     let registry = find_in_loaded("libc10.so", GUARDS).cast::<*const *const *mut c_void>();
-    // SAFETY: an address of code, which is only compared with tables.
+    // SAFETY: the function only looks up `caller`, an address of code, in the unwind tables.
     let function = unsafe { _Unwind_FindEnclosingFunction(caller) };
     if registry.is_null() || function.is_null() {
         return false;
     }
-    // SAFETY: the registry has an entry for each type of device, null for one without a guard.
+    // SAFETY: the registry has an entry for each type of device, which is null if that type has no guard.
     let guard = unsafe { *registry.add(CUDA) };
     if guard.is_null() {
         return false;

@@ -1,4 +1,5 @@
-//! Detail by schedule: in which steps ops, modules, tags and stacks are recorded (`MEMTRACE_DETAIL`).
+//! Detail by schedule (`MEMTRACE_DETAIL`): selects the steps in which ops, modules, tags and stacks are
+//! recorded.
 //!
 //! Outside a detailed step, torch's callbacks for ops and backward functions are disabled, module calls
 //! bypass the tracer, and memory has no owner other than its phase. Detail is switched when a step begins.
@@ -26,13 +27,13 @@ const FIRST_OOMS: u32 = 8;
 /// The maximum number of devices whose peaks are watched.
 const DEVICES: usize = 64;
 
-/// The schedule; empty while every step is detailed.
+/// The schedule from `MEMTRACE_DETAIL`; unset until the tracer has loaded.
 static SCHEDULE: OnceLock<Detail> = OnceLock::new();
-/// True if everything is recorded now.
+/// True while detail is on: ops, modules, tags and stacks are recorded.
 static IS_ON: AtomicBool = AtomicBool::new(true);
-/// Enables and disables torch's callbacks; set when these are installed.
+/// The function that enables and disables torch's callbacks; set when the callbacks are installed.
 static SWITCH: OnceLock<fn(bool)> = OnceLock::new();
-/// The number of steps that are still to be detailed on request.
+/// The number of further steps for which detail was requested.
 static ASKED: AtomicU32 = AtomicU32::new(0);
 /// The reasons, as bits, why the next step is detailed.
 static WANTED: AtomicU8 = AtomicU8::new(0);
@@ -44,7 +45,7 @@ static OOMS: AtomicU32 = AtomicU32::new(0);
 /// Held while detail is switched on or off.
 static CHANGING: ForkSafe<()> = ForkSafe::new(());
 
-/// Sets the schedule; once, at load.
+/// Sets the schedule. Called once, at load.
 pub(crate) fn set_schedule(schedule: &Detail) {
     IS_ON.store(schedule.names(-1), Ordering::Relaxed);
     let _ = SCHEDULE.set(schedule.clone());
@@ -60,7 +61,7 @@ pub(crate) fn set_switch(switch: fn(bool)) {
     });
 }
 
-/// Returns true if everything is recorded now.
+/// Returns true while detail is on.
 #[inline]
 pub(crate) fn is_on() -> bool {
     IS_ON.load(Ordering::Relaxed)
@@ -76,7 +77,8 @@ pub(crate) fn ask(steps: u32) {
     ASKED.fetch_max(steps, Ordering::Relaxed);
 }
 
-/// A step begins.
+/// Switches detail on or off for the step that begins, by the schedule and by requests. Also answers a
+/// pending request of a command.
 pub(crate) fn step_begins(step: i32) {
     let Some(schedule) = SCHEDULE.get() else { return };
     let answer = DetailAnswer { step, is_full: *schedule == Detail::Full };
@@ -107,15 +109,16 @@ pub(crate) fn step_begins(step: i32) {
     change(reason);
 }
 
-/// Notes that a model is called outside the detailed steps. After an OOM, detail starts at once, because the
-/// program may be retrying.
+/// Handles the call of a model outside the detailed steps. If an OOM has requested detail, detail starts at
+/// once instead of at the next step, because the program may be retrying.
 pub(crate) fn forward_begins() {
     if WANTED.load(Ordering::Relaxed) & BY_OOM != 0 {
         change(Some(Reason::OutOfMemory));
     }
 }
 
-/// Switches detail on if there is a reason, otherwise off. Each detailed step gets a mark.
+/// Switches detail on if there is a reason, otherwise off. A mark is recorded for each detailed step, and
+/// when detail is switched off.
 fn change(reason: Option<Reason>) {
     let on = reason.is_some();
     let is_new = CHANGING.with(|()| {
@@ -155,8 +158,9 @@ fn mark(mark: DetailMark) {
     }
 }
 
-/// Takes a device's allocated bytes after an allocation. A new peak outside the detailed steps requests
-/// detail for the next step.
+/// Updates the peak of a device from its allocated bytes after an allocation. Outside the detailed steps, a
+/// sufficiently high new peak (see [`GROWTH`]) requests detail for the next step, if the schedule follows
+/// peaks.
 #[inline]
 pub(crate) fn allocated(device: i8, bytes: u64) {
     if let Some(peak) = usize::try_from(device).ok().and_then(|device| PEAKS.get(device))
@@ -179,7 +183,8 @@ fn new_peak(peak: &AtomicU64, bytes: u64) {
     }
 }
 
-/// Notes a request that failed for lack of memory. Outside the detailed steps, it may trigger detail.
+/// Counts a request that failed for lack of memory outside the detailed steps. Requests detail for the next
+/// step if the schedule follows peaks and this OOM qualifies (see [`FIRST_OOMS`]).
 pub(crate) fn out_of_memory() {
     if is_on() || !SCHEDULE.get().is_some_and(Detail::follows_peaks) {
         return;

@@ -12,8 +12,8 @@ use crate::runtime::fork::ForkSafe;
 const FORWARD: &str = "pre_forward";
 const OTHERS: [&str; 4] = ["pre_backward", "all_gather", "forward_prefetch for ", "backward_prefetch for "];
 
-/// Module paths, by the module's name within its root. Filled from forwards. A name has several paths if
-/// several models use it.
+/// Module paths, by the module's name within its root. Filled by the scopes of forwards. A name has several
+/// paths if several models use it.
 static PATHS: ForkSafe<Option<FxHashMap<String, Vec<TextId>>>> = ForkSafe::new(None);
 
 /// Returns the module whose parameters this scope gathers: 0 if it is unknown, `None` if the scope gathers
@@ -24,7 +24,7 @@ pub(crate) fn gathered_module(scope: TextId, near: TextId) -> Option<TextId> {
     if !is_forward && !OTHERS.iter().any(|other| scope.starts_with(other)) {
         return None;
     }
-    // The root has no name.
+    // The scope of the root module contains no name.
     let name = match scope.split_once(" (").or(scope.split_once(" for ")) {
         Some((_, name)) => name.trim_end_matches(')'),
         None => "",

@@ -1,6 +1,6 @@
-//! The captures of CUDA graphs in progress. They are counted for the whole process, because autograd's
-//! threads also allocate for a capture. A private-pool block that is handed out during a capture belongs to
-//! the graph.
+//! Counts the captures of CUDA graphs that are in progress. One counter serves the whole process, because
+//! autograd's threads also allocate for a capture. A private-pool block that is handed out during a capture
+//! belongs to the graph.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -13,13 +13,13 @@ pub(crate) fn is_any_open() -> bool {
     OPEN.load(Ordering::Relaxed) > 0
 }
 
-/// A capture begins.
+/// Records that a capture begins.
 pub(crate) fn begin() {
     OPEN.fetch_add(1, Ordering::Relaxed);
     state_version::advance();
 }
 
-/// A capture ends, or its failure is noticed.
+/// Records that a capture has ended or failed.
 pub(crate) fn end() {
     // The program may end a capture that never began.
     let less = |open: u32| open.checked_sub(1);

@@ -12,9 +12,9 @@ use crate::runtime::fork::ForkSafe;
 const DEVICES: usize = 64;
 /// The early steps. The steps before them fill caches and create optimizer state.
 const EARLY: std::ops::RangeInclusive<u64> = 3..=5;
-/// The number of latest steps.
+/// The number of latest steps whose minimum is compared.
 const RECENT: usize = 4;
-/// Smaller growth is ignored.
+/// The minimum growth in bytes, in addition to 1% of the early minimum. Smaller growth is ignored.
 const LEAST: u64 = 64 << 10;
 /// Growth is checked after this many steps, then at each fourfold multiple.
 const FIRST_LOOK: u64 = 10;
@@ -69,24 +69,24 @@ pub(crate) fn allocated(device: i8, bytes: u64) {
     }
 }
 
-/// The functions that request a search: because memory grows, and because a command asked. Unset if nobody
-/// can search.
+/// The functions that request a search for the holders of memory: one for growing memory, and one for the
+/// request of a command. Unset if this process cannot search.
 static SEARCHES: OnceLock<[fn(); 2]> = OnceLock::new();
 
-/// Sets the functions that request a search: because memory grows, and because a command asked. They must not
-/// block.
+/// Sets the function that requests a search because memory grows, and the function that requests one for a
+/// command. Neither function may block.
 pub(crate) fn set_searches(grows: fn(), asked: fn()) {
     let _ = SEARCHES.set([grows, asked]);
 }
 
-/// Requests a search for what holds memory, on behalf of a command.
+/// Requests a search for the holders of memory, on behalf of a command.
 pub(crate) fn search_asked() {
     if let Some([_, asked]) = SEARCHES.get() {
         asked();
     }
 }
 
-/// A step begins.
+/// Counts a step that begins. Requests a search if one is due and memory is growing.
 pub(crate) fn step_begins() {
     let Some([grows, _]) = SEARCHES.get() else { return };
     let bytes = ALLOCATED.iter().map(|device| device.load(Ordering::Relaxed)).sum();

@@ -4,7 +4,7 @@
 //! From the bottom up: [`steps`], [`phases`] and [`updates`] belong to the process; [`range_rows`] and
 //! [`shared_ranges`] are the parts of ranges that threads share; [`op_context`] resolves the innermost op;
 //! [`context`] joins them to the context of an event; [`ranges`], [`module_ranges`] and [`op_stack`] change
-//! it.
+//! that context.
 
 pub(crate) mod autograd_seq;
 pub(crate) mod backward_calls;

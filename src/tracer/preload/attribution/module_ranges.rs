@@ -8,14 +8,14 @@ use crate::attribution::{backward_calls, context, phases, range_rows, ranges, st
 use crate::runtime::thread::open_ranges::{Around, MODULE_DOMAIN, OpenRange, OpenRanges, Role};
 use crate::runtime::{pause, state_version, thread};
 
-/// Runs `work` on the calling thread's ranges; `None` when the thread is ending.
+/// Runs `work` on the calling thread's ranges. Returns `None` if the thread is ending.
 #[inline(always)]
 fn on_thread<R>(work: impl FnOnce(&OpenRanges) -> R) -> Option<R> {
     thread::with(|state| work(&state.ranges))
 }
 
-/// Opens the forward of the module object at `key`, of class `class`, on this thread. Returns how many
-/// modules were open.
+/// Opens the forward of the module object at `key`, of class `class`, on this thread. Returns the number of
+/// modules that were open before.
 pub(crate) fn enter(path: TextId, class: TextId, key: usize) -> usize {
     on_thread(|thread| {
         if !thread.is_autograd() {
@@ -64,7 +64,8 @@ pub(crate) fn depth() -> usize {
     on_thread(depth).unwrap_or(0)
 }
 
-/// Opens the outermost module's forward on this thread. Only its phase is recorded.
+/// Opens the outermost module's forward on this thread, outside the detailed steps. Only the phase of the
+/// forward is recorded.
 pub(crate) fn enter_unseen() {
     on_thread(|thread| {
         updates::forward_begins();
@@ -111,8 +112,8 @@ pub(crate) fn leave(key: usize) {
 }
 
 /// The fast path of [`leave`]: almost every module that ends is the innermost range of its thread and is
-/// inside another module. The context of the outer module is then restored, unless process-wide state has
-/// changed.
+/// inside another module. The context of the outer module is then restored. Returns `None` if this path does
+/// not apply, for example after a change of process-wide state.
 fn leave_innermost(thread: &OpenRanges, key: usize) -> Option<OpenRange> {
     let mut open = thread.open.try_borrow_mut().ok()?;
     let range = *open.last()?;

@@ -1,7 +1,7 @@
 //! The context of an allocation inside torch ops.
 //!
-//! Names, stacks and contexts are created only when a report needs them, and come from small per-thread
-//! caches: a training loop runs the same ops again and again.
+//! Names, stacks and contexts are created only when a report needs them, and are kept in small per-thread
+//! caches, because a training loop runs the same ops again and again.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::CStr;
@@ -27,8 +27,8 @@ pub(crate) fn innermost(ops: &RefCell<RunningOps>, base: &Cell<Context>, epoch: 
     Some(ops.looked_up(base.get(), epoch))
 }
 
-/// The context of an allocation outside every op: `base`, and the Python stack if that is recorded or the memory is
-/// loaded. `None` for `base` alone.
+/// Returns the context of an allocation outside every op: `base` with the Python stack, if Python stacks are
+/// recorded or if the memory is loaded. Returns `None` if neither applies.
 pub(crate) fn outside_ops(state: &ThreadState, base: &Context) -> Option<ContextId> {
     let loading = may_load(state, base).then(python_frames::outside_compiled_code).flatten();
     let python = match loading {
@@ -47,8 +47,9 @@ pub(crate) fn outside_ops(state: &ThreadState, base: &Context) -> Option<Context
     Some(context_id(context))
 }
 
-/// Returns true if memory without an op is loaded: a checkpoint that is read, a storage that is copied. Ops are
-/// recorded, and the thread is in no phase but that before the first forward.
+/// Returns true if an allocation outside every op may load data, as when a checkpoint is read or a storage is
+/// copied. This requires that ops are recorded, and that the thread is in no phase or in the inferred phase
+/// before the first forward.
 fn may_load(state: &ThreadState, base: &Context) -> bool {
     const NOT: u8 = Context::IN_MODULE | Context::CAPTURED | Context::WITHOUT_DETAIL;
     let is_before_forward = base.phase == phases::INIT.id() && base.flags & Context::INFERRED_PHASE != 0;
@@ -69,7 +70,8 @@ impl RunningOps {
             // The thread's own frames would only show the call of `backward()`.
             return origin;
         }
-        // While one outermost op runs, new frames can appear only on top of the existing ones.
+        // While one outermost op runs, new frames can appear only on top of the existing frames, so an
+        // unchanged innermost frame means an unchanged stack.
         let key = (python_frames::innermost(), origin);
         if self.python_key != Some(key) {
             (self.python_key, self.python) = (Some(key), python_frames::current(origin));
@@ -120,7 +122,8 @@ impl RunningOps {
         if context.op == 0 {
             context.op = top.name;
         }
-        // A closure that an optimizer calls runs forwards, and their loss, inside the optimizer's step.
+        // In a forward, only `backward` replaces the phase: a closure that an optimizer calls runs forwards
+        // and computes their loss inside the optimizer's step.
         let in_forward = context.flags & Context::IN_MODULE != 0 || context.phase == phases::FORWARD.id();
         let is_inferred = context.phase == 0 || context.flags & Context::INFERRED_PHASE != 0;
         if top.phase != 0 && is_inferred && (top.phase == phases::BACKWARD.id() || !in_forward) {
@@ -141,12 +144,13 @@ impl RunningOps {
     }
 }
 
-/// The id of an op's name.
+/// Returns the id of an op's name; 0 if the name is empty.
 pub(crate) fn name(names: &mut Cache<Vec<u8>, TextId>, op: &RunningOp) -> TextId {
     if op.name != 0 {
         return op.name;
     }
-    // The bytes are the key of the cache: another record may have this address later.
+    // The cache is keyed by the bytes of the name, not by an address, because another record may have the
+    // same address later.
     let text = op.name_text().map_or(&b""[..], CStr::to_bytes);
     if text.is_empty() { 0 } else { names.get(text, || text_id(&String::from_utf8_lossy(text))) }
 }

@@ -32,7 +32,7 @@ pub(crate) fn set_rows(outermost: bool, all: bool) {
     ALL_ROWS.store(all, Ordering::Relaxed);
 }
 
-/// An op begins on this thread.
+/// Pushes an op that begins on this thread.
 ///
 /// # Safety
 /// `record` is torch's `RecordFunction`, alive until [`leave`] is called for it, and `name_of` is its `name`.
@@ -73,7 +73,7 @@ pub(crate) unsafe fn enter(scope: Scope, record: *const c_void, name_of: NameOf)
     });
 }
 
-/// Marks the backward of another call of the module at `path`.
+/// Records a mark, because the backward of another call of the module at `path` begins.
 #[cold]
 fn another_call_begins(path: TextId) {
     let Some(recorder) = Recorder::active().filter(|_| !pause::is_paused()) else { return };
@@ -98,7 +98,8 @@ fn backward_begins(ops: &mut RunningOps, op: &mut RunningOp) {
         }
         // SAFETY: as above.
         None if unsafe { autograd_seq::has_number(op.record()) } => ops.near = 0,
-        // The op adds to a gradient; it belongs to the same model as the functions around it.
+        // The op adds to a gradient. `near` stays unchanged, because the op belongs to the same model as the
+        // functions before it.
         None => {}
     }
     op.phase = if op.phase == 0 { phases::BACKWARD.id() } else { op.phase };
@@ -134,8 +135,9 @@ fn function_begins(state: &ThreadState, ops: &mut RunningOps, op: &RunningOp) {
     // SAFETY: the record of a running op is alive.
     let Some(number) = (unsafe { autograd_seq::number_of(state, op.record()) }) else { return };
     let base = context::base(state);
-    // This includes ops inside a backward function (a recomputation, or the graph of a double backward) and
-    // inside the step of an optimizer that calls a closure.
+    // Origins are stored for the ops of forwards. These include ops inside a backward function (a
+    // recomputation, or the graph of a double backward) and inside the step of an optimizer that calls a
+    // closure.
     if op.phase == 0 || op.origin.module != 0 || base.flags & Context::IN_MODULE != 0 {
         let python = || ops.python_stack(state.ranges.is_autograd(), op.origin.python);
         autograd_seq::remember(state, number, base.module, python);
@@ -157,7 +159,7 @@ impl Default for Ending {
     }
 }
 
-/// The module of the backward function that this thread runs or ran last; 0 for none.
+/// Returns the module of the backward function that this thread runs or ran last; 0 if unknown.
 pub(crate) fn backward_module() -> TextId {
     thread::with(|state| Some(state.ops.try_borrow().ok()?.near)).flatten().unwrap_or(0)
 }
@@ -180,7 +182,7 @@ pub(crate) fn leave(record: *const c_void, ending: Ending) {
         let Some(index) = ops.running.iter().rposition(|op| op.record() == record) else { return };
         let RunningOp { start_ns, bytes, .. } = ops.running[index];
         if start_ns != 0 {
-            // The row of an op is made while the op is still the innermost.
+            // The row gets the context of the innermost op, so the ops inside this op are removed first.
             ops.running.truncate(index + 1);
             drop(ops);
             record_row(state, start_ns, bytes, ending);
@@ -192,7 +194,7 @@ pub(crate) fn leave(record: *const c_void, ending: Ending) {
     });
 }
 
-/// Ends the op at `index`, and those inside it.
+/// Ends the op at `index` and the ops inside it.
 fn end_from(ops: &mut RunningOps, index: usize) {
     let Some(op) = ops.running.get(index) else { return };
     let (scope, name, origin) = (op.scope, op.name, op.origin);
@@ -201,7 +203,7 @@ fn end_from(ops: &mut RunningOps, index: usize) {
         Scope::User => steps::scope_ended(name),
         Scope::Backward => {
             // The engine's own work on the gradients afterwards (sums over broadcast dimensions, casts)
-            // belongs to the same forward.
+            // belongs to the same forward, so the enclosing op gets the same origin.
             let around = ops.running.last_mut().filter(|around| around.scope == Scope::Function);
             if let Some(around) = around {
                 (around.origin, around.context, around.root) = (origin, 0, 0);
@@ -211,8 +213,8 @@ fn end_from(ops: &mut RunningOps, index: usize) {
     }
 }
 
-/// Records the row of the innermost op, which ends now. It began at `start_ns`, when the thread had reported
-/// `bytes_before`.
+/// Records the row of the innermost op, which ends now. The op began at `start_ns`, when the thread had
+/// reported `bytes_before`.
 fn record_row(state: &ThreadState, start_ns: u64, bytes_before: i64, ending: Ending) {
     let Some(recorder) = Recorder::active() else { return };
     if recorder.is_short() {

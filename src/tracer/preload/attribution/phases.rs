@@ -1,4 +1,4 @@
-//! The phases of the process: those that the program opens, and those that are inferred.
+//! The phases of the process: phases that the program opens, and phases that memtrace infers.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -19,12 +19,13 @@ pub(crate) static BACKWARD: FixedText = FixedText::new("backward");
 pub(crate) static OPTIMIZER: FixedText = FixedText::new("optimizer");
 /// The phase before the first forward: the model is built and its weights are loaded.
 pub(crate) static INIT: FixedText = FixedText::new("init");
-/// The phase of memory that Python allocates outside every op and every other phase but [`INIT`].
+/// The phase of loaded memory, which Python code allocates outside every op, in no other phase or in
+/// [`INIT`].
 pub(crate) static LOAD: FixedText = FixedText::new(text::LOAD);
 
 /// The open phases of the process, each with its id, in the order in which they were opened.
 static OPEN: ForkSafe<Vec<(u64, TextId)>> = ForkSafe::new(Vec::new());
-/// The phase on top of [`OPEN`]; 0 for none.
+/// The last phase of [`OPEN`]; 0 if no phase is open.
 static TOP: AtomicU32 = AtomicU32::new(0);
 
 /// The words of `MEMTRACE_PHASES`.
@@ -35,12 +36,12 @@ pub(crate) fn set_more_words(words: Vec<String>) {
     let _ = MORE_WORDS.set(words);
 }
 
-/// The words of `MEMTRACE_PHASES`.
+/// Returns the words of `MEMTRACE_PHASES`.
 pub(crate) fn more_words() -> &'static [String] {
     MORE_WORDS.get().map_or(&[], Vec::as_slice)
 }
 
-/// The innermost open phase of the process, whichever thread opened it; 0 for none.
+/// Returns the innermost open phase of the process, whichever thread opened it; 0 if no phase is open.
 pub(crate) fn top() -> TextId {
     TOP.load(Ordering::Acquire)
 }
@@ -77,8 +78,8 @@ pub(crate) fn is_in_loss() -> bool {
     LOSS_THREAD.load(Ordering::Relaxed) == thread_id()
 }
 
-/// Notes that the outermost module of this thread has returned, so that the loss begins. Without autograd no
-/// backward follows, and there is no loss.
+/// Records that the outermost module of this thread has returned and that the computation of the loss begins.
+/// Has no effect if autograd is disabled, because then no backward follows.
 pub(crate) fn forward_returned() {
     if torch::is_grad_enabled() {
         LOSS_THREAD.store(thread_id(), Ordering::Relaxed);
@@ -94,13 +95,13 @@ pub(crate) fn forward_is_over() {
     }
 }
 
-/// The kernel's id of the calling thread.
+/// Returns the kernel's id of the calling thread.
 pub(crate) fn thread_id() -> u32 {
-    // SAFETY: takes nothing and cannot fail.
+    // SAFETY: the call takes no arguments and cannot fail.
     unsafe { libc::gettid() as u32 }
 }
 
-/// The phase that one of torch's own user scopes implies.
+/// Returns the phase that one of torch's own user scopes implies, or `None` if the scope is another one.
 pub(crate) fn of_scope(name: TextId) -> Option<TextId> {
     static ZERO_GRAD: FixedText = FixedText::new("zero_grad");
     static DATALOADER: FixedText = FixedText::new("dataloader");
@@ -113,6 +114,6 @@ pub(crate) fn of_scope(name: TextId) -> Option<TextId> {
         let text = tables.text_of(name);
         SCOPES.iter().find(|(prefix, _)| text.starts_with(prefix))
     });
-    // After the lock of the tables is released: interning takes it, too.
+    // The id is computed after the lock of the tables is released, because interning needs the same lock.
     found.map(|(_, phase)| phase.id())
 }

@@ -1,16 +1,17 @@
 //! The private pool of a block: a pool of a CUDA graph or of `torch.cuda.MemPool`.
 //!
-//! The user of a pool gives the allocator a filter, a `std::function` that says whether the allocations of a
-//! stream belong to the pool. The allocator calls it at each allocation, on the allocating thread, just
-//! before it reports the block. We hook the function that takes the filter (`beginAllocateToPool`, a slot of
-//! the allocator's vtable), wrap the filter, and remember the last one that said yes.
+//! The user of a pool gives the allocator a filter, a `std::function` that returns whether the allocations of
+//! a stream belong to the pool. The allocator calls this filter at each allocation, on the allocating thread,
+//! just before it reports the block. We hook the function that takes the filter (`beginAllocateToPool`, a
+//! slot of the allocator's vtable), wrap the filter, and store the pool of the last filter that returned
+//! true.
 //!
 //! Up to torch 2.1 there is no filter. A stream belongs to a pool from `beginAllocateStreamToPool` to
 //! `endAllocateStreamToPool`, and so does every allocation by a thread whose current stream it is.
 //!
 //! The slot differs between versions. torch's pluggable allocator derives from the same class and exports
 //! both its vtable and these functions, so their position in that vtable is the slot. If they are not found,
-//! `pool` stays 0, and the meta row reports it.
+//! `pool` stays 0, and the meta row reports that pools are unknown.
 
 use std::ffi::{CStr, c_void};
 use std::ptr::null_mut;
@@ -32,7 +33,7 @@ const FUNCTIONS: usize = 96;
 
 /// A virtual function that we hook.
 struct Hook {
-    /// The symbol of the same function in the pluggable allocator, which shows the slot.
+    /// The symbol of the same function in the pluggable allocator, whose position in the vtable is the slot.
     name: &'static CStr,
     real: &'static AtomicPtr<c_void>,
     ours: fn() -> *mut c_void,
@@ -66,7 +67,7 @@ static HOOKS: &[Hook] = &[
     },
 ];
 
-/// The hooks that this torch has, with their slots.
+/// Returns the hooks whose functions this torch has, with their slots.
 fn hooks_with_slots() -> Vec<(usize, &'static Hook)> {
     let places = LIBRARIES.map(|library| (library, find_in_loaded(library, TABLE).cast::<*mut c_void>()));
     let Some((library, table)) = places.into_iter().find(|(_, table)| !table.is_null()) else {
@@ -86,7 +87,7 @@ pub(crate) fn are_known() -> bool {
     !hooks_with_slots().is_empty()
 }
 
-/// Replaces the functions of an allocator's vtable by ours.
+/// Replaces functions in an allocator's vtable with our hooks.
 pub(crate) fn hook(functions: &mut [*mut c_void]) {
     for (slot, hook) in hooks_with_slots() {
         if let Some(place) = functions.get_mut(slot).filter(|place| !place.is_null()) {
@@ -174,7 +175,7 @@ unsafe extern "C-unwind" fn begin_stream(
     low: u64,
 ) {
     shielded(|| {
-        // The caller has made it the current stream of its thread.
+        // The caller has made `stream` the current stream of this thread.
         let id = current_stream(device as i8);
         let of = Stream { device: device as i8, handle: stream, id, pool: number(high, low) };
         STREAMS.with(|streams| {
@@ -183,9 +184,9 @@ unsafe extern "C-unwind" fn begin_stream(
         });
     });
     let real = REAL_BEGIN_STREAM.load(Ordering::Acquire);
-    // SAFETY: the slot's original function, stored before ours replaced it.
+    // SAFETY: `real` is the slot's original function, which was stored before ours replaced it.
     let real = unsafe { std::mem::transmute::<*mut c_void, BeginStream>(real) };
-    // SAFETY: the caller's own arguments, passed on unchanged.
+    // SAFETY: the call passes on the caller's own arguments unchanged.
     unsafe { real(this, device, stream, high, low) }
 }
 
@@ -197,9 +198,9 @@ unsafe extern "C-unwind" fn end_stream(this: *mut c_void, device: usize, stream:
         });
     });
     let real = REAL_END_STREAM.load(Ordering::Acquire);
-    // SAFETY: the slot's original function, stored before ours replaced it.
+    // SAFETY: `real` is the slot's original function, which was stored before ours replaced it.
     let real = unsafe { std::mem::transmute::<*mut c_void, EndStream>(real) };
-    // SAFETY: the caller's own arguments, passed on unchanged.
+    // SAFETY: the call passes on the caller's own arguments unchanged.
     unsafe { real(this, device, stream) }
 }
 
@@ -211,7 +212,7 @@ unsafe extern "C-unwind" fn begin(
     filter: *mut Function,
 ) {
     shielded(|| {
-        // SAFETY: the caller's own function object, alive during the call; the address is checked.
+        // SAFETY: `filter` is null or the caller's own function object, which is alive during the call.
         let Some(filter) = (unsafe { filter.as_mut() }) else { return };
         if filter.manager.is_none() || filter.invoker.is_none() {
             return;
@@ -221,9 +222,10 @@ unsafe extern "C-unwind" fn begin(
         filter.data[0] = Box::into_raw(Box::new(Filter { inner, pool: number(high, low) })) as usize;
     });
     let real = REAL_BEGIN.load(Ordering::Acquire);
-    // SAFETY: the slot's original function, stored before ours replaced it.
+    // SAFETY: `real` is the slot's original function, which was stored before ours replaced it.
     let real = unsafe { std::mem::transmute::<*mut c_void, Begin>(real) };
-    // SAFETY: the caller's own arguments; the filter answers as before.
+    // SAFETY: the call passes on the caller's own arguments. The wrapped filter returns what the original
+    // filter returns.
     unsafe { real(this, device, high, low, filter) }
 }
 
@@ -239,7 +241,7 @@ fn number(high: u64, low: u64) -> u16 {
     })
 }
 
-/// The operations of a `std::function` on its content: `std::_Manager_operation`.
+/// Implements the operations of a `std::function` on its content (`std::_Manager_operation`).
 unsafe extern "C-unwind" fn manage(to: *mut [usize; 2], from: *const [usize; 2], operation: u32) -> bool {
     const GET_POINTER: u32 = 1;
     const CLONE: u32 = 2;
@@ -253,7 +255,7 @@ unsafe extern "C-unwind" fn manage(to: *mut [usize; 2], from: *const [usize; 2],
             let old = unsafe { &*((*from)[0] as *const Filter) };
             let mut inner = Function { data: old.inner.data, ..old.inner };
             if let Some(manager) = old.inner.manager {
-                // SAFETY: the same operation on the content of torch's own function.
+                // SAFETY: the call applies the same operation to the content of torch's own function.
                 unsafe { manager(&raw mut inner.data, &raw const old.inner.data, operation) };
             }
             // SAFETY: as above.
@@ -264,11 +266,12 @@ unsafe extern "C-unwind" fn manage(to: *mut [usize; 2], from: *const [usize; 2],
             let mut filter = unsafe { Box::from_raw((*to)[0] as *mut Filter) };
             let data = &raw mut filter.inner.data;
             if let Some(manager) = filter.inner.manager {
-                // SAFETY: the same operation on the content of torch's own function.
+                // SAFETY: the call applies the same operation to the content of torch's own function.
                 unsafe { manager(data, data, operation) };
             }
         }
-        // The operation that returns the type of the content, which nobody can call.
+        // The remaining operation asks for the C++ type of the content. The answer is null, because a filter
+        // has no such type.
         // SAFETY: as above.
         _ => unsafe { (*to)[0] = 0 },
     }
@@ -279,7 +282,7 @@ unsafe extern "C-unwind" fn invoke(data: *const [usize; 2], stream: usize) -> bo
     // SAFETY: the function object holds the filter of `begin` or of a clone.
     let filter = unsafe { &*((*data)[0] as *const Filter) };
     let Some(invoker) = filter.inner.invoker else { return false };
-    // SAFETY: the caller's own argument, passed on to torch's own function.
+    // SAFETY: the call passes the caller's own argument to torch's own function.
     let yes = unsafe { invoker(&raw const filter.inner.data, stream) };
     if yes {
         thread::with(|state| state.pool.set(filter.pool));

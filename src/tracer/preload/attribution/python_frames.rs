@@ -1,12 +1,13 @@
-//! The Python lines that made a call: of each with `MEMTRACE_STACKS=python`, and of the few that reach the GPU without
-//! an op.
+//! Reads the Python lines that made a call. With `MEMTRACE_STACKS=python` this is done for every allocation,
+//! otherwise only for an allocation outside every op that may load data.
 //!
-//! torch's bindings release the GIL before they run an op, and a hook must not wait for it, so no function of
-//! Python that counts references or makes objects can be called. But only a thread itself changes its frames,
-//! and a running frame keeps its code alive: a thread may read its own frames, with the GIL or without. Their
-//! layout differs between versions of Python (3.9 to 3.15). It is learned once, with the GIL held, from
-//! frames that are known ([`learn`]), and used only when every line that is then read is the one that Python
-//! reports. An interpreter whose frames cannot be read has no such stacks, and one line on stderr says so.
+//! torch's bindings release the GIL before they run an op, and a hook must not wait for the GIL. So a hook
+//! cannot call a function of Python that changes reference counts or creates objects. But only a thread
+//! itself changes its frames, and a running frame keeps its code alive, so a thread may read its own frames
+//! without the GIL. Their layout differs between versions of Python (3.9 to 3.15). [`learn`] derives the
+//! layout once, with the GIL held, from known frames. The layout is used only if every line that memtrace
+//! then reads equals the line that Python reports. If the frames of an interpreter cannot be read, the trace
+//! has no Python stacks, and one line on stderr reports this.
 
 use std::cell::RefCell;
 use std::ffi::c_int;
@@ -23,7 +24,8 @@ use crate::attribution::detail;
 use crate::ffi::cpython;
 use crate::ffi::guarded_memory::GuardedMemory;
 
-/// The layout of this interpreter's frames. Offsets are in words of 8 bytes, unless a field says bytes.
+/// The layout of this interpreter's frames. Offsets are in words of 8 bytes, unless the documentation of a
+/// field says bytes.
 #[derive(Clone, Copy, Debug)]
 struct FrameLayout {
     /// The word of the thread's state that points to its innermost frame, or to the struct of `through`.
@@ -34,11 +36,12 @@ struct FrameLayout {
     code: usize,
     previous: usize,
     instruction: Instruction,
-    /// Words of a code object that identify it: another code may have the same address later.
+    /// The words of a code object that point to its file name, name and line table. They identify the code,
+    /// because another code object may have the same address later.
     filename: usize,
     name: usize,
     lines: usize,
-    /// The types of code objects and of texts.
+    /// The addresses of the types of code objects and of `str`.
     code_type: usize,
     text_type: usize,
 }
@@ -46,10 +49,10 @@ struct FrameLayout {
 /// The encoding of a frame's position in the code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Instruction {
-    /// The address of an instruction, in this word. The first instruction lies `first` bytes after the start
-    /// of the code object (3.11 on).
+    /// The address of an instruction, in this word. The first instruction is `first` bytes after the start of
+    /// the code object (Python 3.11 and later).
     Address { word: usize, first: usize },
-    /// A 32-bit instruction number at this byte offset, in units of `step` bytes (3.9, 3.10).
+    /// A 32-bit instruction number at this byte offset, in units of `step` bytes (Python 3.9 and 3.10).
     Number { byte: usize, step: i32 },
 }
 
@@ -76,12 +79,13 @@ impl Functions {
     }
 }
 
-/// Set by [`learn`] after it has checked the layout.
+/// The layout and the functions, which [`learn`] sets after it has checked the layout.
 static LAYOUT: OnceLock<(FrameLayout, Functions)> = OnceLock::new();
-/// True if [`LAYOUT`] is set and the run records lines: one atomic, for hooks.
+/// True if [`LAYOUT`] is set and the run records Python stacks. A separate flag, so that a hook reads only
+/// one atomic.
 static IS_RECORDED: AtomicBool = AtomicBool::new(false);
 
-/// A frame as Python describes it: the address of its code, the byte of its instruction, its line.
+/// A frame as Python describes it: the address of its code, the byte offset of its instruction, and its line.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KnownFrame {
     pub(crate) code: usize,
@@ -144,7 +148,7 @@ pub(crate) fn innermost() -> (usize, usize) {
         return (0, 0);
     }
     let at = match layout.instruction {
-        // SAFETY: a running frame of this thread, which has this word.
+        // SAFETY: `frame` is a running frame of this thread, and the layout says that it has this word.
         Instruction::Address { word, .. } => unsafe { *frame.add(word) },
         // SAFETY: as above.
         Instruction::Number { byte, .. } => unsafe { frame.byte_add(byte).cast::<i32>().read() as usize },
@@ -152,7 +156,7 @@ pub(crate) fn innermost() -> (usize, usize) {
     (frame as usize, at)
 }
 
-/// This thread's innermost frame; null when it runs no Python.
+/// Returns this thread's innermost frame, or null if the thread runs no Python.
 ///
 /// # Safety
 /// `layout` is the frame layout of this interpreter.
@@ -161,7 +165,8 @@ unsafe fn first_frame(layout: &FrameLayout, functions: &Functions) -> *const usi
     if !functions.python.is_running() {
         return std::ptr::null();
     }
-    // SAFETY: it only reads: this thread's state, or null where the thread never ran Python.
+    // SAFETY: the function only reads. It returns this thread's state, or null if the thread never ran
+    // Python.
     let thread = unsafe { (functions.this_thread)() };
     if thread.is_null() {
         return thread;
@@ -171,7 +176,7 @@ unsafe fn first_frame(layout: &FrameLayout, functions: &Functions) -> *const usi
     if let Some(word) = layout.through
         && !place.is_null()
     {
-        // SAFETY: the struct after the word, by the contract.
+        // SAFETY: the word points to the struct of `through`, by the contract.
         place = unsafe { *place.add(word) } as *const usize;
     }
     place
@@ -198,7 +203,7 @@ pub(crate) fn current(base: StackId) -> StackId {
             if lines.len() >= CACHE_LIMIT {
                 lines.clear();
             }
-            // SAFETY: a line of a frame that runs.
+            // SAFETY: `line` was read from a frame that still runs.
             let text =
                 *lines.entry(*line).or_insert_with(|| unsafe { text_of_line(layout, functions, line) });
             if text != 0 {
@@ -214,8 +219,8 @@ pub(crate) fn current(base: StackId) -> StackId {
     stack.flatten().unwrap_or(base)
 }
 
-/// The stack of this thread's Python lines; `None` when it runs no Python, or code that `torch.compile` wrote, which
-/// allocates without ops.
+/// Returns the stack of this thread's Python lines. Returns `None` if the thread runs no Python, or if the
+/// stack contains frames of TorchInductor, whose generated code allocates without ops.
 pub(crate) fn outside_compiled_code() -> Option<StackId> {
     const COMPILED: &str = "/torch/_inductor/";
     let stack = current(0);
@@ -223,7 +228,7 @@ pub(crate) fn outside_compiled_code() -> Option<StackId> {
     (stack != 0 && !is_compiled()).then_some(stack)
 }
 
-/// Folds a word into a hash (as `wyhash` does: the halves of a wide product).
+/// Folds a word into a hash. As in `wyhash`, the result is the XOR of the two halves of a 128-bit product.
 #[inline]
 fn mixed(hash: u64, word: u64) -> u64 {
     let product = u128::from(hash ^ 0x9E37_79B9_7F4A_7C15) * u128::from(word ^ 0xE703_7ED1_A0B4_28DB);
@@ -233,29 +238,30 @@ fn mixed(hash: u64, word: u64) -> u64 {
 /// Reads the frames from `frame` outwards. Frames without code (where C called Python) are left out.
 ///
 /// # Safety
-/// `frame` is null or a running frame of this thread, and the layout is that of this interpreter.
+/// `frame` is null or a running frame of this thread, and `layout` is the frame layout of this interpreter.
 unsafe fn read_frames(layout: &FrameLayout, mut frame: *const usize, walk: &mut Vec<FrameLine>) {
     let mut steps = 0;
     while !frame.is_null() && walk.len() < MAX_FRAMES && steps < 4 * MAX_FRAMES {
         steps += 1;
-        // SAFETY: a frame that has not returned has these words, and no other thread changes them. From 3.14
-        // on the low bits of the word that leads to the code are a tag.
+        // SAFETY: a frame that has not returned has these words, and no other thread changes them. Since
+        // Python 3.14, the low bits of the word that points to the code are a tag.
         let (code, previous) = unsafe { (*frame.add(layout.code) & !7, *frame.add(layout.previous)) };
         let object = code as *const usize;
-        // SAFETY: a running frame holds its code, or `None`: an object, whose second word is its type.
+        // SAFETY: the word of a running frame points to its code or to `None`. The second word of either
+        // object is its type.
         if code != 0 && unsafe { *object.add(1) } == layout.code_type {
             let byte = match layout.instruction {
                 Instruction::Address { word, first } => {
-                    // SAFETY: a word of the frame, as above.
+                    // SAFETY: the frame has this word, as above.
                     unsafe { *frame.add(word) }.wrapping_sub(code + first) as i32
                 }
                 Instruction::Number { byte, step } => {
-                    // SAFETY: half a word of the frame, as above.
+                    // SAFETY: the frame has this half word, as above.
                     let number = unsafe { frame.byte_add(byte).cast::<i32>().read() };
                     step * number
                 }
             };
-            // SAFETY: words of a code object.
+            // SAFETY: `object` is a code object, which has these words.
             let [filename, name, lines] =
                 [layout.filename, layout.name, layout.lines].map(|word| unsafe { *object.add(word) } as u64);
             let mark = filename ^ name.rotate_left(21) ^ lines.rotate_left(42);
@@ -265,21 +271,22 @@ unsafe fn read_frames(layout: &FrameLayout, mut frame: *const usize, walk: &mut 
     }
 }
 
-/// Returns the text `file:line function`; 0 for a frame to leave out, such as one of the tracer.
+/// Returns the text `file:line function`; 0 if the frame is left out, as the tracer's own frames are.
 ///
 /// # Safety
-/// The code of `line` runs on this thread, and the layout is that of this interpreter.
+/// The code of `line` runs on this thread, and `layout` is the frame layout of this interpreter.
 unsafe fn text_of_line(layout: &FrameLayout, functions: &Functions, line: &FrameLine) -> TextId {
     let code = line.code as *const usize;
-    // SAFETY: a code object; the function reads its table of lines and nothing else.
+    // SAFETY: `code` is a code object, and the function reads only its table of lines.
     let number = unsafe { (functions.line_of)(code, line.byte) };
-    // SAFETY: words of a code object, which are objects that it holds.
+    // SAFETY: `code` has these words, which point to objects that it holds.
     let texts = [layout.filename, layout.name]
         .map(|word| unsafe { text(layout, functions, *code.add(word) as *const usize) });
     let [Some(file), Some(name)] = texts else {
         return 0;
     };
-    // 3.12 adds a trampoline frame where C calls Python. It is left out, like the tracer's frames.
+    // Python 3.12 adds a trampoline frame where C calls Python. This frame is left out, like the tracer's
+    // frames.
     if name == "<interpreter trampoline>" || file.starts_with("<memtrace") {
         return 0;
     }
@@ -296,20 +303,21 @@ unsafe fn text(layout: &FrameLayout, functions: &Functions, object: *const usize
     if object.is_null() || unsafe { *object.add(1) } != layout.text_type {
         return None;
     }
-    // SAFETY: it is a `str`; the function reads its length.
+    // SAFETY: `object` is a `str`, and the function reads its length.
     let length = unsafe { (functions.length_of)(object) };
     if !(0..=LONGEST as isize).contains(&length) {
         return None;
     }
     let mut characters = vec![0u32; length as usize];
-    // SAFETY: it is a `str`, and there is room for all of it without a terminator, which is not asked for.
+    // SAFETY: `object` is a `str`, and the buffer has room for its characters. The last argument, 0, means
+    // that no terminator is written.
     let copied = unsafe { (functions.text_of)(object, characters.as_mut_ptr(), length, 0) };
     let characters = characters.into_iter().map(|c| char::from_u32(c).unwrap_or(char::REPLACEMENT_CHARACTER));
     (!copied.is_null()).then(|| characters.collect())
 }
 
-/// Learns the layout of this interpreter's frames. Returns whether Python lines can be read from now on; with
-/// `is_recorded`, each allocation has them.
+/// Derives the layout of this interpreter's frames. Returns true if Python lines can be read from now on.
+/// With `is_recorded`, every allocation is recorded with its Python lines.
 ///
 /// # Safety
 /// The GIL is held. `known` describes frames that run on this thread during the call, by addresses of live
@@ -325,7 +333,7 @@ pub(crate) unsafe fn learn(known: &KnownCode, is_recorded: bool) -> bool {
     unsafe { read_frames(&layout, first_frame(&layout, &functions), &mut walk) };
     let read = walk.iter().skip_while(|line| line.code != known.code).skip(1);
     let is_right = |(line, frame): (&FrameLine, &KnownFrame)| {
-        // SAFETY: the code of a running frame.
+        // SAFETY: `line.code` is the code of a running frame.
         let number = unsafe { (functions.line_of)(line.code as *const usize, line.byte) };
         line.code == frame.code && line.byte as usize == frame.byte && number as usize == frame.line
     };
@@ -336,7 +344,8 @@ pub(crate) unsafe fn learn(known: &KnownCode, is_recorded: bool) -> bool {
     agrees
 }
 
-/// The number of words searched in a thread's state, which grows with every version, and in a frame.
+/// The numbers of words that are searched in a thread's state, which grows with every version, and in a
+/// frame.
 const THREAD_WORDS: usize = 24;
 const FRAME_WORDS: usize = 16;
 
@@ -377,7 +386,7 @@ unsafe fn find(known: &KnownCode, functions: &Functions) -> Option<FrameLayout> 
         let holds = |word: &usize| memory.words::<1>(first.code + word * 8) == Some([object]);
         (0..known.code_size / 8).find(holds)
     };
-    // SAFETY: a code object and a text, by the contract.
+    // SAFETY: both addresses are addresses of live objects, by the contract.
     let (code_type, text_type) =
         unsafe { (*(first.code as *const usize).add(1), *(known.filename as *const usize).add(1)) };
     Some(FrameLayout {

@@ -1,4 +1,4 @@
-//! The ranges and marks that the program opens, by NVTX or by the C API.
+//! The ranges and marks that the program opens, through NVTX or through the C API.
 
 use memtrace_record::Recorder;
 use memtrace_record::recorder::text_id;
@@ -9,15 +9,15 @@ use crate::attribution::{context, phases, range_rows, shared_ranges, steps};
 use crate::runtime::thread::open_ranges::{OpenRange, OpenRanges, Role};
 use crate::runtime::{pause, session, thread};
 
-/// Runs `work` on the calling thread's ranges; `None` when the thread is ending.
+/// Runs `work` on the calling thread's ranges. Returns `None` if the thread is ending.
 #[inline(always)]
 fn on_thread<R>(work: impl FnOnce(&OpenRanges) -> R) -> Option<R> {
     thread::with(|state| work(&state.ranges))
 }
 
 impl Drop for OpenRanges {
-    /// A thread ends inside its ranges. Nobody can pop the push/pop ranges any more; another thread may still
-    /// end the start/end ranges.
+    /// Handles the ranges that are open when their thread ends. Closes the phases of push/pop ranges, which
+    /// nobody can pop any more. Orphans start/end ranges, which another thread may still end.
     fn drop(&mut self) {
         for range in self.open.get_mut().drain(..) {
             if range.id == 0 && range.phase != 0 {
@@ -69,7 +69,7 @@ fn open(name: &str, domain: usize, category: Option<&str>, id: u64) {
     });
 }
 
-/// The number of push/pop ranges of `domain` that are open on this thread.
+/// Returns the number of push/pop ranges of `domain` that are open on this thread.
 pub(crate) fn depth(domain: usize) -> i32 {
     let of_domain = |range: &&OpenRange| range.id == 0 && range.domain == domain;
     let count = |open: &Vec<OpenRange>| open.iter().filter(of_domain).count() as i32;
@@ -120,7 +120,8 @@ pub(crate) fn close(range: OpenRange) {
     }
 }
 
-/// Records a mark by `api`. Starts the trace if necessary: a program that sets a mark wants to see it.
+/// Records a mark by `api`. Starts the trace if necessary, because a program that sets a mark wants to see
+/// the mark.
 pub(crate) fn mark(api: Api, name: &str) {
     set_step(meaning(name, None, phases::more_words()));
     let Some(recorder) = session::recorder() else { return };

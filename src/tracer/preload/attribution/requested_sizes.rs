@@ -6,7 +6,7 @@
 //! of `raw_alloc` bypasses the slot, and the requested size of its block is -1.
 //!
 //! A program may replace the allocator (`change_current_allocator`) with one that reports nothing. Then the
-//! CUDA memory that it takes during `allocate` is the block itself.
+//! CUDA memory that the new allocator allocates during `allocate` is the block itself.
 
 use std::ffi::{CStr, c_void};
 use std::os::unix::ffi::OsStrExt;
@@ -29,12 +29,12 @@ const FUNCTIONS: usize = 126;
 /// `DataPtr allocate(size_t)`: the caller passes a pointer to the result, which is also returned.
 type Allocate = unsafe extern "C-unwind" fn(*mut c_void, *mut c_void, usize) -> *mut c_void;
 
-/// An upper bound on the allocators of one process: the first one and its replacements.
+/// The maximum number of allocators that are hooked in a process: the first allocator and its replacements.
 const MAX_OBJECTS: usize = 4;
 
 /// The function that ours replaced in the vtable of each object.
 static REAL_ALLOCATE: [AtomicPtr<c_void>; MAX_OBJECTS] = [const { AtomicPtr::new(null_mut()) }; MAX_OBJECTS];
-/// The objects that have a vtable of ours.
+/// The allocators whose vtables were replaced with ours.
 static HOOKED: [AtomicPtr<c_void>; MAX_OBJECTS] = [const { AtomicPtr::new(null_mut()) }; MAX_OBJECTS];
 /// Our function for each object.
 const OURS: [Allocate; MAX_OBJECTS] = [allocate::<0>, allocate::<1>, allocate::<2>, allocate::<3>];
@@ -45,7 +45,7 @@ static TRIED: AtomicBool = AtomicBool::new(false);
 /// True if a request was larger than its block, which means that slot 2 is not `allocate`.
 static WRONG: AtomicBool = AtomicBool::new(false);
 
-/// The requested size of the block of `block` bytes that is reported now; -1 when unknown.
+/// Returns the requested size of the block of `block` bytes that is reported now; -1 if unknown.
 #[inline]
 pub(crate) fn of_block(state: &ThreadState, block: i64) -> i64 {
     let requested = state.requested.get();
@@ -56,7 +56,7 @@ pub(crate) fn of_block(state: &ThreadState, block: i64) -> i64 {
     if WRONG.load(Ordering::Relaxed) { -1 } else { requested }
 }
 
-/// The requested size of the thread's allocation in progress; -1 outside the allocator.
+/// Returns the requested size of the thread's allocation in progress; -1 outside the allocator.
 pub(crate) fn in_progress() -> i64 {
     thread::with(|state| state.requested.get()).unwrap_or(-1)
 }
@@ -73,20 +73,20 @@ pub(crate) fn is_inside_unreported() -> bool {
 }
 
 /// Returns true if requested sizes are certainly unavailable. Returns false before torch's first CUDA call,
-/// when its allocator is hooked: a trace may begin earlier.
+/// because torch's allocator is hooked only at that call, and a trace may begin earlier.
 pub(crate) fn is_missing() -> bool {
     let tried = TRIED.load(Ordering::Relaxed) && HOOKED[0].load(Ordering::Acquire).is_null();
     tried || WRONG.load(Ordering::Relaxed) || find_in_loaded("libc10_cuda.so", ALLOCATOR).is_null()
 }
 
-/// Puts our function into the vtable of torch's current allocator, unless it is there.
+/// Puts our function into the vtable of torch's current allocator, unless it is already there.
 pub(crate) fn install() {
     TRIED.store(true, Ordering::Relaxed);
     let place = find_in_loaded("libc10_cuda.so", ALLOCATOR).cast::<*mut c_void>();
     if place.is_null() {
         return;
     }
-    // SAFETY: the exported atomic pointer of libc10_cuda, which stays loaded.
+    // SAFETY: `place` is the exported atomic pointer of libc10_cuda, which stays loaded.
     let object = unsafe { *place };
     if object.is_null() {
         return;
@@ -97,7 +97,7 @@ pub(crate) fn install() {
     if HOOKED[index].load(Ordering::Acquire) == object {
         return;
     }
-    // SAFETY: an object of a class with virtual functions, alive as long as it is torch's allocator.
+    // SAFETY: `object` has virtual functions, and is alive as long as it is torch's allocator.
     let Some(mut vtable) = (unsafe { VtableCopy::of(object, ALLOCATE + 1, FUNCTIONS) }) else { return };
     if HOOKED[index].compare_exchange(null_mut(), object, Ordering::AcqRel, Ordering::Acquire).is_err() {
         return;
@@ -113,7 +113,7 @@ pub(crate) fn install() {
     if is_torchs {
         private_pools::hook(functions);
     }
-    // SAFETY: the same object, and our functions have the types of their slots.
+    // SAFETY: the copy was made from this object, and our functions have the types of their slots.
     unsafe { vtable.install(object) };
 }
 
@@ -122,7 +122,7 @@ unsafe extern "C-unwind" fn allocate<const INDEX: usize>(
     this: *mut c_void,
     size: usize,
 ) -> *mut c_void {
-    /// Restores the thread's state; an OOM leaves by an exception.
+    /// Restores the thread's state, also if an OOM throws an exception.
     struct Restore((i64, bool));
     impl Drop for Restore {
         fn drop(&mut self) {
@@ -135,8 +135,8 @@ unsafe extern "C-unwind" fn allocate<const INDEX: usize>(
     });
     let _restore = Restore(outer.unwrap_or((-1, false)));
     let real = REAL_ALLOCATE[INDEX].load(Ordering::Acquire);
-    // SAFETY: the slot's original function, stored before ours replaced it.
+    // SAFETY: `real` is the slot's original function, which was stored before ours replaced it.
     let real = unsafe { std::mem::transmute::<*mut c_void, Allocate>(real) };
-    // SAFETY: the caller's own arguments, passed on unchanged.
+    // SAFETY: the call passes on the caller's own arguments unchanged.
     unsafe { real(result, this, size) }
 }

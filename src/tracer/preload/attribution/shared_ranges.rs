@@ -15,7 +15,7 @@ static ENDED: ForkSafe<Vec<u64>> = ForkSafe::new(Vec::new());
 /// program keeps its ids, so ours must differ from them.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1 << 62);
 
-/// A new id.
+/// Returns a new id.
 pub(crate) fn new_id() -> u64 {
     NEXT_ID.fetch_add(1, Ordering::Relaxed)
 }
@@ -33,14 +33,14 @@ pub(crate) fn take(id: u64) -> Option<OpenRange> {
     })
 }
 
-/// Notes that the trace has a row for the begin of a range.
+/// Records that the trace has a row for the beginning of a range.
 pub(crate) fn set_has_row(id: u64) {
     STARTED.with(|started| {
         started.iter_mut().filter(|range| range.id == id).for_each(|range| range.has_row = true);
     });
 }
 
-/// Notes that a thread has ended another thread's range, which that thread must drop.
+/// Records that a thread has ended another thread's range, which that thread must drop.
 pub(crate) fn ended_elsewhere(id: u64) {
     ENDED.with(|ended| ended.push(id));
     state_version::advance();
@@ -61,7 +61,7 @@ pub(crate) fn drop_ended(open: &mut Vec<OpenRange>) {
     }
 }
 
-/// Notes that the thread that started a range ends. Another thread may still end the range.
+/// Records that the thread that started a range ends. Another thread may still end the range.
 pub(crate) fn orphan(id: u64) {
     ENDED.with(|ended| ended.retain(|other| *other != id));
     STARTED.with(|started| {

@@ -13,8 +13,8 @@ use crate::runtime::{state_version, thread};
 
 /// True if the program numbers its steps itself.
 static SET_BY_PROGRAM: AtomicBool = AtomicBool::new(false);
-/// The optimizer whose steps are counted: the address of its object, or the id of its class's name where objects
-/// are unknown; 0 before the first step, and when the object is gone.
+/// The optimizer whose steps are counted: the address of its object, or the id of its class's name where
+/// objects are unknown; 0 before the first step, and after the object was destroyed.
 static COUNTED: AtomicUsize = AtomicUsize::new(0);
 /// True once an optimizer of torch has stepped.
 static HAVE_OPTIMIZER: AtomicBool = AtomicBool::new(false);
@@ -23,7 +23,7 @@ static HAVE_UPDATES: AtomicBool = AtomicBool::new(false);
 /// The optimizers that have stepped since the counted one did.
 static OTHERS: ForkSafe<Vec<usize>> = ForkSafe::new(Vec::new());
 
-/// The current step; -1 before training.
+/// Returns the current step; -1 before training.
 #[inline]
 pub(crate) fn current() -> i32 {
     STEP.load(Ordering::Relaxed)
@@ -40,8 +40,8 @@ fn begins(step: i32) {
     growth::step_begins();
 }
 
-/// The program sets the step. A step lasts until the next one is set: the time between two step ranges
-/// belongs to the first of them.
+/// Sets the step, as the program requests. A step lasts until the next step is set, so the time between two
+/// step ranges belongs to the first range.
 pub(crate) fn set(step: i64) {
     SET_BY_PROGRAM.store(true, Ordering::Relaxed);
     let step = i32::try_from(step).unwrap_or(i32::MAX);
@@ -51,7 +51,7 @@ pub(crate) fn set(step: i64) {
         begins(step);
     }
     if before < 0 {
-        // The phase before the first step is `init`.
+        // The phase `init` ends with the first step, so the threads must recompute their contexts.
         state_version::advance();
     }
 }
@@ -72,7 +72,7 @@ pub(crate) fn have_optimizer() -> bool {
     HAVE_OPTIMIZER.load(Ordering::Relaxed)
 }
 
-/// The next step begins.
+/// Begins the next step.
 fn next_begins() {
     let step = current().max(0) + 1;
     STEP.store(step, Ordering::Relaxed);
@@ -94,7 +94,8 @@ pub(crate) fn update_ended() {
     forward_begins();
 }
 
-/// Notes which optimizer object has stepped on this thread. The user scope of the step ends soon after.
+/// Stores which optimizer object has stepped on this thread, for [`scope_ended`], which is called soon
+/// afterwards.
 pub(crate) fn optimizer_stepped(optimizer: usize) {
     thread::with(|state| state.stepped_optimizer.set(optimizer));
 }
@@ -104,8 +105,8 @@ pub(crate) fn forget_optimizer(optimizer: usize) {
     let _ = COUNTED.compare_exchange(optimizer, 0, Ordering::Relaxed, Ordering::Relaxed);
 }
 
-/// The end row's entry for the number of steps that the program has ended, plus one if `pending`. Empty if
-/// the program numbers its steps itself or has not trained.
+/// Returns the end row's entry for the number of steps that the program has ended, plus one if `pending`.
+/// Empty if the program numbers its steps itself or has not trained.
 pub(crate) fn end_words(pending: bool) -> String {
     let ended = current().max(0) + i32::from(pending);
     let is_known = (have_optimizer() || HAVE_UPDATES.load(Ordering::Relaxed)) && !are_set_by_program();
@@ -127,8 +128,8 @@ pub(crate) fn scope_ended(name: TextId) {
 }
 
 /// Returns true if a step of this optimizer ends a training step. The first optimizer that steps is counted.
-/// Another one replaces it by stepping twice between two steps of the counted one: it belongs to a second
-/// stage of the training, or is the more frequent of two.
+/// Another optimizer replaces it by stepping twice between two steps of the counted optimizer, because it
+/// then belongs to a second stage of the training, or steps more often.
 fn is_counted(optimizer: usize) -> bool {
     let first = COUNTED.compare_exchange(0, optimizer, Ordering::Relaxed, Ordering::Relaxed);
     OTHERS.with(|others| {

@@ -2,9 +2,10 @@
 //! over the parameters.
 //!
 //! Such programs have in common that ops outside every module write in place between a backward and the next
-//! forward. So in a process in which no optimizer of torch has stepped, the first op there that writes in place,
-//! or that runs without autograd, begins the phase `optimizer`. It lasts until the next batch is made, and if
-//! anything was written in place, the step ends where the next forward or backward begins.
+//! forward. In a process in which no optimizer of torch has stepped, the phase `optimizer` therefore begins
+//! at the first op in that interval that writes in place or runs without autograd. The phase lasts until the
+//! program creates the next batch. If an op has written in place, the step ends when the next forward or
+//! backward begins.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
@@ -40,7 +41,7 @@ const BATCHES: [&[u8]; 9] = [
 /// Ops that are named like in-place ops but do not change the elements of a parameter.
 const HARMLESS: [&[u8]; 4] = [b"aten::detach_", b"aten::requires_grad_", b"aten::resize_", b"aten::set_"];
 
-/// A backward function begins, on any thread.
+/// Records that a backward function begins, on any thread.
 #[inline]
 pub(crate) fn backward_begins() {
     if SEEN.load(Ordering::Relaxed) != BACKWARD && !steps::have_optimizer() {
@@ -48,7 +49,7 @@ pub(crate) fn backward_begins() {
     }
 }
 
-/// The outermost module's forward begins, on a thread that is not autograd's.
+/// Records that the outermost module's forward begins, on a thread that is not autograd's.
 #[inline]
 pub(crate) fn forward_begins() {
     if SEEN.load(Ordering::Relaxed) != 0 {
@@ -61,7 +62,7 @@ pub(crate) fn forward_begins() {
 fn next(seen: u8) {
     let before = SEEN.swap(seen, Ordering::Relaxed);
     backward_passes::gradients_are_due();
-    // Outside the detailed steps no op is seen.
+    // Outside the detailed steps no op is seen, so a forward after a backward implies an update.
     let is_update = before & WRITTEN != 0 || before & BACKWARD != 0 && seen == 0 && !detail::is_on();
     if is_update {
         steps::update_ended();
@@ -77,7 +78,8 @@ pub(crate) fn are_possible() -> bool {
     SEEN.load(Ordering::Relaxed) & BACKWARD != 0
 }
 
-/// An op begins after a backward, outside every module and op, on a thread that is not autograd's.
+/// Records that an op begins after a backward, outside every module and op, on a thread that is not
+/// autograd's.
 #[cold]
 pub(crate) fn op_begins(name: &[u8]) {
     if steps::have_optimizer() {

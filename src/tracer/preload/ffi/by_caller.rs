@@ -9,10 +9,11 @@
 //!    have no hook. The loader chose this library, whatever its search scopes were.
 //! 2. The library that the loader would choose, as far as this can be known later: the global scope if that
 //!    library was loaded before the caller, then the caller and the libraries that it needs, then the rest of
-//!    the global scope. The choice may be a wrong copy if the caller calls only hooked functions: neither the
-//!    scope of a library that needs the caller is known, nor when a library became global.
-//! 3. A library with the usual file name, then any library. The identified caller may be wrong: a function
-//!    that ends with a tail call leaves the return address of its own caller.
+//!    the global scope. The choice may be a wrong copy if the caller calls only hooked functions, because
+//!    memtrace knows neither the scope of a library that needs the caller nor the time at which a library
+//!    became global.
+//! 3. A library with the usual file name, then any library. The identified caller may be wrong, because a
+//!    function that ends with a tail call leaves the return address of its own caller.
 //!
 //! The caller's library may be unloaded at any time.
 
@@ -47,7 +48,7 @@ macro_rules! hooks_by_caller {
                 $($arg: $type,)* caller: $crate::ffi::by_caller::Caller
             ) -> std::ffi::c_int {
                 let Some(function) = REAL.get(caller) else { return $without };
-                // SAFETY: the caller's own arguments, passed on unchanged.
+                // SAFETY: the call passes on the caller's own arguments unchanged.
                 let $real = || unsafe { function($($arg),*) };
                 $body
             }
@@ -79,9 +80,9 @@ struct KnownCaller {
 type Version = (u64, u64);
 
 impl KnownCaller {
-    /// Returns true if this entry is still valid. A found function is valid until a library is unloaded:
-    /// after that, another library may occupy the memory of the function or of the caller. A missing function
-    /// may appear when another library is loaded.
+    /// Returns true if this entry is still valid. A found function is valid until a library is unloaded,
+    /// because after that another library may occupy the memory of the function or of the caller. A missing
+    /// function may appear when another library is loaded.
     fn is_valid(&self, version: Version) -> bool {
         self.checked.load(Ordering::Relaxed) == self.state(version)
     }
@@ -93,7 +94,8 @@ impl KnownCaller {
     }
 }
 
-/// The real function behind a hook, by the library that calls the hook. `F` is its type.
+/// The real functions behind a hook, one for each library that calls the hook. `F` is the type of these
+/// functions.
 pub(crate) struct ByCaller<F> {
     name: &'static CStr,
     file_name: &'static str,
@@ -125,7 +127,8 @@ impl<F: Copy> ByCaller<F> {
             Some(known) if known.is_valid(version) => known.function,
             _ => self.find(caller, known, version),
         };
-        // SAFETY: null, or the function of that name, of type `F` by the contract of `new`.
+        // SAFETY: `found` is null or the function of that name, which has the type `F` by the contract of
+        // `new`.
         unsafe { function(found) }
     }
 
@@ -142,7 +145,7 @@ impl<F: Copy> ByCaller<F> {
     fn find(&self, caller: usize, known: Option<&'static KnownCaller>, version: Version) -> *mut c_void {
         let library = library_of(caller);
         let found = self.search(caller, library.as_ref());
-        // Generated code belongs to no library, and other code may take its place.
+        // The result for generated code is not cached, because other code may later be at the same address.
         let Some(library) = library else { return found };
         match known {
             // A library that is loaded again usually gets the same addresses.
@@ -232,8 +235,8 @@ fn is_ours(found: *mut c_void) -> bool {
 }
 
 /// Keeps the function's library loaded from now on, and returns the function. Without the hook, the loader
-/// would do that: it keeps a global library for the libraries that are bound to it, and keeps the
-/// dependencies of a library in any case.
+/// would do that, because it keeps a global library loaded for the libraries that are bound to it, and always
+/// keeps the dependencies of a library.
 fn kept(function: *mut c_void) -> *mut c_void {
     if let Some(library) = library_of(function as usize) {
         // SAFETY: the path ends in 0; RTLD_NOLOAD loads and runs nothing. The handle is not closed on purpose.
@@ -246,7 +249,7 @@ fn kept(function: *mut c_void) -> *mut c_void {
 /// program that probes for the function must then not find the hook, and `dlerror` must report the name as
 /// undefined.
 pub(crate) fn is_hook_of_nothing(found: *mut c_void, name: &CStr) -> bool {
-    // The order matters: the last lookup must be the one that fails, because the program may call `dlerror`
-    // next.
+    // The order matters, because the program may call `dlerror` next, which reports the failure of the last
+    // lookup.
     is_ours(found) && find_where(name, |_| true).is_null() && find_behind(name).is_null()
 }

@@ -59,8 +59,8 @@ struct Ranges {
     ranges: Vec<Range>,
 }
 
-/// The code of every loaded library. It is replaced as a whole, and only when a call comes from a library
-/// that was loaded later. The old table is never freed.
+/// The table of the code of every loaded library. The table is replaced as a whole, and only when a call
+/// comes from a library that was loaded later. The old table is never freed.
 static RANGES: AtomicPtr<Ranges> = AtomicPtr::new(null_mut());
 
 /// Returns the library that contains the code at `address`, or `(unknown)` for generated code.
@@ -72,11 +72,11 @@ pub(crate) fn library_at(address: *const c_void) -> Library {
     let version = loaded_libraries::version();
     // SAFETY: null or a table, which is never freed nor changed.
     let known = unsafe { RANGES.load(Ordering::Acquire).as_ref() };
-    // The version check comes first because generated code is in no library: its calls must not each build a
-    // table.
+    // The version is checked first, because generated code is in no library, and its calls must not build a
+    // new table each time.
     if known.is_none_or(|known| known.version != version) {
         let fresh = Box::into_raw(Box::new(Ranges { version, ranges: loaded_code() }));
-        // The old table is leaked, because another thread may be using it: some hundred bytes per library.
+        // The old table (some hundred bytes per library) is leaked, because another thread may be using it.
         RANGES.store(fresh, Ordering::Release);
     }
     let unknown = || Library {

@@ -22,8 +22,8 @@ pub(crate) fn current_device() -> i8 {
 static CU_CTX_GET_DEVICE: RealFn<unsafe extern "C" fn(*mut c_int) -> c_int> =
     unsafe { RealFn::new(c"cuCtxGetDevice", "libcuda.so") };
 
-/// Returns the device of the calling thread's context, by a read of thread-local state. For driver calls in a
-/// process that may not use the runtime.
+/// Returns the device of the calling thread's context, by a read of thread-local state. Used for driver
+/// calls, because the process may not use the runtime.
 pub(crate) fn current_driver_device() -> i8 {
     ordinal_from(&CU_CTX_GET_DEVICE)
 }
@@ -40,8 +40,8 @@ fn ordinal_from(get_device: &RealFn<unsafe extern "C" fn(*mut c_int) -> c_int>) 
 static IS_CAPTURING: RealFn<unsafe extern "C" fn(*mut c_void, *mut c_int) -> c_int> =
     unsafe { RealFn::new(c"cuStreamIsCapturing", "libcuda.so") };
 
-/// Returns true if the work on `stream` is being captured into a CUDA graph. It asks the driver, because a
-/// failed driver call does not show up in the runtime's `cudaGetLastError`.
+/// Returns true if the work on `stream` is being captured into a CUDA graph. This function asks the driver,
+/// not the runtime, because a failed driver call does not show up in the runtime's `cudaGetLastError`.
 ///
 /// # Safety
 /// `stream` is null or a live stream.
@@ -120,8 +120,8 @@ pub(crate) fn device_bus_id(ordinal: c_int) -> Option<CString> {
     Some(CStr::from_bytes_until_nul(&id).ok()?.to_owned())
 }
 
-/// Adds the devices and the CUDA versions. Runs on the writer thread, never in a hook, and makes only driver
-/// calls that need no context, so none is created.
+/// Adds the devices and the CUDA versions to `meta`. Runs on the writer thread, never in a hook. Creates no
+/// context, because none of the calls needs one.
 pub(crate) fn describe(meta: &mut Meta) {
     let (Some(count), Some(get), Some(name_of), Some(total_of)) =
         (GET_COUNT.get(), GET.get(), GET_NAME.get(), TOTAL_MEM.get())

@@ -1,4 +1,5 @@
-//! The driver's figures about a device: free memory, memory pools and graphs. Queried on the writer thread.
+//! Queries the driver for the memory of a device: free memory, memory pools and graphs. Runs on the writer
+//! thread.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::null_mut;
@@ -99,7 +100,8 @@ static GRAPHS_HELD: AtomicBool = AtomicBool::new(false);
 static POOL_HELD: AtomicBool = AtomicBool::new(false);
 
 /// Returns the bytes of pools or graphs, or `None` until the first nonzero value. Most programs use neither,
-/// and a sample without them costs no row. After the first nonzero value, 0 bytes are a change.
+/// and a sample without them costs no row. After the first nonzero value, 0 is returned as 0, because it is a
+/// change.
 fn once_held(held: &AtomicBool, value: u64) -> Option<i64> {
     if value > 0 {
         held.store(true, Ordering::Relaxed);
@@ -112,7 +114,7 @@ fn once_held(held: &AtomicBool, value: u64) -> Option<i64> {
 unsafe fn fill_graphs(ordinal: c_int, sample: &mut Sample) -> Option<()> {
     const RESERVED: c_int = GraphAttribute::CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT as c_int;
     let mut value = 0;
-    // SAFETY: a driver function, and the out-parameter is valid for writes.
+    // SAFETY: the call passes an out-parameter that is valid for writes.
     if unsafe { GET_GRAPH_ATTRIBUTE.get()?(ordinal, RESERVED, &raw mut value) } == SUCCESS {
         sample.graphs = once_held(&GRAPHS_HELD, value);
     }

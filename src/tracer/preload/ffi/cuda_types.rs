@@ -1,12 +1,12 @@
 //! CUDA's types and status codes, from the `sys` modules of `cudarc`.
 //!
-//! Only types are used. No function of `cudarc` is called: a hook calls the real function that it found, and
-//! `cudarc` would load libraries by its own list of names.
+//! Only types are used. No function of `cudarc` is called, because a hook must call the real function that it
+//! found, and `cudarc` would load libraries by its own list of names.
 //!
-//! A status code crosses the boundary as an integer: a Rust enum with a value that it does not list is
-//! undefined behavior, and every CUDA version adds values. So a CUDA struct that contains an enum is never
-//! read as a whole or through a reference. Its fields are read one by one through a raw pointer, an enum as
-//! an integer.
+//! A status code is passed as an integer, because a Rust enum with a value that it does not list is undefined
+//! behavior, and every CUDA version adds values. For the same reason, a CUDA struct that contains an enum is
+//! never read as a whole or through a reference. Its fields are read one by one through a raw pointer, and an
+//! enum is read as an integer.
 //!
 //! `cudarc` has the headers of one CUDA version per build. The assertions below check the layouts, which are
 //! the same in every version from 12.0 to 13.x (in 13.2 the `id` of a location became a union of the same

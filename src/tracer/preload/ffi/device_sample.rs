@@ -1,7 +1,7 @@
 //! Device samples: the memory of a device as nvidia-smi shows it, taken periodically on the writer thread.
 //!
 //! NVML reports the whole device and every process on it. Without NVML, the driver reports the free memory,
-//! but only once the process has a context: a sample must not create one.
+//! but only once the process has a context, because a sample must not create a context.
 
 use std::ffi::c_int;
 use std::sync::Mutex;
@@ -19,26 +19,28 @@ use crate::ffi::{cuda, cuda_memory};
 /// The maximum number of child processes whose memory is read.
 const MOST_CHILDREN: usize = 64;
 
-/// NVML, with the process that loaded it: the child of a fork loads it again.
+/// NVML, with the id of the process that loaded it, because the child of a fork must load NVML again.
 struct Loaded {
     pid: u32,
     nvml: Option<Nvml>,
 }
 
 static LOADED: Mutex<Option<Loaded>> = Mutex::new(None);
-/// True if the process is ending. Its libraries then shut down, so no new sample may begin.
+/// True if the process is ending. The libraries of an ending process shut down, so no new sample may begin.
 static IS_ENDING: AtomicBool = AtomicBool::new(false);
 
 /// Samples each of `devices` (CUDA ordinals). Returns the device, the source and the sample of each device
 /// that answered.
 pub(crate) fn sample(devices: &[i8]) -> Vec<(i8, Api, Sample)> {
-    // The lock stays held in the child of a fork if another thread held it, and at the end of the process.
+    // This thread does not wait for the lock, because the lock stays held in the child of a fork if another
+    // thread held it, and at the end of the process.
     let Ok(mut loaded) = LOADED.try_lock() else { return Vec::new() };
     let pid = std::process::id();
     if loaded.as_ref().is_none_or(|loaded| loaded.pid != pid) {
         *loaded = Some(Loaded { pid, nvml: Nvml::load() });
-        // Exit handlers run in reverse order: this one is registered after NVML's, so it runs before them.
-        // SAFETY: the handler takes nothing and does not unwind.
+        // Exit handlers run in reverse order: this handler is registered after NVML's handlers, so it runs
+        // before them.
+        // SAFETY: the handler takes no arguments and does not unwind.
         unsafe { libc::atexit(stop) };
     }
     if IS_ENDING.load(Ordering::Acquire) {
@@ -56,7 +58,7 @@ pub(crate) fn sample(devices: &[i8]) -> Vec<(i8, Api, Sample)> {
             fill_from_host(&mut sample);
         }
         let api = if has_nvml { Api::Nvml } else { Api::CuMemGetInfo };
-        // A simulated GPU past its capacity has 0 free bytes, however much is used.
+        // A simulated GPU past its capacity always reports 0 free bytes, so its samples are dropped.
         let is_known = sample.total.is_some() && !(sample.free == Some(0) && phantom::goes_past_oom());
         is_known.then_some((device, api, sample))
     };

@@ -92,7 +92,8 @@ impl DynamicSection {
             gnu_hash: place(DT_GNU_HASH) as *const u32,
             relocations: [
                 table(DT_JMPREL, DT_PLTRELSZ, 0),
-                // The first relocations have no symbol: hundreds of thousands of them in a torch library.
+                // The first `DT_RELACOUNT` relocations have no symbol and are skipped. A torch library has
+                // hundreds of thousands of them.
                 table(DT_RELA, DT_RELASZ, value(DT_RELACOUNT)),
             ],
         };
@@ -136,7 +137,8 @@ impl DynamicSection {
                     continue;
                 }
                 let symbol = self.symbol(number);
-                // SAFETY: the names are C strings in one table; no byte after the end of one is compared.
+                // SAFETY: the names are C strings in one table; `strncmp` compares no byte after the end of a
+                // name.
                 let order = unsafe {
                     libc::strncmp(
                         self.names.add(symbol.st_name as usize),
@@ -178,7 +180,7 @@ impl DynamicSection {
             .iter()
             .fold(5381u32, |hash, byte| hash.wrapping_mul(33).wrapping_add((*byte).into()));
         // SAFETY: the table begins with four numbers, followed by the words of the filter, the buckets, and
-        // the chains of the symbols from `first` on. The last entry of a chain is odd.
+        // the chains of the symbols, starting with the symbol `first`. The last entry of a chain is odd.
         let at = |index: usize| unsafe { *self.gnu_hash.add(index) };
         let (buckets, first, filter) = (at(0), at(1), at(2) as usize);
         let bucket = 4 + 2 * filter;

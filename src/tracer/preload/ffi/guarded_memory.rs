@@ -1,5 +1,5 @@
-//! Reads memory that may not be mapped. The kernel does the read, through a pipe: it returns an error where a
-//! direct load would crash the process.
+//! Reads memory that may not be mapped. The kernel reads the memory, through a pipe. The kernel returns an
+//! error where a direct load would crash the process.
 
 use std::ffi::{c_int, c_void};
 
@@ -20,8 +20,8 @@ impl GuardedMemory {
         opened.then_some(GuardedMemory { ends })
     }
 
-    /// Reads the words at `address`. Returns `None` if some are unreadable, or if no object can be at this
-    /// address.
+    /// Reads the words at `address`. Returns `None` if some of the words are unreadable, or if no object can
+    /// be at this address.
     pub(crate) fn words<const WORDS: usize>(&self, address: usize) -> Option<[usize; WORDS]> {
         const { assert!(WORDS * 8 <= 4096, "a pipe accepts at most 4,096 bytes at once") };
         let mut words = [0; WORDS];

@@ -1,8 +1,9 @@
 //! The shared libraries in the process.
 //!
 //! `dl_iterate_phdr` walks them. It takes a lock that the loader holds only while it links, not while a
-//! constructor runs (`dladdr` takes that lock), so a walk cannot wait for a thread that itself waits for the
-//! hook. A lookup by `dlsym` or `dlopen` can. `symbols.rs` describes which lookups avoid them.
+//! constructor runs, so a walk cannot wait for a thread that itself waits for the hook. `dladdr`, `dlsym` and
+//! `dlopen` take a lock that the loader also holds while a constructor runs, so these calls may wait for such
+//! a thread. `symbols.rs` describes which lookups avoid that lock.
 
 use std::ffi::{CStr, CString, OsStr, c_int, c_void};
 use std::ops::{ControlFlow, Range};
@@ -19,16 +20,17 @@ pub(crate) struct Visited<'a> {
     version: (u64, u64),
     base: usize,
     headers: &'a [libc::Elf64_Phdr],
-    /// The thread-local variables of the library on the calling thread; null if it has none, or none yet.
+    /// The thread-local variables of the library on the calling thread; null if the library has none, or has
+    /// none yet on this thread.
     thread_variables: *mut u64,
 }
 
 impl Visited<'_> {
-    /// Returns the library's dynamic section, or `None` if it has none.
+    /// Returns the library's dynamic section, or `None` if the library has no such section or no symbols.
     pub(crate) fn dynamic_section(&self) -> Option<DynamicSection> {
         let header = self.headers.iter().find(|header| header.p_type == libc::PT_DYNAMIC)?;
         let address = self.base.wrapping_add(header.p_vaddr as usize);
-        // SAFETY: the loader's library, which is not unloaded during the walk.
+        // SAFETY: the section belongs to a library of the loader, which stays loaded during the walk.
         unsafe { DynamicSection::read(self.base, address, header.p_memsz as usize) }
     }
 
@@ -163,7 +165,7 @@ pub(crate) fn path_of(address: *const c_void) -> Option<PathBuf> {
     if unsafe { libc::dladdr(address, &raw mut info) } == 0 || info.dli_fname.is_null() {
         return None;
     }
-    // SAFETY: the loader's name of a loaded library.
+    // SAFETY: `dladdr` returned the loader's name of a loaded library, which is a C string.
     let name = unsafe { CStr::from_ptr(info.dli_fname) };
     Some(OsStr::from_bytes(name.to_bytes()).into())
 }

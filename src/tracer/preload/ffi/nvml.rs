@@ -27,7 +27,7 @@ const _: () = assert!(size_of::<ProcessMemory>() == 24 && align_of::<ProcessMemo
 
 /// `NVML_VALUE_NOT_AVAILABLE`, and `u64::MAX - 1`, which some drivers return.
 const NOT_AVAILABLE: [u64; 2] = [u64::MAX, u64::MAX - 1];
-/// The capacity of a process list: more processes than ever share a device.
+/// The capacity of a process list, which is larger than the number of processes that ever share a device.
 const MAX_PROCESSES: usize = 512;
 /// `NVML_SUCCESS`.
 const SUCCESS: c_int = 0;
@@ -59,10 +59,10 @@ pub(crate) struct DeviceMemory {
 }
 
 impl Nvml {
-    /// Loads and initializes NVML. Returns `None` if it is missing.
+    /// Loads and initializes NVML. Returns `None` if NVML is missing or cannot be initialized.
     pub(crate) fn load() -> Option<Nvml> {
         // A preloaded phantom device is in the global scope. Otherwise `dlopen` loads the library, or returns
-        // the loaded one.
+        // the library that is already loaded.
         let mut handle = libc::RTLD_DEFAULT;
         let memory = c"nvmlDeviceGetMemoryInfo";
         if find_global(memory).is_null() {
@@ -78,11 +78,11 @@ impl Nvml {
         let find = |name: &CStr| unsafe { find_in(handle, name) };
         // SAFETY: here and below, the types are the ones in nvml.h.
         let init: Init = unsafe { function(find(c"nvmlInit_v2")) }?;
-        // SAFETY: it takes no arguments, and counts its callers.
+        // SAFETY: the function takes no arguments and may be called more than once.
         if unsafe { init() } != SUCCESS {
             return None;
         }
-        // The lists of `_v2` and `_v3` have entries of the same layout; those of the first version are
+        // The lists of `_v2` and `_v3` have entries of the same layout; the entries of the first version are
         // shorter.
         let list = |names: [&CStr; 2]| {
             // SAFETY: as above.
@@ -166,7 +166,7 @@ fn list(get: Option<Processes>, device: Device) -> Option<Vec<ProcessMemory>> {
     Some(processes)
 }
 
-/// Converts a number of bytes from NVML or the driver. Returns `None` if it is marked as unavailable.
+/// Converts a number of bytes from NVML or the driver. Returns `None` if the value is marked as unavailable.
 pub(crate) fn bytes(value: u64) -> Option<i64> {
     (!NOT_AVAILABLE.contains(&value)).then(|| i64::try_from(value).ok()).flatten()
 }

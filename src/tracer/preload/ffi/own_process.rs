@@ -1,7 +1,7 @@
 //! Finds this process in NVML's lists, which contain the process ids of the host.
 //!
-//! In a PID namespace (most containers), a process does not know its id on the host. It is then identified
-//! only if it is the single process on the device; otherwise its memory stays unknown.
+//! In a PID namespace (most containers), a process does not know its id on the host. The process is then
+//! identified only if it is the single process on the device. Otherwise its memory stays unknown.
 
 use crate::ffi::nvml::ProcessMemory;
 use crate::ffi::phantom;
@@ -15,8 +15,8 @@ pub(crate) fn index_in(processes: &[ProcessMemory]) -> Option<usize> {
 }
 
 fn index_of(processes: &[ProcessMemory], pids: &[u32], in_namespace: bool) -> Option<usize> {
-    // Inside a namespace, a single known id is not the host's: on the host, it belongs to another process. If
-    // several ids are known, the outermost is the host's.
+    // Inside a namespace, a single known id is not the id on the host, where it belongs to another process.
+    // If several ids are known, the outermost is the id on the host.
     let known: &[u32] = if in_namespace && pids.len() < 2 { &[] } else { &pids[..1.min(pids.len())] };
     match processes.iter().position(|process| known.contains(&process.pid)) {
         None if in_namespace && processes.len() == 1 => Some(0),
@@ -52,9 +52,9 @@ mod tests {
     fn a_process_finds_itself_by_its_id_on_the_host() {
         assert_eq!(index_of(&processes(&[5, 7]), &[7], false), Some(1));
         assert_eq!(index_of(&processes(&[5, 7]), &[8], false), None);
-        // In a namespace, with the host's /proc: the outermost id counts.
+        // In a namespace with the host's /proc, the outermost id counts.
         assert_eq!(index_of(&processes(&[5, 7]), &[7, 5], true), Some(1));
-        // In a container, the host's id 7 may be any process.
+        // In a container, the process does not know its id on the host, where id 7 may be any process.
         assert_eq!(index_of(&processes(&[5, 7]), &[7], true), None);
         assert_eq!(index_of(&processes(&[5]), &[7], true), Some(0));
         assert_eq!(index_of(&[], &[7], true), None);

@@ -33,7 +33,7 @@ static TAKE_GRANT: Symbol<unsafe extern "C" fn() -> bool> =
 static PAGE_CACHE: Symbol<unsafe extern "C" fn() -> u64> =
     // SAFETY: the type is the one in the phantom device's `unified.rs`.
     unsafe { Symbol::new(c"memtrace_phantom_page_cache", Home::Loaded(LIBRARY)) };
-/// Set by [`describe`] if the phantom device grants requests past its capacity.
+/// True if the phantom device grants requests past its capacity. Set by [`describe`].
 static GOES_PAST_OOM: AtomicBool = AtomicBool::new(false);
 
 /// Notifies the phantom device that a training step begins.
@@ -84,7 +84,7 @@ pub(crate) fn is_present() -> bool {
 pub(crate) fn library_of_call() -> Option<&'static CStr> {
     // SAFETY: it takes no arguments.
     let name = unsafe { STANDS_FOR.get()?() };
-    // SAFETY: not null, so one of the phantom device's own C strings, which are constants.
+    // SAFETY: the pointer is not null, so it points to one of the phantom device's constant C strings.
     (!name.is_null()).then(|| unsafe { CStr::from_ptr(name) })
 }
 
@@ -97,8 +97,8 @@ pub(crate) fn describe() -> serde_json::Value {
     about
 }
 
-/// Same as [`describe`], which must have been called before. It looks up no symbol, because another thread
-/// may hold the loader's lock.
+/// Same as [`describe`], which must have been called before. This function looks up no symbol, because
+/// another thread may hold the loader's lock.
 pub(crate) fn describe_at_end() -> serde_json::Value {
     let Some(write) = DESCRIBE.cached() else { return serde_json::Value::Null };
     let mut text = vec![0u8; 16 << 10];

@@ -1,12 +1,12 @@
-//! Looks up symbols of other libraries. No other module does.
+//! Looks up symbols of other libraries, on behalf of all other modules.
 //!
 //! There are two kinds of symbols, with different search rules:
 //!
 //! - [`RealFn`], the function behind one of memtrace's hooks. `RTLD_NEXT` finds the next definition in the
-//!   global scope. It misses libraries that were loaded with `RTLD_LOCAL` (as Python loads torch's), so these
-//!   are then searched by file name. Next comes the address that the program itself found with `dlsym`, and
-//!   last any loaded library, because one library may contain another (some contain the CUDA runtime). A
-//!   library that may be loaded twice, each copy with its own state, needs
+//!   global scope, but misses libraries that were loaded with `RTLD_LOCAL` (as Python loads torch's). So
+//!   these libraries are then searched by file name. Next comes the address that the program itself found
+//!   with `dlsym`, and last any loaded library, because one library may contain another (some contain the
+//!   CUDA runtime). A library that may be loaded twice, each copy with its own state, needs
 //!   [`ByCaller`](super::by_caller::ByCaller).
 //! - [`Symbol`], a function that memtrace calls but does not hook. Its [`Home`] names the search scope.
 //!
@@ -18,7 +18,7 @@
 //!
 //! Every lookup calls glibc's own `dlsym` (the exported name is memtrace's hook), and may take a lock of the
 //! loader. Code that runs under a lock of the program must therefore not look up symbols (torch's allocator
-//! reports under its mutex). It uses [`Symbol::cached`], after an earlier [`Symbol::get`].
+//! reports under its mutex). Such code uses [`Symbol::cached`], after an earlier [`Symbol::get`].
 
 use std::ffi::{CStr, c_char, c_void};
 use std::marker::PhantomData;
@@ -47,7 +47,7 @@ pub(crate) fn real_dlsym() -> Option<Dlsym> {
         }
         REAL_DLSYM.store(found, Ordering::Relaxed);
     }
-    // SAFETY: not null, so it is `dlsym`, which has this type.
+    // SAFETY: the pointer is not null, so it is `dlsym`, which has this type.
     (!found.is_null()).then(|| unsafe { std::mem::transmute::<*mut c_void, Dlsym>(found) })
 }
 
@@ -176,8 +176,8 @@ impl<F: Copy> Symbol<F> {
         Symbol { name, home, found: AtomicPtr::new(null_mut()), kind: PhantomData }
     }
 
-    /// Returns the function, after a lookup unless it was found before. Returns `None` while no library has
-    /// it.
+    /// Returns the function, which is looked up unless it was found before. Returns `None` while no library
+    /// has it.
     pub(crate) fn get(&self) -> Option<F> {
         self.cached().or_else(|| {
             let found = match self.home {
@@ -194,7 +194,8 @@ impl<F: Copy> Symbol<F> {
     /// Returns the function if an earlier [`get`](Symbol::get) found it. Does no lookup.
     #[inline]
     pub(crate) fn cached(&self) -> Option<F> {
-        // SAFETY: null, or the function of that name, of type `F` by the contract of `new`.
+        // SAFETY: the pointer is null or the function of that name, which has the type `F` by the contract of
+        // `new`.
         unsafe { function(self.found.load(Ordering::Relaxed)) }
     }
 }
@@ -237,7 +238,8 @@ impl<F: Copy> RealFn<F> {
         if found.is_null() {
             found = self.find();
         }
-        // SAFETY: null, or the function of that name, of type `F` by the contract of `new`.
+        // SAFETY: the pointer is null or the function of that name, which has the type `F` by the contract of
+        // `new`.
         unsafe { function(found) }
     }
 
@@ -254,8 +256,8 @@ impl<F: Copy> RealFn<F> {
 
     #[cold]
     fn find(&self) -> *mut c_void {
-        // The search without the loader's lock comes first: otherwise a hook without a real function would
-        // take that lock on each call.
+        // The search without the loader's lock comes first, because otherwise a hook without a real function
+        // would take that lock on each call.
         let any = self.find_in_any();
         let mut found = if any.is_null() { any } else { find_behind(self.name) };
         if found.is_null() && !any.is_null() {
@@ -273,8 +275,8 @@ impl<F: Copy> RealFn<F> {
         found
     }
 
-    /// Searches every library, unless the last search failed and none was loaded since: a hook without a real
-    /// function may be called often.
+    /// Searches every library, unless the last search failed and no library was loaded since then. A hook
+    /// without a real function may be called often, so repeated searches would be slow.
     fn find_in_any(&self) -> *mut c_void {
         let (loads, _) = version();
         if self.missed_at.load(Ordering::Relaxed) == loads {

@@ -28,42 +28,42 @@ struct Stream {
     id: i64,
 }
 
-// SAFETY: `CUDAStream c10::cuda::getCurrentCUDAStream(DeviceIndex)` in c10/cuda/CUDAStream.h, 2.1 to 2.15. It
-// returns two words in registers.
+// SAFETY: the type is `CUDAStream c10::cuda::getCurrentCUDAStream(DeviceIndex)` in c10/cuda/CUDAStream.h, 2.1
+// to 2.15. The function returns two words in registers.
 static CURRENT_STREAM: Symbol<unsafe extern "C" fn(i8) -> Stream> =
     unsafe { Symbol::new(c"_ZN3c104cuda20getCurrentCUDAStreamEa", Home::Loaded("libc10_cuda.so")) };
 
 /// Looks up the functions that a block report needs. A report runs under the allocator's mutex, where a
-/// lookup could deadlock: it takes the loader's lock, whose holder may run a constructor that waits for the
-/// mutex.
+/// lookup could deadlock, because it takes the loader's lock, whose holder may run a constructor that waits
+/// for the mutex.
 pub(crate) fn prepare_reports() {
     let _ = CURRENT_STREAM.get();
 }
 
-/// Returns the id of the thread's current stream on `device`; 0 is the default stream. It reads thread-local
-/// state and takes no lock. The streams are set up: the allocator, which reports a block or requests a
-/// segment, has just asked for the stream itself.
+/// Returns the id of the thread's current stream on `device`; 0 is the default stream. The lookup reads
+/// thread-local state and takes no lock. The streams are set up, because the allocator, which reports a block
+/// or requests a segment, has just asked for the stream itself.
 #[inline]
 pub(crate) fn current_stream(device: i8) -> i64 {
     // SAFETY: the allocator uses this device, and the streams are set up, see above.
     CURRENT_STREAM.cached().map_or(0, |current| unsafe { current(device) }.id)
 }
 
-// SAFETY: `bool c10::GradMode::is_enabled()` in c10/core/GradMode.h, 2.1 to 2.15.
+// SAFETY: the type is `bool c10::GradMode::is_enabled()` in c10/core/GradMode.h, 2.1 to 2.15.
 static IS_GRAD_ENABLED: Symbol<unsafe extern "C" fn() -> bool> =
     unsafe { Symbol::new(c"_ZN3c108GradMode10is_enabledEv", Home::Loaded("libc10.so")) };
 
-/// Returns true if autograd records this thread's ops, or if torch does not have the function that reports
-/// it.
+/// Returns true if autograd records this thread's ops, or if this torch lacks the function that reports the
+/// setting.
 pub(crate) fn is_grad_enabled() -> bool {
     // SAFETY: it takes no arguments and reads thread-local state.
     IS_GRAD_ENABLED.get().is_none_or(|is_enabled| unsafe { is_enabled() })
 }
 
-// SAFETY: `bool at::isRecordFunctionEnabled()` in ATen/record_function.h, 2.1 to 2.15.
+// SAFETY: the type is `bool at::isRecordFunctionEnabled()` in ATen/record_function.h, 2.1 to 2.15.
 static ARE_OPS_OBSERVED: Symbol<unsafe extern "C" fn() -> bool> =
     unsafe { Symbol::new(c"_ZN2at23isRecordFunctionEnabledEv", Home::Loaded("libtorch_cpu.so")) };
-// SAFETY: `void at::enableRecordFunction(bool)`, as above.
+// SAFETY: the type is `void at::enableRecordFunction(bool)`, as above.
 static OBSERVE_OPS: Symbol<unsafe extern "C" fn(bool)> =
     unsafe { Symbol::new(c"_ZN2at20enableRecordFunctionEb", Home::Loaded("libtorch_cpu.so")) };
 

@@ -32,7 +32,7 @@ pub(crate) static GET: RealFn<unsafe extern "C-unwind" fn() -> *const CallbackSt
 /// process-wide callbacks: memtrace's and, rarely, a process-wide profiler's.
 pub(crate) fn without_callbacks_of_thread<R>(work: impl FnOnce() -> R) -> R {
     let (Some(get), Some(set)) = (GET.get(), SET.get()) else { return work() };
-    // SAFETY: the thread's own state, which only this thread changes.
+    // SAFETY: `get` returns the thread's own state, which only this thread changes.
     let (first, size, enabled) = unsafe {
         let state = &*get();
         (state.first, state.end as usize - state.first as usize, state.enabled)
@@ -46,10 +46,10 @@ pub(crate) fn without_callbacks_of_thread<R>(work: impl FnOnce() -> R) -> R {
         let end = first.wrapping_byte_add(bytes);
         CallbackState { first, end, room: end, enabled }
     };
-    // SAFETY: a state without callbacks, which lives during the call.
+    // SAFETY: the argument is a state without callbacks, which lives during the call.
     unsafe { set(std::ptr::from_ref(&state_of(0, true))) };
     let result = work();
-    // SAFETY: the saved callbacks, which live during the call.
+    // SAFETY: the argument refers to the saved callbacks, which live during the call.
     unsafe { set(std::ptr::from_ref(&state_of(size, enabled))) };
     result
 }

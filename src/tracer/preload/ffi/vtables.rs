@@ -18,7 +18,8 @@ pub(crate) struct VtableCopy {
 }
 
 impl VtableCopy {
-    /// Copies the vtable of `object`, up to `most` functions. Returns `None` if it has fewer than `least`.
+    /// Copies the vtable of `object`, up to `most` functions. Returns `None` if the vtable has fewer than
+    /// `least`.
     ///
     /// # Safety
     /// `object` is a live C++ object with virtual functions.
@@ -71,7 +72,8 @@ pub(crate) fn functions_of_table(table: *const *mut c_void, most: usize) -> Vec<
     (HEADER..words).map(|index| unsafe { *table.add(index) }).collect()
 }
 
-/// Returns at most `most` functions of a vtable, starting at `first`. Some may be past the end of the vtable.
+/// Returns at most `most` functions of a vtable, starting at `first`. Some of these words may be past the end
+/// of the vtable.
 pub(crate) fn functions_from(first: *const *mut c_void, most: usize) -> Vec<*mut c_void> {
     let words = readable_words(first).min(most);
     // SAFETY: `readable_words` found this many readable words, and the mapping stays.

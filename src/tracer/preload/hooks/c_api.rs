@@ -18,7 +18,7 @@ use crate::runtime::thread::open_ranges::C_DOMAIN;
 /// The maximum time that a flush waits for the writer thread.
 const FLUSH: Duration = Duration::from_secs(10);
 
-/// Returns a text of the program; empty for null.
+/// Returns a C string of the program as text; empty for null.
 ///
 /// # Safety
 /// `text` is null or a C string that lives for the call.
@@ -26,11 +26,11 @@ unsafe fn text<'a>(text: *const c_char) -> Cow<'a, str> {
     if text.is_null() {
         return Cow::Borrowed("");
     }
-    // SAFETY: not null, so a C string by the contract.
+    // SAFETY: the pointer is not null, so it is a C string by the contract.
     unsafe { CStr::from_ptr(text) }.to_string_lossy()
 }
 
-/// Runs `work` if the process is traced.
+/// Runs `work` if the process is traced. Returns `otherwise` if the process is not traced or `work` panics.
 fn traced<T>(otherwise: T, work: impl FnOnce() -> T) -> T {
     if session::session().is_none() {
         return otherwise;
@@ -72,7 +72,7 @@ unsafe extern "C" fn memtrace_mark(name: *const c_char) {
     traced((), || ranges::mark(Api::Memtrace, &unsafe { text(name) }));
 }
 
-/// Opens a range on this thread and returns the number of ranges that were open.
+/// Opens a range on this thread and returns the number of ranges that were open before.
 ///
 /// # Safety
 /// `name` is null or a C string.
@@ -86,8 +86,8 @@ unsafe extern "C" fn memtrace_range_push(name: *const c_char) -> c_int {
     })
 }
 
-/// Closes the last range of this thread and returns the number of ranges that are left, or -1 if no range was
-/// open.
+/// Closes the innermost open range of this thread and returns the number of ranges that are left, or -1 if no
+/// range was open.
 #[unsafe(no_mangle)]
 extern "C" fn memtrace_range_pop() -> c_int {
     traced(-1, || {

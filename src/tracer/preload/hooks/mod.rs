@@ -1,4 +1,4 @@
-//! The functions that intercept those of other libraries, with a folder per library.
+//! The functions that intercept functions of other libraries, with a folder per library.
 
 pub(crate) mod c_api;
 mod cuda;

@@ -1,4 +1,4 @@
-//! Hooks of NCCL, which show the communicator that NCCL's memory is for.
+//! Hooks of NCCL, which determine the communicator for which NCCL allocates memory.
 //!
 //! The calls are passed on unchanged, to the NCCL of the library that calls. A program that looks up NCCL's
 //! functions with `dlsym` bypasses the hooks; the memory is then attributed to NCCL, without a communicator.
@@ -30,7 +30,8 @@ type Word = *mut c_void;
 #[derive(Clone, Copy)]
 struct UniqueId([u8; 128]);
 
-/// Calls NCCL's own function. Memory that NCCL allocates meanwhile belongs to the communicator `text()`.
+/// Runs `run`, which calls NCCL's own function. Memory that NCCL allocates during the call belongs to the
+/// communicator that `text` returns.
 fn during(text: impl FnOnce() -> TextId, run: impl FnOnce() -> c_int) -> c_int {
     let open = session::session().and_then(|_| shielded(|| OpenCall::of(text())));
     let status = run();
@@ -57,7 +58,7 @@ unsafe fn create(out: *mut Comm, what: impl FnOnce(u32) -> String, run: impl FnO
         run,
     );
     if matches!(status, SUCCESS | IN_PROGRESS) && !out.is_null() {
-        // SAFETY: such a call has written it.
+        // SAFETY: `out` is not null, and a call with one of these results has written the handle.
         let handle = unsafe { *out } as usize;
         shielded(|| communicators::created(new, handle));
     }
@@ -68,19 +69,21 @@ fn rank_of(number: u32, rank: c_int, ranks: c_int) -> String {
     format!("communicator {number}: rank {rank} of {ranks}")
 }
 
-/// Defines hooks of functions of NCCL. The body calls the real one as `real`.
+/// Defines hooks of functions of NCCL. The body calls the real function as `real`.
 macro_rules! hooks {
     ($($hooks:tt)*) => { hooks_by_caller! { "libnccl.so", INTERNAL_ERROR; $($hooks)* } };
 }
 
-/// Defines hooks of operations. The memory that an operation takes belongs to its communicator.
+/// Defines hooks of operations of a communicator. Memory that NCCL allocates during an operation belongs to
+/// the communicator.
 macro_rules! operations {
     ($($name:ident($($arg:ident: $type:ty),*) of $comm:ident;)*) => {
         hooks! { $($name($($arg: $type),*) |real| operate($comm, real);)* }
     };
 }
 
-/// Like [`operations`], for sums over the ranks, which identify a bucket of gradients.
+/// Same as [`operations`], for reductions over the ranks. The input of a reduction may be a bucket of
+/// gradients, which gets a tag.
 macro_rules! reductions {
     ($($name:ident($from:ident: $first:ty, $($arg:ident: $type:ty),*) of $comm:ident;)*) => {
         hooks! { $($name($from: $first, $($arg: $type),*) |real| {
@@ -114,7 +117,7 @@ fn destroy(comm: Comm, run: impl FnOnce() -> c_int) -> c_int {
 
 hooks! {
     ncclCommInitRank(out: *mut Comm, ranks: c_int, id: UniqueId, rank: c_int)
-        // SAFETY: the caller's own place; here and below.
+        // SAFETY: `out` is the caller's own pointer, in all calls here.
         |real| unsafe { create(out, |number| rank_of(number, rank, ranks), real) };
     ncclCommInitRankConfig(out: *mut Comm, ranks: c_int, id: UniqueId, rank: c_int, config: Word)
         // SAFETY: as above.

@@ -1,6 +1,6 @@
-//! Buffers of gradients that ranks reduce in a backward, such as the buckets that DDP's C++ reducer allocates. No
-//! tensor of the program names them. A buffer that the backward itself allocated stays `temporary`: there it is a
-//! part of the gradient's computation, as in tensor parallelism.
+//! Buffers of gradients that ranks reduce in a backward, such as the buckets that DDP's C++ reducer
+//! allocates. No tensor of the program names them. A buffer that the backward itself allocated stays
+//! `temporary`, because it is part of the gradient's computation, as in tensor parallelism.
 
 use std::ffi::c_void;
 
@@ -13,7 +13,7 @@ use crate::attribution::{detail, op_stack};
 use crate::python::tags::{self, Tag};
 use crate::runtime::{fixed_text::FixedText, session, thread};
 
-/// The outermost module that contains `path`; 0 for none.
+/// Returns the outermost module that contains `path`, or 0 if `path` is outside all modules.
 fn root_of(path: TextId) -> TextId {
     let root = with_tables(|tables| {
         let path = tables.text_of(path);
@@ -25,7 +25,7 @@ fn root_of(path: TextId) -> TextId {
     if root.is_empty() || root == NONE || root == SCRIPT { 0 } else { text_id(&root) }
 }
 
-/// Tags the block of a buffer that is reduced now, if this thread runs a backward.
+/// Tags the block of a buffer that is about to be reduced, if this thread runs a backward.
 pub(super) fn is_reduced(buffer: *const c_void) {
     static NAME: FixedText = FixedText::new("bucket");
     let pointer = buffer as usize;
@@ -33,7 +33,7 @@ pub(super) fn is_reduced(buffer: *const c_void) {
     if pointer == 0 || !has_tags || !thread::is_autograd() {
         return;
     }
-    // Without detail the last known backward function is one of an earlier step.
+    // Outside the detailed steps, the last known backward function belongs to an earlier step.
     let path = if detail::is_on() { root_of(op_stack::backward_module()) } else { 0 };
     let claim = Claim::Reduced;
     tags::record(Tag { pointer, category: Category::Gradient, path, name: NAME.id(), claim });

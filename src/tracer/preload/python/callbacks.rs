@@ -1,5 +1,5 @@
-//! The functions of the tracer that the library calls: after a backward, when memory ran out, and when the
-//! program registers something.
+//! The functions of the tracer that the library calls: after a backward, after an OOM, when the program
+//! registers objects, and to search for what holds memory.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -13,7 +13,8 @@ use crate::python::{hidden, own_threads};
 use crate::runtime::guard::shielded;
 use crate::runtime::thread;
 
-/// A function of the tracer, kept for as long as the process lives. Null until the tracer is installed.
+/// A function of the tracer, kept for as long as the process lives. The pointer is null until the tracer is
+/// installed.
 struct Callback {
     function: AtomicPtr<c_void>,
     /// The name of the function, for the log.
@@ -41,11 +42,11 @@ impl Callback {
         !self.function.load(Ordering::Relaxed).is_null()
     }
 
-    /// Calls the function, with the arguments of a tuple if there are any. Returns the status of a pending
-    /// call: -1 only if the function raised an exception that belongs to the program (a KeyboardInterrupt
-    /// that arrived meanwhile), which Python then raises there.
+    /// Calls the function, with the items of the tuple `arguments` if there is one. Returns the status of a
+    /// pending call. It is -1 only if the function raised an exception that belongs to the program, such as a
+    /// KeyboardInterrupt that arrived meanwhile. Python then raises this exception in the program.
     fn call(&self, gil: Gil, arguments: Option<Object<'_>>) -> c_int {
-        // SAFETY: null or a function that is never released.
+        // SAFETY: the pointer is null or to a function that is never released.
         let Some(function) = (unsafe { gil.borrowed(self.function.load(Ordering::Acquire)) }) else {
             return 0;
         };
@@ -57,7 +58,7 @@ impl Callback {
     }
 }
 
-/// Keeps the functions that the tracer returned, by their names in this dict.
+/// Stores the functions of the dict that the tracer returned.
 pub(crate) fn install(functions: Object<'_>) {
     let callbacks = [
         (c"after_backward", &AFTER_BACKWARD),
@@ -74,7 +75,7 @@ pub(crate) fn install(functions: Object<'_>) {
         }
     }
     if RETAINED_GROWTH.is_set() {
-        // When Python's queue is full, the search does not happen.
+        // If Python's queue is full, the search is skipped.
         growth::set_searches(
             || {
                 call_soon(memory_grows);
@@ -95,8 +96,8 @@ fn call_on_main_thread(function: PendingCall) -> bool {
     Functions::get().is_some_and(|functions| unsafe { functions.call_soon(function) })
 }
 
-/// Schedules a call of one of the functions below: by Python's main thread, or by a thread of ours on behalf
-/// of another thread, for which the main thread may be waiting. Returns false if neither is possible.
+/// Schedules a call of one of the functions below: on Python's main thread, or on a thread of ours if the
+/// caller is another thread, for which the main thread may be waiting. Returns false if neither is possible.
 /// Autograd's threads work for the main thread, unless it has run no pending call since the tracer started.
 fn call_soon(function: PendingCall) -> bool {
     let is_for_main =
@@ -104,7 +105,7 @@ fn call_soon(function: PendingCall) -> bool {
     !is_for_main && own_threads::call_on_own_thread(function) || call_on_main_thread(function)
 }
 
-/// Has the tracer tag the tensors of all models after an OOM, so that the message names even a model that
+/// Makes the tracer tag the tensors of all models after an OOM, so that the message names even a model that
 /// fails while it is loaded. Called before the recorder gets the event, whose message then waits for the
 /// tags.
 pub(crate) fn out_of_memory(recorder: &Recorder) {
@@ -131,7 +132,7 @@ unsafe extern "C" fn after_out_of_memory(_: *mut c_void) -> c_int {
             recorder.tags_came();
         }
     });
-    // After the tags: the message of the OOM does not wait for it.
+    // The search runs after the tags, because the message of the OOM does not wait for the search.
     match gil {
         Some(gil) if result == 0 => shielded(|| RETAINED_AT_OOM.call(gil, None)).unwrap_or(0),
         _ => result,
@@ -150,8 +151,8 @@ unsafe extern "C" fn memory_grows(_: *mut c_void) -> c_int {
     gil.and_then(|gil| shielded(|| RETAINED_GROWTH.call(gil, None))).unwrap_or(0)
 }
 
-/// `memtrace.track_external` of `python/memtrace/_marks.py`: `arguments` is a tuple whose only item is the tuple of
-/// registered objects. It raises nothing of its own.
+/// `memtrace.track_external` of `python/memtrace/_marks.py`: `arguments` is a tuple whose only item is the
+/// tuple of registered objects. Exceptions of the tracer do not reach the program.
 ///
 /// # Safety
 /// The calling thread holds the GIL (`ctypes.PyDLL`), and `arguments` is a tuple that lives during the call.
@@ -165,8 +166,8 @@ unsafe extern "C" fn memtrace_python_track(arguments: RawObject) {
     }
 }
 
-/// `memtrace.retained` of `python/memtrace/_marks.py`: the list of what holds memory, a new reference; `None` when nobody
-/// searches.
+/// `memtrace.retained` of `python/memtrace/_marks.py`: returns a new reference to the list of holders, or to
+/// `None` if the search is off.
 ///
 /// # Safety
 /// The calling thread holds the GIL (`ctypes.PyDLL`).
@@ -175,7 +176,7 @@ unsafe extern "C" fn memtrace_python_retained() -> RawObject {
     // SAFETY: by the contract.
     let Some(gil) = (unsafe { Gil::held() }) else { return null_mut() };
     let mut answer = None;
-    // SAFETY: null or a function that is never released.
+    // SAFETY: the pointer is null or to a function that is never released.
     if let Some(function) = unsafe { gil.borrowed(RETAINED.function.load(Ordering::Acquire)) } {
         let goes_on = shielded(|| {
             hidden::call(gil, RETAINED.name, || {

@@ -1,7 +1,8 @@
 //! Counts the exceptions that the tracer's Python code raised.
 //!
-//! None of them reaches the program. Each costs the rows that its hook would have recorded, so the trace's
-//! end row has their number, and `MEMTRACE_LOG=debug` logs the first of each type at each place.
+//! No such exception reaches the program. An exception loses the rows that its hook would have recorded. So
+//! the trace's end row has the number of exceptions, and `MEMTRACE_LOG=debug` logs the first exception of
+//! each type at each place.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -13,12 +14,12 @@ use crate::ffi::cpython::Gil;
 use crate::runtime::{log as log_file, session};
 
 static TOTAL: AtomicU64 = AtomicU64::new(0);
-/// The number of exceptions, by place and type. Only a thread that holds the GIL takes the lock, and Python
-/// itself forks with the GIL: no child that goes on with Python finds it taken.
+/// The number of exceptions, by place and type. Only a thread that holds the GIL takes the lock. Python holds
+/// the GIL when it forks, so the lock is free in a child that continues with Python.
 static BY_KIND: Mutex<Option<FxHashMap<(String, String), u64>>> = Mutex::new(None);
 
-/// Counts an exception of type `kind` raised at `place`. Returns true if it is to be logged: the log level is
-/// debug, and the exception is the first of its type at this place.
+/// Counts an exception of type `kind` raised at `place`. Returns true if the caller must log it: the log
+/// level is debug, and the exception is the first of its type at this place.
 pub(crate) fn count(place: &str, kind: &str) -> bool {
     TOTAL.fetch_add(1, Ordering::Relaxed);
     let mut by_kind = BY_KIND.lock().unwrap_or_else(PoisonError::into_inner);
@@ -34,7 +35,8 @@ pub(crate) fn log(place: &str, kind: &str, text: &str) {
     ));
 }
 
-/// Takes the exception that Python has raised, counts it and logs it.
+/// Clears the exception that Python has raised, counts it, and logs it if it is the first of its type at
+/// `place`.
 pub(crate) fn take(gil: Gil, place: &str) {
     let (kind, text) = gil.fetch_error().describe(gil);
     if count(place, &kind) {
@@ -42,7 +44,7 @@ pub(crate) fn take(gil: Gil, place: &str) {
     }
 }
 
-/// The words for the end row; empty when nothing was raised.
+/// Returns the entry for the end row; empty if no exception was raised.
 pub(crate) fn end_words() -> String {
     match TOTAL.load(Ordering::Relaxed) {
         0 => String::new(),
@@ -50,7 +52,7 @@ pub(crate) fn end_words() -> String {
     }
 }
 
-/// The child of a fork has a trace of its own, without the errors of its parent.
+/// Resets the count in the child of a fork, whose own trace must not have the errors of its parent.
 pub(crate) fn reset_in_child() {
     TOTAL.store(0, Ordering::Relaxed);
 }

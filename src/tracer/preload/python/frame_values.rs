@@ -1,32 +1,32 @@
 //! The values of a frame's local variables.
 //!
-//! `frame.f_locals` is unsuitable: up to Python 3.12 it creates a dict that the frame keeps, and the dict
-//! keeps every value alive, even after the program has assigned another one. So the values are read in place.
-//! Their offsets differ between versions of Python (3.10 to 3.15) and are learned from a frame whose values
-//! are known.
+//! `frame.f_locals` is unsuitable: up to Python 3.12, it creates a dict that the frame keeps. The dict keeps
+//! every value alive, even after the program has assigned another value to the variable. So the values are
+//! read directly from the frame. Their offsets differ between versions of Python (3.10 to 3.15) and are
+//! learned from a frame whose values are known.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::ffi::cpython::{Arguments, Owned, RawObject};
 use crate::ffi::guarded_memory::GuardedMemory;
 
-/// The word of a frame object that points to the interpreter's frame (3.11 on), or 0 if the values are in the
-/// frame object itself.
+/// The index of the word of a frame object that points to the interpreter's frame (3.11 on), or 0 if the
+/// values are in the frame object itself.
 static THROUGH: AtomicUsize = AtomicUsize::new(0);
-/// The word at which the values begin; 0 while it is unknown.
+/// The index of the word at which the values begin; 0 while it is unknown.
 static VALUES: AtomicUsize = AtomicUsize::new(0);
 
-/// `_frame.f_frame`, after the object's head and `f_back`.
+/// The index of the word `_frame.f_frame`, which follows the object's head and `f_back`.
 const FRAME_WORD: usize = 3;
 /// The number of words of a frame that are searched.
 const WORDS: usize = 48;
-/// The tag bits of a value. From 3.14 on, they show how references to the value are counted.
+/// The tag bits of a value. Since Python 3.14, they show how references to the value are counted.
 const TAG: usize = 3;
 /// The tag of a small integer, which is not an object.
 const INTEGER: usize = 3;
 
-/// `learn_frame_values(frame, first, second, third) -> bool`: learns from a running frame whose first three variables
-/// have these values.
+/// `learn_frame_values(frame, first, second, third) -> bool`: learns the offsets from a running frame whose
+/// first three variables have these values.
 pub(crate) fn learn_frame_values(arguments: Arguments<'_>) -> bool {
     let Some(memory) = GuardedMemory::open() else { return false };
     let (frame, known) = (arguments.id(0), [1, 2, 3].map(|index| arguments.id(index)));
@@ -44,8 +44,8 @@ pub(crate) fn learn_frame_values(arguments: Arguments<'_>) -> bool {
     values.is_some_and(|values| values > 0)
 }
 
-/// `frame_values(frame, count) -> list`: the values of the first `count` variables of a frame, with `None`
-/// for a variable without a value. Returns an empty list if the values cannot be read.
+/// `frame_values(frame, count) -> list`: returns the values of the first `count` variables of a frame, with
+/// `None` for a variable without a value. Returns an empty list if the values cannot be read.
 pub(crate) fn frame_values(arguments: Arguments<'_>) -> Option<Owned> {
     let gil = arguments.gil;
     let list = gil.new_list()?;
@@ -59,8 +59,8 @@ pub(crate) fn frame_values(arguments: Arguments<'_>) -> Option<Owned> {
     for index in 0..arguments.size(1) {
         let Some(word) = memory.word(start + (values + index) * 8) else { break };
         let raw = if word & TAG == INTEGER { 0 } else { word & !TAG };
-        // SAFETY: the layout was learned from this interpreter. With the GIL held no frame changes, and a value of a
-        // frame is alive.
+        // SAFETY: the layout was learned from this interpreter. While the GIL is held, no frame changes and
+        // the values of a frame are alive.
         let value = unsafe { gil.borrowed(raw as RawObject) };
         if !list.get().append(value.unwrap_or_else(|| gil.none())) {
             return None;

@@ -1,5 +1,5 @@
-//! Tags of gradients. There is one for each parameter after each backward, and calling Python's API from here
-//! takes little more than half the time of the same code in Python.
+//! Records the tags of gradients. Each backward needs a tag for each parameter. Calling Python's API from
+//! here takes little more than half the time of the same code in Python.
 //!
 //! Gradients that are not plain tensors are left to the tracer.
 
@@ -23,7 +23,7 @@ struct Names {
     data_ptr: RawObject,
 }
 
-// SAFETY: objects that live as long as the process, used with the GIL.
+// SAFETY: the objects live as long as the process, and are used only with the GIL.
 unsafe impl Send for Names {}
 // SAFETY: as above.
 unsafe impl Sync for Names {}
@@ -48,7 +48,7 @@ impl Names {
     }
 }
 
-/// A tensor, with what is needed to read its attributes.
+/// A tensor, with the values that are needed to read its attributes.
 struct Tensor<'a> {
     object: Object<'a>,
     names: &'static Names,
@@ -58,22 +58,22 @@ struct Tensor<'a> {
 impl Tensor<'_> {
     #[inline]
     fn attribute(&self, name: RawObject) -> Option<Owned> {
-        // SAFETY: one of `Names`, which are never released.
+        // SAFETY: `name` is one of `Names`, which are never released.
         self.object.attribute(unsafe { self.gil.borrowed(name) }?)
     }
 
     #[inline]
     fn number(&self, object: Object<'_>, method: RawObject) -> Option<usize> {
-        // SAFETY: one of `Names`, which are never released.
+        // SAFETY: `method` is one of `Names`, which are never released.
         object.call_method(unsafe { self.gil.borrowed(method) }?)?.get().to_size()
     }
 
-    /// Returns the address of the start of its storage.
+    /// Returns the address of the start of the tensor's storage.
     fn storage_pointer(&self) -> Option<usize> {
         if self.number(self.object, self.names.storage_offset)? == 0 {
             return self.number(self.object, self.names.data_ptr);
         }
-        // SAFETY: one of `Names`, which are never released.
+        // SAFETY: the name is one of `Names`, which are never released.
         let storage = self.object.call_method(unsafe { self.gil.borrowed(self.names.untyped_storage) }?)?;
         self.number(storage.get(), self.names.data_ptr)
     }
@@ -87,7 +87,7 @@ enum Gradient {
     At(usize),
 }
 
-/// Returns the gradient of a weakly referenced parameter, or `None` to leave it to the tracer.
+/// Returns the gradient of a weakly referenced parameter, or `None` if the tracer must handle the gradient.
 fn gradient(
     gil: Gil,
     names: &'static Names,
@@ -122,7 +122,8 @@ fn gradient(
 /// `record_gradients(owners, Tensor, strided, category) -> list`: tags the gradients of the parameters in
 /// `owners`, a list of pairs whose second item is an `Owner` (a weak reference, the id of the path, the id of
 /// the name, and more). Returns the indices of the gradients that are left to the tracer. These include
-/// gradients that share a storage, which belongs to all of them.
+/// gradients that share a storage, because the tag of such a storage names the module that contains all of
+/// them.
 pub(crate) fn record_gradients(arguments: Arguments<'_>) -> Option<Owned> {
     let gil = arguments.gil;
     let (owners, plain, strided) = (arguments.get(0)?, arguments.get(1)?, arguments.get(2)?);
@@ -130,11 +131,11 @@ pub(crate) fn record_gradients(arguments: Arguments<'_>) -> Option<Owned> {
     let names = Names::get(gil)?;
     let left = gil.new_list()?;
     let size = owners.list_size();
-    // By address of a storage: the index in `found` of its last gradient.
+    // For each storage, by address: the index in `found` of the last gradient in the storage.
     let mut last: FxHashMap<usize, usize> = FxHashMap::with_capacity_and_hasher(size, FxBuildHasher);
     let mut found: Vec<Found> = Vec::with_capacity(size);
     for index in 0..size {
-        // SAFETY: the tracer made the list for this call, and nobody else has it.
+        // SAFETY: the tracer made the list for this call, and no other code has it.
         let owner = unsafe { owners.list_item(index) }?.tuple_item(1)?;
         match gradient(gil, names, owner.tuple_item(0)?, plain, strided) {
             Some(Gradient::None | Gradient::At(0)) => {}
@@ -167,7 +168,7 @@ struct Found {
     is_shared: bool,
 }
 
-/// Leaves a gradient to the tracer.
+/// Adds a gradient to `left`, the list of gradients that the tracer handles.
 fn leave(gil: Gil, left: &Owned, index: usize) {
     if let Some(index) = gil.integer(index as i64) {
         left.get().append(index.get());

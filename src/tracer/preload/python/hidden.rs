@@ -2,8 +2,8 @@
 //! tracer goes through here.
 //!
 //! A profiler, a debugger or a coverage tool of the program must see the same events with the tracer and
-//! without it. Tools of Python are suspended ([`Gil::suspend_tracing`]), and torch reports no op of the
-//! tracer to its profiler.
+//! without it. Tools of Python are suspended ([`Gil::suspend_tracing`]), and torch does not report the
+//! tracer's ops to torch's profiler.
 
 use std::ptr::null_mut;
 
@@ -13,8 +13,8 @@ use crate::ffi::{torch, torch_callbacks};
 use crate::python::errors;
 use crate::runtime::thread;
 
-/// The state of the thread before a hidden call. A plain value: a daemon thread may be unwound from the call,
-/// at the end of Python, and must not touch the interpreter then.
+/// The state of the thread before a hidden call. It has no destructor, because a daemon thread may be unwound
+/// from the call at the end of Python, and a destructor must not use the interpreter then.
 #[derive(Clone, Copy)]
 struct Before {
     is_collector_suspended: bool,
@@ -44,8 +44,8 @@ pub(crate) fn hidden<R>(gil: Gil, work: impl FnOnce() -> R) -> R {
 }
 
 /// Makes a hidden call. An `Exception` that it raises is counted as a failure of the tracer and dropped.
-/// Returns false if it raised one that belongs to the program (a KeyboardInterrupt that arrived meanwhile),
-/// which stays raised.
+/// Returns false if the call raised an exception that belongs to the program, such as a KeyboardInterrupt
+/// that arrived meanwhile. Such an exception stays raised.
 pub(crate) fn call(gil: Gil, place: &str, function: impl FnOnce() -> Option<Owned>) -> bool {
     hidden(gil, || {
         if function().is_some() {
@@ -64,8 +64,8 @@ fn set_own_python(is_own: bool) -> bool {
     thread::with(|state| state.is_own_python.replace(is_own)).unwrap_or(false)
 }
 
-/// `hide(function)`: a function for Python to call from C (the callback of a weak reference), which calls
-/// `function` with the same argument.
+/// `hide(function)`: returns a function that makes a hidden call of `function` with the same argument. It is
+/// for calls that Python makes from C, such as the callback of a weak reference.
 pub(crate) fn hide(arguments: Arguments<'_>) -> Option<Owned> {
     static METHOD: Method = Method::new(c"memtrace", call_hidden);
     arguments.gil.new_bound_function(&METHOD, arguments.get(0)?)
@@ -78,7 +78,7 @@ unsafe extern "C-unwind" fn call_hidden(
     arguments: *const RawObject,
     count: isize,
 ) -> RawObject {
-    // SAFETY: by the contract, here and below.
+    // SAFETY: by the contract.
     let Some(gil) = (unsafe { Gil::held() }) else { return null_mut() };
     // SAFETY: the function holds the object that is bound to it.
     let Some(function) = (unsafe { gil.borrowed(function) }) else { return null_mut() };
@@ -92,8 +92,8 @@ unsafe extern "C-unwind" fn call_hidden(
 }
 
 /// `with_observed_ops(function)`: calls a function whose ops our own callbacks see, so that the library
-/// learns from them. A profiler of the program does not see them, and the nodes that they make take none of
-/// autograd's numbers.
+/// learns from these ops. A profiler of the program does not see the ops, and their nodes use up no sequence
+/// numbers of autograd.
 pub(crate) fn with_observed_ops(arguments: Arguments<'_>) -> Option<Owned> {
     let function = arguments.get(0)?;
     torch_callbacks::without_callbacks_of_thread(|| {

@@ -2,9 +2,9 @@
 //!
 //! The user needs no file, no environment variable and no import. A pending call, which Python runs in its
 //! main thread between two instructions, loads the modules under `tracer/`, which are compiled into this
-//! library. `tracer/loader.py` runs them in separate namespaces. When another thread uses the GPU, the main
-//! thread may be waiting for it (`thread.join()`) and run no pending call; then a thread of ours loads the
-//! modules.
+//! library. `tracer/loader.py` runs them in separate namespaces. If another thread uses the GPU, the main
+//! thread may be waiting for that thread (`thread.join()`) and run no pending call. In that case, a thread of
+//! ours loads the modules.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -74,13 +74,13 @@ static SOURCES: [Source; 29] = [
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 enum Stage {
-    /// Not scheduled yet.
+    /// The injection is not scheduled yet.
     Waiting = 0,
-    /// A pending call waits in Python's queue, or a thread of ours for the GIL.
+    /// A pending call waits in Python's queue, or a thread of ours waits for the GIL.
     Scheduled = 1,
-    /// The tracer starts.
+    /// The tracer is being loaded and started.
     Running = 2,
-    /// Done, or given up.
+    /// The tracer is installed, or it could not be started.
     Over = 3,
 }
 
@@ -111,26 +111,28 @@ pub(crate) fn schedule() {
     let is_called = unsafe { functions.call_soon(inject) };
     let is_called = !own_threads::is_main_thread() && own_threads::call_on_own_thread(inject) || is_called;
     if !is_called {
-        // The queue is full: the next call of a hook tries again.
+        // The queue is full. The next call of a hook tries again.
         STAGE.store(waiting, Ordering::Release);
     }
 }
 
-/// The child of a fork has no thread of ours that waits for the GIL.
+/// Returns a scheduled injection to the stage [`Stage::Waiting`] in the child of a fork, where no thread of
+/// ours waits for the GIL.
 pub(crate) fn reset_in_child() {
     let (waiting, scheduled) = (Stage::Waiting as u8, Stage::Scheduled as u8);
     let _ = STAGE.compare_exchange(scheduled, waiting, Ordering::Relaxed, Ordering::Relaxed);
 }
 
-/// Returns the end row's entry for a program whose tracer never started, or an empty text.
+/// Returns the end row's entry for a program in which the tracer was scheduled but is not installed. The text
+/// is empty otherwise.
 pub(crate) fn end_words() -> String {
     let stage = STAGE.load(Ordering::Relaxed);
     let is_missing = stage == Stage::Scheduled as u8 || stage == Stage::Running as u8;
     if is_missing { format!("{}=1", memtrace_trace::end_row::WITHOUT_MODULES) } else { String::new() }
 }
 
-/// Runs in Python's main thread or in a thread of ours, with the GIL. It returns 0 in any case: -1 would raise
-/// an exception in the program.
+/// Runs in Python's main thread or in a thread of ours, with the GIL. Always returns 0, because -1 would
+/// raise an exception in the program.
 unsafe extern "C" fn inject(_: *mut c_void) -> c_int {
     let is_main = own_threads::is_main_thread();
     if is_main {
@@ -144,7 +146,8 @@ unsafe extern "C" fn inject(_: *mut c_void) -> c_int {
     let gil = unsafe { Gil::held() };
     let outcome = gil.and_then(|gil| {
         shielded(|| {
-            // In a hidden call of its own, because only a later call can suspend the collector.
+            // This needs its own hidden call, because only a call that begins later can suspend the
+            // collector.
             hidden(gil, || learn_collector(gil));
             hidden(gil, || run(gil))
         })
@@ -201,7 +204,8 @@ fn run(gil: Gil) -> InjectionOutcome {
     }
 }
 
-/// Finds the garbage collector's count of new containers, once. The tracer starts even if this fails.
+/// Finds the garbage collector's count of new containers, which a hidden call needs to suspend the collector.
+/// If this fails, the tracer starts nevertheless.
 fn learn_collector(gil: Gil) {
     static LEARN: Method = native_method!("learn_collector", collector::learn_collector);
     let learn = || {
@@ -240,8 +244,8 @@ fn set(dict: Object<'_>, key: &CStr, value: &Owned) -> Option<()> {
     dict.set_item(key, value.get()).then_some(())
 }
 
-/// `run_module(name, namespace)`: runs a module of the tracer. `compile` and `exec` would raise audit events
-/// in the program.
+/// `run_module(name, namespace)`: runs a module of the tracer. Python's own `compile` and `exec` would raise
+/// audit events in the program.
 fn run_module(arguments: Arguments<'_>) -> Option<Owned> {
     let name = arguments.text(0);
     let source = SOURCES.iter().find(|source| source.name.to_bytes() == name.as_bytes())?;

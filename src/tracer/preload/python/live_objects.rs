@@ -1,4 +1,4 @@
-//! The search for live objects by their types, among all that the garbage collector tracks.
+//! The search for live objects of given types, among all objects that the garbage collector tracks.
 
 use std::ffi::{c_int, c_void};
 
@@ -10,7 +10,7 @@ use crate::ffi::cpython::{Arguments, Gil, Object, Owned, RawObject};
 struct Search<'a> {
     gil: Gil,
     kinds: &'a [Object<'a>],
-    /// By address of a type: whether it is one of `kinds` or derives from one.
+    /// For each address of a type, true if the type is one of `kinds` or derives from one of them.
     is_wanted: FxHashMap<usize, bool>,
     found: Vec<Owned>,
 }
@@ -27,20 +27,20 @@ impl Search<'_> {
     }
 }
 
-/// `find_objects(get_objects, kind, ...) -> list`: the live objects of these types. `get_objects` is
-/// `gc.get_objects`, for interpreters before 3.12.
+/// `find_objects(get_objects, kind, ...) -> list`: returns the live objects of these types. `get_objects` is
+/// `gc.get_objects`, which is used before Python 3.12.
 pub(crate) fn find_objects(arguments: Arguments<'_>) -> Option<Owned> {
     let gil = arguments.gil;
     let kinds: Vec<Object<'_>> = (1..arguments.len()).filter_map(|index| arguments.get(index)).collect();
     let mut search = Search { gil, kinds: &kinds, is_wanted: FxHashMap::default(), found: Vec::new() };
     if let Some(visit_objects) = gil.functions().visit_objects {
-        // SAFETY: the GIL is held, and the search outlives the call. A visit neither makes nor frees objects
-        // of Python.
+        // SAFETY: the GIL is held, and the search outlives the call. `visit` neither creates nor frees Python
+        // objects.
         unsafe { visit_objects(visit, (&raw mut search).cast()) };
     } else {
         let objects = arguments.get(0)?.call()?;
         let objects = objects.get();
-        // SAFETY: nobody else has the list.
+        // SAFETY: no other code has the list.
         let item = |index| unsafe { objects.list_item(index) };
         (0..objects.list_size()).filter_map(item).for_each(|object| search.look_at(object));
     }
@@ -49,7 +49,7 @@ pub(crate) fn find_objects(arguments: Arguments<'_>) -> Option<Owned> {
 }
 
 unsafe extern "C" fn visit(object: RawObject, search: *mut c_void) -> c_int {
-    // SAFETY: the search of `find_objects`, which nothing else uses meanwhile.
+    // SAFETY: this is the search of `find_objects`, which no other code uses during the visits.
     let search = unsafe { &mut *search.cast::<Search<'_>>() };
     // SAFETY: Python visits live objects.
     if let Some(object) = unsafe { search.gil.borrowed(object) } {

@@ -7,9 +7,10 @@
 //! exceptions. [`live_objects`] searches the heap; `referrers`, `frame_values` and `saved_tensors` find what
 //! holds an object.
 //!
-//! C calls the tracer through [`hidden`] alone: the profilers and debuggers of the program see nothing of it.
+//! C calls the tracer only through [`hidden`], so that the profilers and debuggers of the program do not see
+//! the tracer.
 //!
-//! All of them call Python through [`crate::ffi::cpython`].
+//! All these modules call Python through [`crate::ffi::cpython`].
 
 pub(crate) mod callbacks;
 pub(crate) mod errors;

@@ -1,8 +1,8 @@
-//! Module calls: the path of each module, and when its forward begins and ends.
+//! Module calls: the path of each module, and the beginning and end of its forward.
 //!
-//! A global hook of torch puts every module call on torch's slow path, which costs more than all the work
-//! here. So calls of `Module._call_impl`, the one function that each of them goes through, are intercepted in
-//! C ([`vectorcall`]). torch calls it with `*args, **kwargs`.
+//! A global hook of torch would put every module call on torch's slow path, which costs more than all the
+//! work here. So calls of `Module._call_impl`, the one function that every module call goes through, are
+//! intercepted in C ([`vectorcall`]). torch calls this function with `*args, **kwargs`.
 
 use std::ffi::CStr;
 use std::ptr::null_mut;
@@ -25,24 +25,24 @@ fn with_paths<R>(work: impl FnOnce(&mut FxHashMap<usize, (TextId, TextId)>) -> R
     work(PATHS.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default())
 }
 
-/// `assign_path(module, path, class)`.
+/// `assign_path(module, path, class)`: sets the path and the class of a module.
 pub(crate) fn assign_path(arguments: Arguments<'_>) {
     let (path, class) = (text_id(arguments.text(1)), text_id(arguments.text(2)));
     with_paths(|paths| paths.insert(arguments.id(0), (path, class)));
 }
 
-/// `forget_module(id)`: the module has been garbage-collected.
+/// `forget_module(id)`: removes the path of a module that has been garbage-collected.
 pub(crate) fn forget_module(arguments: Arguments<'_>) {
     let module = arguments.size(0);
     with_paths(|paths| paths.remove(&module));
 }
 
-/// `enter_module(module)`.
+/// `enter_module(module)`: records that a call of the module begins.
 pub(crate) fn enter_module(arguments: Arguments<'_>) -> i64 {
     enter(arguments.id(0)) as i64
 }
 
-/// `leave_module(module)`.
+/// `leave_module(module)`: records that the call of the module ends.
 pub(crate) fn leave_module(arguments: Arguments<'_>) {
     module_ranges::leave(arguments.id(0));
 }
@@ -88,8 +88,8 @@ fn enter_without_tracer(module: usize) -> bool {
         && enter(module) != Entered::Unknown
 }
 
-/// Returns true if a module call outside the detailed steps leaves no trace at all. The outermost call of a
-/// thread still sets the phase, and the tracer counts it.
+/// Returns true if a module call outside the detailed steps needs no further work. This excludes the
+/// outermost call of a thread, which sets the phase and which the tracer counts.
 fn continues_unseen() -> bool {
     let is_outermost = module_ranges::depth() == 0 && !thread::is_autograd();
     if is_outermost {
@@ -98,15 +98,16 @@ fn continues_unseen() -> bool {
     !is_outermost
 }
 
-/// The tracer's functions: before a module, with its arguments; after it, with the module and its result.
+/// The tracer's functions: before a module call, with the arguments of the call, and after it, with the
+/// module and the result.
 static AROUND: Around = Around { before: TracerFunction::new(), after: TracerFunction::new() };
 
 /// The tracer's function after the outermost call of a module that waits for it
 /// ([`ThreadState::awaited_module`](thread::ThreadState::awaited_module)).
 static AFTER_OUTERMOST: TracerFunction = TracerFunction::new();
 
-/// `call_after(module, function)`: the outermost call of the module that is in progress on this thread is
-/// followed by `function(module)`. The function is the same each time.
+/// `call_after(module, function)`: calls `function(module)` after the outermost call of the module that is in
+/// progress on this thread. Every call of `call_after` must pass the same function.
 pub(crate) fn call_after(arguments: Arguments<'_>) {
     if !AFTER_OUTERMOST.is_set() {
         AFTER_OUTERMOST.set(arguments.get(1));
@@ -128,14 +129,14 @@ unsafe extern "C-unwind" fn call_module(
     // SAFETY: the function is hooked.
     let usual = unsafe { usual() };
     if positional(count) == 0 {
-        // SAFETY: the caller's own arguments. It raises the error of a method that is called without its
-        // object.
+        // SAFETY: the caller's own arguments. The call raises the usual error of a method that is called
+        // without its object.
         return unsafe { usual(function, args, count, names) };
     }
-    // SAFETY: the first argument is there, and the caller keeps it during the call.
+    // SAFETY: the first argument exists, and the caller keeps it alive during the call.
     let module = unsafe { *args };
     if !detail::is_on() && shielded(continues_unseen) == Some(true) {
-        // SAFETY: the caller's own arguments.
+        // SAFETY: these are the caller's own arguments.
         return unsafe { usual(function, args, count, names) };
     }
     let mut is_open = shielded(|| enter_without_tracer(module as usize)) == Some(true);
@@ -143,7 +144,7 @@ unsafe extern "C-unwind" fn call_module(
     let mut goes_on = true;
     if !is_open {
         let depth = shielded(module_ranges::depth);
-        // SAFETY: the caller's own arguments.
+        // SAFETY: these are the caller's own arguments.
         goes_on = unsafe { AROUND.before.call(args, count, names) };
         is_open = shielded(module_ranges::depth) > depth;
     }
@@ -161,9 +162,9 @@ unsafe extern "C-unwind" fn call_module(
     if is_open {
         if !result.is_null() && AROUND.after.is_set() {
             let arguments = [module, result];
-            // SAFETY: two arguments, both alive.
+            // SAFETY: the array has two arguments, and both are alive.
             if !unsafe { AROUND.after.call(arguments.as_ptr(), arguments.len(), null_mut()) } {
-                // SAFETY: the GIL is held, and the result is a new reference that nobody else gets.
+                // SAFETY: the GIL is held, and the result is a new reference that no other code has.
                 unsafe { release(result) };
                 result = null_mut();
             }
@@ -173,7 +174,7 @@ unsafe extern "C-unwind" fn call_module(
         let is_awaited = awaited == Some(module as usize);
         if is_awaited && !result.is_null() && shielded(module_ranges::depth) == Some(0) {
             shielded(|| thread::with(|state| state.awaited_module.set(0)));
-            // SAFETY: one argument, which the caller keeps.
+            // SAFETY: the single argument is kept alive by the caller.
             if !unsafe { AFTER_OUTERMOST.call(args, 1, null_mut()) } {
                 // SAFETY: as above.
                 unsafe { release(result) };

@@ -1,5 +1,5 @@
-//! The module `native` of the tracer: the C functions that it calls and the values that it is given. Its
-//! Python side is documented in `tracer/native.pyi`.
+//! The module `native` of the tracer: the functions of this library that the tracer calls, and constants for
+//! the tracer. Its Python side is documented in `tracer/native.pyi`.
 
 use std::ffi::CStr;
 
@@ -98,7 +98,7 @@ fn set(namespace: Object<'_>, name: &CStr, value: Owned) -> Option<()> {
     namespace.set_item(name, value.get()).then_some(())
 }
 
-/// A dict of ids by their texts.
+/// Returns a dict from texts to their ids.
 fn ids<'a>(gil: Gil, items: impl Iterator<Item = (&'a str, i64)>) -> Option<Owned> {
     let dict = gil.new_dict()?;
     for (text, id) in items {
@@ -108,7 +108,7 @@ fn ids<'a>(gil: Gil, items: impl Iterator<Item = (&'a str, i64)>) -> Option<Owne
     Some(dict)
 }
 
-/// The settings that the tracer reads, as integers.
+/// Returns the settings that the tracer reads, as integers.
 fn settings() -> [(&'static CStr, i64); 5] {
     let session = session::session();
     let is = |wanted: fn(&memtrace_record::Session) -> bool| i64::from(session.is_some_and(wanted));
@@ -121,8 +121,8 @@ fn settings() -> [(&'static CStr, i64); 5] {
     ]
 }
 
-/// Returns the number of bytes to whose multiple the memory of modules is rounded up; 0 if it is not
-/// recorded.
+/// Returns the unit in bytes to which the memory of modules is rounded up, or 0 if the memory of modules is
+/// not recorded.
 fn memory_unit(session: &memtrace_record::Session) -> i64 {
     match (session.settings.ops.io(), session.rounding.caching) {
         (false, _) => 0,
@@ -173,7 +173,7 @@ fn name_communicator(arguments: Arguments<'_>) {
     }
 }
 
-/// Returns the step in which a live block was allocated; -2 for an address without a known block.
+/// Returns the step in which a live block was allocated; -2 if no known block is at the address.
 fn block_step(arguments: Arguments<'_>) -> i64 {
     block_ages::of(arguments.size(0) as u64).map_or(-2, |birth| birth.step.into())
 }
@@ -240,8 +240,8 @@ fn finish_op_layout(_: Arguments<'_>) -> bool {
     is_known
 }
 
-/// The arguments are the code, its size, the first caller's file name, name and line table, and then, for
-/// each caller, its code, the byte of its instruction and its line.
+/// Learns the layout of Python's frames. The arguments are the code, its size, the first caller's file name,
+/// name and line table, and then, for each caller, its code, the byte of its instruction and its line.
 fn learn_frame_layout(arguments: Arguments<'_>) {
     const LOST: &str = "stacks contain only ops and modules";
     let is_recorded = session::session().is_some_and(|session| session.settings.stacks == Stacks::Python);

@@ -1,8 +1,8 @@
-//! Steps of optimizers.
+//! Intercepts the steps of optimizers.
 //!
-//! torch's own step hooks would be visible: a debugger sees torch's loop over them, and a profiler sees each
-//! call. So the function that torch wraps as `step` is intercepted in C ([`vectorcall`]). Its wrapper calls
-//! it with `*args, **kwargs`.
+//! torch's own step hooks would be visible to the program: a debugger sees torch's loop over them, and a
+//! profiler sees each call. So the function that torch wraps as `step` is intercepted in C ([`vectorcall`]).
+//! Its wrapper calls it with `*args, **kwargs`.
 
 use std::ptr::null_mut;
 
@@ -11,7 +11,7 @@ use crate::ffi::cpython::{Arguments, RawObject};
 use crate::python::vectorcall::{self, Around, TracerFunction, positional, release, usual};
 use crate::runtime::guard::shielded;
 
-/// The tracer's functions before and after a step, with the optimizer.
+/// The tracer's functions that run before and after a step. Their argument is the optimizer.
 static AROUND: Around = Around { before: TracerFunction::new(), after: TracerFunction::new() };
 
 /// The function that replaces the field `vectorcall` of a step function.
@@ -27,15 +27,16 @@ unsafe extern "C-unwind" fn call_step(
     // SAFETY: the function is hooked.
     let usual = unsafe { usual() };
     if positional(count) == 0 {
-        // SAFETY: the caller's own arguments. It raises the error of a method that is called without its
-        // object.
+        // SAFETY: the caller's own arguments. The call raises the usual error of a method that is called
+        // without its object.
         return unsafe { usual(function, args, count, names) };
     }
-    // SAFETY: the first argument is there, and the caller keeps it during the call; here and below.
+    // SAFETY: the first argument exists, and the caller keeps it alive during the call. This holds for the
+    // uses below, too.
     if !unsafe { AROUND.before.call(args, 1, null_mut()) } {
         return null_mut();
     }
-    // SAFETY: the caller's own arguments.
+    // SAFETY: these are the caller's own arguments.
     let result = unsafe { usual(function, args, count, names) };
     if !result.is_null() {
         // SAFETY: as above.
@@ -44,7 +45,7 @@ unsafe extern "C-unwind" fn call_step(
     }
     // SAFETY: as above.
     if !result.is_null() && !unsafe { AROUND.after.call(args, 1, null_mut()) } {
-        // SAFETY: the GIL is held, and the result is a new reference that nobody else gets.
+        // SAFETY: the GIL is held, and the result is a new reference that no other code has.
         unsafe { release(result) };
         return null_mut();
     }

@@ -1,11 +1,11 @@
 //! Short-lived native threads that call Python.
 //!
-//! A thread of ours does what Python's main thread cannot do while it waits (`thread.join()`). No Python
-//! module takes part, so the program's list of threads and its audit hooks see nothing. All signals are
-//! blocked in it, so that each signal reaches a thread of the program.
+//! A thread of ours runs a call that Python's main thread cannot run while it waits (`thread.join()`). No
+//! Python module takes part, so the program's list of threads and its audit hooks see nothing. All signals
+//! are blocked in it, so that each signal reaches a thread of the program.
 //!
 //! Up to 3.13, a Python that shuts down unwinds any thread that asks for the GIL. So the functions here keep
-//! nothing that must be dropped across such a call.
+//! no value that must be dropped across such a call.
 
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
@@ -40,7 +40,7 @@ pub(crate) fn end_own_threads(arguments: Arguments<'_>) {
 /// The maximum time to wait for our threads to end.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
-/// Resets the state in the child of a fork, which has none of these threads.
+/// Resets the state in the child of a fork, where these threads do not exist.
 pub(crate) fn reset_in_child() {
     ACTIVE.store(0, Ordering::Relaxed);
     IS_ENDING.store(false, Ordering::Relaxed);
@@ -48,7 +48,7 @@ pub(crate) fn reset_in_child() {
 
 /// Returns true on the main thread of the process, which is Python's main thread in nearly every program.
 pub(crate) fn is_main_thread() -> bool {
-    // SAFETY: both take nothing and cannot fail.
+    // SAFETY: both functions take no arguments and cannot fail.
     unsafe { libc::gettid() == libc::getpid() }
 }
 
@@ -57,8 +57,8 @@ fn create(routine: Routine, argument: *mut c_void) -> Option<libc::pthread_t> {
     let mut thread = MaybeUninit::<libc::pthread_t>::uninit();
     let (mut all, mut before) =
         (MaybeUninit::<libc::sigset_t>::uninit(), MaybeUninit::<libc::sigset_t>::uninit());
-    // SAFETY: room for each value; the routine differs from the wanted type in its right to unwind alone,
-    // which the C library has for every thread.
+    // SAFETY: the pointers are valid for each value. The type of the routine differs from the expected type
+    // only in that the routine may unwind, which the C library permits in every thread.
     unsafe {
         let routine = std::mem::transmute::<Routine, extern "C" fn(*mut c_void) -> *mut c_void>(routine);
         libc::sigfillset(all.as_mut_ptr());
@@ -69,8 +69,8 @@ fn create(routine: Routine, argument: *mut c_void) -> Option<libc::pthread_t> {
     }
 }
 
-/// Calls `function` with the GIL on a thread of its own, as soon as the GIL is free. `false` when no thread can
-/// be started or no interpreter runs.
+/// Calls `function` with the GIL on a thread of its own, as soon as the GIL is free. Returns false if no
+/// thread can be started or no interpreter runs.
 pub(crate) fn call_on_own_thread(function: PendingCall) -> bool {
     if !Functions::get().is_some_and(|functions| functions.can_take_gil()) {
         return false;
@@ -81,7 +81,7 @@ pub(crate) fn call_on_own_thread(function: PendingCall) -> bool {
         ACTIVE.fetch_sub(1, Ordering::SeqCst);
         return false;
     };
-    // SAFETY: a thread that was just started and that nobody joins.
+    // SAFETY: the thread was just started, and no code joins it.
     unsafe { libc::pthread_detach(thread) };
     true
 }
@@ -90,7 +90,7 @@ pub(crate) fn call_on_own_thread(function: PendingCall) -> bool {
 /// `function` is a [`PendingCall`].
 unsafe extern "C-unwind" fn call_pending(function: *mut c_void) -> *mut c_void {
     let Some(functions) = Functions::get() else { return null_mut() };
-    // SAFETY: by the contract; the function gets the GIL.
+    // SAFETY: by the contract. The function is called with the GIL held.
     unsafe {
         let function = std::mem::transmute::<*mut c_void, PendingCall>(function);
         functions.with_gil(|gil| {

@@ -1,7 +1,8 @@
-//! The search for the objects that refer to given ones, among all that the garbage collector tracks.
+//! The search for the objects that refer to given objects, among all objects that the garbage collector
+//! tracks.
 //!
-//! Each pass asks every object for its references, in the way of the collector itself: no code of the program
-//! runs, and the interpreter is not released meanwhile.
+//! Each search asks every object for its references, as the collector itself does: no code of the program
+//! runs, and the GIL is held throughout.
 
 use std::ffi::{c_int, c_void};
 use std::time::{Duration, Instant};
@@ -12,14 +13,14 @@ use crate::ffi::cpython::{Arguments, Gil, Object, Owned, RawObject, Traverse};
 
 /// The number of objects between two checks of the clock.
 const STRIDE: u32 = 4096;
-/// The maximum number of referrers returned per object. Constants and types have millions.
+/// The maximum number of referrers returned per object. Constants and types have millions of referrers.
 const MAX_REFERRERS: u32 = 64;
 
 struct Search {
     gil: Gil,
-    /// By address of a type: the function that visits the references of its objects.
+    /// For each type, by address: the function that visits the references of its objects, if there is one.
     visits: FxHashMap<usize, Option<Traverse>>,
-    /// By address of a target: the number of referrers found.
+    /// For each target, by address: the number of referrers found.
     targets: FxHashMap<usize, u32>,
     excluded: FxHashSet<usize>,
     found: Vec<(Owned, usize)>,
@@ -31,7 +32,7 @@ struct Search {
 }
 
 impl Search {
-    /// Collects the references of an object to the targets. Returns false when the time is up.
+    /// Collects the references of an object to the targets. Returns false if the deadline has passed.
     fn look_at(&mut self, object: Object<'_>) -> bool {
         self.seen += 1;
         if self.seen.is_multiple_of(STRIDE) && Instant::now() > self.deadline {
@@ -42,7 +43,8 @@ impl Search {
         let gil = self.gil;
         let visit = *self.visits.entry(kind.get().id()).or_insert_with(|| kind.get().traverse(gil));
         let (Some(visit), false) = (visit, self.excluded.contains(&object.id())) else { return true };
-        // SAFETY: the type's own function, for one of its objects, with the GIL held; `refers` keeps to the search.
+        // SAFETY: this is the type's own function, called for one of its objects with the GIL held. `refers`
+        // changes only the search.
         unsafe { visit(object.raw(), refers, (&raw mut *self).cast()) };
         for target in std::mem::take(&mut self.of_object) {
             self.found.push((object.to_owned(), target));
@@ -52,7 +54,7 @@ impl Search {
 }
 
 unsafe extern "C" fn refers(object: RawObject, search: *mut c_void) -> c_int {
-    // SAFETY: `look_at` passes its search, which nothing else uses meanwhile.
+    // SAFETY: `look_at` passes its search, which no other code uses during the visit.
     let search = unsafe { &mut *search.cast::<Search>() };
     let id = object as usize;
     if let Some(count) = search.targets.get_mut(&id)
@@ -65,21 +67,21 @@ unsafe extern "C" fn refers(object: RawObject, search: *mut c_void) -> c_int {
 }
 
 unsafe extern "C" fn visit(object: RawObject, search: *mut c_void) -> c_int {
-    // SAFETY: the search of `find_referrers`, which nothing else uses meanwhile.
+    // SAFETY: this is the search of `find_referrers`, which no other code uses during the visits.
     let search = unsafe { &mut *search.cast::<Search>() };
     // SAFETY: Python visits live objects.
     let goes_on = unsafe { search.gil.borrowed(object) }.is_none_or(|object| search.look_at(object));
     goes_on.into()
 }
 
-/// `find_referrers(get_objects, targets, excluded, milliseconds) -> list | None`: the objects that refer to
-/// an object whose `id` is in the list `targets`, each followed by that id; `None` when the time is up.
-/// `get_objects` is `gc.get_objects`, for interpreters before 3.12.
+/// `find_referrers(get_objects, targets, excluded, milliseconds) -> list | None`: returns the objects that
+/// refer to an object whose `id` is in the list `targets`, each followed by that id, or `None` if the time is
+/// up. `get_objects` is `gc.get_objects`, which is used before Python 3.12.
 pub(crate) fn find_referrers(arguments: Arguments<'_>) -> Option<Owned> {
     let gil = arguments.gil;
     let ids = |index: usize| -> Vec<usize> {
         let Some(list) = arguments.get(index) else { return Vec::new() };
-        // SAFETY: the tracer made the list, and nobody else has it.
+        // SAFETY: the tracer made the list, and no other code has it.
         let item = |place| unsafe { list.list_item(place) }.and_then(Object::to_size);
         (0..list.list_size()).filter_map(item).collect()
     };
@@ -95,12 +97,13 @@ pub(crate) fn find_referrers(arguments: Arguments<'_>) -> Option<Owned> {
         is_late: false,
     };
     if let Some(visit_objects) = gil.functions().visit_objects {
-        // SAFETY: the GIL is held, and the search outlives the call. A visit neither makes nor frees objects of Python.
+        // SAFETY: the GIL is held, and the search outlives the call. `visit` neither creates nor frees Python
+        // objects.
         unsafe { visit_objects(visit, (&raw mut search).cast()) };
     } else {
         let objects = arguments.get(0)?.call()?;
         let objects = objects.get();
-        // SAFETY: nobody else has the list.
+        // SAFETY: no other code has the list.
         let item = |index| unsafe { objects.list_item(index) };
         (0..objects.list_size()).filter_map(item).all(|object| search.look_at(object));
     }

@@ -2,8 +2,9 @@
 //!
 //! A node's attribute `_saved_self` is unsuitable: it runs the program's unpack hooks, recomputes
 //! checkpointed forwards, and raises if a tensor was changed. The object in `_raw_saved_self` (a
-//! `SavedTensor`) does none of this, and its fields are read in place. Their offsets are learned from a node
-//! whose tensor is known. A tensor that a hook of the program has packed has no storage here.
+//! `SavedTensor`) does none of this, and its fields are read directly from memory. The offsets of the fields
+//! are learned from a node whose tensor is known. A tensor that a hook of the program has packed has no
+//! storage here.
 
 use std::sync::OnceLock;
 
@@ -21,9 +22,10 @@ struct VariableLayout {
 
 static LAYOUT: OnceLock<VariableLayout> = OnceLock::new();
 
-/// The word of an object of pybind11 that points to its C++ value, after the object's head.
+/// The index of the word of a pybind11 object that points to its C++ value. The word follows the object's
+/// head.
 const VALUE_WORD: usize = 2;
-/// The number of words of each object that are searched.
+/// The number of words that are searched in each object.
 const WORDS: usize = 24;
 
 /// `learn_saved_tensor(saved, tensor, storage, data) -> bool`: learns from a `SavedTensor` and the addresses of
@@ -48,8 +50,7 @@ pub(crate) fn learn_saved_tensor(arguments: Arguments<'_>) -> bool {
     learned().is_some_and(|layout| LAYOUT.set(layout).is_ok())
 }
 
-/// `saved_storages(saved, ...) -> list`: the data address of each `SavedTensor`, leaving out those without
-/// data.
+/// `saved_storages(saved, ...) -> list`: returns the data address of each `SavedTensor` that has data.
 pub(crate) fn saved_storages(arguments: Arguments<'_>) -> Option<Owned> {
     let gil = arguments.gil;
     let list = gil.new_list()?;

@@ -4,7 +4,7 @@ use memtrace_record::Recorder;
 use memtrace_record::intern::TextId;
 use memtrace_trace::{Api, Category, Claim, Header, Payload};
 
-/// A tag, as the tracer gives it.
+/// The content of a tag row.
 pub(crate) struct Tag {
     /// The address of the block.
     pub(crate) pointer: usize,
@@ -20,7 +20,7 @@ pub(crate) struct Tag {
 
 /// Records a tag.
 pub(crate) fn record(tag: Tag) {
-    // Without a trace there is no block to tag.
+    // Without a trace, no block has been recorded that could get a tag.
     let Some(recorder) = Recorder::active() else { return };
     // The context and the step come from the block's allocation.
     let payload = Payload::Tag {

@@ -1,4 +1,4 @@
-//! Calls of functions of the program, intercepted in C.
+//! Intercepts calls of functions of the program in C.
 //!
 //! CPython calls a function through the field `vectorcall` of its object (PEP 590). A hook sets the field of
 //! one function; Python code sees the function unchanged, and no profiler sees a call that was not there
@@ -7,11 +7,12 @@
 //! The interpreter runs some calls of Python functions without the field. From 3.12 on it does so only when
 //! the field has the usual value (`CALL` and `CALL_FUNCTION_EX` in ceval.c), and `PyFunction_SetVectorcall`
 //! sets the field and invalidates what call sites have cached about the function. 3.9 and 3.10 always use the
-//! field. 3.11 skips it without a check, but only where the arguments are written out: a call with
+//! field. 3.11 skips the field without a check, but only if the arguments are written out; a call with
 //! `*args, **kwargs` uses the field.
 //!
 //! When Python shuts down, a daemon thread that waits for the interpreter is unwound from there, through the
-//! functions that are `extern "C-unwind"` here. So they keep nothing that must be dropped across such a call.
+//! functions that are `extern "C-unwind"` here. So these functions keep no value that must be dropped across
+//! such a call.
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -23,7 +24,8 @@ use crate::python::hidden;
 
 /// The usual value of the field: CPython's function that calls any function written in Python.
 static USUAL: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
-/// Sets the callback through which dynamo sees the calling thread's frames, and returns the previous one.
+/// Dynamo's function that sets the callback through which dynamo sees the calling thread's frames, and
+/// returns the previous callback. Null if this torch has no such function.
 static SET_EVAL_FRAME: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 
 /// A function of the tracer that a hook calls. Never released.
@@ -44,7 +46,8 @@ impl TracerFunction {
     }
 
     /// Calls the function. Returns false if it raised an exception that belongs to the program. If dynamo
-    /// watches this thread, the frames of the tracer are hidden from it, or it would compile them.
+    /// watches this thread, its callback is removed during the call, because dynamo would otherwise compile
+    /// the tracer's frames.
     ///
     /// # Safety
     /// The GIL is held, the function is set, and the arguments have the form of a [`Vectorcall`].
@@ -52,14 +55,16 @@ impl TracerFunction {
         // SAFETY: by the contract.
         let Some(gil) = (unsafe { Gil::held() }) else { return true };
         let none = gil.none();
-        // A plain pointer: the call below may unwind.
+        // The callback is kept as a plain pointer, because the call below may unwind and no value with a
+        // destructor may be alive then.
         let watcher = set_eval_frame(gil, none).map_or(null_mut(), Owned::into_raw);
         let function = self.0.load(Ordering::Relaxed);
         let goes_on = hidden::call(gil, "call of a hook", || {
-            // SAFETY: a function written in Python; the arguments by the contract; a new reference.
+            // SAFETY: the function is written in Python, the arguments are valid by the contract, and the
+            // call returns a new reference.
             unsafe { gil.owned(usual()(function, args, count, names)) }
         });
-        // SAFETY: the reference that `set_eval_frame` returned.
+        // SAFETY: `set_eval_frame` returned this reference.
         if let Some(watcher) = unsafe { gil.owned(watcher) }
             && !watcher.get().is(none)
         {
@@ -72,7 +77,7 @@ impl TracerFunction {
     }
 }
 
-/// The tracer's functions around the calls of one function of the program.
+/// The tracer's functions that run before and after each call of one function of the program.
 pub(super) struct Around {
     pub(super) before: TracerFunction,
     pub(super) after: TracerFunction,
@@ -84,7 +89,7 @@ fn keep(place: &AtomicPtr<c_void>, object: Option<Object<'_>>) {
     }
 }
 
-/// Keeps dynamo's function.
+/// Stores dynamo's function in [`SET_EVAL_FRAME`].
 pub(super) fn keep_set_eval_frame(function: Option<Object<'_>>) {
     keep(&SET_EVAL_FRAME, function);
 }
@@ -94,11 +99,12 @@ pub(super) fn keep_set_eval_frame(function: Option<Object<'_>>) {
 /// # Safety
 /// [`hook`] has hooked a function.
 pub(super) unsafe fn usual() -> Vectorcall {
-    // SAFETY: `Field::find` stored it before a field was set.
+    // SAFETY: `Field::find` stored this function before a field was set.
     unsafe { std::mem::transmute::<*mut c_void, Vectorcall>(USUAL.load(Ordering::Relaxed)) }
 }
 
-/// The number of positional arguments in the `count` of a [`Vectorcall`], whose highest bit is a flag.
+/// Returns the number of positional arguments in the `count` of a [`Vectorcall`], whose highest bit is a
+/// flag.
 pub(super) fn positional(count: usize) -> usize {
     count << 1 >> 1
 }
@@ -112,9 +118,10 @@ pub(super) unsafe fn release(object: RawObject) {
     drop(unsafe { Gil::held().and_then(|gil| gil.owned(object)) });
 }
 
-/// Sets dynamo's callback; returns the previous one, `None` when this torch has none to set.
+/// Sets dynamo's callback and returns the previous one. Returns `None` if this torch has no such callback or
+/// the call failed.
 fn set_eval_frame(gil: Gil, callback: Object<'_>) -> Option<Owned> {
-    // SAFETY: null or a function that is never released.
+    // SAFETY: the pointer is null or to a function that is never released.
     let function = unsafe { gil.borrowed(SET_EVAL_FRAME.load(Ordering::Relaxed)) }?;
     let before = function.call_with(callback);
     if before.is_none() {
@@ -128,7 +135,7 @@ fn set_eval_frame(gil: Gil, callback: Object<'_>) -> Option<Owned> {
 ///
 /// # Safety
 /// `function` and `plain` are functions written in Python, whose objects have `size` bytes. Nobody has set
-/// the field of `plain`. `ours` calls what the program called.
+/// the field of `plain`. `ours` calls the original function.
 pub(super) unsafe fn hook(
     functions: &Functions,
     function: Object<'_>,
@@ -145,9 +152,9 @@ pub(super) unsafe fn hook(
 
 /// The field `vectorcall` of a function.
 enum Field {
-    /// Set by `PyFunction_SetVectorcall`.
+    /// The field is set with `PyFunction_SetVectorcall`.
     Setter(unsafe extern "C" fn(RawObject, Vectorcall)),
-    /// At this address.
+    /// The field is at this address.
     Address(*mut *mut c_void),
 }
 
@@ -165,13 +172,13 @@ impl Field {
     ) -> Option<Field> {
         let (usual, field) =
             if let (Some(get), Some(set)) = (functions.vectorcall_of, functions.set_vectorcall) {
-                // SAFETY: two functions; the GIL is held.
+                // SAFETY: both are functions, and the GIL is held.
                 let (usual, current) = unsafe { (get(plain.raw()), get(function.raw())) };
                 (usual, (usual == current).then_some(Field::Setter(set)))
             } else {
                 let usual = find_global(c"_PyFunction_Vectorcall");
                 let words = function.raw().cast::<*mut c_void>();
-                // SAFETY: the words of the object.
+                // SAFETY: the pointer is to a word of the object.
                 let is_usual = |word: &*mut *mut c_void| unsafe { **word == usual };
                 let mut fields =
                     (0..size / size_of::<usize>()).map(|index| words.wrapping_add(index)).filter(is_usual);
@@ -186,7 +193,7 @@ impl Field {
     /// Sets the field.
     ///
     /// # Safety
-    /// It is the field of `function`, and `ours` is ready to be called.
+    /// `self` is the field of `function`, and `ours` is ready to be called.
     unsafe fn set(self, function: Object<'_>, ours: Vectorcall) {
         match self {
             // SAFETY: by the contract; the GIL is held.

@@ -1,19 +1,20 @@
-//! A per-thread cache of interned ids. It spares most lookups in the process-wide tables, which take a lock.
+//! A per-thread cache of interned ids. A hit avoids a lookup in the process-wide tables, which takes a lock.
 
 use std::borrow::Borrow;
 use std::hash::{Hash, Hasher};
 
 use rustc_hash::FxHasher;
 
-/// The size at the first growth.
+/// The number of slots after the first growth.
 const MIN_ENTRIES: usize = 256;
-/// The maximum size: bounds the memory, and still holds the contexts of one training step.
+/// The maximum number of slots. It limits the memory of a cache, but is large enough for the contexts of one
+/// training step.
 const MAX_ENTRIES: usize = 1 << 14;
 
 /// A cache from keys to ids. Each key has one slot; a colliding key replaces the previous one. The cache
 /// grows while lookups miss.
 pub(crate) struct Cache<K, V> {
-    /// The slots: empty, or a power of two of them.
+    /// The slots. Their number is 0 or a power of two.
     entries: Vec<(K, V)>,
     /// The number of misses since the last growth.
     misses: usize,
@@ -24,8 +25,8 @@ impl<K: Default, V: Copy + Default> Cache<K, V> {
         Cache { entries: Vec::new(), misses: 0 }
     }
 
-    /// Returns the id of `key`, and calls `make` on a miss. The id of a default key must be the default id,
-    /// because an empty slot holds this pair.
+    /// Returns the id of `key`, and calls `make` on a miss. An empty slot holds the default key and the
+    /// default id, so `make` must return the default id for the default key.
     #[inline]
     pub(crate) fn get<Q>(&mut self, key: &Q, make: impl FnOnce() -> V) -> V
     where

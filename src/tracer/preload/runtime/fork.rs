@@ -1,8 +1,8 @@
-//! The registry of the locks that a fork takes.
+//! The registry of the locks that are taken before a fork.
 //!
 //! A child must not inherit data that another thread was changing, nor a lock whose holder does not exist in
-//! the child. So before a fork, this module takes every lock of this library; afterwards both processes
-//! release them. A lock registers itself at its first use: a lock that was never used cannot be held.
+//! the child. So before a fork, this module takes every registered lock; after the fork, both processes
+//! release the locks. A lock registers itself at its first use: a lock that was never used cannot be held.
 
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -18,11 +18,11 @@ trait Registered: Sync {
     unsafe fn unlock(&self);
 }
 
-/// Data behind a lock that a fork takes.
+/// Data behind a lock that is taken before a fork.
 ///
-/// A thread that holds one of these locks must not take a second one: the fork takes them in the order of
-/// their first use. The intern tables may be used under any of these locks, because the fork takes the locks
-/// of those tables last.
+/// A thread that holds one of these locks must not take a second one, because a fork takes them in an
+/// arbitrary order. The intern tables may be used under any of these locks, because a fork takes the locks of
+/// the intern tables last.
 pub(crate) struct ForkSafe<T> {
     lock: ForkLock<T>,
     is_registered: AtomicBool,
@@ -41,7 +41,7 @@ static REGISTERING: ForkLock<()> = ForkLock::new(());
 
 /// Returns the registered locks, the newest first.
 fn entries() -> impl Iterator<Item = &'static Entry> {
-    // SAFETY: null or an entry, which is never freed and never changes.
+    // SAFETY: the pointer is null or to an entry, which is never freed and never changes.
     let newest = unsafe { NEWEST.load(Ordering::Acquire).as_ref() };
     std::iter::successors(newest, |entry| entry.next)
 }
@@ -59,7 +59,7 @@ pub(crate) fn lock_all() {
 /// The thread that forks called [`lock_all`], and the calling thread is the same one, or its copy in the
 /// child.
 pub(crate) unsafe fn unlock_all() {
-    // SAFETY: by the contract, as for the locks below.
+    // SAFETY: by the contract.
     unsafe { intern::unlock_after_fork() };
     // SAFETY: as above; no lock registered since, because `REGISTERING` is held.
     entries().for_each(|entry| unsafe { entry.lock.unlock() });

@@ -1,15 +1,15 @@
-//! The guard around memtrace's part of a hook: a panic never reaches the program, and a call is recorded only
-//! once.
+//! The guard around memtrace's part of a hook: a panic does not reach the program, and nested calls are not
+//! recorded twice.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use memtrace_record::fast_tls::fast_tls;
 
-/// Returns true if the calling thread is inside a hook.
+/// Returns the calling thread's flag, which is true while the thread is inside a hook.
 #[inline(always)]
 fn inside<'a>() -> &'a Cell<bool> {
-    // SAFETY: the thread's own words, which live as long as the thread.
+    // SAFETY: these are the thread's own words, which live as long as the thread.
     unsafe { &(*fast_tls()).inside }
 }
 
@@ -21,7 +21,8 @@ impl Outermost {
     /// Returns `None` inside another hook of this thread.
     #[inline]
     pub(crate) fn enter() -> Option<Outermost> {
-        // Not `then_some`: it would construct an `Outermost` and drop it, which ends the outer hook.
+        // `then_some` would construct and drop an `Outermost` also inside another hook, and the drop would
+        // clear the flag of that hook.
         if inside().replace(true) { None } else { Some(Outermost) }
     }
 }
@@ -33,7 +34,8 @@ impl Drop for Outermost {
     }
 }
 
-/// Runs memtrace's part of a hook. A panic loses the event and never reaches the program.
+/// Runs memtrace's part of a hook. If `work` panics, the event is lost and `None` is returned; the panic does
+/// not reach the program.
 #[inline]
 pub(crate) fn shielded<T>(work: impl FnOnce() -> T) -> Option<T> {
     catch_unwind(AssertUnwindSafe(work)).ok()

@@ -10,8 +10,8 @@ use memtrace_trace::private_file;
 use super::log;
 use super::signals::without_write_signals;
 
-/// The path of the launcher's file, read at load: the program may change the environment later, on any
-/// thread.
+/// The path of the launcher's file, which is read at load, because the program may change the environment
+/// later, on any thread.
 static FILE: OnceLock<Option<PathBuf>> = OnceLock::new();
 
 /// Reports that the library was loaded.

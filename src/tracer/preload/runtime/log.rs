@@ -1,5 +1,5 @@
-//! The log: a few lines on stderr, or in the file that `MEMTRACE_LOG_FILE` names. Each line states the next
-//! action.
+//! The log: a few lines on stderr, or in the file that `MEMTRACE_LOG_FILE` names. A line says what happened
+//! and, if possible, what to do.
 
 use std::ffi::{c_char, c_int};
 use std::fs;
@@ -35,13 +35,14 @@ pub(crate) fn line(text: &str) {
     });
 }
 
-/// The maximum number of bytes that a pipe accepts in one write, if it accepts any (`PIPE_BUF` in pipe(7)).
+/// The number of bytes that a pipe always accepts in one write if `poll` reports that it is writable
+/// (`PIPE_BUF` in pipe(7)).
 const ATOMIC: usize = 4096;
 
-/// Writes a line to stderr. Drops it if nobody reads (a full pipe, a stopped terminal).
+/// Writes a line to stderr. Drops the line if no process reads (a full pipe, a stopped terminal).
 fn to_stderr(text: &str) {
     let line = format!("memtrace: {text}\n");
-    // Usually a single write, so that the program's own output does not split the line.
+    // A line is usually one write, so that the program's own output does not split it.
     for part in line.as_bytes().chunks(ATOMIC) {
         if !takes_bytes(libc::STDERR_FILENO) {
             return;
@@ -52,13 +53,13 @@ fn to_stderr(text: &str) {
     }
 }
 
-/// Returns false if a write to the file would block. Waits up to one second, then no longer waits until a
-/// reader is back.
+/// Returns false if a write to the file would block. Waits up to one second. After a wait without success,
+/// later calls return at once, until the file accepts bytes again.
 fn takes_bytes(file: c_int) -> bool {
     static IS_STUCK: AtomicBool = AtomicBool::new(false);
     let milliseconds = if IS_STUCK.load(Ordering::Relaxed) { 0 } else { 1000 };
     let mut question = libc::pollfd { fd: file, events: libc::POLLOUT, revents: 0 };
-    // SAFETY: one valid entry.
+    // SAFETY: the pointer is to one valid entry.
     let answered = unsafe { libc::poll(&raw mut question, 1, milliseconds) } != 0;
     IS_STUCK.store(!answered, Ordering::Relaxed);
     answered
@@ -86,7 +87,8 @@ fn append(path: &Path, text: &str) -> io::Result<()> {
 /// Returns the current time in UTC, in ISO 8601.
 fn now() -> String {
     let mut text = [0u8; 32];
-    // SAFETY: all zero is a value of the plain struct, every place is valid, and the length is the buffer's.
+    // SAFETY: zero bytes are a valid value of the plain struct, all pointers are valid, and the length is the
+    // length of the buffer.
     let length = unsafe {
         let mut parts: libc::tm = std::mem::zeroed();
         let seconds = libc::time(std::ptr::null_mut());

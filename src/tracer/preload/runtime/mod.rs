@@ -1,4 +1,4 @@
-//! Shared by every hook: the session, the state of a thread, the guard around our code, and the log.
+//! Code that all hooks share: the session, the state of a thread, the guard around our code, and the log.
 
 pub(crate) mod cache;
 pub(crate) mod command_line;

@@ -1,4 +1,4 @@
-//! Pausing the rows of ops and ranges. Memory events are always recorded.
+//! Pauses the rows of ops and ranges. Memory events are always recorded.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -12,7 +12,7 @@ pub(crate) fn is_paused() -> bool {
     PAUSED.load(Ordering::Relaxed)
 }
 
-/// Pauses or resumes the rows of ops and ranges. Owners are tracked in both states.
+/// Pauses or resumes the rows of ops and ranges. Owners of memory are tracked during a pause, too.
 ///
 /// A range whose `range_begin` row is in the trace gets its end row even during a pause. A range that opened
 /// during the pause and is still open at the resume gets its begin row then.

@@ -14,7 +14,7 @@ pub(crate) fn session() -> Option<&'static Session> {
     SESSION.get()
 }
 
-/// Sets the session. Returns false if it is set already.
+/// Sets the session. Returns false if the session was already set.
 pub(crate) fn begin(session: Session) -> bool {
     SESSION.set(session).is_ok()
 }
@@ -26,12 +26,12 @@ pub(crate) fn recorder() -> Option<&'static Recorder> {
         return Some(recorder);
     }
     let recorder = Recorder::get(session()?)?;
-    // From now on, threads write the rows of ranges that they opened before the trace began.
+    // The new version makes threads write the rows of ranges that they opened before the trace began.
     state_version::advance();
     Some(recorder)
 }
 
-/// Ends the trace of this process. Called on every kind of exit that can still run code.
+/// Ends the trace of this process. Called at each kind of exit at which code can still run.
 pub(crate) fn finish() {
     if let Some(recorder) = Recorder::active() {
         recorder.finish();

@@ -2,12 +2,13 @@
 //!
 //! A write to a pipe without a reader raises SIGPIPE; a write beyond the file size limit raises SIGXFSZ.
 //! Either ends a program that does not handle it, and no program can expect a signal from memtrace's writes.
-//! The writer thread blocks all signals. This module is for log messages, which any thread writes.
+//! The writer thread blocks all signals anyway. This module is for the writes that any thread makes, such as
+//! log messages.
 
 use std::mem::zeroed;
 use std::ptr::null_mut;
 
-/// Runs `work` with these signals blocked on this thread, then discards the signals that `work` raised.
+/// Runs `work` with SIGPIPE and SIGXFSZ blocked on this thread, then discards those that `work` raised.
 pub(crate) fn without_write_signals<R>(work: impl FnOnce() -> R) -> R {
     // SAFETY: signal sets and a duration are plain structs, for which all zero is valid; all pointers are
     // valid.

@@ -1,12 +1,12 @@
 //! The version of the process-wide state that thread contexts depend on.
 //!
 //! A thread caches its context, together with the version at which it was computed. The cache is valid while
-//! that version is current. The version grows when the phase, the step or the pause changes, when the
-//! recorder starts, and when a thread ends a range of another thread.
+//! that version is current. The version grows with each change of that state, such as a new phase or step, a
+//! pause, a graph capture, the start of the recorder, or a range that another thread ends.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Starts at 1: a thread's version 0 never matches, so setting it forces a recomputation.
+/// The version. It starts at 1, so that a thread's version of 0 never matches and forces a recomputation.
 static VERSION: AtomicU64 = AtomicU64::new(1);
 
 /// Returns the current version.

@@ -1,12 +1,13 @@
 //! The chunk pool: preallocated, prefaulted and recycled chunks that threads fill with events.
 //!
 //! The pool is a mapped file, the journal, in local memory or on a local disk, so the events of a killed
-//! process survive. Without such a place it is anonymous memory, and the meta row says so. It never grows,
-//! and every page is present before the first event, so a store can neither fault nor raise SIGBUS.
+//! process survive. If no such place exists, the pool is anonymous memory, and the meta row has no name of a
+//! journal. The pool never grows, and every page is present before the first event, so a store can neither
+//! fault nor raise SIGBUS.
 //!
 //! The rest of the crate uses [`ChunkWriter`] and [`ChunkReader`]. One thread fills a chunk through the
-//! writer. The writer thread drains it through the reader, also while it is being filled. Neither gives
-//! access to an incomplete slot.
+//! writer. The writer thread drains it through the reader, also while it is being filled. Neither of the two
+//! gives access to an incomplete slot.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -27,7 +28,7 @@ use crate::control::polled;
 use crate::intern::with_tables;
 use crate::own_page;
 
-/// The pool is short with fewer free chunks than this, in percent.
+/// The pool is short if less than this percentage of its chunks is free.
 const SHORT_PERCENT: usize = 25;
 
 /// The chunk pool of a process.
@@ -35,7 +36,8 @@ pub(crate) struct ChunkPool {
     memory: MmapRaw,
     chunks: usize,
     path: Option<PathBuf>,
-    /// The owners of the chunks. Their copies in the mapping are for recovery: another process may write there.
+    /// The owners of the chunks. The copies in the mapping are for recovery only, because another process may
+    /// write to the mapping.
     owners: Box<[Owner]>,
     /// The open file, if it holds the lock of the journal. Usually the mapping holds the lock and there is no
     /// open file.
@@ -54,11 +56,11 @@ struct Owner {
 }
 
 impl ChunkPool {
-    /// Makes a pool of about `bytes`. Its file is in the first of `folders` with enough room. Without such a
-    /// folder, the pool is anonymous memory.
+    /// Creates a pool of about `bytes`. The file of the pool is in the first of `folders` with enough room.
+    /// If there is no such folder, the pool is anonymous memory.
     ///
     /// # Errors
-    /// When there is not enough memory.
+    /// Returns an error if there is not enough memory.
     pub(crate) fn new(bytes: usize, folders: &[&Path], name: &str, run: Run) -> io::Result<ChunkPool> {
         let chunks = (bytes / CHUNK_BYTES).max(8);
         let length = HEADER_BYTES + chunks * CHUNK_BYTES;
@@ -98,13 +100,13 @@ impl ChunkPool {
         self.short.store(self.percent_free() < SHORT_PERCENT, Ordering::Relaxed);
     }
 
-    /// The number of chunks.
+    /// Returns the number of chunks.
     #[must_use]
     pub(crate) fn chunks(&self) -> usize {
         self.chunks
     }
 
-    /// The number of free chunks, in percent.
+    /// Returns the percentage of chunks that are free.
     #[must_use]
     pub(crate) fn percent_free(&self) -> usize {
         self.free.1.len() * 100 / self.chunks
@@ -142,27 +144,28 @@ impl ChunkPool {
         Some(ChunkWriter { pool: self, number: chunk, chunk: self.chunk(chunk), len: 0 })
     }
 
-    /// The channel of full chunks and of chunks of ended threads, in the order of their lanes.
+    /// Returns the channel of the chunks that are full or whose thread has ended. The chunks of a lane are in
+    /// order.
     #[must_use]
     pub(crate) fn full(&self) -> &Receiver<u32> {
         &self.full.1
     }
 
-    /// The reader of the chunk with this number.
+    /// Returns the reader of the chunk with this number.
     #[must_use]
     pub(crate) fn reader(&'static self, chunk: u32) -> ChunkReader {
         ChunkReader { pool: self, chunk }
     }
 
-    /// The header of the journal.
+    /// Returns the header of the journal.
     pub(super) fn header(&self) -> &JournalHeader {
         // SAFETY: the mapping begins with the header and lives as long as `self`; everything in it that changes is
         // atomic or in a cell.
         unsafe { &*self.memory.as_ptr().cast::<JournalHeader>() }
     }
 
-    /// Stores that the trace ends here because it cannot be written any further, so that recovery will finish
-    /// it. Returns false if there is no journal.
+    /// Stores in the journal that the trace ends here because it cannot be written any further, so that
+    /// recovery will finish the trace. Returns false if there is no journal.
     pub(crate) fn stop_trace(&self) -> bool {
         self.header().is_stopped.store(1, Ordering::Release);
         self.path.is_some()
@@ -176,7 +179,7 @@ impl ChunkPool {
         self.note_shortness();
     }
 
-    /// Removes the file, when the trace has every event in it.
+    /// Removes the journal and the file of definitions next to it. Called when recovery does not need them.
     pub(crate) fn remove_file(&self) {
         if let Some(path) = &self.path {
             let _ = std::fs::remove_file(path);
@@ -196,7 +199,7 @@ impl ChunkPool {
         header.rules = AtomicU64::new(run.rules);
         header.mount_namespace = AtomicU64::new(mount_namespace());
         header.part = [AtomicU64::new(1), AtomicU64::new(1)];
-        // The magic bytes come last: until then a reader finds no journal.
+        // The magic bytes come last, because a file without them is not a journal for readers.
         std::sync::atomic::fence(Ordering::Release);
         header.magic = MAGIC;
         for chunk in 0..self.chunks {
@@ -212,10 +215,10 @@ impl ChunkPool {
     }
 }
 
-// SAFETY: only slots are not atomic. The one `ChunkWriter` of a chunk writes slots from `committed` on, and
-// readers read slots before it, after an `Acquire` of the count.
+// SAFETY: only slots are not atomic. The one `ChunkWriter` of a chunk writes slots at `committed` and after
+// it, and readers read only slots before `committed`, after an `Acquire` load of it.
 unsafe impl Sync for ChunkPool {}
-// SAFETY: as above; no part of it belongs to a thread.
+// SAFETY: as above; no part of the pool belongs to a thread.
 unsafe impl Send for ChunkPool {}
 
 /// The number of slots that a thread prefetches ahead of an event. A slot was last in the cache of the writer
@@ -257,7 +260,7 @@ fn map_file(path: &Path, length: usize) -> io::Result<(MmapRaw, PathBuf, Option<
 /// Maps the journal and locks it for this process. Must be called before the file has the magic bytes of a
 /// journal.
 ///
-/// The lock belongs to the open file, which the mapping keeps open: no descriptor is left that the program
+/// The lock belongs to the open file, which the mapping keeps open, so no descriptor is left that the program
 /// could close. No child has the mapping, so the lock is released when the process ends or calls `exec`. On a
 /// kernel that cannot keep children away from the mapping, the lock belongs to the process and to a
 /// descriptor that stays open.
@@ -271,7 +274,7 @@ fn map_and_lock(file: File, length: usize) -> io::Result<(MmapRaw, Option<File>)
     Ok((memory, Some(file)))
 }
 
-/// Takes the lock of a whole file by `command`.
+/// Locks the whole file with the `fcntl` command `command`.
 fn lock(file: &File, command: libc::c_int) -> io::Result<()> {
     let whole = libc::flock {
         l_type: libc::F_WRLCK as libc::c_short,
@@ -294,17 +297,18 @@ fn populate(memory: &MmapRaw) {
     }
     // Linux before 5.14 has no `MADV_POPULATE_WRITE`, so each page is written.
     for at in (0..memory.len()).step_by(4096) {
-        // SAFETY: inside the mapping, which nothing else has yet; a new file is all zero.
+        // SAFETY: the address is inside the mapping, which nothing else uses yet. A new file is all zero.
         unsafe { memory.as_mut_ptr().add(at).write_volatile(0) };
     }
 }
 
-/// Reserves the room on the file system, because a store into a hole of a full tmpfs would raise SIGBUS.
+/// Reserves space for the whole file, because a store into a hole of a full tmpfs would raise SIGBUS.
 fn reserve(file: &File, length: usize) -> io::Result<()> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `limit` is valid for the answer.
     unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) };
-    // Beyond the limit the call below would raise SIGXFSZ and end a program that wrote nothing.
+    // Beyond the limit the call below would raise SIGXFSZ and end the program, although it wrote nothing
+    // itself.
     if limit.rlim_cur < length as libc::rlim_t {
         return Err(io::Error::from_raw_os_error(libc::EFBIG));
     }
@@ -318,14 +322,14 @@ fn reserve(file: &File, length: usize) -> io::Result<()> {
 fn anonymous(length: usize) -> io::Result<MmapRaw> {
     let mut options = MmapOptions::new();
     options.len(length);
-    // Miri knows no such flag.
+    // Miri does not support `MAP_POPULATE`.
     if !cfg!(miri) {
         options.populate();
     }
     options.map_anon().map(MmapRaw::from)
 }
 
-/// The writing end of a chunk. Only one thread has it.
+/// The writing end of a chunk. Only one thread has the writer of a chunk.
 pub(crate) struct ChunkWriter {
     pool: &'static ChunkPool,
     number: u32,
@@ -335,24 +339,24 @@ pub(crate) struct ChunkWriter {
 }
 
 impl ChunkWriter {
-    /// The chunk's number.
+    /// Returns the chunk's number.
     #[must_use]
     pub(crate) fn number(&self) -> u32 {
         self.number
     }
 
-    /// The number of events that still fit.
+    /// Returns the number of events that still fit.
     #[must_use]
     pub(crate) fn room(&self) -> usize {
         SLOTS - self.len as usize
     }
 
-    /// Adds an event; the caller checks [`ChunkWriter::room`] first.
+    /// Adds an event. The caller must check [`ChunkWriter::room`] first.
     #[inline(always)]
     pub(crate) fn push(&mut self, event: Event) {
         let chunk = self.chunk;
         let slot = chunk.slots[self.len as usize].get();
-        // SAFETY: this is the chunk's only writer, and no reader looks at slots from `committed` on.
+        // SAFETY: this is the chunk's only writer, and no reader reads slots at `committed` or after it.
         unsafe { slot.write(event) };
         prefetch(slot.wrapping_add(AHEAD));
         self.len += 1;
@@ -386,19 +390,19 @@ pub(crate) struct ChunkReader {
 }
 
 impl ChunkReader {
-    /// The chunk's number.
+    /// Returns the chunk's number.
     #[must_use]
     pub(crate) fn number(self) -> u32 {
         self.chunk
     }
 
-    /// The number of complete events, never more than a chunk has.
+    /// Returns the number of complete events, at most [`SLOTS`].
     #[must_use]
     pub(crate) fn committed(self) -> usize {
         (self.header().committed.load(Ordering::Acquire) as usize).min(SLOTS)
     }
 
-    /// The complete event in slot `index`, which must be below a count that `committed` gave.
+    /// Returns the complete event in slot `index`, which must be less than an earlier result of `committed`.
     #[must_use]
     pub(crate) fn event(self, index: usize) -> Event {
         debug_assert!(index < self.committed());
@@ -407,19 +411,19 @@ impl ChunkReader {
         unsafe { self.pool.chunk(self.chunk).slots[index].get().read() }
     }
 
-    /// The thread that fills the chunk.
+    /// Returns the id of the thread that fills or filled the chunk.
     #[must_use]
     pub(crate) fn tid(self) -> u32 {
         self.owner().tid.load(Ordering::Relaxed)
     }
 
-    /// The lane that the chunk belongs to.
+    /// Returns the number of the lane that the chunk belongs to.
     #[must_use]
     pub(crate) fn lane(self) -> u32 {
         self.owner().lane.load(Ordering::Relaxed)
     }
 
-    /// The position of the chunk in its lane.
+    /// Returns the position of the chunk in its lane.
     #[must_use]
     pub(crate) fn index(self) -> u32 {
         self.owner().index.load(Ordering::Relaxed)
@@ -491,7 +495,7 @@ mod tests {
         // As in `memtrace_recover`, the lock is requested through another opening of the file.
         let other = OpenOptions::new().read(true).write(true).open(folder.join("j")).unwrap();
         assert!(lock(&other, libc::F_OFD_SETLK).is_err());
-        // A child that lives longer than its parent.
+        // A child that lives longer than the pool must not keep the lock.
         // SAFETY: the child only sleeps.
         let child = unsafe { libc::syscall(libc::SYS_fork) } as libc::pid_t;
         if child == 0 {
@@ -502,7 +506,7 @@ mod tests {
         }
         drop(pool);
         let free = lock(&other, libc::F_OFD_SETLK);
-        // SAFETY: the child of this test.
+        // SAFETY: `child` is the child of this test, and the call only ends it.
         unsafe { libc::kill(child, libc::SIGKILL) };
         // SAFETY: as above; no status is wanted.
         unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };

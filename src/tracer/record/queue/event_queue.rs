@@ -18,18 +18,18 @@ pub(crate) const NO_CHUNK: u32 = u32::MAX;
 #[repr(align(64))]
 pub(crate) struct LaneShared {
     pub(crate) id: u32,
-    /// A lower bound for the clock of the event that is being recorded, or [`IDLE`]: the writer emits no later
-    /// event.
+    /// A lower bound for the clock of the event that is being recorded, or [`IDLE`]. The writer thread emits
+    /// no event with a later clock.
     pub(crate) pending: AtomicU64,
     /// Like `pending`, for an announced event, whose call may take long.
     pub(crate) announced: AtomicU64,
-    /// The chunk that the thread fills.
+    /// The chunk that the thread fills, or [`NO_CHUNK`].
     pub(crate) chunk: AtomicU32,
     /// True if the thread has ended, so that the lane gets no more events.
     pub(crate) closed: AtomicBool,
 }
 
-/// The event queue: threads of the program fill it through their lanes, the writer thread drains it.
+/// The event queue. Threads of the program fill it through their lanes, and the writer thread drains it.
 pub(crate) struct EventQueue {
     /// True if the queue takes no more events, because the trace is finished or cannot be written.
     closed: AtomicBool,
@@ -72,7 +72,7 @@ impl EventQueue {
         self.closed.load(Ordering::Relaxed)
     }
 
-    /// Closes the queue: later events are only counted.
+    /// Closes the queue. Later events are only counted.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Release);
     }
@@ -89,8 +89,8 @@ impl EventQueue {
     }
 
     /// Puts an event that found no chunk on the overflow list. If the list is full, counts the event as
-    /// dropped and returns false. The event is counted before it is in the list: recovery counts it as lost
-    /// until the trace has it.
+    /// dropped and returns false. The event is counted before it is in the list, so that recovery counts it
+    /// as lost until the trace has it.
     pub(crate) fn overflow(&self, kept: OverflowEvent) -> bool {
         let losses = self.pool.losses(kept.lane);
         if self.overflow.reserve() {
@@ -103,7 +103,7 @@ impl EventQueue {
         }
     }
 
-    /// Makes the shared part of a new lane.
+    /// Creates and registers the shared part of a new lane.
     pub(crate) fn register_lane(&self) -> Arc<LaneShared> {
         let lane = Arc::new(LaneShared {
             id: self.next_lane.fetch_add(1, Ordering::Relaxed),

@@ -1,6 +1,7 @@
-//! The header of the journal: what recovery must know besides the chunks.
+//! The header of the journal: the data that recovery needs in addition to the chunks.
 //!
-//! Only the writer thread stores here, except the counts of lost events and the answer to a request for detail.
+//! After the recorder has started, only the writer thread stores here. The exceptions are the counts of lost
+//! events and the answer to a request of a command.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,7 +31,8 @@ impl ChunkPool {
         }
         let header = self.header();
         header.trace_len.store(0, Ordering::Release);
-        // SAFETY: only the writer thread writes the path, and nothing in this process reads it.
+        // SAFETY: only one thread at a time writes the path: first the thread that starts the recorder, then
+        // the writer thread. Nothing in this process reads it.
         unsafe { (&mut *header.trace.get())[..bytes.len()].copy_from_slice(bytes) };
         header.trace_len.store(bytes.len() as u64, Ordering::Release);
     }
@@ -42,14 +44,15 @@ impl ChunkPool {
             return false;
         }
         let header = self.header();
-        // SAFETY: as for the path; a reader of the journal looks at the text only once its length is there.
+        // SAFETY: as for the path; a reader of the journal reads the text only after its length is stored.
         unsafe { (&mut *header.meta[place as usize].get())[..json.len()].copy_from_slice(json.as_bytes()) };
         header.meta_len[place as usize].store(json.len() as u64, Ordering::Release);
         true
     }
 
     /// Stores a checkpoint: what has been written to the files, the part whose length `csv_len` is, the
-    /// number of events of the overflow list that are in the trace, and the same number for each used chunk.
+    /// number of events of the overflow list that are in the trace, and for each used chunk the number of
+    /// slots whose events are in the trace.
     pub(crate) fn checkpoint(
         &self,
         written: Written,
@@ -68,12 +71,12 @@ impl ChunkPool {
         header.reported_lost[place].store(written.reported_lost, Ordering::Relaxed);
         header.overflow_written[place].store(overflow_written, Ordering::Relaxed);
         header.part[place].store(u64::from(part), Ordering::Relaxed);
-        // This store must not become visible before those above.
+        // This store must not become visible before the stores above.
         header.checkpoints.store(next, Ordering::Release);
     }
 
-    /// Stores the words that the end row would have now, for a process that is killed before it writes one.
-    /// If the text is too long, only the words that fit are stored.
+    /// Stores the words that the end row would have now, for a process that is killed before it writes its
+    /// end row. If the text is too long, only the words that fit are stored.
     pub(crate) fn set_end_words(&self, words: &str) {
         let header = self.header();
         let next = header.words_stored.load(Ordering::Relaxed) + 1;
@@ -82,14 +85,16 @@ impl ChunkPool {
             None => words,
             Some(more) => more.iter().rposition(|byte| *byte == b' ').map_or("", |end| &words[..end]),
         };
-        // SAFETY: as for the path; a reader of the journal takes the text of the number that is stored below.
+        // SAFETY: as for the path; a reader of the journal reads only the text that `words_stored`, stored
+        // below, selects.
         unsafe { (&mut *header.words[place].get())[..fits.len()].copy_from_slice(fits.as_bytes()) };
         header.words_len[place].store(fits.len() as u64, Ordering::Relaxed);
-        // This store must not become visible before those above.
+        // This store must not become visible before the stores above.
         header.words_stored.store(next, Ordering::Release);
     }
 
-    /// Takes a request for detail that another process has written since the last call, and answers it.
+    /// Takes a request that a command has written into the journal since the last call, and answers it.
+    /// Returns its `steps`.
     pub(crate) fn take_detail_request(&self, answer: DetailAnswer) -> Option<u32> {
         let header = self.header();
         let asked = header.detail_asked.load(Ordering::Acquire);
@@ -101,17 +106,17 @@ impl ChunkPool {
         Some(DetailRequest::unpack(asked).steps)
     }
 
-    /// Returns the counters in which a lane counts its lost events.
+    /// Returns the counters in which a lane counts its lost events. Several lanes may share them.
     pub(crate) fn losses(&self, lane: u32) -> &Losses {
         &self.header().losses[lane as usize % LOSS_SHARDS]
     }
 
-    /// The number of events dropped so far.
+    /// Returns the number of events dropped so far.
     pub(crate) fn dropped(&self) -> u64 {
         self.sum(|losses| &losses.dropped)
     }
 
-    /// The number of events that were put on the overflow list so far.
+    /// Returns the number of events that were put on the overflow list so far.
     pub(crate) fn overflowed(&self) -> u64 {
         self.sum(|losses| &losses.overflowed)
     }

@@ -1,4 +1,4 @@
-//! A lane: the per-thread producer end of the event queue.
+//! A lane is the producer end of the event queue for one thread.
 
 use std::cell::{Cell, UnsafeCell};
 use std::ptr::null_mut;
@@ -28,19 +28,19 @@ struct Lane {
     chunks: u32,
     /// The clock of the last event.
     last: u64,
-    /// Dropped events that no `Lost` event reports yet.
+    /// The number of dropped events that no `Lost` event reports yet.
     unreported: u64,
-    /// Skipped ops that no `Lost` event reports yet. The next chunk reports them together: one row for each
-    /// would take as much room as the rows of the ops.
+    /// The number of skipped ops that no `Lost` event reports yet. The next chunk reports them together,
+    /// because one row for each skipped op would take as much room as the row of the op.
     left_out: u64,
     /// True if the last wait for a free chunk failed.
     waited: bool,
 }
 
-/// The lane of a thread; [`crate::fast_tls`] points at it.
+/// The lane of a thread, to which [`crate::fast_tls`] points.
 struct ThreadLane {
     queue: &'static EventQueue,
-    /// True if the lane is in use. A signal handler that interrupts it must not touch it.
+    /// True while the lane is in use. A signal handler that interrupts this use must not touch the lane.
     busy: Cell<bool>,
     /// True if the lane exists for one event only.
     for_one_event: bool,
@@ -54,17 +54,17 @@ static OWNER: PerThread<LaneOwner> = PerThread::new(|| LaneOwner);
 
 impl Drop for LaneOwner {
     fn drop(&mut self) {
-        // SAFETY: the words of the calling thread.
+        // SAFETY: `fast_tls` returns the words of the calling thread.
         let own = unsafe { (*fast_tls()).lane.replace(null_mut()) };
         if !own.is_null() {
-            // SAFETY: `other_lane` made it with `Box::into_raw`, and the word is null now.
+            // SAFETY: `other_lane` created it with `Box::into_raw`, and the word is null now.
             drop(unsafe { Box::from_raw(own.cast::<ThreadLane>()) });
         }
     }
 }
 
 impl EventQueue {
-    /// Records one event. `make` gets the clock, which is read here; it must neither record nor intern.
+    /// Records one event. `make` gets the current clock, and must neither record nor intern.
     #[inline(always)]
     pub(crate) fn record(&'static self, make: impl FnOnce(u64) -> Event) {
         if self.is_closed() {
@@ -81,7 +81,7 @@ impl EventQueue {
         with_lane(self, Lane::drop_event);
     }
 
-    /// Announces an event of this thread and returns its clock; [`EventQueue::commit`] records it.
+    /// Announces an event of this thread and returns its clock. [`EventQueue::commit`] must record the event.
     pub(crate) fn begin(&'static self) -> u64 {
         with_lane(self, Lane::begin)
     }
@@ -105,32 +105,33 @@ impl EventQueue {
     }
 }
 
-/// Runs `work` on the lane of the calling thread. The lane is made at its first use. A thread that is ending
-/// and has lost its lane gets another one for this event only, because its other destructors may still free
-/// memory.
+/// Runs `work` on the lane of the calling thread. The lane is created at its first use. A thread that is
+/// ending and has lost its lane gets a new lane for this event only, because its other destructors may still
+/// free memory.
 #[inline(always)]
 fn with_lane<T>(queue: &'static EventQueue, work: impl FnOnce(&mut Lane) -> T) -> T {
-    // SAFETY: the words of the calling thread; the lane lives until the thread's `LaneOwner` is dropped.
+    // SAFETY: `fast_tls` returns the words of the calling thread, whose lane lives until the thread's
+    // `LaneOwner` is dropped.
     let own = unsafe { (*fast_tls()).lane.get().cast::<ThreadLane>().as_ref() };
     let own: *const ThreadLane = match own {
         Some(own) if std::ptr::eq(own.queue, queue) && !own.busy.get() => own,
         _ => other_lane(queue),
     };
-    // SAFETY: the lane of the thread, or the one made above.
+    // SAFETY: `own` is the lane of the thread, or the lane that `other_lane` has just created.
     let (result, ends) = unsafe { ((*own).run(work), (*own).for_one_event) };
     if ends {
-        // SAFETY: `other_lane` made it with `Box::into_raw` for this event alone.
+        // SAFETY: `other_lane` created it with `Box::into_raw` for this event alone.
         drop(unsafe { Box::from_raw(own.cast_mut()) });
     }
     result
 }
 
-/// Makes a lane for a thread that has none in this queue. It is for one event if the thread's own lane is in
-/// use, or if the thread ends and has lost it.
+/// Creates a lane for a thread that has no usable lane in this queue. The lane is for one event only if the
+/// thread's own lane is in use, or if the thread is ending and has lost its own lane.
 #[cold]
 #[inline(never)]
 fn other_lane(queue: &'static EventQueue) -> *const ThreadLane {
-    // SAFETY: the words of the calling thread.
+    // SAFETY: `fast_tls` returns the words of the calling thread.
     let word = unsafe { &(*fast_tls()).lane };
     // SAFETY: as in `with_lane`.
     let before = unsafe { word.get().cast::<ThreadLane>().as_ref() };
@@ -139,7 +140,7 @@ fn other_lane(queue: &'static EventQueue) -> *const ThreadLane {
     let lane = UnsafeCell::new(Lane::new(queue));
     let own = Box::into_raw(Box::new(ThreadLane { queue, busy: Cell::new(false), for_one_event, lane }));
     if !for_one_event {
-        // A lane from before a fork is leaked: its chunks belong to the parent.
+        // A lane from before a fork is leaked, because its chunks belong to the parent.
         word.set(own.cast());
     }
     own
@@ -148,7 +149,7 @@ fn other_lane(queue: &'static EventQueue) -> *const ThreadLane {
 impl ThreadLane {
     #[inline(always)]
     fn run<T>(&self, work: impl FnOnce(&mut Lane) -> T) -> T {
-        /// Resets the flag after a panic too.
+        /// Resets the flag, also after a panic.
         struct Free<'a>(&'a Cell<bool>);
         impl Drop for Free<'_> {
             #[inline(always)]
@@ -168,7 +169,7 @@ impl Lane {
         Lane {
             queue,
             shared: queue.register_lane(),
-            // SAFETY: it has no arguments and cannot fail.
+            // SAFETY: the call has no arguments and cannot fail.
             tid: unsafe { libc::gettid() } as u32,
             chunk: None,
             chunks: 0,
@@ -179,21 +180,23 @@ impl Lane {
         }
     }
 
-    /// Records one event. `make` gets the clock, which is read here.
+    /// Records one event. `make` gets the current clock.
     #[inline(always)]
     fn record(&mut self, make: impl FnOnce(u64) -> Event) {
         self.shared.pending.store(self.last, Ordering::Relaxed);
         let now = clock::now_ns();
         self.last = now;
         match &mut self.chunk {
-            // The event is made in its slot: a copy on the stack would take as long as the clock.
+            // The event is created directly in its slot, because a copy from the stack would take as long as
+            // reading the clock.
             Some(chunk) if chunk.room() > 0 && self.unreported == 0 => chunk.push(make(now)),
             _ => self.push_slowly(make(now)),
         }
         self.shared.pending.store(IDLE, Ordering::Release);
     }
 
-    /// Announces an event with an unknown outcome and returns its clock; [`Lane::commit`] records it.
+    /// Announces an event with an unknown outcome and returns its clock. [`Lane::commit`] must record the
+    /// event.
     fn begin(&mut self) -> u64 {
         self.shared.announced.store(self.last, Ordering::Relaxed);
         let now = clock::now_ns();
@@ -208,7 +211,7 @@ impl Lane {
         self.shared.announced.store(IDLE, Ordering::Release);
     }
 
-    /// Counts the event that [`Lane::begin`] announced, after the end of the trace.
+    /// Counts the event that [`Lane::begin`] announced as dropped, because the trace has ended.
     fn abandon(&mut self) {
         self.drop_event();
         self.shared.announced.store(IDLE, Ordering::Release);
@@ -219,7 +222,7 @@ impl Lane {
         self.pool().losses(self.shared.id).dropped.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts a skipped op; the next chunk reports it.
+    /// Counts a skipped op, which the next chunk reports.
     fn drop_op(&mut self) {
         self.left_out += 1;
         self.pool().losses(self.shared.id).dropped.fetch_add(1, Ordering::Relaxed);
@@ -228,7 +231,8 @@ impl Lane {
     /// Adds a definition and the slots that follow it.
     fn define(&mut self, events: &[Event]) {
         if self.chunk.as_ref().is_none_or(|chunk| chunk.room() < events.len()) && !self.next_chunk() {
-            // If the definition were dropped, the number would have no text until the end of the trace.
+            // The definition must not be dropped, because its id would then have no meaning until the end of
+            // the trace.
             self.queue.keep_definition(events);
             return;
         }
@@ -263,16 +267,17 @@ impl Lane {
         }
     }
 
-    /// Hands the chunk to the writer thread and takes a free one.
+    /// Hands the chunk to the writer thread and takes a free chunk. Returns false if no chunk is free.
     fn next_chunk(&mut self) -> bool {
         if let Some(full) = self.chunk.take() {
             full.finish();
         }
-        // After a wait failed, for an event or a definition, the next ones do not wait: the program has
-        // waited enough.
+        // After a failed wait, the thread does not wait again until it has got a chunk, because the program
+        // has waited long enough.
         let patience = if self.waited { Duration::ZERO } else { PATIENCE };
         if !patience.is_zero() && self.pool().is_empty() {
-            // The writer thread reads the queue less often than this thread waits.
+            // The writer thread must be woken, because it reads the queue at longer intervals than this
+            // thread waits.
             self.queue.control.nudge();
         }
         self.chunk = self.pool().take(self.tid, self.shared.id, self.chunks, patience);

@@ -1,8 +1,9 @@
 //! Merges the lanes: the events of all threads in the order of their clocks, up to a watermark.
 //!
-//! The events of a lane are in order. A lane can only add events after the watermark, which is the time 1 ms
-//! ago or the clock of an announced event. Events are read in place; a chunk is recycled only after its
-//! events are in the file ([`Merge::release`]), so the only copy of an event is never on the heap.
+//! The events of a lane are in order. A lane can only add events after the watermark, which is the earliest
+//! of these times: 1 ms ago, the clocks of events that are being recorded, and the clocks of announced
+//! events. Events are read in place, and a chunk is recycled only after its events are in the file
+//! ([`Merge::release`]), so the only copy of an event is never on the heap.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,18 +20,20 @@ use super::event_queue::{EventQueue, IDLE, LaneShared, NO_CHUNK};
 use super::overflow::{MAX_OVERFLOW, OverflowEvent};
 use crate::clock;
 
-/// A store reaches the other cores within this time, so a lane that is idle after it has no older event. (The
-/// lane needs no fence; x86 drains a store buffer in well under 1 us.)
+/// Within this time, a store becomes visible to the other cores. So if a lane appears idle, all its events
+/// that are older than this are visible. (The lane needs no fence; x86 drains a store buffer in well under 1
+/// us.)
 const SLACK_NS: u64 = 1_000_000;
-/// If fewer chunks than this are free, in percent, and as many are full, an announced event no longer delays
-/// the others.
+/// If less than this percentage of the chunks is free and at least this percentage is full, an announced
+/// event no longer delays the other events. The same applies if the overflow list is more than half full
+/// instead.
 const SHORT_PERCENT: usize = 10;
 
 /// A chunk that its thread has filled or is filling.
 struct QueuedChunk {
     chunk: ChunkReader,
-    /// The number of slots that were complete when the queue was last read. The definitions in them are
-    /// known.
+    /// The number of slots that were complete when the queue was last read. The definitions in these slots
+    /// were passed on.
     seen: usize,
     full: bool,
 }
@@ -40,11 +43,11 @@ struct Source {
     shared: Arc<LaneShared>,
     tid: u32,
     chunks: VecDeque<QueuedChunk>,
-    /// The index of the chunk after the full ones.
+    /// The index, in the lane, of the chunk after the last full chunk.
     next_index: u32,
     /// The index of the next slot to read in the first chunk.
     slot: usize,
-    /// Events that found no chunk, in the order of the lane.
+    /// Events from the overflow list, in the order of the lane.
     overflow: VecDeque<Event>,
     head: Option<Event>,
     head_is_overflow: bool,
@@ -58,7 +61,7 @@ struct Source {
 #[derive(Default)]
 pub(crate) struct Merge {
     sources: FxHashMap<u32, Source>,
-    /// The events of the overflow list that were emitted.
+    /// The number of events of the overflow list that were emitted.
     overflow_emitted: u64,
 }
 
@@ -74,8 +77,8 @@ impl Merge {
         for shared in queue.take_new_lanes() {
             self.sources.insert(shared.id, Source::new(shared));
         }
-        // Chunks that threads fill come first, then full ones: a chunk that fills up in between is in the
-        // channel by then, so none is missed.
+        // Chunks that are being filled are read before full chunks, so that no chunk is missed: a chunk that
+        // fills up in between is then in the channel of full chunks.
         let mut filling = Vec::new();
         for source in self.sources.values() {
             watermark = watermark.min(source.shared.pending.load(Ordering::Acquire));
@@ -89,7 +92,8 @@ impl Merge {
             queue.pool().full().try_iter().map(|chunk| queue.pool().reader(chunk)).collect();
         full.sort_by_key(|chunk| (chunk.lane(), chunk.index()));
         for chunk in full {
-            // A lane that registered since then is still among the new ones.
+            // A lane that registered after `take_new_lanes` above is still in the list of new lanes, where
+            // `source` finds it.
             self.source(chunk.lane(), queue).add(chunk, true);
         }
         for OverflowEvent { lane, tid, event } in queue.overflow.take() {
@@ -136,8 +140,8 @@ impl Merge {
         let mut sources: Vec<&mut Source> = sources.values_mut().collect();
         sources.retain_mut(|source| source.peek().is_some());
         loop {
-            // The two oldest heads: events come from the first lane until its clock passes the clock of the
-            // second.
+            // Find the two oldest heads. Events are taken from the first lane until its clock reaches the
+            // clock of the second head.
             let mut first: Option<(u64, usize)> = None;
             let mut second = u64::MAX;
             for (index, source) in sources.iter_mut().enumerate() {
@@ -164,7 +168,8 @@ impl Merge {
                 *overflow_emitted += u64::from(source.head_is_overflow);
                 source.next();
                 given += 1;
-                // At a tie, one event at a time: the totals decide which is next.
+                // If the clocks are equal, only one event is emitted at a time, because `by_totals` decides
+                // which event is next.
                 let go_on = |event: &Event| event.clock_ns < second && event.clock_ns <= watermark;
                 if given >= most || !source.peek().is_some_and(go_on) {
                     break;
@@ -173,8 +178,8 @@ impl Merge {
         }
     }
 
-    /// Called when the events emitted so far are in the files: stores that in the journal and recycles their
-    /// chunks.
+    /// Stores in the journal that the events emitted so far are in the files, and recycles the chunks of
+    /// these events. Called after a flush.
     pub(crate) fn release(&mut self, queue: &'static EventQueue, written: Written, part: u32) {
         let consumed = self.sources.values().flat_map(|source| {
             let done = source.done.iter().map(|chunk| (*chunk, chunk.committed()));
@@ -193,10 +198,10 @@ impl Merge {
         });
     }
 
-    /// The number of events that are in no file and will not be, if nothing is emitted from now on: the
-    /// dropped ones, and those on the overflow list.
+    /// Returns the number of events that would be missing if nothing more were emitted: the dropped events,
+    /// and the events on the overflow list.
     pub(crate) fn lost(&self, queue: &'static EventQueue) -> u64 {
-        // The counts are in a file that other processes may write to.
+        // The subtraction saturates, because other processes may write any value into the file of the counts.
         let overflowed = queue.pool().overflowed().saturating_sub(self.overflow_emitted);
         queue.pool().dropped().saturating_add(overflowed)
     }
@@ -220,8 +225,8 @@ impl Merge {
     }
 }
 
-/// Returns the first of several block reports with the same clock: no other of them ends with the total with
-/// which this one begins.
+/// Returns the index of the source whose block report comes first among several with the same clock. No other
+/// of these reports on the same device ends with the total with which this report begins.
 fn by_totals(sources: &[&mut Source], clock: u64) -> Option<usize> {
     let heads: Vec<(usize, i8, Block)> = sources
         .iter()
@@ -258,7 +263,7 @@ impl Source {
         }
     }
 
-    /// Adds a chunk, or marks the one being filled as full.
+    /// Adds a chunk, or marks the chunk that was being filled as full.
     fn add(&mut self, chunk: ChunkReader, full: bool) {
         self.tid = chunk.tid();
         if full {
@@ -278,7 +283,7 @@ impl Source {
                 let event = queued.chunk.event(queued.seen);
                 queued.seen += 1;
                 if event.is_definition() {
-                    // The mapping may hold any bytes: another process can write there.
+                    // The mapping may contain any bytes, because another process can write to it.
                     let slots = text_slots(&event).min(committed - queued.seen);
                     let mut bytes = Vec::with_capacity(slots * size_of::<Event>());
                     for slot in queued.seen..queued.seen + slots {
@@ -307,8 +312,9 @@ impl Source {
         self.head_is_overflow = overflow.is_some();
         self.head = overflow.or(placed);
         if let Some(head) = &mut self.head {
-            // An announced event has the time at which its call began. Events that the thread recorded during
-            // the call precede it in the lane.
+            // An announced event has the clock at which its call began, but events that the thread recorded
+            // during the call precede it in the lane. So its clock is raised to the clock of the last of
+            // these events.
             head.clock_ns = head.clock_ns.max(self.last_ns);
             self.last_ns = head.clock_ns;
         }

@@ -1,16 +1,16 @@
-//! Overflow list, used when the chunk pool is empty: more threads record than there are chunks, or the writer
-//! thread fell behind.
+//! The overflow list, which is used when the chunk pool is empty, because more threads record than there are
+//! chunks, or because the writer thread fell behind.
 //!
-//! It is a lock-free stack. A descheduled lock holder would make the others wait, and with a thousand threads
-//! on two cores it would be descheduled for longer than a hook may wait. A kill loses these events, and the journal has
-//! their number.
+//! The list is a lock-free stack. With a lock, a descheduled holder would make the other threads wait. With a
+//! thousand threads on two cores, the holder would be descheduled for longer than a hook may wait. If the
+//! process is killed, the events on the list are lost, but the journal has their number.
 
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use memtrace_trace::Event;
 
-/// The capacity: 4 MiB.
+/// The maximum number of events on the list.
 pub(crate) const MAX_OVERFLOW: usize = 32 << 10;
 
 /// An event and its thread.
@@ -36,7 +36,7 @@ impl Overflow {
         Overflow { top: AtomicPtr::new(null_mut()), count: AtomicUsize::new(0) }
     }
 
-    /// Reserves room for an event; false when the list is full.
+    /// Reserves room for an event. Returns false if the list is full.
     pub(crate) fn reserve(&self) -> bool {
         let has_room = self.count.fetch_add(1, Ordering::Relaxed) < MAX_OVERFLOW;
         if !has_room {
@@ -49,7 +49,7 @@ impl Overflow {
     pub(crate) fn keep(&self, kept: OverflowEvent) {
         let node = Box::into_raw(Box::new(Node { kept, below: null_mut() }));
         let push = |top: *mut Node| {
-            // SAFETY: made above, and no other thread has it until it is on the stack.
+            // SAFETY: `node` was created above, and no other thread has it until it is on the stack.
             unsafe { (*node).below = top };
             Some(node)
         };
@@ -62,7 +62,8 @@ impl Overflow {
         let mut taken = Vec::new();
         let mut next = self.top.swap(null_mut(), Ordering::AcqRel);
         while !next.is_null() {
-            // SAFETY: `keep` made it with `Box::into_raw`, and after the swap no other thread has it.
+            // SAFETY: `keep` created the node with `Box::into_raw`, and after the swap no other thread has
+            // it.
             let node = unsafe { Box::from_raw(next) };
             next = node.below;
             taken.push(node.kept);

@@ -1,5 +1,6 @@
-//! The queue as a whole: several threads record while another drains. `scripts/miri` runs these tests under Miri,
-//! which finds data races and undefined behaviour, with an emulation of stores that other cores see late.
+//! Tests the queue as a whole, with several threads that record events while another thread drains the queue.
+//! `scripts/miri` runs these tests under Miri, which finds data races and undefined behaviour, with an
+//! emulation of stores that other cores see late.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -14,12 +15,14 @@ use super::merge::Merge;
 use crate::control::Control;
 
 const THREADS: usize = 3;
-/// Events of each thread: several times the chunks of the pool, also under Miri, which is slow.
+/// The number of events of each thread. All threads together record more events than the pool holds, also
+/// under Miri, which is slow.
 const EVENTS: u64 = if cfg!(miri) { 5 * SLOTS as u64 } else { 200 * SLOTS as u64 };
-/// The smallest pool.
+/// The number of chunks of the smallest pool.
 const CHUNKS: usize = 8;
 
-/// The events that were drained: for each thread their numbers in order, and how many `Lost` events count.
+/// The events that were drained: the numbers of each thread in order, and the number of losses that `Lost`
+/// events report.
 #[derive(Default)]
 struct Drained {
     numbers: HashMap<u32, Vec<u64>>,
@@ -53,12 +56,13 @@ fn queue() -> &'static EventQueue {
     Box::leak(Box::new(EventQueue::new(pool, Box::leak(Box::new(Control::new())))))
 }
 
-/// An event that carries `number`.
+/// Returns an event that carries `number`.
 fn numbered(clock_ns: u64, number: u64) -> Event {
     Payload::FreeCompleted { address: number }.pack(Header::new(clock_ns, Api::CachingAllocator, 0))
 }
 
-/// Runs `THREADS` threads, each of which calls `each` with 1 to `EVENTS`, and drains the queue meanwhile.
+/// Runs `THREADS` threads, each of which calls `each` with 1 to `EVENTS`, and drains the queue at the same
+/// time.
 fn filled(queue: &'static EventQueue, each: impl Fn(usize, u64) + Sync) -> (Drained, Merge) {
     let (mut drained, mut merge) = (Drained::default(), Merge::default());
     std::thread::scope(|scope| {

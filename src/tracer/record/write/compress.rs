@@ -1,8 +1,8 @@
 //! Compression of finished parts (`MEMTRACE_COMPRESS`).
 //!
 //! A part is compressed while it is written: whenever the file has enough new rows, a short-lived thread adds
-//! them to the compressed copy. So little is left to do when the program ends. The plain file stays until the
-//! copy is complete, so a kill at any moment leaves the file that recovery needs.
+//! them to the compressed copy. So little work is left when the program ends. The plain file stays until the
+//! copy is complete, so recovery finds the file that it needs if the process is killed at any moment.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -17,11 +17,11 @@ use super::output;
 use super::thread::start_thread;
 use crate::session::Session;
 
-/// The minimum size in bytes of the rows for which a thread is started, and the size that one thread
-/// compresses at most.
+/// The minimum number of bytes of new rows for which a thread is started, and the maximum number of bytes
+/// that one thread compresses.
 const PIECE: u64 = 4 << 20;
 const LONGEST_PIECE: u64 = 4 * PIECE;
-/// The bytes that are read and written at once.
+/// The number of bytes that are read at once, and the approximate number that are written at once.
 const BUFFER: usize = 256 << 10;
 /// The level of zstd: a row takes about 16 bytes and 2.5 µs.
 const LEVEL: i32 = 8;
@@ -31,14 +31,15 @@ const FAST_LEVEL: i32 = 1;
 /// The speed of [`FAST_LEVEL`] divided by the speed of [`LEVEL`].
 const FASTER: u64 = 7;
 
-/// Compresses parts on threads of its own.
+/// Compresses parts on separate threads.
 pub(crate) struct Compressor {
     session: &'static Session,
     /// The copy of the part that is being written.
     current: Option<Current>,
     /// True if adding to the copy failed.
     has_failed: bool,
-    /// The thread that compresses the newest finished part. It first waits for the thread of the part before.
+    /// The thread that compresses the newest finished part. It waits for the thread of the previous part
+    /// first.
     newest: Option<JoinHandle<()>>,
 }
 
@@ -63,8 +64,8 @@ impl Compressor {
         Compressor { session, current: None, has_failed: false, newest: None }
     }
 
-    /// Compresses the rows that a growing part has so far: `length` bytes of whole rows. No later call passes
-    /// a smaller length without [`Compressor::restart`].
+    /// Compresses the rows that a growing part has so far: `length` bytes of whole rows. A later call for the
+    /// same part must not pass a smaller length, unless [`Compressor::restart`] was called in between.
     pub(crate) fn follow(&mut self, part: &Path, length: u64) {
         let how = self.session.settings.compress;
         if how == Compression::Off
@@ -90,7 +91,8 @@ impl Compressor {
         self.current = thread.ok().map(Current::Busy);
     }
 
-    /// Discards the compressed copy of the part that is being written, because its last rows are taken back.
+    /// Discards the compressed copy of the part that is being written, because its last rows will be removed
+    /// again.
     pub(crate) fn restart(&mut self) {
         drop(self.current.take().map(Current::join));
         self.has_failed = false;
@@ -110,7 +112,7 @@ impl Compressor {
             if let Some(earlier) = earlier {
                 let _ = earlier.join();
             }
-            // A part that is not there was removed (`MEMTRACE_KEEP`).
+            // A missing part was removed by `MEMTRACE_KEEP`, so this is not an error.
             if let Err(error) = compress(&part, how, copy)
                 && log >= Level::Warn
                 && error.kind() != io::ErrorKind::NotFound
@@ -121,7 +123,7 @@ impl Compressor {
         self.newest = newest.ok();
     }
 
-    /// Waits until every part is compressed; calls `while_waiting` repeatedly.
+    /// Waits until every part is compressed. Calls `while_waiting` repeatedly in the meantime.
     pub(crate) fn finish(&mut self, while_waiting: impl Fn()) {
         while self.newest.as_ref().is_some_and(|newest| !newest.is_finished()) {
             while_waiting();
@@ -130,12 +132,13 @@ impl Compressor {
     }
 }
 
-/// Replaces a finished part by a compressed copy; `copy` is the copy made so far, if any. The copy gets its
-/// final name when it is complete, and only then is the part removed, so a kill loses nothing.
+/// Replaces a finished part with a compressed copy; `copy` is the copy made so far, if any. The copy gets its
+/// final name when it is complete, and only then is the part removed. So nothing is lost if the process is
+/// killed at any moment.
 pub(super) fn compress(part: &Path, how: Compression, copy: Option<PartCopy>) -> io::Result<()> {
     let length = fs::metadata(part)?.len();
-    // If much is left, compressing the whole part again at the fast level takes less time than compressing
-    // the rest at the current level.
+    // If much of the part is not compressed yet, compressing the whole part again at the fast level takes
+    // less time than compressing the rest at the current level.
     let is_late = |copy: &PartCopy| {
         let rest = length.saturating_sub(copy.done);
         how == Compression::Zst && rest > 2 * LONGEST_PIECE && rest * FASTER > length
@@ -149,21 +152,21 @@ pub(super) fn compress(part: &Path, how: Compression, copy: Option<PartCopy>) ->
     copy.finish()
 }
 
-/// The compressed copy of a part, until it is complete. No file stays open between two pieces: a program may
-/// close descriptors that it does not know, and the number would soon belong to a file of its own.
+/// The compressed copy of a part, until it is complete. No file stays open between two pieces, because a
+/// program may close descriptors that it does not know and then reuse their numbers for its own files.
 pub(super) struct PartCopy {
     part: PathBuf,
     unfinished: PathBuf,
     whole: PathBuf,
     packer: Packer,
-    /// The bytes of the part that are compressed.
+    /// The number of bytes of the part that are compressed.
     done: u64,
 }
 
 /// The compressed bytes are collected in a vector.
 enum Packer {
     Gz(flate2::write::GzEncoder<Vec<u8>>),
-    // One frame: some readers stop at the end of the first.
+    // All pieces are in one frame, because some readers stop at the end of the first frame.
     Zst(zstd::stream::write::Encoder<'static, Vec<u8>>),
 }
 
@@ -194,7 +197,7 @@ impl Packer {
         }
     }
 
-    /// The compressed bytes so far.
+    /// Returns the compressed bytes that are not in the file yet.
     fn packed(&mut self) -> &mut Vec<u8> {
         match self {
             Packer::Gz(packer) => packer.get_mut(),
@@ -244,7 +247,7 @@ impl PartCopy {
         let mut copy = self.open()?;
         copy.write_all(self.packer.packed())?;
         copy.sync_all()?;
-        // Fails when another file has the name.
+        // This fails if another file has the name.
         fs::hard_link(&self.unfinished, &self.whole)?;
         fs::remove_file(&self.part)
     }
@@ -261,7 +264,7 @@ impl Drop for PartCopy {
 mod tests {
     use super::*;
 
-    /// Lines that compress as rows do.
+    /// Returns lines that compress as well as rows do.
     fn lines(from: u64, to: u64) -> Vec<u8> {
         (from..to)
             .flat_map(|n| format!("{n},{},alloc,0,GPT.h.{}.mlp\n", n * 1013, n % 12).into_bytes())
@@ -272,7 +275,7 @@ mod tests {
         let (mut bytes, file) = (Vec::new(), File::open(path).unwrap());
         match how {
             Compression::Zst => {
-                // One frame: any reader reads all of it.
+                // The copy has only one frame, so any reader reads all of it.
                 let mut reader = zstd::stream::read::Decoder::new(file).unwrap().single_frame();
                 reader.read_to_end(&mut bytes).unwrap()
             }
@@ -308,14 +311,15 @@ mod tests {
                 fs::remove_file(whole).unwrap();
             }
         }
-        // A copy that is not completed leaves the part alone.
+        // If a copy is dropped before it is complete, the part remains.
         fs::write(&part, lines(0, 1000)).unwrap();
         let mut copy = PartCopy::new(&part, Compression::Zst, LEVEL).unwrap();
         copy.add(100).unwrap();
         assert!(files::unfinished_copy(&part).exists());
         drop(copy);
         assert!(part.exists() && !files::unfinished_copy(&part).exists());
-        // A program that writes faster than a copy follows: the whole part at the fast level.
+        // If most of a part is not compressed yet when the part ends, the whole part is compressed again at
+        // the fast level.
         let many = lines(0, 1_200_000);
         fs::write(&part, &many).unwrap();
         let mut copy = PartCopy::new(&part, Compression::Zst, LEVEL).unwrap();

@@ -1,7 +1,8 @@
-//! The file of definitions beside a journal.
+//! The file of definitions next to a journal.
 //!
-//! It keeps the texts, contexts and stacks whose chunks were recycled. Only `memtrace check --repair` reads it,
-//! and a clean end removes it. If it cannot be written, a repaired trace lacks names and nothing else.
+//! The file keeps the definitions of texts, contexts and stacks, whose chunks are recycled. Only `memtrace
+//! check --repair` reads it, and a clean end removes it. If it cannot be written, a repaired trace lacks
+//! names and nothing else.
 
 use std::fs::File;
 use std::io::Write;
@@ -21,7 +22,7 @@ pub(crate) struct DefinitionsFile {
 }
 
 impl DefinitionsFile {
-    /// Creates the file beside `journal`, or no file without a journal.
+    /// Creates the file next to `journal`. Creates no file if there is no journal.
     pub(crate) fn new(journal: Option<&Path>) -> DefinitionsFile {
         let file = journal.and_then(|journal| output::create_private(&names_path(journal)).ok());
         DefinitionsFile { file, buffer: Vec::new(), length: 0 }

@@ -1,10 +1,11 @@
-//! Samples of host memory, by the writer thread alone.
+//! Samples host memory on the writer thread.
 //!
-//! There are three kinds, each with its own price. A *quick* sample (resident memory, container, machine) costs some
-//! reads of small files. A *full* one reads the process's mappings, for which the kernel walks all its pages. The
-//! *children* are read one by one: their resident memory, and less often their shares, for which the kernel walks their pages,
-//! too. Each kind waits after a sample until its price is a small share of the time since ([`SHARE`]),
-//! in the processor time of this thread, so a process of 500 GiB or with 500 children is sampled less often.
+//! There are three kinds of samples with different costs. A *quick* sample (resident memory, container,
+//! machine) reads a few small files. A *full* sample reads the process's mappings, for which the kernel walks
+//! all pages of the process. The *children* are read one by one: their resident memory, and less often their
+//! proportional memory, for which the kernel walks their pages, too. After a sample, each kind waits until
+//! the cost of the sample, in processor time of this thread, is a small share of the time that has passed
+//! ([`SHARE`]). So a process of 500 GiB or with 500 children is sampled less often.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -28,13 +29,14 @@ const SHARE: u32 = 2000;
 /// The corresponding shares for lists of children, and for their proportional memory.
 const CHILDREN_SHARE: u32 = 5000;
 const SHARES_SHARE: u32 = 2000;
-/// The same for full samples: normally, and while little memory is left and use grows. In the second case the
-/// process may soon be killed, so the sample may be its last.
+/// The corresponding shares for full samples: normally, and while little memory is left and usage grows. In
+/// the second case the process may soon be killed, so this sample may be the last one.
 const FULL_SHARE: u32 = 1250;
 const TIGHT_SHARE: u32 = 20;
 /// The processor time that full samples at the start of a program may take in addition to their share.
 const CREDIT: Duration = Duration::from_millis(100);
-/// The processor time for the shares of all children at once; beyond it they are unknown.
+/// The maximum processor time for reading the proportional memory of the children in one sample. After that,
+/// the proportional memory of the remaining children is unknown.
 const LONGEST_WALK: Duration = Duration::from_millis(100);
 /// Memory is short when less than one part in `TIGHT` is left.
 const TIGHT: i64 = 4;
@@ -53,7 +55,7 @@ const LONGEST_FULL: Duration = Duration::from_secs(10);
 const MOST_CHILDREN: usize = 1000;
 const MOST_NAMED: usize = 8;
 
-/// When one kind of sample may be taken.
+/// Limits how often one kind of sample is taken, by its cost in processor time.
 struct Budget {
     last: Option<Instant>,
     /// The processor time that may be spent now, in addition to the share of the time that has passed.
@@ -72,7 +74,7 @@ impl Budget {
         self.last.map_or(Duration::MAX, |last| last.elapsed())
     }
 
-    /// Returns true if a sample may be taken now, for one part in `share` of the time.
+    /// Returns true if a sample may be taken now without exceeding one part in `share` of the time.
     fn is_affordable(&self, share: u32) -> bool {
         let debt = self.debt.saturating_sub(self.earned(share));
         self.last.is_none() || debt + self.price <= self.credit.max(self.price)
@@ -135,8 +137,8 @@ fn is_tight(container: Option<HostValues>, machine: Option<HostValues>) -> bool 
 }
 
 impl HostSampler {
-    /// Makes a sampler that samples at least once every `every`; zero means never. `is_simulated`: the memory
-    /// of the devices is the host's.
+    /// Creates a sampler that samples at least once every `every`; zero means never. `is_simulated` is true
+    /// if the devices are simulated, so that their memory is host memory.
     pub(crate) fn new(every: Duration, is_simulated: bool) -> HostSampler {
         HostSampler {
             files: HostFiles::default(),
@@ -164,7 +166,7 @@ impl HostSampler {
             return;
         }
         self.polled = Some(now);
-        // Without `/proc` the other figures are tried as often as the settings say.
+        // If `/proc` cannot be read, the other values are still sampled at the interval of the settings.
         let rss = self.files.resident("self").unwrap_or(0);
         let step = STEP.load(Ordering::Relaxed);
         let is_new = step != self.step || has_changed(rss, self.rss, LEAST_CHANGE);
@@ -183,7 +185,8 @@ impl HostSampler {
         };
         let full = self.full.elapsed() >= LONGEST_FULL || has_changed(rss, self.full_rss, change);
         if full && self.full.is_affordable(share) {
-            // A quick sample at the same moment shows later what has changed since.
+            // The quick sample at the same moment is the baseline with which later quick samples are
+            // compared.
             if !due {
                 self.quick(queue, rss);
             }
@@ -197,7 +200,7 @@ impl HostSampler {
     /// Takes every sample now, because the program asked for it.
     pub(crate) fn sample(&mut self, queue: &'static EventQueue, encoder: &Encoder) {
         if !self.every.is_zero() && !queue.is_short() {
-            // The quick sample and the full one belong together, so nothing slow may come between them.
+            // The quick sample and the full sample belong together, so nothing slow may come between them.
             self.children(queue);
             let rss = self.files.resident("self").unwrap_or(0);
             self.quick(queue, rss);
@@ -280,7 +283,8 @@ impl HostSampler {
     }
 }
 
-/// Memory whose addresses the trace knows: pinned memory, CPU tensors, and the memory of simulated devices.
+/// Returns the memory whose addresses the trace knows: pinned memory, CPU tensors, and the memory of
+/// simulated devices.
 fn known_memory(encoder: &Encoder, is_simulated: bool) -> Vec<KnownMemory> {
     encoder
         .regions()
@@ -319,7 +323,7 @@ fn record_parts(queue: &'static EventQueue, parts: &BTreeMap<String, PartBytes>)
     }
 }
 
-/// Records one row of figures of the host.
+/// Records one row of host memory. `what` names the process or the part to which `values` belong.
 pub(crate) fn record(queue: &'static EventQueue, source: Api, values: HostValues, what: &str) {
     let what = intern::text_id(what, |id, text| queue.define(&text_events(id, text)));
     queue.record(|clock_ns| {
@@ -328,7 +332,7 @@ pub(crate) fn record(queue: &'static EventQueue, source: Api, values: HostValues
     });
 }
 
-/// The processor time of this thread.
+/// Returns the processor time of this thread.
 fn thread_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the pointer is valid for the call.
@@ -349,7 +353,8 @@ mod tests {
         assert!(budget.is_affordable(SHARE));
         budget.pay(Duration::from_millis(10), SHARE);
         assert!(!budget.is_affordable(SHARE));
-        // Without credit it pays the last price first.
+        // Without credit, a sample must wait until the share of the elapsed time has paid for the last
+        // sample.
         let mut budget = Budget::new(Duration::ZERO);
         budget.pay(Duration::from_millis(1), SHARE);
         assert!(!budget.is_affordable(SHARE));

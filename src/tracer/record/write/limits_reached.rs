@@ -8,7 +8,8 @@ use crate::intern;
 use crate::queue::chunk_pool::ChunkPool;
 use crate::session::Session;
 
-/// Reports each limit once, at the moment it is reached: a program that is killed later could not report it.
+/// Reports each limit once, as soon as it is reached, because a program that is killed later could not report
+/// it.
 pub(crate) struct LimitsReached {
     session: &'static Session,
     said_lost: bool,
@@ -39,7 +40,7 @@ impl LimitsReached {
         }
     }
 
-    /// Reports, at the end, how many events were lost.
+    /// Reports the number of lost events, at the end of the trace.
     pub(crate) fn conclude(&self, lost: u64) {
         if lost > 0 {
             let why = why_lost(self.session.settings.buffer_bytes as u64, lost);

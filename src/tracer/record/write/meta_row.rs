@@ -9,7 +9,7 @@ use crate::queue::chunk_pool::ChunkPool;
 use crate::queue::journal_header::MetaText;
 use crate::session::Session;
 
-/// The fields of the meta row that are known at the start.
+/// Returns the fields of the meta row that are known at the start.
 pub(crate) fn first(session: &Session, pool: &ChunkPool, start_ns: u64) -> Meta {
     Meta {
         schema: SCHEMA_VERSION.to_owned(),
@@ -25,14 +25,15 @@ pub(crate) fn first(session: &Session, pool: &ChunkPool, start_ns: u64) -> Meta 
     }
 }
 
-/// Names the trace in the journal before the first event: a process may be killed before the writer thread runs. The
-/// writer thread corrects the name if it is taken.
+/// Stores the name of the trace in the journal before the first event, because a process may be killed before
+/// the writer thread runs. The writer thread corrects the name if it is taken.
 pub(crate) fn announce(session: &Session, pool: &ChunkPool, start_ns: u64) {
     keep(pool, MetaText::First, &first(session, pool, start_ns));
     pool.set_trace(&session.out.join(files::trace_name(&session.named(&session.settings.name), "")));
 }
 
-/// Stores the JSON of the meta row in the journal; without the arguments of the program when it is too long.
+/// Stores the JSON of the meta row in the journal. If the JSON is too long, only the first argument of the
+/// program is stored.
 pub(crate) fn keep(pool: &ChunkPool, place: MetaText, meta: &Meta) {
     let json = |meta: &Meta| meta.to_json().unwrap_or_default();
     if !pool.set_meta(place, &json(meta)) {
@@ -41,7 +42,7 @@ pub(crate) fn keep(pool: &ChunkPool, place: MetaText, meta: &Meta) {
     }
 }
 
-/// The wall clock at a reading of the monotonic clock, ns since the Unix epoch.
+/// Returns the wall clock time, in ns since the Unix epoch, at a reading of the monotonic clock.
 fn unix_ns_at(clock_ns: u64) -> i64 {
     let ago = clock::now_ns().saturating_sub(clock_ns);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_nanos() as i64);

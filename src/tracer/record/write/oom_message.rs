@@ -15,14 +15,14 @@ use crate::session::Session;
 
 /// The number of owners that the message names.
 const NAMED: usize = 5;
-/// The time limit for the wait of an OOM's message for tags. Python's main thread makes the tags, and it may
-/// be in a long call.
+/// The maximum time for which the message of an OOM waits for tags. Python's main thread records the tags,
+/// and it may be in a long call.
 const TAGS: Duration = Duration::from_secs(3);
-/// The number of OOMs that are printed. A script that searches its batch size raises many.
+/// The number of OOMs that are printed. A script that searches for its batch size raises many OOMs.
 const MAX_PRINTED: u32 = 3;
 
-/// The OOMs of a process. The lines of an OOM are printed a moment after it, because blocks are tagged with their
-/// models right after an OOM.
+/// The OOMs of a process. The lines of an OOM are printed shortly after the OOM, because blocks are tagged
+/// with their models right after it.
 pub(crate) struct OomMessages {
     session: &'static Session,
     /// The number of OOMs that were printed or are pending.
@@ -96,7 +96,7 @@ impl OomSnapshot {
         OomSnapshot { oom, totals: encoder.totals(oom.device), live, since: Instant::now() }
     }
 
-    /// The blocks of the snapshot, with the owners that are known now.
+    /// Returns the blocks of the snapshot, with the owners that are known now.
     fn tagged(&self, encoder: &Encoder) -> Vec<Live> {
         let now: FxHashMap<i64, &Live> = encoder.live().map(|live| (live.alloc_id, live)).collect();
         self.live.iter().map(|live| *now.get(&live.alloc_id).copied().unwrap_or(live)).collect()
@@ -155,7 +155,7 @@ impl OomSnapshot {
     }
 }
 
-/// Returns the live bytes for each `name` of a block, largest first.
+/// Groups the live blocks by `name`. Returns the name and the bytes of each group, largest first.
 fn by(live: &[Live], name: impl Fn(&Live) -> String) -> Vec<(String, i64)> {
     let mut owners: FxHashMap<String, i64> = FxHashMap::default();
     for live in live {
@@ -166,7 +166,7 @@ fn by(live: &[Live], name: impl Fn(&Live) -> String) -> Vec<(String, i64)> {
     owners
 }
 
-/// The name of an owner: its module, or outside every module its op and phase.
+/// Returns the name of an owner: its module, or outside every module its op and phase.
 fn label(owner: Owner<'_>) -> String {
     let Owner { op, module, phase } = owner;
     if ![NONE, SCRIPT, WITHOUT_DETAIL].contains(&module) {
@@ -237,7 +237,7 @@ mod tests {
         assert!(lines[3].trim_start().starts_with("GPT.h.0") && lines[3].contains("88.9 %"), "{}", lines[3]);
         assert!(lines[4].contains("GPT.head"));
         assert_eq!(lines.last().unwrap(), "next: memtrace oom t.csv, memtrace ledger --at oom t.csv");
-        // The first request of the program, larger than any card.
+        // The OOM is at the first request of the program, so no blocks are live.
         let encoder = Encoder::new(0, 0, 1, Rounding::default(), true);
         let lines = OomSnapshot::new(&encoder, oom).lines(&encoder, &Meta::default(), Path::new("t.csv"));
         assert_eq!(lines.len(), 3, "{lines:?}");

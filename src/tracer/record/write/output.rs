@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 
 use memtrace_trace::{files, private_file};
 
-/// Folders that can hold a journal of `bytes`, best first: memory, then a local disk. A journal takes at most
-/// a quarter of the free space: `/dev/shm` belongs to the program, and in a container it may have 64 MiB.
+/// Returns the folders that can hold a journal of `bytes`, best first: memory, then a local disk. A journal
+/// takes at most a quarter of the free space, because `/dev/shm` belongs to the program and may have only 64
+/// MiB in a container.
 pub(crate) fn journal_folders(bytes: usize) -> Vec<PathBuf> {
     let mut folders = memtrace_trace::journal::folders();
     let is_safe = |folder: &PathBuf| stat(folder).is_some_and(|stat| keeps_reservations(stat.f_type));
@@ -33,9 +34,10 @@ fn free_bytes(folder: &Path) -> u64 {
 /// Returns true if no store to a mapped file can fault once its room is reserved: the file system is in memory, or on
 /// a disk of this host and writes in place.
 ///
-/// A mapping of a network file can fault. A file system that copies on write (btrfs, ZFS, F2FS) needs new room for each
-/// store, whatever `posix_fallocate` reserved: on a full disk, the store raises SIGBUS. An overlay passes the
-/// reservation on to the file system below it, which is mostly ext4 or xfs; no call tells which one it is.
+/// A mapping of a network file can fault. A file system that copies on write (btrfs, ZFS, F2FS) needs new
+/// room for each store, whatever `posix_fallocate` reserved, so a store on a full disk raises SIGBUS. An
+/// overlay passes the reservation on to the file system below it, which is mostly ext4 or xfs; no system call
+/// returns which file system that is.
 fn keeps_reservations(file_system: i64) -> bool {
     const EXT: i64 = 0xEF53;
     const TMPFS: i64 = 0x0102_1994;
@@ -44,8 +46,8 @@ fn keeps_reservations(file_system: i64) -> bool {
     [EXT, TMPFS, XFS, OVERLAY].contains(&file_system)
 }
 
-/// Creates the trace `<name>.csv` in `folder`, private and new, never through a link. Adds a number when the
-/// name is taken by an earlier process with the same id. Calls `announce` with a path before it is created.
+/// Creates the trace `<name>.csv` in `folder`, private and new, never through a link. Adds a number if an
+/// earlier process with the same id has taken the name. Calls `announce` with a path before it is created.
 pub(crate) fn create_trace(
     folder: &Path,
     name: &str,
@@ -64,7 +66,8 @@ pub(crate) fn create_trace(
 pub(crate) fn create_part(first: &Path, part: u32) -> io::Result<(File, PathBuf)> {
     create_numbered(|suffix| {
         let path = files::unfinished_part(first, part, suffix);
-        // The final name may be taken.
+        // If the final name is taken, the path of the first part, which exists, makes `create_numbered` try
+        // the next number.
         if files::finished_part(&path).exists() { first.to_owned() } else { path }
     })
 }
@@ -96,16 +99,16 @@ fn create_numbered(name: impl Fn(&str) -> PathBuf) -> io::Result<(File, PathBuf)
     Err(io::Error::other("every name is taken"))
 }
 
-/// Creates a file that only its owner can read: new, never through a link. Its descriptor has a high number.
-/// Programs that close unknown descriptors (daemons, for example) stop before it, and a low number would soon
-/// be reused by the program.
+/// Creates a file that only its owner can read: new, never through a link. Its descriptor gets a high number,
+/// because programs that close unknown descriptors (daemons, for example) usually stop before such a number,
+/// and the program would soon reuse a low number.
 pub(crate) fn create_private(path: &Path) -> io::Result<File> {
     let file = private_file::create(path)?;
     const HIGH: libc::c_int = 900;
     // SAFETY: duplicates an open descriptor; on success nothing else owns the new one.
     let high = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, HIGH) };
     if high < 0 {
-        // The process may not have descriptors with such high numbers.
+        // The process's limit may not allow descriptors with such high numbers.
         return Ok(file);
     }
     // SAFETY: see above.
@@ -127,7 +130,7 @@ pub(crate) fn still_ours(file: &File, path: &Path) -> io::Result<()> {
 /// Cuts the incomplete last line that a failed write left.
 ///
 /// # Errors
-/// When the file is no longer the trace: then nothing was done.
+/// Returns an error, and changes nothing, if the file is no longer the trace.
 pub(crate) fn cut_to_whole_lines(file: &File, path: &Path) -> io::Result<()> {
     still_ours(file, path)?;
     file.set_len(memtrace_recover::whole_lines(path, u64::MAX)?)

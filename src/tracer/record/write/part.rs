@@ -1,4 +1,4 @@
-//! The file that rows go to: the trace, or the current part of a rotated trace.
+//! The file to which rows are written: the trace, or the current part of a rotated trace.
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
@@ -41,7 +41,8 @@ impl RowSink for RowFile {
 }
 
 impl RowFile {
-    /// The rows of a new file, the opening ones first; `repeats` finds those that equal earlier ones.
+    /// Creates the rows of a new file, which begins with opening rows. `repeats` finds rows that repeat
+    /// earlier rows.
     pub(crate) fn new(file: File, repeats: Option<RepeatFinder>) -> RowFile {
         RowFile { writer: RowWriter::new(file), repeats, opens: true }
     }
@@ -81,13 +82,14 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    /// A part of `opening_len` bytes; the trace has `opening_rows` rows so far.
+    /// Creates a part whose file has `opening_len` bytes. `opening_rows` is the number of rows of the trace
+    /// so far.
     pub(crate) fn new(rows: RowFile, path: PathBuf, opening_len: u64, opening_rows: i64) -> Part {
         Part { rows, path, stacks: None, opened: Instant::now(), opening_len, opening_rows }
     }
 
-    /// Returns true if the settings ask for a new part. The opening rows do not count: otherwise a program
-    /// with much live memory would start a part with every row.
+    /// Returns true if the settings ask for a new part. The opening rows do not count, because otherwise a
+    /// program with much live memory would start a part with every row.
     pub(crate) fn is_full(&self, csv_len: u64, rows: i64, settings: &Settings) -> bool {
         let (bytes, secs) = (self.own_bytes(settings), settings.rotate_secs);
         let is_long = bytes > 0 && csv_len.saturating_sub(self.opening_len) >= bytes;
@@ -95,12 +97,14 @@ impl Part {
         (is_long || is_old) && rows > self.opening_rows
     }
 
-    /// The size, in bytes after the opening rows, at which the part ends; 0 if the part has no size limit.
+    /// Returns the size, in bytes after the opening rows, at which the part ends, or 0 if the part has no
+    /// size limit.
     fn own_bytes(&self, settings: &Settings) -> u64 {
         settings.keep.part_bytes(settings.rotate_bytes, self.opening_len)
     }
 
-    /// The file size at which the part ends, or the size of its opening rows if it ends for another reason.
+    /// Returns the file size at which the part ends, or the size of its opening rows if the part has no size
+    /// limit.
     pub(crate) fn most_bytes(&self, settings: &Settings) -> u64 {
         self.opening_len.saturating_add(self.own_bytes(settings))
     }

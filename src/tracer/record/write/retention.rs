@@ -2,10 +2,10 @@
 //!
 //! After each rotation the oldest finished parts are removed until the rest is within the bound. Some parts
 //! are kept longer: the first part, whose name no later process may take; the part before the current one,
-//! which recovery may still complete; the parts with the highest peak of a GPU; and the parts with an OOM.
-//! When only such parts are left, the parts with an OOM may take half of the bytes, and the oldest of them
-//! are removed. With a bound in time, the number of old parts with an OOM that are kept is the number of
-//! parts within that time.
+//! which recovery may still complete; the parts with the highest peak of a GPU; and the parts with an OOM. If
+//! only such parts are left and exceed a bound in bytes, the oldest parts with an OOM are removed until the
+//! bound is met or these parts take at most half of the bytes. With a bound in time, at most [`Keep::PARTS`]
+//! older parts with an OOM are kept.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -37,8 +37,8 @@ struct FinishedPart {
 
 impl FinishedPart {
     /// Returns the files that the part may have: the rows (plain, compressed or half compressed) and the
-    /// stacks. They can be removed in this order while the compressor works: each file comes before the files
-    /// that are made from it.
+    /// stacks. The files can be removed in this order while the compressor works, because each file comes
+    /// before the files that are made from it.
     fn files(&self) -> [PathBuf; 5] {
         let compressed = |how| files::compressed(&self.path, how);
         [
@@ -50,7 +50,7 @@ impl FinishedPart {
         ]
     }
 
-    /// The bytes on disk.
+    /// Returns the size of the files on disk in bytes.
     fn bytes(&self) -> u64 {
         let bytes = |file: &PathBuf| fs::symlink_metadata(file).map_or(0, |about| about.len());
         self.files().iter().map(bytes).fold(0, u64::saturating_add)
@@ -70,8 +70,8 @@ impl Retention {
     }
 
     /// Adds a part that has just ended, and removes the parts that are not kept. Returns the paths of the
-    /// removed parts. `current` is the maximum size in bytes of a part that is being written; its compressed
-    /// copy grows at the same time.
+    /// removed parts. `current` is the maximum size in bytes of the part that is being written. Twice this
+    /// size is reserved, because its compressed copy grows at the same time.
     pub(crate) fn add(&mut self, path: &Path, number: u32, encoder: &Encoder, current: u64) -> Vec<PathBuf> {
         if self.keep == Keep::All {
             return Vec::new();
@@ -111,7 +111,8 @@ impl Retention {
         self.peaks.iter().flatten().any(|(_, number)| *number == part.number)
     }
 
-    /// Returns the finished parts that may be removed, in order: all except the first and the last.
+    /// Returns the finished parts that may be removed, in order: all except the first part, the last part,
+    /// and parts with a peak.
     fn candidates(&self) -> impl Iterator<Item = &FinishedPart> {
         let but_last = self.parts.len().saturating_sub(1);
         self.parts[..but_last].iter().filter(|part| part.number > 1 && !self.has_peak(part))
@@ -132,7 +133,7 @@ impl Retention {
             going.push(part.number);
         }
         for part in self.candidates().filter(|part| part.has_oom) {
-            // One large part must not push out the parts with OOMs.
+            // Parts with OOMs keep half of the bytes, because one large part must not push them all out.
             if bytes <= most || of_ooms <= most / 2 {
                 break;
             }
@@ -177,7 +178,8 @@ mod tests {
         assert_eq!(all.beyond_bytes(900), [0; 0]);
         assert_eq!(all.beyond_bytes(899), [2]);
         assert_eq!(all.beyond_bytes(600), [2, 5, 7]);
-        // Within the bound at last: the two parts with an OOM keep half of it.
+        // The remaining 500 bytes exceed the bound, but the two parts with an OOM take less than half of the
+        // bound, so they stay.
         assert_eq!(all.beyond_bytes(450), [2, 5, 7, 8]);
         assert_eq!(all.beyond_bytes(300), [2, 5, 7, 8, 3]);
         assert_eq!(all.beyond_bytes(0), [2, 5, 7, 8, 3, 6]);
@@ -203,7 +205,7 @@ mod tests {
             let part = retention(folder.path(), 1, &[], 0).parts.remove(0);
             let path = part.path.clone();
             let compressor = std::thread::spawn(move || compress(&path, Compression::Zst, None));
-            // The compressor takes about as long as this.
+            // The part is removed at a different moment of the compression in each round.
             std::thread::sleep(Duration::from_micros(round * 5));
             part.remove();
             // The compressor fails if its part is gone.

@@ -1,6 +1,7 @@
 //! Samples of devices and of the host: the schedule, and the events of a device sample.
 //!
-//! A sample is recorded on the writer thread's own lane, so that its row is ordered by its time like every other.
+//! A sample is recorded on the writer thread's own lane, so that its row is ordered by time like every other
+//! row.
 
 use std::time::{Duration, Instant};
 
@@ -25,15 +26,16 @@ pub(crate) struct Sampler {
 }
 
 impl Sampler {
-    /// Makes a sampler with the interval of the settings; an interval of 0 means never. `is_simulated`: the
-    /// devices are simulated.
+    /// Creates a sampler with the interval of the settings; an interval of 0 means never. `is_simulated` is
+    /// true if the devices are simulated.
     pub(crate) fn new(session: &Session, is_simulated: bool) -> Sampler {
         let every = Duration::from_millis(session.settings.sample_ms);
         let host = HostSampler::new(every, is_simulated);
         Sampler { host, sample: session.sample, every, last: None, highest: 0 }
     }
 
-    /// Samples when the interval has passed, or earlier when the process holds more than at any earlier sample.
+    /// Samples when the interval has passed, or earlier if the process holds at least 1/16 more than at any
+    /// earlier sample.
     pub(crate) fn sample_when_due(&mut self, queue: &'static EventQueue, encoder: &Encoder) {
         let held = held(encoder);
         let has_grown = held > self.highest + self.highest / 16;
@@ -60,7 +62,7 @@ impl Sampler {
 
     fn sample_devices(&mut self, queue: &'static EventQueue, encoder: &Encoder) {
         let devices: Vec<i8> = encoder.devices().map(|(device, _)| device as i8).collect();
-        // Nothing is sampled before the process uses a device: a sample has a cost.
+        // Nothing is sampled before the process uses a device, because a sample has a cost.
         if self.every.is_zero() || devices.is_empty() || queue.is_short() {
             return;
         }

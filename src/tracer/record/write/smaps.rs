@@ -9,7 +9,8 @@ use memtrace_trace::host::kib_of;
 /// The bytes of a part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PartBytes {
-    /// The share of the process: memory that several processes map is divided between them.
+    /// The proportional share of the process: memory that several processes map is divided equally between
+    /// them.
     pub(crate) pss: i64,
     /// Resident bytes.
     pub(crate) rss: i64,
@@ -27,7 +28,8 @@ impl PartBytes {
         self.swap += more.swap;
     }
 
-    /// Takes out a part with `rss` resident bytes and the corresponding share of the other figures.
+    /// Removes `rss` resident bytes with the corresponding shares of the proportional and dirty bytes, and
+    /// returns what was removed. Bytes in swap are not touched.
     fn take(&mut self, rss: i64) -> PartBytes {
         let rss = rss.clamp(0, self.rss);
         let share = |bytes: i64| {
@@ -65,12 +67,12 @@ pub(crate) const OWN: &str = "memtrace";
 pub(crate) const FILE: &str = "file ";
 /// The prefix of a part's name before the name of shared memory.
 pub(crate) const SHARED: &str = "shared ";
-/// The name of the part for all files except the largest.
+/// The name of the part for all files and shared memories that are not listed by name.
 pub(crate) const OTHER_FILES: &str = "file (others)";
 
 /// The maximum number of files and shared memories that are listed by name.
 const MOST_NAMED: usize = 12;
-/// glibc reserves this much for an arena of malloc, at a multiple of it.
+/// The size and the alignment of the address range that glibc reserves for an arena of malloc.
 const ARENA: u64 = 64 << 20;
 /// The maximum size in bytes of the guard before a thread's stack, and of the stack itself.
 const MOST_GUARD: u64 = 1 << 20;
@@ -79,7 +81,7 @@ const MOST_STACK: u64 = 1 << 30;
 /// A mapping.
 struct Mapping {
     range: Range<u64>,
-    /// True if the mapping is readable or writable; a guard is neither.
+    /// True if the mapping permits any access; a guard permits none.
     is_open: bool,
     /// True if the mapping has no file and no name from the kernel.
     is_anonymous: bool,
@@ -87,11 +89,12 @@ struct Mapping {
     bytes: PartBytes,
 }
 
-/// Reads `smaps` and returns the parts with resident or swapped bytes; they sum to the process's memory. `known` is memory
-/// whose part is known by its address. It takes precedence over what a mapping without a file would be.
+/// Reads `smaps` and returns the parts with resident or swapped bytes; the parts sum to the process's memory.
+/// `known` is memory whose part is known by its address. In a mapping without a file, this part takes
+/// precedence over the part of the mapping.
 ///
 /// # Errors
-/// When the file cannot be read to its end.
+/// Returns an error if the file cannot be read to its end.
 pub(crate) fn parts(
     smaps: impl BufRead,
     known: &mut [KnownMemory],
@@ -107,7 +110,7 @@ pub(crate) fn parts(
             }
         }
     };
-    // Ranges may overlap (a pinned tensor), so a long one may begin far before its mapping.
+    // Ranges may overlap (a pinned tensor), so the search must begin one longest range before the mapping.
     let longest = known.iter().map(|memory| memory.range.end - memory.range.start).max().unwrap_or(0);
     for (at, mapping) in mappings.iter().enumerate() {
         let mut bytes = mapping.bytes;
@@ -134,7 +137,7 @@ fn anonymous_part(mappings: &[Mapping], at: usize) -> &'static str {
     let before = at.checked_sub(1).map(|before| &mappings[before]).filter(|before| before.range.end == start);
     let after = mappings.get(at + 1).filter(|after| after.range.start == end);
     let is_guard = |mapping: &Mapping| !mapping.is_open && mapping.is_anonymous;
-    // The used part of an arena, followed by the reserved one.
+    // An arena consists of a used part that is followed by a reserved part.
     let reserved = after.filter(|after| is_guard(after)).map_or(0, |after| after.range.end - end);
     if start.is_multiple_of(ARENA)
         && length <= ARENA
@@ -147,7 +150,7 @@ fn anonymous_part(mappings: &[Mapping], at: usize) -> &'static str {
     if has_guard && length <= MOST_STACK { STACKS } else { ANONYMOUS }
 }
 
-/// Returns the parts, with all files except the largest under one name.
+/// Returns the parts, with all files and shared memories except the largest under one name.
 fn with_few_names(parts: BTreeMap<String, PartBytes>) -> BTreeMap<String, PartBytes> {
     let mut named: Vec<(&String, i64)> = parts
         .iter()
@@ -199,7 +202,7 @@ fn read(mut smaps: impl BufRead) -> io::Result<Vec<Mapping>> {
     }
 }
 
-/// A mapping, from its first line: `START-END rwxp OFFSET DEVICE INODE PATH`.
+/// Parses the first line of a mapping: `START-END rwxp OFFSET DEVICE INODE PATH`.
 fn mapping(line: &str) -> Option<Mapping> {
     let (start, rest) = line.split_once('-')?;
     let (end, rest) = rest.split_once(' ')?;
@@ -241,7 +244,7 @@ fn part_of(path: &str, modes: &str) -> String {
     }
 }
 
-/// Returns the name of shared memory without the portion that differs from one to the next:
+/// Returns the name of shared memory without the portion that differs between memories of the same kind:
 /// `/dev/shm/torch_*`.
 fn family(file: &str) -> String {
     let start = file.rfind('/').map_or(0, |at| at + 1);
@@ -286,7 +289,7 @@ mod tests {
         .concat();
         let tensor =
             |start: u64, kib: u64| KnownMemory { range: start..start + (kib << 10), part: "tensors" };
-        // One page less of the second tensor is touched than it has, because the mapping ends there.
+        // The two tensors in the mapping have 140 KiB, but only 100 KiB of the mapping are resident.
         let mut known = [tensor(0x7f02_0000_1000, 60), tensor(0x7f02_0100_0000, 80), tensor(0x10, 1)];
         let parts = parts(text.as_bytes(), &mut known).unwrap();
         let kib = |name: &str| parts.get(name).map(|part| (part.pss >> 10, part.rss >> 10));

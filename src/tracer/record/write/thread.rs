@@ -1,4 +1,4 @@
-//! Threads of our own inside the traced process.
+//! memtrace's own threads inside the traced process.
 
 use std::io;
 use std::thread::JoinHandle;
@@ -11,8 +11,8 @@ use crate::control::{Command, Control};
 /// The interval at which a writer thread without a trace checks if it is the last thread of the process.
 const CHECK_ALONE: Duration = Duration::from_millis(500);
 
-/// Starts a thread with a stack of `stack` bytes and every signal blocked: the program's signal handlers must not
-/// run on it.
+/// Starts a thread with a stack of `stack` bytes and every signal blocked, because the program's signal
+/// handlers must not run on it.
 pub(crate) fn start_thread<T: Send + 'static>(
     name: &str,
     stack: usize,
@@ -33,8 +33,8 @@ pub(crate) fn start_thread<T: Send + 'static>(
 }
 
 /// Returns true if this is the last thread of the process. The main thread may end by `pthread_exit` while
-/// other threads continue; the process ends with the last of them, and the writer thread must not keep it
-/// alive.
+/// other threads continue; the process ends with the last of these threads, and the writer thread must not
+/// keep the process alive.
 pub(crate) fn is_alone() -> bool {
     let Ok(stat) = std::fs::read_to_string("/proc/self/stat") else { return false };
     // The state of the main thread is the field after the name, and the name may contain any character.
@@ -42,20 +42,19 @@ pub(crate) fn is_alone() -> bool {
     main_has_ended && std::fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() == 2)
 }
 
-/// Ends the process with the exit status of its main thread, if the main thread left with a status of its own
-/// and this is the last thread. The kernel gives a process the status of its last thread. Without memtrace
-/// that was the main thread, for example in a child that `clone` started and that leaves by the system call
-/// `exit`.
+/// Ends the process with the exit status of its main thread, if that status is not 0 and this is the last
+/// thread. The kernel gives a process the status of its last thread. Without memtrace, the last thread would
+/// be the main thread, for example in a child that `clone` started and that ends by the system call `exit`.
 pub(crate) fn end_like_main_thread() {
     if !is_alone() {
         return;
     }
     let Ok(stat) = std::fs::read_to_string("/proc/self/stat") else { return };
-    // The last field: the wait status of the main thread. proc_pid_stat(5) calls it exit_code.
+    // The last field is the wait status of the main thread, which proc_pid_stat(5) calls exit_code.
     let status = stat.trim_end().rsplit(' ').next().and_then(|status| status.parse::<libc::c_int>().ok());
     if let Some(status) = status.filter(|status| libc::WIFEXITED(*status) && libc::WEXITSTATUS(*status) != 0)
     {
-        // SAFETY: ends the process; no thread is left that could have work to do.
+        // SAFETY: the call ends the process, in which no thread is left that could have work to do.
         unsafe { libc::syscall(libc::SYS_exit_group, libc::WEXITSTATUS(status)) };
     }
 }

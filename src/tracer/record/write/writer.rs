@@ -1,4 +1,4 @@
-//! The writer thread: the only thread that does I/O for the trace.
+//! The writer thread: it writes all files of the trace except compressed copies.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -40,17 +40,19 @@ use crate::session::Session;
 const LAST_EVENTS: Duration = Duration::from_millis(100);
 /// The end of the trace drains the queue again while a pass takes longer than this.
 const SHORT_PASS: Duration = Duration::from_millis(5);
-/// The end of the trace starts no pass after this time: threads may record as fast as the writer thread
-/// writes, and the program waits for it.
+/// The end of the trace starts no pass after this time, because threads may record as fast as the writer
+/// thread writes, and the program waits for the end.
 const LAST_PASS: Duration = Duration::from_millis(100);
 /// The time limit for the wait of a flush for events that threads are recording.
 const FLUSHED_EVENTS: Duration = Duration::from_secs(1);
-/// The interval between two reads of the queue. A full chunk wakes nobody: that would cost the hook a system
-/// call, and in this time even a fast program fills a small part of the pool only.
+/// The interval between two reads of the queue. A full chunk does not wake the writer thread, because that
+/// would cost the hook a system call. In this interval, even a fast program fills only a small part of the
+/// pool.
 const INTERVAL: Duration = Duration::from_millis(20);
 /// The number of events between two flushes when the queue is long.
 const BATCH: usize = 16 << 10;
-/// The minimum number of events between two flushes when parts are small: a part ends at a flush.
+/// The minimum number of events between two flushes when parts are small, because a part ends only at a
+/// flush.
 const SMALL_BATCH: usize = 256;
 /// An upper bound for the size in bytes of the rows of a typical event.
 const EVENT_BYTES: u64 = 512;
@@ -91,7 +93,7 @@ struct Writer {
     retention: Retention,
     ooms: OomMessages,
     meta: Meta,
-    /// The file of the first part.
+    /// The path of the first part.
     first: PathBuf,
     /// True if the end of the trace was requested and will not be requested again.
     finishing: bool,
@@ -120,7 +122,7 @@ impl Writer {
                 // The descriptor may belong to the program by now, so it must not be closed here.
                 std::mem::forget(rows);
             }
-            // The journal has the events that are not in the file, and counts those that come now.
+            // The journal has the events that are not in the file, and counts later events.
             let is_kept = is_ours && !without_journal && queue.pool().stop_trace();
             let advice = if is_kept {
                 "its journal keeps the last events: free some space, and the next command that reads the trace adds them"
@@ -199,7 +201,7 @@ impl Writer {
     fn work(&mut self) -> io::Result<()> {
         let json = self.meta.to_json().map_err(io::Error::other)?;
         self.encoder.meta(&json, &mut self.part.rows)?;
-        // At once: recovery finds the journal of a killed process by the meta row.
+        // The meta row is flushed at once, because recovery uses it to find the journal of a killed process.
         self.flush()?;
         self.control.note_ready();
         let every = Duration::from_millis(self.session.settings.flush_ms);
@@ -207,13 +209,14 @@ impl Writer {
         let mut ruler = ClockFitter::new();
         loop {
             ruler.adjust();
-            // True if the blocks of a pending OOM are tagged. An earlier pass encoded the OOM, and the next
-            // pass encodes the tags recorded by now.
+            // `is_tagged` is true if the blocks of a pending OOM are tagged. An earlier pass encoded the OOM,
+            // and the next pass encodes the tags recorded by now.
             let is_tagged = self.ooms.is_pending() && !self.control.expects_tags();
             match self.control.commands().recv_timeout(INTERVAL.min(every)) {
                 Ok(Command::Finish) => return self.finish(),
                 Ok(Command::Flush(done)) => {
-                    // First the events recorded so far: they show which devices are in use.
+                    // The events recorded so far are encoded first, because they show which devices are in
+                    // use.
                     let all = self.settle(FLUSHED_EVENTS)?;
                     self.sampler.sample(self.queue, &self.encoder);
                     self.settle(if all { FLUSHED_EVENTS } else { Duration::ZERO })?;
@@ -268,21 +271,23 @@ impl Writer {
         Ok(all)
     }
 
-    /// Ends the trace before an `exec` and waits. If the `exec` fails, takes back the end row. Returns true
-    /// if the process ends in another way meanwhile.
+    /// Ends the trace before an `exec` and waits. If the `exec` fails, removes the end row again. Returns
+    /// true if the process ends in another way in the meantime.
     fn suspend(&mut self, done: &Sender<()>) -> io::Result<bool> {
         self.settle(LAST_EVENTS)?;
-        // A new part that was opened now would get no end row, so no more parts are started.
+        // A new part that was opened now would get no end row, so no further part is started.
         self.finishing = true;
-        // An `exec` ends its thread, and a failed one takes the end row back.
+        // The compressed copy is discarded, because an `exec` ends its thread, and a failed `exec` removes
+        // the end row again.
         self.compressor.restart();
         let place = self.encoder.place();
         let length = self.part.rows.flush()?;
         let lost = self.merge.lost(self.queue);
         self.encoder.end(clock::now_ns(), lost, Ending::Exec, "", &mut self.part.rows)?;
         self.flush()?;
-        // The journal holds no other events, and after the `exec` nobody would remove it. A process that is killed
-        // after a failed `exec` loses events that were not flushed, so from now on every pass flushes.
+        // The file has every event of the journal, and after the `exec` nobody would remove the journal. A
+        // process that is killed after a failed `exec` loses events that were not flushed, so from now on
+        // every pass flushes.
         self.queue.pool().remove_file();
         self.without_journal = true;
         let _ = done.send(());
@@ -294,7 +299,7 @@ impl Writer {
                     let _ = done.send(());
                 }
                 Ok(Command::Resume) => waiting -= 1,
-                // The events recorded since then are in no file until the trace continues.
+                // The events recorded during the suspension are in no file until the trace continues.
                 Ok(Command::Flush(done)) => drop(done.send(false)),
                 Ok(Command::Nudge) => {}
                 Ok(Command::Finish) | Err(_) => break,
@@ -307,11 +312,12 @@ impl Writer {
     }
 
     fn finish(&mut self) -> io::Result<()> {
-        // The last part takes the events that are left, unless they would break the bound of `MEMTRACE_KEEP`.
+        // The last part takes all remaining events, whatever its size, unless `MEMTRACE_KEEP` sets a bound.
         self.finishing |= self.session.settings.keep == Keep::All;
         self.sampler.sample_end(self.queue);
-        // Threads that run on record while this thread drains. Most of their events are taken in: the queue closes only
-        // when it is nearly empty, and counts what comes later.
+        // Other threads may still record events while this thread drains the queue. The queue is closed only
+        // when it is nearly empty, or after [`LAST_PASS`], so that most of these events are in the trace.
+        // Later events are only counted.
         let end = Instant::now() + LAST_PASS;
         loop {
             let start = Instant::now();
@@ -349,7 +355,8 @@ impl Writer {
         Ok(())
     }
 
-    /// The words that other parts add to the end row.
+    /// Returns the additional words of the end row: the refused names, and the words of the preloaded
+    /// library.
     fn end_words(&self) -> String {
         let words = refused_names_word(intern::refused()) + &(self.session.conclude)();
         words.trim_end().to_owned()
@@ -361,8 +368,8 @@ impl Writer {
         self.flush()
     }
 
-    /// Continues in a new part; the old one is flushed. A kill at any moment finds a journal that belongs to one of
-    /// the two parts, and that part holds every earlier event.
+    /// Continues in a new part; the old part is flushed. If the process is killed at any moment, the journal
+    /// belongs to one of the two parts, and the files have every event that the journal lacks.
     fn rotate(&mut self, names_len: u64) -> io::Result<()> {
         let now = clock::now_ns();
         // The end row stays in the old part's buffer until the new part exists.
@@ -400,7 +407,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Reads the queue and returns the watermark: every event before it can be encoded.
+    /// Reads the queue and returns the watermark. Every event up to the watermark can be encoded.
     fn collect(&mut self) -> u64 {
         let Writer { merge, encoder, definitions, queue, .. } = self;
         merge.collect(queue, &mut |definition, slots| {
@@ -409,7 +416,7 @@ impl Writer {
         })
     }
 
-    /// Encodes events up to `watermark`, in batches: chunks are recycled only after a flush.
+    /// Encodes events up to `watermark`, in batches, because chunks are recycled only after a flush.
     fn encode(&mut self, watermark: u64) -> io::Result<()> {
         while self.encode_batch(watermark)? {
             self.flush()?;

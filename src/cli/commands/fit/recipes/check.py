@@ -1,7 +1,7 @@
 """Checks a request of `memtrace fit --recipe` in the user's Python.
 
-Its arguments are MODEL FOLDER LENGTH TRUST PACKAGE... It writes the model's config.json into FOLDER. If the
-request cannot be met, it prints why and ends with status 2.
+The arguments are MODEL FOLDER LENGTH TRUST PACKAGE... Writes the model's config.json into FOLDER. If the
+request cannot be met, prints the reason and exits with 2.
 """
 
 import importlib.util
@@ -57,7 +57,7 @@ if isinstance(most, int) and int(length) > most:
     refuse(f"--seq {length}: the model's limit is {most} tokens (max_position_embeddings)")
 os.makedirs(folder, exist_ok=True)
 if os.path.isdir(model):
-    # A configuration with its own code needs the files beside it.
+    # A configuration with its own code needs the Python files in its folder.
     for name in os.listdir(model):
         if name == "config.json" or trust == "1" and name.endswith(".py"):
             shutil.copy(os.path.join(model, name), folder)

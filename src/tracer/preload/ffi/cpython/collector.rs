@@ -2,13 +2,13 @@
 //!
 //! A collection inside the tracer would run the program's finalizers, hidden from its tools, and the
 //! containers that the tracer creates would trigger the program's next collection earlier. `gc.disable()` is
-//! not an option: it is process-wide, and another thread of the program may call it at the same time.
+//! not an option, because it is process-wide, and another thread of the program may call it at the same time.
 //! Instead, the count of new containers, which the collector compares with its threshold, is set far below
 //! the threshold during a call of the tracer and restored afterwards.
 //!
-//! The C API has no function for this count. It is found in the interpreter's state (`gc_generation` in
-//! Include/internal/pycore_gc.h or pycore_interp_structs.h, 3.9 to 3.15) by searching for the values that the
-//! module `gc` reports. An interpreter without the count (a free-threaded build) collects as usual.
+//! The C API has no function for this count. The count is found in the interpreter's state (`gc_generation`
+//! in Include/internal/pycore_gc.h or pycore_interp_structs.h, 3.9 to 3.15) by searching for the values that
+//! the module `gc` reports. An interpreter without the count (a free-threaded build) collects as usual.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
@@ -23,10 +23,11 @@ static COUNT: AtomicPtr<c_int> = AtomicPtr::new(std::ptr::null_mut());
 static ACTIVE: AtomicU32 = AtomicU32::new(0);
 /// The count when the first of these threads entered the tracer.
 static BEFORE: AtomicI32 = AtomicI32::new(0);
-/// True if more than one thread has been in the tracer since then, so the program may have run meanwhile.
+/// True if another thread has entered the tracer while the first was inside, so the program may have run in
+/// the meantime.
 static ARE_MORE: AtomicBool = AtomicBool::new(false);
-/// The offset that is subtracted from the count: no program creates this many containers between two
-/// collections.
+/// The value that is subtracted from the count. This value is large enough, because no program creates this
+/// many containers between two collections.
 const FAR: c_int = 1 << 28;
 /// The number of words in a `gc_generation`: the two ends of its list, and one word with the threshold and
 /// the count.
@@ -65,12 +66,14 @@ impl Gil {
     }
 }
 
-/// Restores the count. If `has_program_run`, keeps the containers that the program has added meanwhile.
+/// Restores the count. If `has_program_run`, the restored count includes the containers that were created in
+/// the meantime.
 fn restore(has_program_run: bool) {
-    // SAFETY: as above.
+    // SAFETY: `COUNT` is null or a field of the interpreter, which lives as long as the process. The GIL is
+    // held.
     let Some(count) = (unsafe { COUNT.load(Ordering::Relaxed).as_mut() }) else { return };
     if *count > -(FAR / 2) {
-        // Another thread of the program has run a collection meanwhile, which reset the count.
+        // Another thread of the program has run a collection in the meantime, which reset the count.
     } else if has_program_run {
         *count += FAR;
     } else {
@@ -98,15 +101,15 @@ pub(crate) fn learn_collector(arguments: Arguments<'_>) -> bool {
     });
     if let Some(place) = place {
         let place = place as *mut c_int;
-        // SAFETY: the field was found; the GIL is held.
+        // SAFETY: `find` has identified this field, and the GIL is held.
         unsafe { *place = count0.cast_signed() };
         COUNT.store(place, Ordering::Relaxed);
     }
     place.is_some()
 }
 
-/// Searches the words from `start` on, and returns the address of the youngest generation's count if exactly
-/// one place matches.
+/// Searches the words that begin at `start`, and returns the address of the youngest generation's count if
+/// exactly one place matches.
 fn find(start: usize, [count1, count2, first, second, third]: [u32; 5]) -> Option<usize> {
     let memory = GuardedMemory::open()?;
     let mut words: Vec<usize> = Vec::with_capacity(WORDS);

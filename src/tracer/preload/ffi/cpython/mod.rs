@@ -1,15 +1,15 @@
 //! Python's C API.
 //!
-//! One build serves Python 3.9 to 3.15 and programs without Python, so nothing is linked: each function is
-//! looked up by name, once. The required functions belong to the stable ABI or have the same type in all
-//! these versions.
+//! One build serves Python 3.9 to 3.15 and programs without Python, so nothing is linked. Instead, each
+//! function is looked up by name, once. The required functions belong to the stable ABI or have the same type
+//! in all these versions.
 //!
 //! When Python ends, a daemon thread that waits for the interpreter is unwound, through the function that
 //! called Python.
 //!
 //! A [`Gil`] is the right to call these functions. [`Object`] is a borrowed reference; [`Owned`] is an owned
-//! one. Where a function returns `None`, Python has raised an exception. The caller clears it, fetches it, or
-//! leaves it to its own caller.
+//! one. If a function returns `None`, Python has raised an exception, unless the documentation of the
+//! function says otherwise. The caller clears the exception, fetches it, or leaves it to its own caller.
 
 pub(crate) mod collector;
 mod native;
@@ -139,12 +139,12 @@ pub(crate) type Traverse = unsafe extern "C" fn(RawObject, Visitor, *mut c_void)
 /// `vectorcallfunc`: the callable, its arguments, their number, and the names of the keyword arguments, whose
 /// values come last.
 ///
-/// It may unwind when Python ends a daemon thread, so the caller must hold nothing across the call that needs
-/// a drop.
+/// A call may unwind when Python ends a daemon thread, so the caller must hold nothing across the call that
+/// needs a drop.
 pub(crate) type Vectorcall =
     unsafe extern "C-unwind" fn(RawObject, *const RawObject, usize, RawObject) -> RawObject;
 
-// SAFETY: it holds functions, and two objects that live as long as the process.
+// SAFETY: the struct holds functions, and two objects that live as long as the process.
 unsafe impl Send for Functions {}
 // SAFETY: as above; the objects are used only with the GIL held.
 unsafe impl Sync for Functions {}
@@ -155,7 +155,7 @@ pub(crate) fn is_loaded() -> bool {
 }
 
 impl Functions {
-    /// Returns the functions, or `None` if the process has no Python, or not yet.
+    /// Returns the functions, or `None` if the process has no Python, or has not loaded Python yet.
     #[inline]
     pub(crate) fn get() -> Option<&'static Functions> {
         static FOUND: OnceLock<Functions> = OnceLock::new();
@@ -169,7 +169,7 @@ impl Functions {
     /// Returns true if the interpreter runs: it has started and has not begun to finalize.
     #[inline]
     pub(crate) fn is_running(&self) -> bool {
-        // SAFETY: it reads a flag, on any thread.
+        // SAFETY: the function only reads a flag, and may be called on any thread.
         unsafe { (self.is_initialized)() != 0 }
     }
 
@@ -209,7 +209,7 @@ impl Functions {
 #[derive(Clone, Copy)]
 pub(crate) struct Gil {
     functions: &'static Functions,
-    /// Makes the type neither `Send` nor `Sync`: another thread does not hold the GIL.
+    /// Makes the type neither `Send` nor `Sync`, because another thread does not hold the GIL.
     of_thread: PhantomData<*mut ()>,
 }
 
@@ -261,43 +261,43 @@ impl Gil {
     /// Returns Python's `None`.
     #[inline]
     pub(crate) fn none(self) -> Object<'static> {
-        // SAFETY: not null, and the object is never freed.
+        // SAFETY: the pointer is not null, and the object is never freed.
         unsafe { self.borrowed(self.functions.none).unwrap_unchecked() }
     }
 
     /// Creates an integer.
     pub(crate) fn integer(self, value: i64) -> Option<Owned> {
-        // SAFETY: the GIL is held; a new reference.
+        // SAFETY: the GIL is held; the call returns a new reference.
         unsafe { self.owned((self.functions.integer_from)(value)) }
     }
 
     /// Creates an interned string.
     pub(crate) fn text(self, text: &CStr) -> Option<Owned> {
-        // SAFETY: a text that ends in 0; a new reference.
+        // SAFETY: `text` ends in 0; the call returns a new reference.
         unsafe { self.owned((self.functions.text_from)(text.as_ptr())) }
     }
 
     /// Creates an empty list.
     pub(crate) fn new_list(self) -> Option<Owned> {
-        // SAFETY: the GIL is held; a new reference.
+        // SAFETY: the GIL is held; the call returns a new reference.
         unsafe { self.owned((self.functions.list_new)(0)) }
     }
 
     /// Creates an empty dict.
     pub(crate) fn new_dict(self) -> Option<Owned> {
-        // SAFETY: the GIL is held; a new reference.
+        // SAFETY: the GIL is held; the call returns a new reference.
         unsafe { self.owned((self.functions.dict_new)()) }
     }
 
     /// Creates a module object that is not in `sys.modules`.
     pub(crate) fn new_module(self, name: &CStr) -> Option<Owned> {
-        // SAFETY: a text that ends in 0; a new reference.
+        // SAFETY: `name` ends in 0; the call returns a new reference.
         unsafe { self.owned((self.functions.module_new)(name.as_ptr())) }
     }
 
     /// Creates a Python function that calls `method`.
     pub(crate) fn new_function(self, method: &'static Method) -> Option<Owned> {
-        // SAFETY: Python keeps the address of the method, which is static; a new reference.
+        // SAFETY: Python keeps the address of the method, which is static; the call returns a new reference.
         unsafe { self.owned((self.functions.function_new)(method, null_mut(), null_mut())) }
     }
 
@@ -309,21 +309,21 @@ impl Gil {
 
     /// Returns the dict of built-ins of this thread's interpreter.
     pub(crate) fn builtins(self) -> Option<Owned> {
-        // SAFETY: a borrowed reference, whose object lives as long as the interpreter.
+        // SAFETY: the call returns a borrowed reference to an object that lives as long as the interpreter.
         unsafe { self.borrowed((self.functions.builtins)()).map(Object::to_owned) }
     }
 
     /// Compiles the source of a module. `file` is the name that tracebacks show.
     pub(crate) fn compile(self, source: &CStr, file: &CStr) -> Option<Owned> {
         const FILE_INPUT: c_int = 257;
-        // SAFETY: texts that end in 0; a new reference.
+        // SAFETY: both texts end in 0; the call returns a new reference.
         unsafe { self.owned((self.functions.compile)(source.as_ptr(), file.as_ptr(), FILE_INPUT)) }
     }
 
     /// Runs `code` with the dict `namespace` as its globals and locals.
     pub(crate) fn evaluate(self, code: Object<'_>, namespace: Object<'_>) -> Option<Owned> {
         let namespace = namespace.raw();
-        // SAFETY: the objects are alive; a new reference.
+        // SAFETY: the objects are alive; the call returns a new reference.
         unsafe { self.owned((self.functions.evaluate)(code.raw(), namespace, namespace)) }
     }
 
@@ -333,8 +333,8 @@ impl Gil {
         unsafe { (self.functions.error_clear)() }
     }
 
-    /// Returns true if the current exception is an `Exception`. Others, such as KeyboardInterrupt, are meant
-    /// for the program.
+    /// Returns true if the current exception is an `Exception`. Other exceptions, such as
+    /// `KeyboardInterrupt`, are meant for the program.
     pub(crate) fn is_exception_raised(self) -> bool {
         // SAFETY: the GIL is held, and the class is alive. The function is called only if an exception is
         // set.
@@ -347,7 +347,7 @@ impl Gil {
     /// Takes the current exception. The caller handles it or restores it.
     pub(crate) fn fetch_error(self) -> Error {
         let [mut kind, mut value, mut trace] = [null_mut(); 3];
-        // SAFETY: three places for new references; each may stay null.
+        // SAFETY: the call writes up to three new references. Each pointer may stay null.
         unsafe {
             (self.functions.error_fetch)(&raw mut kind, &raw mut value, &raw mut trace);
             Error { kind: self.owned(kind), value: self.owned(value), trace: self.owned(trace) }

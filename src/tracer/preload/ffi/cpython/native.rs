@@ -22,7 +22,8 @@ pub(crate) struct Method {
 unsafe impl Sync for Method {}
 
 impl Method {
-    /// Creates a method that takes positional arguments. [`native_method`] makes one from a Rust function.
+    /// Creates a method that takes positional arguments. [`native_method`] creates a method from a Rust
+    /// function.
     pub(crate) const fn new(name: &'static CStr, function: FastFunction) -> Method {
         const METH_FASTCALL: c_int = 0x80;
         Method { name: name.as_ptr(), function, flags: METH_FASTCALL, doc: std::ptr::null() }
@@ -30,7 +31,7 @@ impl Method {
 
     /// Returns the method's name in Python.
     pub(crate) fn name(&self) -> &'static CStr {
-        // SAFETY: the C string that `new` was given.
+        // SAFETY: `new` stored the address of this C string, which is static.
         unsafe { CStr::from_ptr(self.name) }
     }
 }
@@ -49,14 +50,14 @@ impl<'a> Arguments<'a> {
         self.objects.len()
     }
 
-    /// Returns an argument, or `None` past the last one.
+    /// Returns an argument, or `None` if `index` is past the last argument.
     #[inline]
     pub(crate) fn get(self, index: usize) -> Option<Object<'a>> {
         // SAFETY: the caller of the function keeps its arguments alive during the call.
         self.objects.get(index).and_then(|raw| unsafe { self.gil.borrowed(*raw) })
     }
 
-    /// Returns the `id` of an argument, or 0 past the last one.
+    /// Returns the `id` of an argument, or 0 if `index` is past the last argument.
     #[inline]
     pub(crate) fn id(self, index: usize) -> usize {
         self.get(index).map_or(0, Object::id)
@@ -145,7 +146,7 @@ macro_rules! native_method {
             arguments: *const $crate::ffi::cpython::RawObject,
             count: isize,
         ) -> $crate::ffi::cpython::RawObject {
-            // SAFETY: Python calls it, with the GIL and `count` arguments.
+            // SAFETY: Python calls this function with the GIL held and with `count` arguments.
             unsafe { $crate::ffi::cpython::answer(arguments, count, $function) }
         }
         $crate::ffi::cpython::Method::new($crate::ffi::symbols::c_name(concat!($name, "\0")), native)

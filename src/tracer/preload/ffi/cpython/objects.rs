@@ -48,7 +48,7 @@ impl<'a> Object<'a> {
 
     /// Returns the type of the object.
     pub(crate) fn kind(self) -> Option<Owned> {
-        // SAFETY: the object is alive; a new reference.
+        // SAFETY: the object is alive; the call returns a new reference.
         unsafe { self.gil.owned((self.gil.functions.type_of)(self.raw())) }
     }
 
@@ -77,20 +77,20 @@ impl<'a> Object<'a> {
     /// Returns the attribute `name`.
     #[inline]
     pub(crate) fn attribute(self, name: Object<'_>) -> Option<Owned> {
-        // SAFETY: both objects are alive; a new reference.
+        // SAFETY: both objects are alive; the call returns a new reference.
         unsafe { self.gil.owned((self.gil.functions.attribute)(self.raw(), name.raw())) }
     }
 
     /// Calls the object without arguments.
     #[inline]
     pub(crate) fn call(self) -> Option<Owned> {
-        // SAFETY: the object is alive; null ends the arguments; a new reference.
+        // SAFETY: the object is alive; null ends the arguments; the call returns a new reference.
         unsafe { self.gil.owned((self.gil.functions.call_with)(self.raw(), null_mut::<c_void>())) }
     }
 
     /// Calls the object with one argument.
     pub(crate) fn call_with(self, argument: Object<'_>) -> Option<Owned> {
-        // SAFETY: both objects are alive; null ends the arguments; a new reference.
+        // SAFETY: both objects are alive; null ends the arguments; the call returns a new reference.
         unsafe {
             self.gil.owned((self.gil.functions.call_with)(self.raw(), argument.raw(), null_mut::<c_void>()))
         }
@@ -98,14 +98,14 @@ impl<'a> Object<'a> {
 
     /// Calls the object with the arguments in a tuple.
     pub(crate) fn call_with_tuple(self, arguments: Object<'_>) -> Option<Owned> {
-        // SAFETY: both objects are alive; a new reference.
+        // SAFETY: both objects are alive; the call returns a new reference.
         unsafe { self.gil.owned((self.gil.functions.call)(self.raw(), arguments.raw())) }
     }
 
     /// Calls the method `name` of the object without arguments.
     #[inline]
     pub(crate) fn call_method(self, name: Object<'_>) -> Option<Owned> {
-        // SAFETY: both objects are alive; null ends the arguments; a new reference.
+        // SAFETY: both objects are alive; null ends the arguments; the call returns a new reference.
         unsafe {
             self.gil.owned((self.gil.functions.call_method)(self.raw(), name.raw(), null_mut::<c_void>()))
         }
@@ -120,7 +120,7 @@ impl<'a> Object<'a> {
 
     /// Returns `str(self)`.
     pub(crate) fn string(self) -> Option<Owned> {
-        // SAFETY: the object is alive; a new reference.
+        // SAFETY: the object is alive; the call returns a new reference.
         unsafe { self.gil.owned((self.gil.functions.string_of)(self.raw())) }
     }
 
@@ -162,7 +162,8 @@ impl<'a> Object<'a> {
     /// Nobody changes the list for `'a`.
     #[inline]
     pub(crate) unsafe fn list_item(self, index: usize) -> Option<Object<'a>> {
-        // SAFETY: the object is alive; a borrowed reference, which the list keeps by the contract.
+        // SAFETY: the object is alive; the call returns a borrowed reference, which the list keeps by the
+        // contract.
         unsafe { self.gil.borrowed((self.gil.functions.list_item)(self.raw(), index as isize)) }
     }
 
@@ -175,7 +176,8 @@ impl<'a> Object<'a> {
     /// Returns an item of a tuple.
     #[inline]
     pub(crate) fn tuple_item(self, index: usize) -> Option<Object<'a>> {
-        // SAFETY: the object is alive; a borrowed reference, which the tuple keeps for as long as it lives.
+        // SAFETY: the object is alive; the call returns a borrowed reference, which the tuple keeps for as
+        // long as it lives.
         unsafe { self.gil.borrowed((self.gil.functions.tuple_item)(self.raw(), index as isize)) }
     }
 
@@ -197,7 +199,8 @@ impl<'a> Object<'a> {
 
     /// Returns the namespace of a module object, a dict.
     pub(crate) fn module_namespace(self) -> Option<Object<'a>> {
-        // SAFETY: the object is alive; a borrowed reference, which the module keeps for as long as it lives.
+        // SAFETY: the object is alive; the call returns a borrowed reference, which the module keeps for as
+        // long as it lives.
         unsafe { self.gil.borrowed((self.gil.functions.module_dict)(self.raw())) }
     }
 }

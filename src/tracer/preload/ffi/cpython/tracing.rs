@@ -1,6 +1,6 @@
 //! Suspends a thread's profilers and debuggers: the functions set by `sys.setprofile`, `sys.settrace` and
-//! their C counterparts, and from 3.12 on also the tools of `sys.monitoring`. The interpreter calls none of
-//! them while the thread state's `tracing` is above 0.
+//! their C counterparts, and, since Python 3.12, the tools of `sys.monitoring`. The interpreter calls none of
+//! these while the thread state's `tracing` is above 0.
 
 use std::ffi::c_int;
 
@@ -25,7 +25,8 @@ struct ThreadFields {
     before: [usize; 5],
     stack_check: c_int,
     tracing: c_int,
-    /// 3.9: the flag `use_tracing` in the lower half. 3.10: the address of a struct that begins with it.
+    /// 3.9: the flag `use_tracing` in the lower half. 3.10: the address of a struct that begins with this
+    /// flag.
     flag: usize,
     profile_function: usize,
     trace_function: usize,
@@ -33,7 +34,7 @@ struct ThreadFields {
 
 impl Tracing {
     pub(super) fn find() -> Option<Tracing> {
-        // SAFETY: the type in Include/cpython/pystate.h.
+        // SAFETY: the type is the one in Include/cpython/pystate.h.
         let [enter, leave] = [c"PyThreadState_EnterTracing", c"PyThreadState_LeaveTracing"]
             .map(|name| unsafe { function::<ChangeTracing>(find_global(name)) });
         if let (Some(enter), Some(leave)) = (enter, leave) {

@@ -12,18 +12,19 @@ pub(crate) const TRIED: (u32, u32) = (9, 15);
 pub(crate) struct Version {
     pub(crate) major: u32,
     pub(crate) minor: u32,
-    /// True for a build without the GIL. Its objects have a header of four words instead of two, and another
-    /// thread may change an object at any time.
+    /// True for a build without the GIL. The objects of such a build have a header of four words instead of
+    /// two, and another thread may change an object at any time.
     pub(crate) is_free_threaded: bool,
 }
 
 impl Version {
-    /// Returns the version of the Python in this process, or `None` without one.
+    /// Returns the version of the Python in this process, or `None` if the process has no Python.
     pub(crate) fn get() -> Option<Version> {
-        // SAFETY: the type in Include/pylifecycle.h.
+        // SAFETY: the type is the one in Include/pylifecycle.h.
         let text: unsafe extern "C" fn() -> *const c_char =
             unsafe { function(find_global(c"Py_GetVersion")) }?;
-        // SAFETY: it returns a C string that lives as long as the process, and any thread may call it.
+        // SAFETY: the function returns a C string that lives as long as the process, and any thread may call
+        // it.
         Version::parse(&unsafe { CStr::from_ptr(text()) }.to_string_lossy())
     }
 

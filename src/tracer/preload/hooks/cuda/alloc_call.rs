@@ -1,7 +1,8 @@
 //! The shared code of every hook of the runtime or the driver that allocates or frees memory.
 //!
-//! An allocation is recorded after the call, when its outcome is known. A free is announced before the call:
-//! another thread may get the same address at once, and its allocation must come later in the trace.
+//! An allocation is recorded after the call, when its outcome is known. A free is announced before the call,
+//! because another thread may get the same address at once, and the allocation of that thread must come later
+//! in the trace.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -20,7 +21,7 @@ use crate::hooks::torch::allocator::record_out_of_memory;
 use crate::runtime::guard::{Outermost, shielded};
 use crate::runtime::{session, thread};
 
-/// The place that a call writes its address or handle to.
+/// A pointer to the place where a call stores its address or handle.
 pub(super) type Out = *mut *mut c_void;
 
 /// The kind of a call.
@@ -36,14 +37,14 @@ pub(super) enum CallKind {
     HostFree,
 }
 
-/// A call, before it is made.
+/// The properties of a call that are known before it is made.
 #[derive(Clone, Copy)]
 pub(super) struct Call {
     pub(super) kind: CallKind,
     pub(super) api: Api,
     /// The return address of the call.
     pub(super) caller: *const c_void,
-    /// Queries the thread's device.
+    /// Returns the device of the calling thread.
     pub(super) device: fn() -> i8,
 }
 
@@ -54,21 +55,21 @@ pub(super) struct Allocated {
     pub(super) address: u64,
     /// The size in bytes.
     pub(super) bytes: usize,
-    /// The device, when the call names it.
+    /// The device, if the call names one.
     pub(super) device: Option<i8>,
-    /// For a mapping: the handle of the physical memory behind it.
+    /// The handle of the mapped physical memory if the call maps memory, otherwise 0.
     pub(super) handle: u64,
 }
 
 impl Allocated {
-    /// `bytes` at `address`, on the thread's device.
+    /// Returns an allocation of `bytes` bytes at `address`, on the thread's device.
     pub(super) fn new(address: Option<*mut c_void>, bytes: usize) -> Allocated {
         Allocated { address: address.map_or(0, |address| address as u64), bytes, ..Allocated::default() }
     }
 
-    /// Same as [`new`](Allocated::new), for an allocation on `stream`. If a graph captures it, it returns an
-    /// address but takes no memory: the graph allocates when it is launched, and device samples show the
-    /// memory of all graphs.
+    /// Same as [`new`](Allocated::new), for an allocation on `stream`. If a graph captures the call, the call
+    /// returns an address but counts as 0 bytes, because the graph allocates the memory at its launch. Device
+    /// samples include the memory of graphs.
     ///
     /// # Safety
     /// `stream` is null or a live stream.
@@ -79,8 +80,8 @@ impl Allocated {
     }
 }
 
-/// Makes an allocating call and records it. `run` makes the call, `allocated` reads its result after a
-/// success.
+/// Makes an allocating call and records it. `run` makes the call, and `allocated` reads the result if the
+/// call succeeds.
 pub(super) fn record_alloc(
     call: Call,
     requested: usize,
@@ -91,8 +92,9 @@ pub(super) fn record_alloc(
     let recorder = Recorder::active();
     let before = now_ns();
     let status = run();
-    // The first call of a process starts CUDA, and then the recorder, whose first row describes CUDA's
-    // devices.
+    // The first call of a process starts CUDA, and only then can the recorder start, because its first row
+    // describes CUDA's devices. The end of the call is read before that start, which is not part of the
+    // latency.
     let after = recorder.is_none().then(now_ns);
     shielded(|| {
         let Some(recorder) = recorder.or_else(session::recorder) else { return };
@@ -111,7 +113,7 @@ pub(super) fn record_alloc(
         }
         let (header, known) = before_outcome(call, Some(device));
         if status == SUCCESS && known.from_torch_allocator {
-            // Without caching, the call is the block.
+            // Without caching, the memory of this call is the block that torch returns.
             thread::with(|state| state.last_block.set(allocated.address as usize));
         }
         if status == SUCCESS && phantom::take_grant() {
@@ -140,8 +142,8 @@ pub(super) fn record_alloc(
     status
 }
 
-/// Records the OOM that a real card would have had at a request that the phantom device granted. `bytes` is the size of
-/// the call.
+/// Records the OOM that a real card would have raised for a request that the simulated card granted
+/// nevertheless. `bytes` is the size of the call.
 fn record_past_oom(recorder: &'static Recorder, header: Header, bytes: usize, pool: u16) {
     let requested = requested_sizes::in_progress();
     let rounded = session::session()
@@ -152,15 +154,15 @@ fn record_past_oom(recorder: &'static Recorder, header: Header, bytes: usize, po
     record_out_of_memory(recorder, oom, Header { api: Some(Api::PastOom), ..header });
 }
 
-/// Makes a freeing call and records it. It frees `bytes` at `address`; 0 bytes mean the whole
+/// Makes a freeing call and records it. The call frees `bytes` bytes at `address`; 0 means the whole
 /// allocation.
 pub(super) fn record_free(call: Call, address: u64, bytes: usize, run: impl FnOnce() -> c_int) -> c_int {
-    // Programs initialize the runtime with `cudaFree(0)`.
+    // Programs initialize the runtime with `cudaFree(0)`, which frees nothing.
     if address == 0 {
         return run();
     }
     let Some(_outermost) = Outermost::enter() else { return run() };
-    // A free alone starts no trace: its allocation was never recorded.
+    // A free does not start a trace, because the allocation that it frees was not recorded.
     let begun = Recorder::active().and_then(|recorder| {
         shielded(|| {
             let (header, known) = before_outcome(call, None);
@@ -187,12 +189,13 @@ pub(super) fn record_free(call: Call, address: u64, bytes: usize, run: impl FnOn
     status
 }
 
-/// The part of a call's event that does not depend on its outcome. `device` is an allocation's device; a free
-/// repeats the stream of its allocation.
+/// Returns the part of a call's event that does not depend on the result. `device` is the device of an
+/// allocation. It is `None` for a free, because the row of a free repeats the stream of its allocation.
 fn before_outcome(call: Call, device: Option<i8>) -> (Header, event::Call) {
     let Library { name, is_torch_allocator, is_nccl, .. } = library_at(call.caller);
     let is_torchs = is_torch_allocator || requested_sizes::is_inside();
-    // Without caching torch's allocator may be called before there are streams.
+    // Without caching, torch's allocator may run before the streams are set up, and [`current_stream`] needs
+    // them.
     let has_streams = is_torchs && session::session().is_some_and(|session| session.rounding.caching);
     let at =
         device.filter(|device| has_streams && *device >= 0).map(|device| (device, current_stream(device)));
@@ -218,7 +221,7 @@ fn code(status: c_int) -> i16 {
     i16::try_from(status).unwrap_or(i16::MAX)
 }
 
-/// The bytes that an allocation node of a CUDA graph allocates at each launch.
+/// Returns the number of bytes that an allocation node of a CUDA graph allocates at each launch.
 ///
 /// # Safety
 /// `node` is null or the caller's own, valid by CUDA's contract.
@@ -227,7 +230,7 @@ pub(super) unsafe fn node_bytes(node: *const AllocNodeParams) -> usize {
     if node.is_null() { 0 } else { unsafe { (*node).bytesize } }
 }
 
-/// The result of making an allocation node: an address and no memory.
+/// Returns the result of adding an allocation node: an address and 0 bytes.
 ///
 /// # Safety
 /// The call that made the node succeeded.
@@ -240,17 +243,18 @@ pub(super) unsafe fn allocated_node(node: *const AllocNodeParams) -> Allocated {
     Allocated { address, device: i8::try_from(device).ok(), ..Allocated::default() }
 }
 
-/// The value that a successful call wrote to `out`.
+/// Returns the value that a successful call wrote to `out`.
 ///
 /// # Safety
 /// The call that was given `out` succeeded.
 pub(super) unsafe fn written<T: Copy>(out: *const T) -> Option<T> {
-    // SAFETY: CUDA fails on a null place and writes any other; the check costs nothing.
+    // SAFETY: a successful call has written to `out`. CUDA rejects a null pointer, so the check is only a
+    // precaution.
     (!out.is_null()).then(|| unsafe { *out })
 }
 
-/// The elements of `levels` levels of a mipmapped array; each side of a level is half as long as in the level
-/// before.
+/// Returns the number of elements in `levels` levels of a mipmapped array. Each side of a level is half as
+/// long as in the previous level, but at least 1.
 pub(super) fn mipmapped_elements(extent: [usize; 3], levels: c_uint) -> usize {
     let sides = |level: c_uint| extent.map(|side| side.checked_shr(level).unwrap_or(0).max(1));
     let of = |level| sides(level).into_iter().fold(1usize, usize::saturating_mul);

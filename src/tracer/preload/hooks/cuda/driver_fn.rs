@@ -1,7 +1,7 @@
 //! The real functions of the driver, which our hooks call.
 //!
-//! A program gets a function of the driver in several ways: it is linked to it, it looks the name up with
-//! `dlsym`, or it asks `cuGetProcAddress`, once for each kind of default stream. Each way may return a
+//! A program gets a function of the driver in several ways: it is linked to the driver, it looks the name up
+//! with `dlsym`, or it calls `cuGetProcAddress`, once for each kind of default stream. Each way may return a
 //! different address, and each address gets its own stand-in, which calls the function at that address.
 
 use std::ffi::c_void;
@@ -11,14 +11,14 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use crate::ffi::symbols::{RealFn, function};
 
 /// The number of addresses of one function that get a stand-in: the address from `dlsym`, the two from
-/// `cuGetProcAddress` for both kinds of default stream, and one more.
+/// `cuGetProcAddress` for both kinds of default stream, and a spare one.
 const WAYS: usize = 4;
 
-/// A function of the driver, for each way in which a program gets it. `F` is its type.
+/// A function of the driver, for each way in which a program gets it. `F` is the type of the function.
 pub(crate) struct DriverFn<F> {
-    /// For programs that are linked to it: way 0.
+    /// The function for programs that are linked to the driver: way 0.
     linked: RealFn<F>,
-    /// The addresses that were looked up: ways 1 and on.
+    /// The addresses that the program looked up, for the ways from 1 to [`WAYS`].
     found: [AtomicPtr<c_void>; WAYS],
 }
 
@@ -31,13 +31,14 @@ impl<F: Copy> DriverFn<F> {
         DriverFn { linked, found: [const { AtomicPtr::new(null_mut()) }; WAYS] }
     }
 
-    /// The real function of a way.
+    /// Returns the real function for `way`.
     #[inline]
     pub(crate) fn get(&self, way: usize) -> Option<F> {
         if way == 0 {
             return self.linked.get();
         }
-        // SAFETY: the driver's address for the name, so of type `F` by the contract of `new`.
+        // SAFETY: the address is the driver's address for the name, so it has the type `F` by the contract of
+        // `new`.
         unsafe { function(self.found.get(way - 1)?.load(Ordering::Relaxed)) }
     }
 
@@ -64,10 +65,11 @@ impl<F: Copy> DriverFn<F> {
 }
 
 /// Defines, for each function of the driver, its real function, the exported hook, the stand-ins, and its
-/// line of `exported` and `by_base_name`.
+/// entries in `exported` and `by_base_name`.
 ///
-/// The name after `as` is the one that `cuGetProcAddress` knows, from the CUDA version on that follows it.
-/// The rest is as in [`caller_hooks`](crate::hooks::cuda::stand_in).
+/// The name after `as` is the name that `cuGetProcAddress` knows (empty if there is no such name), and the
+/// number after `from` is the first CUDA version that knows the name. The other fields are the same as in
+/// [`caller_hooks`](crate::hooks::cuda::stand_in).
 macro_rules! driver_hooks {
     ($($name:ident as $base:literal from $since:literal ($($arg:ident: $type:ty),*) caller $register:literal => $body:ident, $real:ident;)*) => {
         $(
@@ -78,7 +80,7 @@ macro_rules! driver_hooks {
             #[unsafe(no_mangle)]
             #[unsafe(naked)]
             unsafe extern "C" fn $name($($arg: $type),*) -> std::ffi::c_int {
-                // At the entry of a function the return address is on top of the stack.
+                // At the entry of a function, the return address is on top of the stack.
                 core::arch::naked_asm!(
                     concat!("mov ", $register, ", qword ptr [rsp]"),
                     "jmp {body}",
@@ -104,7 +106,7 @@ macro_rules! driver_hooks {
             )*
         }
 
-        /// The stand-in for an exported name of the driver.
+        /// Returns the stand-in for an exported name of the driver.
         pub(super) fn exported(name: &[u8]) -> Option<$crate::hooks::cuda::stand_in::StandIn> {
             match name {
                 $(_ if name == stringify!($name).as_bytes() => Some(|found| {
@@ -115,14 +117,14 @@ macro_rules! driver_hooks {
                     StandIns::$name::<3> as *mut std::ffi::c_void,
                     StandIns::$name::<4> as *mut std::ffi::c_void,
                     ];
-                    // SAFETY: the driver's own function, by the contract of `StandIn`.
+                    // SAFETY: `found` is the driver's own function, by the contract of `StandIn`.
                     unsafe { $real.stand_in(found, ours) }
                 }),)*
                 _ => None,
             }
         }
 
-        /// The stand-in for the address that `cuGetProcAddress` returns for `name` of CUDA `version`.
+        /// Returns the stand-in for the address that `cuGetProcAddress` returns for `name` of CUDA `version`.
         pub(super) fn by_base_name(name: &[u8], version: std::ffi::c_int) -> Option<$crate::hooks::cuda::stand_in::StandIn> {
             match name {
                 $(_ if name == $base && version >= $since => exported(stringify!($name).as_bytes()),)*

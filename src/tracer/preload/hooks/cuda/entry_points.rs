@@ -1,5 +1,6 @@
 //! The functions that return a function of the driver by its name: `cuGetProcAddress`, and the runtime's
-//! calls for it. Their result is replaced when it is one that [`super::driver`] hooks.
+//! calls for it. The returned function is replaced if [`super::driver`] hooks it, or if it is
+//! `cuGetProcAddress` itself.
 //!
 //! Every CUDA runtime, whether linked into the program or loaded later, finds `cuGetProcAddress` with `dlsym`
 //! and everything else with `cuGetProcAddress`.
@@ -15,7 +16,7 @@ use crate::ffi::symbols::RealFn;
 use crate::runtime::guard::shielded;
 use crate::runtime::session;
 
-/// The place that a function's address is written to.
+/// A pointer to the place where a call stores the address of a function.
 type FunctionSlot = *mut *mut c_void;
 type Get = unsafe extern "C" fn(*const c_char, FunctionSlot, c_int, c_ulonglong) -> c_int;
 type GetV2 = unsafe extern "C" fn(*const c_char, FunctionSlot, c_int, c_ulonglong, *mut c_int) -> c_int;
@@ -38,16 +39,16 @@ static BY_VERSION: RealFn<ByVersion> =
 static BY_VERSION_PTSZ: RealFn<ByVersion> =
     unsafe { RealFn::new(c"cudaGetDriverEntryPointByVersion_ptsz", "libcudart.so") };
 
-/// The CUDA version since which `cuGetProcAddress` has a fifth argument.
+/// The first CUDA version whose `cuGetProcAddress` has a fifth argument.
 const V2_SINCE: c_int = 12000;
-/// The CUDA version assumed for a runtime's request that names none: the oldest runtime that can make such a
-/// request.
+/// The CUDA version assumed for a request to the runtime that names no version: the version of the oldest
+/// runtime with this call.
 const RUNTIME_SINCE: c_int = 11030;
 
-/// The stand-in for `cuGetProcAddress` of CUDA 11.
+/// Returns the stand-in for `cuGetProcAddress` of CUDA 11.
 ///
 /// # Safety
-/// `found` is that function.
+/// `found` is the driver's `cuGetProcAddress`.
 unsafe fn get_proc_address(found: *mut c_void) -> *mut c_void {
     let ours = [
         cuGetProcAddress as *mut c_void,
@@ -60,10 +61,10 @@ unsafe fn get_proc_address(found: *mut c_void) -> *mut c_void {
     unsafe { GET.stand_in(found, ours) }
 }
 
-/// The stand-in for `cuGetProcAddress` since CUDA 12.
+/// Returns the stand-in for `cuGetProcAddress` since CUDA 12.
 ///
 /// # Safety
-/// `found` is that function.
+/// `found` is the driver's `cuGetProcAddress_v2`.
 unsafe fn get_proc_address_v2(found: *mut c_void) -> *mut c_void {
     let ours = [
         cuGetProcAddress_v2 as *mut c_void,
@@ -76,7 +77,7 @@ unsafe fn get_proc_address_v2(found: *mut c_void) -> *mut c_void {
     unsafe { GET_V2.stand_in(found, ours) }
 }
 
-/// The stand-in for an exported name of the driver.
+/// Returns the stand-in for an exported name of the driver.
 pub(super) fn of_driver(name: &[u8]) -> Option<StandIn> {
     match name {
         b"cuGetProcAddress" => Some(get_proc_address),
@@ -85,10 +86,11 @@ pub(super) fn of_driver(name: &[u8]) -> Option<StandIn> {
     }
 }
 
-/// Replaces the address that the driver wrote by a stand-in, if it belongs to a hooked function.
+/// Replaces the address that the driver wrote with a stand-in, if the address belongs to a hooked function.
 ///
 /// # Safety
-/// The call that was given both succeeded, so `name` is a C string, and `place` null or written.
+/// The call that received `name` and `place` succeeded. So `name` is a C string, and `place` is null or was
+/// written.
 unsafe fn replace(name: *const c_char, place: FunctionSlot, version: c_int) {
     shielded(|| {
         if name.is_null() || !session::session().is_some_and(|session| session.settings.driver) {
@@ -106,7 +108,7 @@ unsafe fn replace(name: *const c_char, place: FunctionSlot, version: c_int) {
         };
         // SAFETY: by the contract above.
         let Some(place) = (unsafe { place.as_mut() }).filter(|place| !place.is_null()) else { return };
-        // SAFETY: the driver's own function of that name.
+        // SAFETY: `*place` is the driver's own function of that name.
         let ours = unsafe { stand_in(*place) };
         if !ours.is_null() {
             *place = ours;
@@ -121,10 +123,10 @@ unsafe extern "C" fn get<const WAY: usize>(
     flags: c_ulonglong,
 ) -> c_int {
     let Some(real) = GET.get(WAY) else { return NOT_INITIALIZED };
-    // SAFETY: the caller's own arguments, passed on unchanged.
+    // SAFETY: the caller's arguments are passed on unchanged.
     let status = unsafe { real(name, place, version, flags) };
     if status == SUCCESS {
-        // SAFETY: it succeeded.
+        // SAFETY: the call with these arguments succeeded.
         unsafe { replace(name, place, version) };
     }
     status
@@ -138,10 +140,10 @@ unsafe extern "C" fn get_v2<const WAY: usize>(
     found: *mut c_int,
 ) -> c_int {
     let Some(real) = GET_V2.get(WAY) else { return NOT_INITIALIZED };
-    // SAFETY: the caller's own arguments, passed on unchanged.
+    // SAFETY: the caller's arguments are passed on unchanged.
     let status = unsafe { real(name, place, version, flags, found) };
     if status == SUCCESS {
-        // SAFETY: it succeeded.
+        // SAFETY: the call with these arguments succeeded.
         unsafe { replace(name, place, version) };
     }
     status
@@ -154,7 +156,7 @@ unsafe extern "C" fn cuGetProcAddress(
     version: c_int,
     flags: c_ulonglong,
 ) -> c_int {
-    // SAFETY: the caller's own arguments, passed on unchanged.
+    // SAFETY: the caller's arguments are passed on unchanged.
     unsafe { get::<0>(name, place, version, flags) }
 }
 
@@ -166,11 +168,12 @@ unsafe extern "C" fn cuGetProcAddress_v2(
     flags: c_ulonglong,
     found: *mut c_int,
 ) -> c_int {
-    // SAFETY: the caller's own arguments, passed on unchanged.
+    // SAFETY: the caller's arguments are passed on unchanged.
     unsafe { get_v2::<0>(name, place, version, flags, found) }
 }
 
-/// Defines the hook of a call of the runtime that returns functions of the driver, of CUDA `$version`.
+/// Defines the hook of a call of the runtime that returns functions of the driver. `$version` is the CUDA
+/// version of the request.
 macro_rules! of_runtime {
     ($($name:ident($($arg:ident: $type:ty),*) version $version:expr => $real:ident;)*) => { $(
         #[unsafe(no_mangle)]
@@ -182,22 +185,22 @@ macro_rules! of_runtime {
             found: *mut c_int,
         ) -> c_int {
             let Some(real) = $real.get() else { return NOT_INITIALIZED };
-            // SAFETY: the caller's own arguments, passed on unchanged.
+            // SAFETY: the caller's arguments are passed on unchanged.
             let status = unsafe { real(name, place, $($arg,)* flags, found) };
             if status == SUCCESS {
-                // SAFETY: it succeeded.
+                // SAFETY: the call with these arguments succeeded.
                 unsafe { replace(name, place, $version) };
             }
             status
         }
     )*
 
-        /// The stand-in for an exported name of the runtime.
+        /// Returns the stand-in for an exported name of the runtime.
         pub(super) fn of_runtime(name: &[u8]) -> Option<StandIn> {
             match name {
                 $(_ if name == stringify!($name).as_bytes() => Some(|found| {
                     let ours = $name as *mut c_void;
-                    // SAFETY: the runtime's own function, by the contract of `StandIn`.
+                    // SAFETY: `found` is the runtime's own function, by the contract of `StandIn`.
                     if found != ours && unsafe { $real.leads_to(found) } { ours } else { null_mut() }
                 }),)*
                 _ => None,

@@ -1,4 +1,5 @@
-//! The CUDA events that torch's allocator records and queries, for [`deferred_frees`].
+//! Hooks of the calls that record, query and wait for CUDA events. [`deferred_frees`] follows the events of
+//! torch's allocator.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -17,7 +18,7 @@ caller_hooks! {
 unsafe extern "C" fn record(event: *mut c_void, stream: *mut c_void, caller: *const c_void) -> c_int {
     let Some(real) = CUDA_EVENT_RECORD.get() else { return NOT_INITIALIZED };
     shielded(|| deferred_frees::event_recorded(event, caller));
-    // SAFETY: the caller's own arguments, passed on unchanged.
+    // SAFETY: the caller's arguments are passed on unchanged.
     unsafe { real(event, stream) }
 }
 
@@ -29,13 +30,13 @@ unsafe extern "C" fn record_with_flags(
 ) -> c_int {
     let Some(real) = CUDA_EVENT_RECORD_WITH_FLAGS.get() else { return NOT_INITIALIZED };
     shielded(|| deferred_frees::event_recorded(event, caller));
-    // SAFETY: the caller's own arguments, passed on unchanged.
+    // SAFETY: the caller's arguments are passed on unchanged.
     unsafe { real(event, stream, flags) }
 }
 
 unsafe extern "C" fn query(event: *mut c_void, caller: *const c_void) -> c_int {
     let Some(real) = CUDA_EVENT_QUERY.get() else { return NOT_INITIALIZED };
-    // SAFETY: the caller's own argument, passed on unchanged.
+    // SAFETY: the caller's argument is passed on unchanged.
     let status = unsafe { real(event) };
     if status == SUCCESS {
         shielded(|| deferred_frees::event_completed(event, caller));
@@ -45,7 +46,7 @@ unsafe extern "C" fn query(event: *mut c_void, caller: *const c_void) -> c_int {
 
 unsafe extern "C" fn synchronize(event: *mut c_void, caller: *const c_void) -> c_int {
     let Some(real) = CUDA_EVENT_SYNCHRONIZE.get() else { return NOT_INITIALIZED };
-    // SAFETY: the caller's own argument, passed on unchanged.
+    // SAFETY: the caller's argument is passed on unchanged.
     let status = unsafe { real(event) };
     if status == SUCCESS {
         shielded(|| deferred_frees::event_completed(event, caller));

@@ -10,7 +10,8 @@ use crate::runtime::guard::shielded;
 
 caller_hooks! {
     cudaStreamBeginCapture(stream: *mut c_void, mode: c_uint) caller "rdx" => begin, CUDA_BEGIN_CAPTURE;
-    // All six argument registers are in use, and the body does not need the caller.
+    // The six arguments use every argument register. The body ignores the caller, so any other register will
+    // do.
     cudaStreamBeginCaptureToGraph(
         stream: *mut c_void,
         graph: *mut c_void,
@@ -24,7 +25,7 @@ caller_hooks! {
 
 unsafe extern "C" fn begin(stream: *mut c_void, mode: c_uint, _: *const c_void) -> c_int {
     let Some(real) = CUDA_BEGIN_CAPTURE.get() else { return NOT_INITIALIZED };
-    // SAFETY: the caller's own arguments, passed on unchanged.
+    // SAFETY: the caller's arguments are passed on unchanged.
     let status = unsafe { real(stream, mode) };
     if status == SUCCESS {
         shielded(graph_captures::begin);
@@ -41,7 +42,7 @@ unsafe extern "C" fn begin_to_graph(
     mode: c_uint,
 ) -> c_int {
     let Some(real) = CUDA_BEGIN_CAPTURE_TO_GRAPH.get() else { return NOT_INITIALIZED };
-    // SAFETY: the caller's own arguments, passed on unchanged.
+    // SAFETY: the caller's arguments are passed on unchanged.
     let status = unsafe { real(stream, graph, dependencies, edges, count, mode) };
     if status == SUCCESS {
         shielded(graph_captures::begin);
@@ -51,8 +52,8 @@ unsafe extern "C" fn begin_to_graph(
 
 unsafe extern "C" fn end(stream: *mut c_void, graph: *mut c_void, _: *const c_void) -> c_int {
     let Some(real) = CUDA_END_CAPTURE.get() else { return NOT_INITIALIZED };
-    // A capture that failed ends as well.
+    // This is outside the check of the status, because a failed capture ends, too.
     shielded(graph_captures::end);
-    // SAFETY: the caller's own arguments, passed on unchanged.
+    // SAFETY: the caller's arguments are passed on unchanged.
     unsafe { real(stream, graph) }
 }

@@ -13,8 +13,8 @@ use crate::runtime::{fixed_text::FixedText, session, thread};
 /// `CUBLAS_STATUS_NOT_INITIALIZED`.
 const NOT_INITIALIZED: c_int = 1;
 
-/// Tags the block of a workspace with the name of its library. torch passes it with each call; only a block that this
-/// thread has just allocated is new.
+/// Tags the block of a workspace with the name of its library. torch passes the workspace with each call, so
+/// a block gets its tag only if it is the last block that this thread allocated, and only once.
 fn is_used(workspace: *mut c_void, name: &'static FixedText) {
     let pointer = workspace as usize;
     let is_new = |state: &thread::ThreadState| {

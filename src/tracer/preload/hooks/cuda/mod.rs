@@ -1,4 +1,5 @@
-//! CUDA's functions that allocate and free memory, of the runtime and of the driver.
+//! Hooks of CUDA: the calls of the runtime and of the driver that allocate and free memory, the look-ups of
+//! driver functions, events, graph captures, and the workspaces of cuBLAS.
 
 mod alloc_call;
 mod driver;
@@ -14,7 +15,8 @@ use stand_in::StandIn;
 
 use crate::runtime::session;
 
-/// Returns our stand-in for the runtime or driver function of exactly this name.
+/// Returns our stand-in for the runtime or driver function of exactly this name, or `None` if there is none
+/// or the settings `dlsym` or `driver` exclude it.
 pub(super) fn exported(name: &[u8]) -> Option<StandIn> {
     let settings = &session::session()?.settings;
     if !settings.dlsym {

@@ -2,7 +2,8 @@
 
 use std::ffi::c_void;
 
-/// Returns our function for the address that the program found under a name; null to leave the address alone.
+/// A function that returns our stand-in for the address that the program found under a name, or null to leave
+/// the address unchanged.
 ///
 /// # Safety
 /// The address belongs to the function of this name, from its library.
@@ -10,9 +11,9 @@ pub(crate) type StandIn = unsafe fn(*mut c_void) -> *mut c_void;
 
 /// Defines the exported hook of each function of the runtime.
 ///
-/// A line gives the function's signature, the register of its next argument by the ABI, the body, and the
-/// static of the real function. The hook passes the return address, which an ordinary function cannot see, to
-/// the body in that register.
+/// A line gives the function's signature, the register that the ABI would use for one more argument, the
+/// body, and the static of the real function. The hook passes the return address, which an ordinary function
+/// cannot see, to the body in that register.
 macro_rules! caller_hooks {
     ($($name:ident($($arg:ident: $type:ty),*) caller $register:literal => $body:ident, $real:ident;)*) => {
         $(
@@ -23,7 +24,7 @@ macro_rules! caller_hooks {
             #[unsafe(no_mangle)]
             #[unsafe(naked)]
             unsafe extern "C" fn $name($($arg: $type),*) -> std::ffi::c_int {
-                // At the entry of a function the return address is on top of the stack.
+                // At the entry of a function, the return address is on top of the stack.
                 core::arch::naked_asm!(
                     concat!("mov ", $register, ", qword ptr [rsp]"),
                     "jmp {body}",
@@ -32,13 +33,13 @@ macro_rules! caller_hooks {
             }
         )*
 
-        /// The stand-in for an exported name of the runtime. A second runtime in the process keeps its own
-        /// functions: our hooks call the first.
+        /// Returns the stand-in for an exported name of the runtime. The functions of a second runtime in the
+        /// process are not replaced, because our hooks call the first runtime.
         pub(crate) fn exported(name: &[u8]) -> Option<$crate::hooks::cuda::stand_in::StandIn> {
             match name {
                 $(_ if name == stringify!($name).as_bytes() => Some(|found| {
                     let ours = $name as *mut std::ffi::c_void;
-                    // SAFETY: the library's own function, by the contract of `StandIn`.
+                    // SAFETY: `found` is the library's own function, by the contract of `StandIn`.
                     if found != ours && unsafe { $real.leads_to(found) } { ours } else { std::ptr::null_mut() }
                 }),)*
                 _ => None,

@@ -14,7 +14,8 @@ use crate::ffi::symbols;
 use crate::hooks::cuda;
 use crate::runtime::guard::shielded;
 
-// Without the hook under AddressSanitizer (scripts/asan): its runtime looks functions up before instrumented code can run.
+// A build with AddressSanitizer (scripts/asan) has no hook of `dlsym`, because the sanitizer's runtime looks
+// functions up before instrumented code can run.
 #[cfg_attr(not(memtrace_asan), unsafe(no_mangle))]
 #[unsafe(naked)]
 unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
@@ -35,7 +36,7 @@ unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_v
     )
 }
 
-/// The result in `rax` and `rdx`.
+/// The result of [`answer`], which the ABI returns in `rax` and `rdx`.
 #[repr(C)]
 struct Answer {
     ours: *mut c_void,
@@ -48,7 +49,7 @@ unsafe extern "C" fn answer(handle: *mut c_void, name: *const c_char) -> Answer 
         return Answer { ours: null_mut(), real: nothing as *mut c_void };
     };
     let found = shielded(|| {
-        // SAFETY: the program's own name, a C string by the contract of dlsym.
+        // SAFETY: the program's name is a C string by the contract of dlsym.
         unsafe { found(handle, name, real) }
     });
     match found.unwrap_or(Found::Other) {
@@ -68,7 +69,8 @@ enum Found {
     Other,
 }
 
-/// The prefixes of our hooks' names: functions of CUDA and its libraries, of NCCL and of NVTX.
+/// The prefixes of the names that this hook examines: functions of CUDA and its libraries, of NCCL and of
+/// NVTX.
 const HOOKED: [&[u8]; 3] = [b"cu", b"nccl", b"nvtx"];
 
 unsafe extern "C" fn nothing(_: *mut c_void, _: *const c_char) -> *mut c_void {
@@ -89,20 +91,20 @@ unsafe fn found(handle: *mut c_void, name: *const c_char, real: symbols::Dlsym) 
     if !HOOKED.iter().any(|prefix| text.starts_with(prefix)) {
         return Found::Other;
     }
-    // The result of `RTLD_NEXT` depends on the caller. A lookup in the global scope finds our hook, if there
-    // is one.
+    // The result of `RTLD_NEXT` depends on the caller, so it cannot be computed here. A lookup in the global
+    // scope returns our hook, if a hook has this name.
     let is_next = handle == libc::RTLD_NEXT;
-    // SAFETY: the program's own arguments.
+    // SAFETY: these are the program's own arguments.
     let found = unsafe { real(if is_next { libc::RTLD_DEFAULT } else { handle }, name.as_ptr()) };
     if is_hook_of_nothing(found, name) {
         return Found::Nothing;
     }
-    // Our hooks are first in the global scope already.
+    // In the global scope, our hooks come first, so glibc's own lookup returns them.
     if handle == libc::RTLD_DEFAULT || is_next || found.is_null() {
         return Found::Other;
     }
     let Some(stand_in) = cuda::exported(text) else { return Found::Other };
-    // SAFETY: the library's own function of that name.
+    // SAFETY: `found` is the library's own function of that name.
     let ours = unsafe { stand_in(found) };
     if ours.is_null() { Found::Other } else { Found::Ours(ours) }
 }

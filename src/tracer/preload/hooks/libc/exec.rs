@@ -1,8 +1,8 @@
 //! `exec` and `posix_spawn`.
 //!
 //! After an `exec`, the process runs another program and none of our code. So the trace ends before the call.
-//! If the call returns, it has failed, and the trace continues. The child of a `vfork` has its parent's
-//! memory: there, only the process id is compared and the program's file is read.
+//! If the call returns, it has failed, and the trace continues. The child of a `vfork` shares its parent's
+//! memory, so a hook in such a child only compares the process id and reads the program's file.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -12,7 +12,7 @@ use super::foreign_program::{FoundPath, is_program, with_fitting_environment};
 use crate::ffi::symbols::RealFn;
 use crate::runtime::guard::shielded;
 
-/// `char *const argv[]`, or an environment.
+/// The type of `char *const argv[]` and of an environment.
 pub(super) type Strings = *const *const c_char;
 
 // SAFETY: the signature is the one in unistd.h.
@@ -28,7 +28,8 @@ static FEXECVE: RealFn<unsafe extern "C" fn(c_int, Strings, Strings) -> c_int> =
 static EXECVEAT: RealFn<unsafe extern "C" fn(c_int, *const c_char, Strings, Strings, c_int) -> c_int> =
     unsafe { RealFn::new(c"execveat", "libc.so") };
 
-/// `posix_spawn` and `posix_spawnp`. The file actions and the attributes are passed on as addresses.
+/// The type of `posix_spawn` and `posix_spawnp`. The file actions and the attributes are passed on as
+/// addresses.
 type Spawn =
     unsafe extern "C" fn(*mut c_int, *const c_char, *const c_void, *const c_void, Strings, Strings) -> c_int;
 
@@ -41,15 +42,16 @@ unsafe extern "C" {
     static environ: Strings;
 }
 
-/// Finds the real functions, because the child of a `vfork` must not look them up.
+/// Looks up the real functions now, because the child of a `vfork` must not look them up.
 pub(crate) fn install() {
     let _ = (EXECVE.get(), EXECVPE.get(), FEXECVE.get(), EXECVEAT.get());
     let _ = (POSIX_SPAWN.get(), POSIX_SPAWNP.get());
 }
 
-/// Ends the trace, if the program to run exists, and makes the call.
+/// Makes the call. If the program to run exists, ends the trace before the call, and resumes it if the call
+/// returns.
 fn exec(exists: impl FnOnce() -> bool, call: Option<impl FnOnce() -> c_int>) -> c_int {
-    // SAFETY: the thread's own variable.
+    // SAFETY: the pointer is to this thread's own `errno`.
     let errno = unsafe { &mut *libc::__errno_location() };
     let Some(call) = call else {
         *errno = libc::ENOSYS;
@@ -70,7 +72,7 @@ fn exec(exists: impl FnOnce() -> bool, call: Option<impl FnOnce() -> c_int>) -> 
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn execve(path: *const c_char, argv: Strings, envp: Strings) -> c_int {
-    // SAFETY: the caller's own arguments.
+    // SAFETY: these are the caller's own arguments.
     let call =
         |envp| exec(|| is_program(path), EXECVE.get().map(|real| move || unsafe { real(path, argv, envp) }));
     // SAFETY: as above.
@@ -79,16 +81,16 @@ unsafe extern "C" fn execve(path: *const c_char, argv: Strings, envp: Strings) -
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn execv(path: *const c_char, argv: Strings) -> c_int {
-    // SAFETY: the caller's own arguments, and the environment by POSIX.
+    // SAFETY: these are the caller's own arguments, and POSIX defines the environment.
     unsafe { execve(path, argv, environ) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn execvpe(file: *const c_char, argv: Strings, envp: Strings) -> c_int {
     let mut room = FoundPath::new();
-    // SAFETY: the caller's own arguments.
+    // SAFETY: these are the caller's own arguments.
     let path = unsafe { room.find(file) };
-    // SAFETY: the caller's own arguments.
+    // SAFETY: these are the caller's own arguments.
     let call =
         |envp| exec(|| !path.is_null(), EXECVPE.get().map(|real| move || unsafe { real(file, argv, envp) }));
     // SAFETY: the path is null or a C string; the environment is the caller's own.
@@ -97,13 +99,13 @@ unsafe extern "C" fn execvpe(file: *const c_char, argv: Strings, envp: Strings) 
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn execvp(file: *const c_char, argv: Strings) -> c_int {
-    // SAFETY: the caller's own arguments, and the environment by POSIX.
+    // SAFETY: these are the caller's own arguments, and POSIX defines the environment.
     unsafe { execvpe(file, argv, environ) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fexecve(file: c_int, argv: Strings, envp: Strings) -> c_int {
-    // SAFETY: the caller's own arguments.
+    // SAFETY: these are the caller's own arguments.
     exec(|| true, FEXECVE.get().map(|real| move || unsafe { real(file, argv, envp) }))
 }
 
@@ -115,7 +117,7 @@ unsafe extern "C" fn execveat(
     envp: Strings,
     flags: c_int,
 ) -> c_int {
-    // SAFETY: the caller's own arguments.
+    // SAFETY: these are the caller's own arguments.
     let real = EXECVEAT.get().map(|real| move || unsafe { real(folder, path, argv, envp, flags) });
     exec(|| true, real)
 }
@@ -130,7 +132,7 @@ unsafe extern "C" fn posix_spawn(
     envp: Strings,
 ) -> c_int {
     let Some(real) = POSIX_SPAWN.get() else { return libc::ENOSYS };
-    // SAFETY: the caller's own arguments.
+    // SAFETY: these are the caller's own arguments.
     unsafe { with_fitting_environment(path, envp, |envp| real(pid, path, actions, attributes, argv, envp)) }
 }
 
@@ -145,16 +147,16 @@ unsafe extern "C" fn posix_spawnp(
 ) -> c_int {
     let Some(real) = POSIX_SPAWNP.get() else { return libc::ENOSYS };
     let mut room = FoundPath::new();
-    // SAFETY: the caller's own arguments.
+    // SAFETY: these are the caller's own arguments.
     let path = unsafe { room.find(file) };
     // SAFETY: the path is null or a C string; the rest are the caller's own arguments.
     unsafe { with_fitting_environment(path, envp, |envp| real(pid, file, actions, attributes, argv, envp)) }
 }
 
-/// `execle`: the environment follows the null that ends the arguments.
+/// The body of `execle`, whose environment follows the null that ends the arguments.
 unsafe extern "C" fn with_environment(path: *const c_char, argv: Strings) -> c_int {
     let mut end = argv;
-    // SAFETY: the caller's arguments, which end in a null and one more pointer.
+    // SAFETY: the caller's arguments end with a null, and one more pointer follows the null.
     unsafe {
         while !(*end).is_null() {
             end = end.add(1);
@@ -163,8 +165,9 @@ unsafe extern "C" fn with_environment(path: *const c_char, argv: Strings) -> c_i
     }
 }
 
-/// Defines the functions that take the strings of `argv` as separate arguments. By the ABI, five of them are
-/// in registers and the others on the stack, in order: pushing the five completes the array.
+/// Defines the functions that take the strings of `argv` as separate arguments. By the ABI, the first five
+/// strings are in registers and the rest are on the stack, in order. Pushing the five registers onto the
+/// stack completes the array.
 macro_rules! one_by_one {
     ($($name:ident => $real:ident;)*) => {
         $(
@@ -172,7 +175,7 @@ macro_rules! one_by_one {
             #[unsafe(naked)]
             unsafe extern "C" fn $name() {
                 core::arch::naked_asm!(
-                    // The return address moves below the array.
+                    // The return address must be below the array.
                     "pop rax",
                     "push r9",
                     "push r8",

@@ -15,17 +15,18 @@ static EXIT_NOW_C99: RealFn<Exit> = unsafe { RealFn::new(c"_Exit", "libc.so") };
 // SAFETY: the signature is the one in stdlib.h.
 static QUICK_EXIT: RealFn<Exit> = unsafe { RealFn::new(c"quick_exit", "libc.so") };
 
-/// Finds the real functions. `_exit` is safe in a signal handler and in the child of any fork; a look-up is not.
+/// Finds the real functions. This must happen early: a program may call `_exit` in a signal handler and in
+/// the child of any fork, where a look-up is not safe.
 pub(crate) fn install() {
     let _ = (EXIT_NOW.get(), EXIT_NOW_C99.get(), QUICK_EXIT.get());
 }
 
-/// Ends the trace, then leaves by `real`. The child of a `vfork` borrows its parent's memory: its recorder is
-/// the parent's and stays untouched, since the recorder compares the process ids.
+/// Ends the trace, then exits through `real`. The child of a `vfork` shares its parent's memory and thus its
+/// parent's recorder. The recorder compares process ids, so such a child does not end the parent's trace.
 fn leave(real: &RealFn<Exit>, status: c_int) -> ! {
     shielded(session::finish);
     match real.get() {
-        // SAFETY: the caller's own argument.
+        // SAFETY: this is the caller's own argument.
         Some(real) => unsafe { real(status) },
         None => std::process::abort(),
     }

@@ -1,7 +1,8 @@
 //! Starts a program without our libraries if it cannot load them: a program built for musl would exit with
 //! status 127, and a 32-bit one would print a line for each library ([`elf::refuses_preload`]).
 //!
-//! Nothing here allocates: the caller may be the child of a `vfork`, which has the memory of its parent.
+//! Nothing here allocates, because the caller may be the child of a `vfork`, which has the memory of its
+//! parent.
 
 use std::ffi::{CStr, c_char};
 
@@ -13,11 +14,11 @@ use super::exec::Strings;
 /// unchanged.
 const MOST_VARIABLES: usize = 1024;
 
-/// The maximum number of bytes of `LD_PRELOAD`, of a path, and of what is read of a program's file.
+/// The maximum length in bytes of `LD_PRELOAD` and of a path, and the number of bytes that are read of a
+/// program's file.
 const MOST_BYTES: usize = 4096;
 
-/// Calls `exec` with the environment for the program at `path`: `environment`, without our libraries if the program
-/// cannot load them.
+/// Calls `exec` with `environment`, without our libraries if the program at `path` cannot load them.
 ///
 /// # Safety
 /// `path` is null or a C string. `environment` is null or an array of C strings that ends with null.
@@ -26,18 +27,18 @@ pub(super) unsafe fn with_fitting_environment<R>(
     environment: Strings,
     exec: impl FnOnce(Strings) -> R,
 ) -> R {
-    // SAFETY: the contract of this function.
+    // SAFETY: by the contract of this function.
     if unsafe { path.is_null() || environment.is_null() || !refuses_preload(CStr::from_ptr(path)) } {
         return exec(environment);
     }
-    // SAFETY: the contract of this function; not null.
+    // SAFETY: by the contract of this function. The environment is not null.
     unsafe { without_preload(environment, exec) }
 }
 
-/// Returns true if the program at `path` cannot load our libraries. False if the file cannot be read.
+/// Returns true if the program at `path` cannot load our libraries. Returns false if the file cannot be read.
 fn refuses_preload(path: &CStr) -> bool {
     let mut head = [0u8; MOST_BYTES];
-    // SAFETY: the buffer has as many bytes as are asked for, and the descriptor is closed once.
+    // SAFETY: the buffer has room for the requested bytes, and the descriptor is closed once.
     let length = unsafe {
         let file = libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK);
         if file < 0 {
@@ -82,8 +83,8 @@ unsafe fn without_preload<R>(environment: Strings, exec: impl FnOnce(Strings) ->
     exec(list.as_ptr())
 }
 
-/// Writes `LD_PRELOAD=` and the libraries that are not ours into `place`, with a final NUL. Returns how many
-/// libraries are left, or `None` if there is no room.
+/// Writes `LD_PRELOAD=` and the libraries that are not ours into `place`, with a final NUL. Returns the
+/// number of libraries that are left, or `None` if `place` is too small.
 fn without_ours(libraries: &[u8], place: &mut [u8; MOST_BYTES]) -> Option<usize> {
     let mut end = 0;
     let mut add = |bytes: &[u8]| {
@@ -125,18 +126,18 @@ impl FoundPath {
         if name.is_null() {
             return name;
         }
-        // SAFETY: not null, so a C string by the contract.
+        // SAFETY: the pointer is not null, so it is a C string by the contract.
         let file = unsafe { CStr::from_ptr(name) }.to_bytes_with_nul();
         if file.contains(&b'/') {
             return if is_program(name) { name } else { std::ptr::null() };
         }
         // SAFETY: the name is a C string; the value is read before anything else runs.
         let folders = unsafe { libc::getenv(c"PATH".as_ptr()) };
-        // The default of glibc.
-        // SAFETY: what `getenv` returns is null or a C string.
+        // Without `PATH`, glibc uses this default.
+        // SAFETY: `getenv` returns null or a C string.
         let folders = if folders.is_null() { c"/bin:/usr/bin" } else { unsafe { CStr::from_ptr(folders) } };
         for folder in folders.to_bytes().split(|byte| *byte == b':') {
-            // An empty folder is the current one.
+            // An empty entry of `PATH` means the current folder.
             let folder = if folder.is_empty() { b"." } else { folder };
             let end = folder.len() + 1 + file.len();
             let Some(path) = self.0.get_mut(..end) else { continue };
@@ -161,7 +162,9 @@ pub(super) fn is_program(path: *const c_char) -> bool {
 mod tests {
     use super::*;
 
-    /// Returns what is left of `LD_PRELOAD`, and whether the other variables are passed on, in order.
+    /// Runs [`without_preload`] on an environment with `value` between two other variables. Returns the new
+    /// value of `LD_PRELOAD`, or `None` if the variable was removed, and whether the other two are passed on
+    /// in order.
     fn left_of(value: &CStr) -> (Option<String>, bool) {
         let variables = [c"A=1".as_ptr(), value.as_ptr(), c"B=LD_PRELOAD=x".as_ptr(), std::ptr::null()];
         let read = |list: Strings| {

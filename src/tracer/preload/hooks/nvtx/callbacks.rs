@@ -14,10 +14,11 @@ use crate::runtime::guard::shielded;
 /// A function pointer in one of NVTX's tables.
 pub(super) type Slot = *mut c_void;
 
-/// An upper bound on the slots of the modules that we fill: 15 and 16 in NVTX 3.
+/// The size of our tables of functions. The modules that we fill have at most this many slots in NVTX 3,
+/// where slot 0 is unused.
 pub(super) const SLOTS: usize = 16;
 
-/// A module of NVTX: our functions by slot, and the earlier tool's functions.
+/// A module of NVTX with our function and the earlier tool's function for each slot.
 pub(super) struct Module {
     pub(super) id: c_uint,
     pub(super) ours: [Option<Slot>; SLOTS],
@@ -27,7 +28,7 @@ pub(super) struct Module {
 static NEXT_CORE: [AtomicPtr<c_void>; SLOTS] = [const { AtomicPtr::new(null_mut()) }; SLOTS];
 static NEXT_CORE2: [AtomicPtr<c_void>; SLOTS] = [const { AtomicPtr::new(null_mut()) }; SLOTS];
 
-/// `NVTX_CB_MODULE_CORE` and `NVTX_CB_MODULE_CORE2`, with the slots of nvtxTypes.h.
+/// Returns the modules `NVTX_CB_MODULE_CORE` and `NVTX_CB_MODULE_CORE2`. nvtxTypes.h defines the slots.
 pub(super) fn modules() -> [Module; 2] {
     let mut core = [None; SLOTS];
     core[1] = Some(mark_ex as Slot);
@@ -56,7 +57,7 @@ pub(super) fn modules() -> [Module; 2] {
     [Module { id: 1, ours: core, next: &NEXT_CORE }, Module { id: 5, ours: core2, next: &NEXT_CORE2 }]
 }
 
-/// Calls the earlier tool's function of a slot. Returns `None` without such a function.
+/// Calls the earlier tool's function of a slot. Its value is `None` if the tool has no function there.
 macro_rules! next {
     ($next:ident[$slot:literal]($($arg:expr),*) as $type:ty) => {{
         let next = $next[$slot].load(Ordering::Acquire);
@@ -67,20 +68,20 @@ macro_rules! next {
 }
 
 unsafe extern "C" fn push_a(text: *const c_char) -> c_int {
-    // SAFETY: the program's own string.
+    // SAFETY: the program passed this string to NVTX.
     shielded(|| ranges::push(&unsafe { names::ascii(text) }, DEFAULT_DOMAIN, None));
     next!(NEXT_CORE[9](text) as unsafe extern "C" fn(*const c_char) -> c_int).unwrap_or(NO_TRACKING)
 }
 
 unsafe extern "C" fn push_w(text: *const u32) -> c_int {
-    // SAFETY: the program's own string.
+    // SAFETY: the program passed this string to NVTX.
     shielded(|| ranges::push(&unsafe { names::wide(text) }, DEFAULT_DOMAIN, None));
     next!(NEXT_CORE[10](text) as unsafe extern "C" fn(*const u32) -> c_int).unwrap_or(NO_TRACKING)
 }
 
 unsafe extern "C" fn push_ex(attributes: *const Attributes) -> c_int {
     shielded(|| {
-        // SAFETY: the program's own attributes.
+        // SAFETY: the program passed these attributes to NVTX.
         let message = unsafe { names::message_of(DEFAULT_DOMAIN, attributes) };
         ranges::push(&message.0, DEFAULT_DOMAIN, None)
     });
@@ -94,19 +95,19 @@ unsafe extern "C" fn pop() -> c_int {
 
 unsafe extern "C" fn start_a(text: *const c_char) -> u64 {
     let theirs = next!(NEXT_CORE[5](text) as unsafe extern "C" fn(*const c_char) -> u64);
-    // SAFETY: the program's own string.
+    // SAFETY: the program passed this string to NVTX.
     shared::start(&unsafe { names::ascii(text) }, DEFAULT_DOMAIN, None, theirs)
 }
 
 unsafe extern "C" fn start_w(text: *const u32) -> u64 {
     let theirs = next!(NEXT_CORE[6](text) as unsafe extern "C" fn(*const u32) -> u64);
-    // SAFETY: the program's own string.
+    // SAFETY: the program passed this string to NVTX.
     shared::start(&unsafe { names::wide(text) }, DEFAULT_DOMAIN, None, theirs)
 }
 
 unsafe extern "C" fn start_ex(attributes: *const Attributes) -> u64 {
     let theirs = next!(NEXT_CORE[4](attributes) as unsafe extern "C" fn(*const Attributes) -> u64);
-    // SAFETY: the program's own attributes.
+    // SAFETY: the program passed these attributes to NVTX.
     shared::start(&unsafe { names::message_of(DEFAULT_DOMAIN, attributes) }.0, DEFAULT_DOMAIN, None, theirs)
 }
 
@@ -116,25 +117,25 @@ unsafe extern "C" fn end(id: u64) {
 }
 
 unsafe extern "C" fn mark_a(text: *const c_char) {
-    // SAFETY: the program's own string.
+    // SAFETY: the program passed this string to NVTX.
     shielded(|| ranges::mark(Api::Nvtx, &unsafe { names::ascii(text) }));
     next!(NEXT_CORE[2](text) as unsafe extern "C" fn(*const c_char));
 }
 
 unsafe extern "C" fn mark_w(text: *const u32) {
-    // SAFETY: the program's own string.
+    // SAFETY: the program passed this string to NVTX.
     shielded(|| ranges::mark(Api::Nvtx, &unsafe { names::wide(text) }));
     next!(NEXT_CORE[3](text) as unsafe extern "C" fn(*const u32));
 }
 
 unsafe extern "C" fn mark_ex(attributes: *const Attributes) {
-    // SAFETY: the program's own attributes.
+    // SAFETY: the program passed these attributes to NVTX.
     shielded(|| ranges::mark(Api::Nvtx, &unsafe { names::message_of(DEFAULT_DOMAIN, attributes) }.0));
     next!(NEXT_CORE[1](attributes) as unsafe extern "C" fn(*const Attributes));
 }
 
 unsafe extern "C" fn domain_push(domain: usize, attributes: *const Attributes) -> c_int {
-    // SAFETY: the program's own attributes.
+    // SAFETY: the program passed these attributes to NVTX.
     unsafe { shared::push_in_domain(domain, attributes) };
     next!(NEXT_CORE2[4](domain, attributes) as unsafe extern "C" fn(usize, *const Attributes) -> c_int)
         .unwrap_or(NO_TRACKING)
@@ -148,7 +149,7 @@ unsafe extern "C" fn domain_pop(domain: usize) -> c_int {
 unsafe extern "C" fn domain_start(domain: usize, attributes: *const Attributes) -> u64 {
     let theirs =
         next!(NEXT_CORE2[2](domain, attributes) as unsafe extern "C" fn(usize, *const Attributes) -> u64);
-    // SAFETY: the program's own attributes.
+    // SAFETY: the program passed these attributes to NVTX.
     unsafe { shared::start_in_domain(domain, attributes, theirs) }
 }
 
@@ -158,43 +159,43 @@ unsafe extern "C" fn domain_end(domain: usize, id: u64) {
 }
 
 unsafe extern "C" fn domain_mark(domain: usize, attributes: *const Attributes) {
-    // SAFETY: the program's own attributes.
+    // SAFETY: the program passed these attributes to NVTX.
     shielded(|| ranges::mark(Api::Nvtx, &unsafe { names::message_of(domain, attributes) }.0));
     next!(NEXT_CORE2[1](domain, attributes) as unsafe extern "C" fn(usize, *const Attributes));
 }
 
 unsafe extern "C" fn domain_name_category(domain: usize, category: u32, name: *const c_char) {
-    // SAFETY: the program's own string.
+    // SAFETY: the program passed this string to NVTX.
     names::name_category(domain, category, || unsafe { names::ascii(name) });
     next!(NEXT_CORE2[8](domain, category, name) as unsafe extern "C" fn(usize, u32, *const c_char));
 }
 
 unsafe extern "C" fn domain_name_category_w(domain: usize, category: u32, name: *const u32) {
-    // SAFETY: the program's own string.
+    // SAFETY: the program passed this string to NVTX.
     names::name_category(domain, category, || unsafe { names::wide(name) });
     next!(NEXT_CORE2[9](domain, category, name) as unsafe extern "C" fn(usize, u32, *const u32));
 }
 
 unsafe extern "C" fn domain_register(domain: usize, text: *const c_char) -> usize {
     let theirs = next!(NEXT_CORE2[10](domain, text) as unsafe extern "C" fn(usize, *const c_char) -> usize);
-    // SAFETY: the program's own string.
+    // SAFETY: the program passed this string to NVTX.
     names::register_string(unsafe { names::ascii(text) }, theirs)
 }
 
 unsafe extern "C" fn domain_register_w(domain: usize, text: *const u32) -> usize {
     let theirs = next!(NEXT_CORE2[11](domain, text) as unsafe extern "C" fn(usize, *const u32) -> usize);
-    // SAFETY: the program's own string.
+    // SAFETY: the program passed this string to NVTX.
     names::register_string(unsafe { names::wide(text) }, theirs)
 }
 
 unsafe extern "C" fn domain_create(name: *const c_char) -> usize {
     let theirs = next!(NEXT_CORE2[12](name) as unsafe extern "C" fn(*const c_char) -> usize);
-    // SAFETY: the program's own string.
+    // SAFETY: the program passed this string to NVTX.
     names::create_domain(unsafe { names::ascii(name) }, theirs)
 }
 
 unsafe extern "C" fn domain_create_w(name: *const u32) -> usize {
     let theirs = next!(NEXT_CORE2[13](name) as unsafe extern "C" fn(*const u32) -> usize);
-    // SAFETY: the program's own string.
+    // SAFETY: the program passed this string to NVTX.
     names::create_domain(unsafe { names::wide(name) }, theirs)
 }

@@ -15,7 +15,7 @@ use crate::runtime::guard::shielded;
 use crate::runtime::session;
 
 const VARIABLE: &str = "NVTX_INJECTION64_PATH";
-/// Names the earlier tool to the processes that this one starts.
+/// The variable that passes the path of the earlier tool on to child processes.
 const NEXT_VARIABLE: &str = "MEMTRACE_NVTX_NEXT";
 /// The tool that [`VARIABLE`] named before us.
 static EARLIER_TOOL: OnceLock<CString> = OnceLock::new();
@@ -62,11 +62,11 @@ unsafe extern "C" fn InitializeInjectionNvtx2(get: GetExportTable) -> c_int {
     if callers::library_at(get as *const c_void).name == text_id("libnvToolsExt.so.1") {
         legacy::set_injected();
     }
-    // SAFETY: NVTX's own function and its table, by the contract of the injection.
+    // SAFETY: by the contract of the injection, `get` is NVTX's own function.
     shielded(|| unsafe { inject(get) }).unwrap_or(0)
 }
 
-/// Puts our functions into NVTX's tables; returns 1 when that succeeded.
+/// Puts our functions into NVTX's tables; returns 1 on success, otherwise 0.
 ///
 /// # Safety
 /// `get` is NVTX's function that returns its tables.
@@ -79,15 +79,15 @@ unsafe fn inject(get: GetExportTable) -> c_int {
     }
     let before = callbacks::modules().map(|module| unfilled(callbacks, module.id));
     if let Some(tool) = EARLIER_TOOL.get() {
-        // SAFETY: the same call that NVTX made to us.
+        // SAFETY: NVTX made the same call to us.
         unsafe { initialize_tool(tool, get) };
     }
     for (module, before) in callbacks::modules().iter().zip(before) {
         for (slot, place) in places(callbacks, module.id) {
             let Some(ours) = module.ours.get(slot).copied().flatten() else { continue };
-            // SAFETY: a place for a function pointer, in NVTX's table.
+            // SAFETY: `place` points to a function pointer in NVTX's table.
             let now = unsafe { *place };
-            // Before any tool a slot holds NVTX's own initializer, which a function that it installs must not
+            // If no tool has filled a slot, it holds NVTX's own initializer, which our function must not
             // call.
             if before.get(slot).copied().flatten() != Some(now) && !now.is_null() {
                 module.next[slot].store(now, Ordering::Release);
@@ -99,7 +99,7 @@ unsafe fn inject(get: GetExportTable) -> c_int {
     1
 }
 
-/// Initializes the earlier tool, when it can be loaded.
+/// Initializes the earlier tool if it can be loaded.
 ///
 /// # Safety
 /// `get` is NVTX's function that returns its tables.
@@ -110,7 +110,7 @@ unsafe fn initialize_tool(tool: &CStr, get: GetExportTable) {
     if handle.is_null() {
         return;
     }
-    // SAFETY: an open handle, and the type of the function that every injection library exports.
+    // SAFETY: the handle is open, and every injection library exports the function with this type.
     if let Some(initialize) = unsafe { function::<Initialize>(find_in(handle, c"InitializeInjectionNvtx2")) }
     {
         // SAFETY: by the contract.
@@ -118,10 +118,10 @@ unsafe fn initialize_tool(tool: &CStr, get: GetExportTable) {
     }
 }
 
-/// The places of a module's functions by slot.
+/// Returns the place of each function of a module, with its slot. Slots without a place are left out.
 fn places(callbacks: &Callbacks, module: c_uint) -> Vec<(usize, *mut Slot)> {
     let (mut table, mut count) = (null_mut(), 0);
-    // SAFETY: NVTX's own function; both places are valid for the answer.
+    // SAFETY: the function is NVTX's own, and both pointers are valid for its answer.
     let known = unsafe { (callbacks.get_table)(module, &raw mut table, &raw mut count) };
     if known == 0 || table.is_null() {
         return Vec::new();
@@ -137,7 +137,7 @@ fn places(callbacks: &Callbacks, module: c_uint) -> Vec<(usize, *mut Slot)> {
 fn unfilled(callbacks: &Callbacks, module: c_uint) -> [Option<Slot>; SLOTS] {
     let mut slots = [None; SLOTS];
     for (slot, place) in places(callbacks, module) {
-        // SAFETY: a valid place of NVTX's table.
+        // SAFETY: `place` points to a function pointer in NVTX's table.
         slots[slot] = Some(unsafe { *place });
     }
     slots

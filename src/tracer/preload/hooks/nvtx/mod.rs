@@ -1,6 +1,6 @@
 //! NVTX: the program's own ranges and marks.
 //!
-//! Header-only NVTX 3 has no symbol to hook. At its first call in each shared object, it loads the library
+//! Header-only NVTX 3 has no symbol to hook. At its first call in each shared object, NVTX loads the library
 //! that `NVTX_INJECTION64_PATH` names and calls `InitializeInjectionNvtx2` in it, which puts our functions
 //! into that object's tables. The legacy library has symbols, which our hooks override.
 //!

@@ -11,7 +11,7 @@ use rustc_hash::FxHashMap;
 use crate::runtime::fork::ForkSafe;
 use crate::runtime::guard::shielded;
 
-// `nvtxEventAttributes_t`, versions 1 to 3.
+// The size of `nvtxEventAttributes_t` in NVTX versions 1 to 3.
 const _: () = assert!(size_of::<Attributes>() == 48);
 
 /// The names that the program registered: strings and domains by handle, categories by domain and id.
@@ -20,7 +20,7 @@ struct Names {
     strings: FxHashMap<usize, String>,
     domains: FxHashMap<usize, String>,
     categories: FxHashMap<(usize, u32), String>,
-    /// The number of handles of our own.
+    /// The number of handles that we have assigned ourselves.
     handles: usize,
 }
 
@@ -30,7 +30,7 @@ fn with_names<R>(work: impl FnOnce(&mut Names) -> R) -> R {
     NAMES.with(|names| work(names.get_or_insert_with(Names::default)))
 }
 
-/// A string of 1-byte characters.
+/// Returns a string of 1-byte characters as text; empty for null.
 ///
 /// # Safety
 /// `text` is null or a C string.
@@ -42,7 +42,7 @@ pub(super) unsafe fn ascii(text: *const c_char) -> String {
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
-/// A string of `wchar_t`.
+/// Returns a string of `wchar_t` as text, cut at [`MAX_TEXT`] characters; empty for null.
 ///
 /// # Safety
 /// `text` is null or a string of 4-byte characters that ends in 0.
@@ -61,7 +61,8 @@ pub(super) unsafe fn wide(text: *const u32) -> String {
     out
 }
 
-/// The message of a call's attributes, and the name of its category when the domain is ours.
+/// Returns the message of a call's attributes and its category. Only our own domain and the domains of known
+/// libraries have a category; for the latter it is [`LIBRARY`].
 ///
 /// # Safety
 /// `attributes` is null or the program's own, as it passed them to NVTX.
@@ -73,12 +74,12 @@ pub(super) unsafe fn message_of(domain: usize, attributes: *const Attributes) ->
     if attributes.is_null() || usize::from(unsafe { (*attributes).size }) < size_of::<Attributes>() {
         return (String::new(), None);
     }
-    // SAFETY: not null and of this size; the struct has no enum.
+    // SAFETY: the pointer is not null, the struct has at least this size, and it has no enum.
     let attributes = unsafe { &*attributes };
     // SAFETY: every member of the union is one pointer.
     let pointer = unsafe { attributes.message.ascii };
     let message = match attributes.messageType {
-        // SAFETY: the type says what the pointer is.
+        // SAFETY: `messageType` gives the kind of the string.
         ASCII => unsafe { ascii(pointer) },
         // SAFETY: as above.
         UNICODE => unsafe { wide(pointer.cast()) },
@@ -101,8 +102,8 @@ pub(super) fn name_category(domain: usize, category: u32, name: impl FnOnce() ->
     });
 }
 
-/// The handle that the program gets: the earlier tool's, or an odd number of our own, which no pointer can
-/// equal.
+/// Returns the handle for the program: the earlier tool's handle if there is one, otherwise an odd number,
+/// which cannot equal the address of an object.
 fn handle(theirs: Option<usize>, names: &mut Names) -> usize {
     theirs.filter(|handle| *handle != 0).unwrap_or_else(|| {
         names.handles += 1;

@@ -7,16 +7,18 @@ use crate::attribution::ranges;
 use crate::runtime::fork::ForkSafe;
 use crate::runtime::guard::shielded;
 
-/// The domain of plain push and pop; the domain calls name it with a null handle.
+/// The domain of push and pop calls that name no domain. The calls with a domain refer to it by a null
+/// handle.
 pub(super) const DEFAULT_DOMAIN: usize = 0;
 
-/// The result of push and pop in NVTX when no tool keeps a stack. The program must see the same.
+/// The result of push and pop in NVTX if no tool tracks ranges. memtrace must not change this result.
 pub(super) const NO_TRACKING: c_int = -2;
 
-/// The ids of start/end ranges: the program's, from an earlier tool, and ours. Equal ids are not listed.
+/// The ids of open start/end ranges whose ids come from an earlier tool: the tool's id, which the program
+/// knows, and ours. Pairs of equal ids are not stored.
 static IDS: ForkSafe<Vec<(u64, u64)>> = ForkSafe::new(Vec::new());
 
-/// Opens a start/end range and returns the program's id of it: the earlier tool's, or our own.
+/// Opens a start/end range and returns its id for the program: the earlier tool's id, or our own.
 pub(super) fn start(name: &str, domain: usize, category: Option<&str>, theirs: Option<u64>) -> u64 {
     let ours = shielded(|| ranges::start(name, domain, category)).unwrap_or(0);
     match theirs {
@@ -28,7 +30,7 @@ pub(super) fn start(name: &str, domain: usize, category: Option<&str>, theirs: O
     }
 }
 
-/// Closes the start/end range with the program's id.
+/// Closes the start/end range that the program knows as `id`.
 pub(super) fn end(id: u64) {
     let ours = IDS.with(|ids| {
         let index = ids.iter().position(|(theirs, _)| *theirs == id)?;
@@ -49,7 +51,7 @@ pub(super) unsafe fn push_in_domain(domain: usize, attributes: *const Attributes
     });
 }
 
-/// Same as [`start`], for a range of a domain.
+/// Same as [`start`], with the name and the category of `attributes`.
 ///
 /// # Safety
 /// `attributes` is null or the program's own, as it passed them to NVTX.

@@ -1,7 +1,8 @@
 //! The caching allocator's reports: every block that it hands out or takes back, and every OOM.
 //!
-//! A report comes on the allocating thread, under the allocator's mutex: always for CUDA, for the CPU only
-//! while a profiler asks for it. `c10::Device` is two bytes in one register, with garbage in the upper bits.
+//! torch makes a report on the thread that allocates or frees. The CUDA allocator always reports, under its
+//! mutex. The CPU allocator reports only while [`memory_profiling_enabled`] returns true. `c10::Device` is
+//! two bytes in one register, with garbage in the upper bits.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::OnceLock;
@@ -44,16 +45,16 @@ static CHECK_FAIL: RealFn<CheckFail> =
 /// The start of the text of a failed call of NVML in torch's allocator.
 const NVML_FAILED: &[u8] = b"NVML_SUCCESS == r ";
 
-/// Finds the functions that reports need; called at torch's first call to CUDA.
+/// Looks up the functions that reports need. Called at torch's first call to CUDA.
 pub(super) fn install() {
     requested_sizes::install();
-    // Not in the first report, see `prepare_reports`.
+    // The look-ups must not happen in the first report; see `prepare_reports`.
     let _ = (REPORT.get(), OUT_OF_MEMORY.get(), CHECK_FAIL.get());
     torch::prepare_reports();
 }
 
-/// `void changeCurrentAllocator(const std::shared_ptr<CUDAAllocator> &)`: the argument is passed by its
-/// address.
+/// The type of `void changeCurrentAllocator(const std::shared_ptr<CUDAAllocator> &)`: the argument is passed
+/// by its address.
 type Change = unsafe extern "C-unwind" fn(*const c_void);
 
 // SAFETY: the signature is the one in torch/csrc/cuda/CUDAPluggableAllocator.h, 2.6 to 2.15.
@@ -64,11 +65,11 @@ static CHANGE_ALLOCATOR: RealFn<Change> = unsafe {
     )
 };
 
-/// Called when the program replaces torch's allocator. Hooks the new allocator.
+/// The hook of the function that replaces torch's allocator. Installs our hooks in the new allocator.
 #[unsafe(export_name = "_ZN5torch4cuda22CUDAPluggableAllocator22changeCurrentAllocatorERKSt10shared_ptrIN3c104cuda20CUDACachingAllocator13CUDAAllocatorEE")]
 unsafe extern "C-unwind" fn change_current_allocator(allocator: *const c_void) {
     if let Some(real) = CHANGE_ALLOCATOR.get() {
-        // SAFETY: the caller's own argument, passed on unchanged.
+        // SAFETY: the caller's argument is passed on unchanged.
         unsafe { real(allocator) };
         shielded(requested_sizes::install);
     }
@@ -78,10 +79,10 @@ unsafe extern "C-unwind" fn change_current_allocator(allocator: *const c_void) {
 static PROFILING_ENABLED: RealFn<unsafe extern "C-unwind" fn() -> bool> =
     unsafe { RealFn::new(c"_ZN3c1022memoryProfilingEnabledEv", "libc10.so") };
 
-/// torch's allocator of CPU tensors queries this before it reports; CUDA's does not.
+/// torch's CPU allocator calls this function before it reports; the CUDA allocator does not.
 #[unsafe(export_name = "_ZN3c1022memoryProfilingEnabledEv")]
 unsafe extern "C-unwind" fn memory_profiling_enabled() -> bool {
-    // SAFETY: it takes nothing and reads thread-local state.
+    // SAFETY: the function takes no arguments and reads thread-local state.
     wants_host_tensors() || PROFILING_ENABLED.get().is_some_and(|real| unsafe { real() })
 }
 
@@ -121,7 +122,7 @@ fn is_cpu(device: u64) -> bool {
     device.to_le_bytes()[0] == 0
 }
 
-/// The CUDA ordinal of a `c10::Device`; `None` for another type of device.
+/// Returns the CUDA ordinal of a `c10::Device`, or `None` for another type of device.
 fn cuda_ordinal(device: u64) -> Option<i8> {
     const CUDA: u8 = 1;
     let [kind, index, ..] = device.to_le_bytes();
@@ -149,7 +150,7 @@ unsafe extern "C-unwind" fn report_memory_usage(
                 }
                 context::of_report(state, stream, size, ordinal)
             });
-            // A thread that is ending has no state any more.
+            // A thread that is ending no longer has a state.
             let (context, step) = owner.unwrap_or_else(context::current);
             if size >= 0 {
                 detail::allocated(ordinal, allocated as u64);
@@ -163,7 +164,8 @@ unsafe extern "C-unwind" fn report_memory_usage(
             if injection::is_wanted() {
                 injection::schedule();
             }
-            // Built once, in its final place: a copy through the stack would cost more than the clock.
+            // The event is built in its final place, because a copy through the stack would cost more than
+            // reading the clock.
             recorder.record(|clock_ns| {
                 let address = ptr as u64;
                 Payload::Block(Block { address, bytes: size, allocated, reserved, requested, pool, deferred })
@@ -177,7 +179,8 @@ unsafe extern "C-unwind" fn report_memory_usage(
             });
         });
     } else if is_cpu(device) {
-        // Tensors that the tracer makes to learn torch's layout: a profiler of the program does not see them.
+        // The tracer makes tensors to learn torch's layout. Their reports end here, so that a profiler of the
+        // program does not see them.
         if thread::with(|state| state.is_learning.get()) == Some(true) {
             return;
         }
@@ -186,12 +189,13 @@ unsafe extern "C-unwind" fn report_memory_usage(
         }
     }
     if let Some(real) = REPORT.get() {
-        // SAFETY: the caller's own arguments, passed on unchanged.
+        // SAFETY: the caller's arguments are passed on unchanged.
         unsafe { real(ptr, size, allocated, reserved, device) }
     }
 }
 
-/// Records an OOM at once, before the detail and the tags that it requests.
+/// Requests the tags and the detail that follow an OOM, records the OOM, and wakes the writer to write it at
+/// once.
 pub(in crate::hooks) fn record_out_of_memory(recorder: &'static Recorder, oom: Payload, header: Header) {
     callbacks::out_of_memory(recorder);
     detail::out_of_memory();
@@ -222,7 +226,7 @@ unsafe extern "C-unwind" fn report_out_of_memory(size: i64, allocated: usize, re
         shielded(|| note_out_of_memory(ordinal, size, allocated, reserved));
     }
     if let Some(real) = OUT_OF_MEMORY.get() {
-        // SAFETY: the caller's own arguments, passed on unchanged.
+        // SAFETY: the caller's arguments are passed on unchanged.
         unsafe { real(size, allocated, reserved, device) }
     }
 }

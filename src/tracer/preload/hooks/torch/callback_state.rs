@@ -2,19 +2,20 @@
 //! function.
 //!
 //! `at::set_record_function_tls_` rebuilds the thread's lists of callbacks, one for each scope. This takes
-//! longer than many ops, and our callbacks make it half as long again. In almost every call the thread
-//! already has that state, and the call can be skipped: the lists follow the global callbacks by themselves
-//! (`LocalCallbackManager` in ATen/record_function.cpp, 2.1 to 2.15). Skipping saves the program more time
-//! than our callbacks cost.
+//! longer than many ops, and our callbacks make it take half as long again. In almost every call, the thread
+//! already has the requested state, so the call can be skipped. The lists still follow changes of the global
+//! callbacks (`LocalCallbackManager` in ATen/record_function.cpp, 2.1 to 2.15). Skipping saves the program
+//! more time than our callbacks cost.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::ffi::torch_callbacks::{CallbackState, GET, SET};
 
-/// True if our callbacks are installed. Without them no call is skipped.
+/// True if our callbacks are installed. Without our callbacks, no call is skipped.
 static INSTALLED: AtomicBool = AtomicBool::new(false);
 
-/// Finds both functions; called when our callbacks are installed, at torch's first call to CUDA.
+/// Looks up the real functions and enables the skipping of calls. Called when our callbacks are installed, at
+/// torch's first call to CUDA.
 pub(super) fn install() {
     let _ = (SET.get(), GET.get());
     INSTALLED.store(true, Ordering::Relaxed);
@@ -25,14 +26,15 @@ unsafe extern "C-unwind" fn set_state(state: *const CallbackState) {
     if INSTALLED.load(Ordering::Relaxed)
         && let Some(get) = GET.get()
     {
-        // SAFETY: torch's own argument, and the thread's own state, which only this thread changes.
+        // SAFETY: `state` is torch's own argument, and `get` returns the thread's own state, which only this
+        // thread changes.
         let (wanted, current) = unsafe { (&*state, &*get()) };
         if wanted.is_as(current) {
             return;
         }
     }
     if let Some(real) = SET.get() {
-        // SAFETY: the caller's own argument, passed on unchanged.
+        // SAFETY: the caller's argument is passed on unchanged.
         unsafe { real(state) }
     }
 }

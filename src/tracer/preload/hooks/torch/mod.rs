@@ -1,4 +1,4 @@
-//! Functions of torch: reports of its allocator, callbacks of its ops.
+//! Hooks of torch: the reports of its allocator and the callbacks of its ops.
 
 pub(crate) mod allocator;
 mod callback_state;

@@ -1,7 +1,7 @@
 //! torch's op callbacks (`at::RecordFunction`), installed from here without Python.
 //!
-//! There is one callback for each scope, so that none has to query its scope. They are global: threads that
-//! exist already have them too, and they see what `torch.profiler` sees.
+//! There is one callback for each scope, so that a callback need not query its scope. The callbacks are
+//! global: they also run on threads that existed before, and they see the same ops as `torch.profiler`.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -26,7 +26,7 @@ struct Callback {
     start: Start,
     end: End,
     probability: f64,
-    /// By `at::RecordScope`.
+    /// For each `at::RecordScope`, 1 if the callback is for this scope.
     scopes: [u8; 10],
     needs_inputs: u8,
     needs_outputs: u8,
@@ -36,16 +36,16 @@ struct Callback {
 const _: () = assert!(size_of::<Callback>() == 40);
 
 const TORCH: Home = Home::Loaded("libtorch_cpu.so");
-// SAFETY: the type of at::addGlobalCallback in ATen/record_function.h, 2.1 to 2.15.
+// SAFETY: this is the type of at::addGlobalCallback in ATen/record_function.h, 2.1 to 2.15.
 static ADD: Symbol<unsafe extern "C" fn(Callback) -> u64> =
     unsafe { Symbol::new(c"_ZN2at17addGlobalCallbackENS_22RecordFunctionCallbackE", TORCH) };
-// SAFETY: the type of at::RecordFunction::name, as above.
+// SAFETY: this is the type of at::RecordFunction::name, as above.
 static NAME: Symbol<NameOf> = unsafe { Symbol::new(c"_ZNK2at14RecordFunction4nameEv", TORCH) };
 /// A function that takes the handle of a callback.
 type OfHandle = unsafe extern "C" fn(u64);
-// SAFETY: the type of at::disableCallback, as above.
+// SAFETY: this is the type of at::disableCallback, as above.
 static DISABLE: Symbol<OfHandle> = unsafe { Symbol::new(c"_ZN2at15disableCallbackEm", TORCH) };
-// SAFETY: the type of at::reenableCallback, as above.
+// SAFETY: this is the type of at::reenableCallback, as above.
 static ENABLE: Symbol<OfHandle> = unsafe { Symbol::new(c"_ZN2at16reenableCallbackEm", TORCH) };
 /// The handles of the callbacks of ops and of backward functions.
 static HANDLES: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
@@ -55,12 +55,12 @@ static INSTALLED: AtomicBool = AtomicBool::new(false);
 static GET_DEVICE_COUNT: RealFn<unsafe extern "C" fn(*mut c_int) -> c_int> =
     unsafe { RealFn::new(c"cudaGetDeviceCount", "libcudart.so") };
 
-/// torch's first call to CUDA. At this point torch's libraries are loaded and its mutexes are free, so our
-/// callbacks are installed here.
+/// The hook of torch's first call to CUDA. At this point, torch's libraries are loaded and its mutexes are
+/// free, so our callbacks are installed here.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaGetDeviceCount(count: *mut c_int) -> c_int {
     shielded(install);
-    // SAFETY: the caller's own argument, passed on unchanged.
+    // SAFETY: the caller's argument is passed on unchanged.
     GET_DEVICE_COUNT.get().map_or(NOT_INITIALIZED, |real| unsafe { real(count) })
 }
 
@@ -108,23 +108,24 @@ fn install() {
 }
 
 /// Enables or disables the callbacks of ops and of backward functions. While they are disabled, torch runs
-/// ops and backward functions without looking for callbacks. The callbacks of user scopes stay enabled: user
-/// scopes are rare, and show when a step ends.
+/// ops and backward functions without looking for callbacks. The callback of user scopes stays enabled,
+/// because user scopes are rare and show when a step ends.
 fn switch(on: bool) {
     if let Some(function) = if on { ENABLE.cached() } else { DISABLE.cached() } {
         for handle in &HANDLES {
-            // SAFETY: handles of callbacks that are never removed.
+            // SAFETY: the handles are of callbacks that are never removed.
             unsafe { function(handle.load(Ordering::Relaxed)) };
         }
     }
 }
 
-/// An op begins. torch asks for a state of ours at `context`; we keep no state.
+/// Records that an op begins. torch expects the state of the callback at `context`. Our callbacks have no
+/// state, so this writes null.
 ///
 /// # Safety
 /// The arguments are torch's own, of a start callback.
 unsafe fn start(scope: Scope, context: *mut *mut c_void, record: *const c_void) -> *mut *mut c_void {
-    // SAFETY: torch's place for a unique_ptr, which is null when empty.
+    // SAFETY: `context` is torch's place for a unique_ptr, which is null if empty.
     unsafe { *context = null_mut() };
     if let Some(name_of) = NAME.cached() {
         // SAFETY: torch's record is alive until the end callback, which calls `leave`.
@@ -134,17 +135,17 @@ unsafe fn start(scope: Scope, context: *mut *mut c_void, record: *const c_void) 
 }
 
 unsafe extern "C" fn start_function(context: *mut *mut c_void, record: *const c_void) -> *mut *mut c_void {
-    // SAFETY: torch's own arguments.
+    // SAFETY: these are torch's own arguments.
     unsafe { start(Scope::Function, context, record) }
 }
 
 unsafe extern "C" fn start_backward(context: *mut *mut c_void, record: *const c_void) -> *mut *mut c_void {
-    // SAFETY: torch's own arguments.
+    // SAFETY: these are torch's own arguments.
     unsafe { start(Scope::Backward, context, record) }
 }
 
 unsafe extern "C" fn start_user(context: *mut *mut c_void, record: *const c_void) -> *mut *mut c_void {
-    // SAFETY: torch's own arguments.
+    // SAFETY: these are torch's own arguments.
     unsafe { start(Scope::User, context, record) }
 }
 
@@ -153,7 +154,7 @@ unsafe extern "C" fn start_user(context: *mut *mut c_void, record: *const c_void
 /// # Safety
 /// Same as for [`start`].
 unsafe fn start_io(scope: Scope, context: *mut *mut c_void, record: *const c_void) -> *mut *mut c_void {
-    // SAFETY: torch's own arguments.
+    // SAFETY: these are torch's own arguments.
     let context = unsafe { start(scope, context, record) };
     if let Some(name_of) = NAME.cached() {
         // SAFETY: torch's record is alive, and its start callbacks run.
@@ -163,12 +164,12 @@ unsafe fn start_io(scope: Scope, context: *mut *mut c_void, record: *const c_voi
 }
 
 unsafe extern "C" fn start_function_io(context: *mut *mut c_void, record: *const c_void) -> *mut *mut c_void {
-    // SAFETY: torch's own arguments.
+    // SAFETY: these are torch's own arguments.
     unsafe { start_io(Scope::Function, context, record) }
 }
 
 unsafe extern "C" fn start_backward_io(context: *mut *mut c_void, record: *const c_void) -> *mut *mut c_void {
-    // SAFETY: torch's own arguments.
+    // SAFETY: these are torch's own arguments.
     unsafe { start_io(Scope::Backward, context, record) }
 }
 

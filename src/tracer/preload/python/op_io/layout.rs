@@ -1,8 +1,8 @@
 //! The fields of torch's objects that op io reads: the inputs of a `RecordFunction`, the storage of a
 //! `TensorImpl`, the memory of a `StorageImpl`, and whether a `FunctionSchema` changes an argument.
 //!
-//! No symbol gives their places, so [`super::learn`] learns them from known objects before anything is read.
-//! The order of the fields is that of ATen/record_function.h, ATen/core/ivalue.h,
+//! No symbol gives the offsets of these fields, so [`super::learn`] learns the offsets from known objects
+//! before any field is read. The order of the fields is that of ATen/record_function.h, ATen/core/ivalue.h,
 //! ATen/core/function_schema.h, c10/core/TensorImpl.h and c10/core/StorageImpl.h, 2.1 to 2.15.
 
 use std::ffi::{CStr, c_char, c_void};
@@ -14,8 +14,8 @@ use memtrace_trace::Api;
 const IVALUE: usize = 16;
 /// The offset of the vector of `IValue`s in a `ListImpl`, after the counts of an `intrusive_ptr_target`.
 pub(super) const LIST: usize = 16;
-/// The offset of an `Argument`'s alias from the end of its name. Two types, `N` and a default are between
-/// them.
+/// The offset of an `Argument`'s alias from the end of its name. Two types, `N` and a default value are in
+/// between.
 pub(super) const ALIAS: usize = 64;
 /// The offset of `Argument::is_out_` from the end of the argument's name.
 pub(super) const IS_OUT: usize = 73;
@@ -25,7 +25,8 @@ pub(super) const ARGUMENT: usize = 80;
 pub(super) const IS_WRITE: usize = 136;
 /// The offset of the device in a `DataPtr`: after a pointer, its context and its deleter.
 pub(super) const DEVICE: usize = 24;
-/// The maximum number of inputs of an op, or of members of a list. A larger number is a misread.
+/// The maximum number of inputs of an op, or of members of a list. A larger number means that the bytes were
+/// misread.
 pub(super) const MOST: usize = 1 << 16;
 
 /// `c10::DeviceType::CPU`.
@@ -33,33 +34,33 @@ pub(super) const CPU: u8 = 0;
 /// `c10::DeviceType::CUDA`.
 pub(super) const CUDA: u8 = 1;
 
-/// The offsets and values that differ between versions of torch. Offsets are in bytes unless a field says
-/// words; those in a record are relative to its sequence number.
+/// The offsets and values that differ between versions of torch. Offsets are in bytes, except
+/// [`number`](Self::number), which is in words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
-    /// The word of a `RecordFunction` that is the sequence number.
+    /// The index of the word of a `RecordFunction` that holds the sequence number.
     pub(super) number: usize,
-    /// The size of a `std::string`: torch was built with the old or the new ABI.
+    /// The size of a `std::string`, which depends on the C++ ABI that torch was built with.
     pub(super) string: usize,
-    /// The tags of an `IValue` that is a tensor, and of one that is a list.
+    /// The tag of an `IValue` that is a tensor, and the tag of one that is a list.
     pub(super) tags: (u32, u32),
-    /// `TensorImpl::storage_`.
+    /// The offset of `TensorImpl::storage_`.
     pub(super) storage: usize,
-    /// `StorageImpl::data_ptr_`.
+    /// The offset of `StorageImpl::data_ptr_`.
     pub(super) data: usize,
-    /// `StorageImpl::size_bytes_`.
+    /// The offset of `StorageImpl::size_bytes_`.
     pub(super) bytes: usize,
 }
 
-/// Set once, when all of it was found and checked.
+/// The layout. It is set once, after all its fields were found and checked.
 pub(super) static LAYOUT: OnceLock<Layout> = OnceLock::new();
 
 /// Reads a `T` at `address`.
 ///
 /// # Safety
-/// The address is of a live object of torch's, at least `offset` and a `T` long.
+/// A live object of torch is at `address`, and a `T` at `offset` is within this object.
 unsafe fn at<T: Copy>(address: usize, offset: usize) -> T {
-    // SAFETY: by the contract; fields may be packed closer than `T` wants.
+    // SAFETY: by the contract; the read need not be aligned.
     unsafe { ((address + offset) as *const T).read_unaligned() }
 }
 
@@ -73,18 +74,18 @@ fn is_object(address: usize) -> bool {
 pub(super) struct Memory {
     pub(super) addr: u64,
     pub(super) bytes: i64,
-    /// The `c10::DeviceType` and the index.
+    /// The `c10::DeviceType` and the device's index.
     pub(super) device: (u8, i8),
 }
 
 impl Layout {
-    /// The address of an op's `FunctionSchema`; `None` for a record that has only a name. The descriptor is a
-    /// `variant<string, reference>` before the number, with its index in the last word.
+    /// Returns the address of an op's `FunctionSchema`, or `None` for a record that has only a name. The
+    /// field before the sequence number is a `variant<string, reference>`, whose index is in its last word.
     ///
     /// # Safety
     /// `record` is a live `RecordFunction`.
     pub(super) unsafe fn schema(&self, record: *const c_void) -> Option<usize> {
-        // SAFETY: both words are of the record, before its number.
+        // SAFETY: both words are in the record, before the sequence number.
         let (index, schema) = unsafe {
             let number = record as usize + self.number * 8;
             (at::<u8>(number - 8, 0), at::<usize>(number - 8 - self.string, 0))
@@ -92,7 +93,7 @@ impl Layout {
         (index == 1 && is_object(schema)).then_some(schema)
     }
 
-    /// The use of each argument, from an op's schema.
+    /// Returns how an op uses each argument, according to its schema.
     ///
     /// # Safety
     /// `schema` is from [`Layout::schema`].
@@ -122,7 +123,7 @@ impl Layout {
         }
     }
 
-    /// The name of a schema's overload, which lives as long as the schema.
+    /// Returns the name of a schema's overload, which lives as long as the schema.
     ///
     /// # Safety
     /// `schema` is from [`Layout::schema`].
@@ -135,13 +136,13 @@ impl Layout {
         }
     }
 
-    /// Visits the tensors among the inputs of an op that starts: the index of the argument, and the address
-    /// of the `TensorImpl`.
+    /// Calls `visit` for each tensor among the inputs of an op that starts, with the index of the argument
+    /// and the address of the `TensorImpl`. Tensors in lists are included.
     ///
     /// # Safety
     /// `record` is a live `RecordFunction` whose start callbacks run.
     pub(super) unsafe fn tensors(&self, record: *const c_void, mut visit: impl FnMut(usize, usize)) {
-        // SAFETY: the inputs are an `ArrayRef` after the number.
+        // SAFETY: the inputs are an `ArrayRef` after the sequence number.
         let (inputs, count): (usize, usize) = unsafe {
             let number = record as usize + self.number * 8;
             (at(number, 8), at(number, 16))
@@ -155,14 +156,14 @@ impl Layout {
             if tag == self.tags.0 {
                 visit(index, payload);
             } else if tag == self.tags.1 && is_object(payload) {
-                // SAFETY: the tag says that it is a list.
+                // SAFETY: the tag says that the payload is a list.
                 let (begin, end): (usize, usize) = unsafe { (at(payload, LIST), at(payload, LIST + 8)) };
                 let members = end.saturating_sub(begin) / IVALUE;
                 if !is_object(begin) || members > MOST {
                     continue;
                 }
                 for member in 0..members {
-                    // SAFETY: a value of the list.
+                    // SAFETY: a value of the list is at this address.
                     let (payload, tag) = unsafe { self.value(begin + member * IVALUE) };
                     if tag == self.tags.0 {
                         visit(index, payload);
@@ -172,7 +173,7 @@ impl Layout {
         }
     }
 
-    /// The payload and the tag of an `IValue`.
+    /// Returns the payload and the tag of an `IValue`.
     ///
     /// # Safety
     /// An `IValue` is at `address`.
@@ -181,8 +182,8 @@ impl Layout {
         unsafe { (at(address, 0), at(address, 8)) }
     }
 
-    /// The memory of a tensor's storage. `None` for a tensor that is undefined or has no storage (sparse,
-    /// opaque), and for a storage without memory (meta, fake, wrapper subclasses).
+    /// Returns the memory of a tensor's storage, or `None` for a tensor that is undefined or has no storage
+    /// (sparse, opaque), and for a storage without memory (meta, fake, wrapper subclasses).
     ///
     /// # Safety
     /// `tensor` is the address of a live `TensorImpl`.
@@ -190,12 +191,12 @@ impl Layout {
         if !is_object(tensor) {
             return None;
         }
-        // SAFETY: a `TensorImpl`, whatever it is a subclass of, has a storage, which may be null.
+        // SAFETY: every `TensorImpl`, also of a subclass, has a storage, which may be null.
         let storage: usize = unsafe { at(tensor, self.storage) };
         if !is_object(storage) {
             return None;
         }
-        // SAFETY: a live `StorageImpl`, held by the tensor.
+        // SAFETY: the `StorageImpl` is alive, because the tensor holds it.
         let (addr, bytes, device): (u64, i64, (u8, i8)) = unsafe {
             let device = (at(storage, self.data + DEVICE), at(storage, self.data + DEVICE + 1));
             (at(storage, self.data), at(storage, self.bytes), device)

@@ -1,7 +1,7 @@
 //! Learns [`Layout`] from objects that are known: the tracer (`tracer/known_objects.py`) makes two tensors,
 //! passes the addresses of their parts, and runs ops on them whose inputs and schemas are known.
 //!
-//! Until everything agrees nothing is trusted: memory is read through [`GuardedMemory`].
+//! Until all findings agree, no offset is trusted, so memory is read through [`GuardedMemory`].
 
 use std::cell::RefCell;
 use std::ffi::{CStr, c_void};
@@ -33,7 +33,7 @@ static STATE: AtomicU8 = AtomicU8::new(State::Waiting as u8);
 pub(crate) const LOST: &str = "MEMTRACE_OPS=io could not learn torch's layout: reads and writes of ops are \
                                not recorded, as with MEMTRACE_OPS=all";
 
-/// The state of learning.
+/// Returns the state of learning.
 pub(crate) fn state() -> State {
     match STATE.load(Ordering::Acquire) {
         1 => State::Known,
@@ -42,7 +42,8 @@ pub(crate) fn state() -> State {
     }
 }
 
-/// A known tensor: the addresses of the `TensorImpl`, of the `StorageImpl` and of its memory, and the bytes.
+/// A known tensor: the addresses of the `TensorImpl`, of the `StorageImpl` and of the data, and the size in
+/// bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct KnownTensor {
     pub(crate) tensor: usize,
@@ -55,7 +56,7 @@ pub(crate) struct KnownTensor {
 struct Findings {
     memory: GuardedMemory,
     tensors: Vec<KnownTensor>,
-    /// [`Layout::string`].
+    /// The value of [`Layout::string`], once it was found.
     string: Option<usize>,
     tensor_tag: Option<u32>,
     list_tag: Option<u32>,
@@ -67,7 +68,7 @@ struct Findings {
     out: bool,
 }
 
-/// Set while the tracer runs its ops on this thread.
+/// The findings of this thread while the tracer runs its ops on the thread; otherwise `None`.
 static FINDINGS: PerThread<RefCell<Option<Findings>>> = PerThread::new(|| RefCell::new(None));
 
 /// Adds a tensor that the tracer made on this thread and passes to the ops that follow.
@@ -83,7 +84,8 @@ pub(crate) fn add_tensor(known: KnownTensor) {
     });
 }
 
-/// An op starts on this thread while the layout is not known.
+/// Learns from an op that starts on this thread while the layout is unknown. Has no effect outside the
+/// tracer's ops.
 ///
 /// # Safety
 /// `record` is a live `RecordFunction`, and `name_of` gives its name.
@@ -169,7 +171,7 @@ impl Findings {
         }
     }
 
-    /// The layout, when all of it was found.
+    /// Returns the layout if all its fields were found.
     fn layout(&self) -> Option<Layout> {
         let [a, b, ..] = self.tensors.as_slice() else { return None };
         if !(self.add && self.view && self.out) {
@@ -186,7 +188,7 @@ impl Findings {
         let storage = place(|known| (known.tensor, known.storage))?;
         let data = place(|known| (known.storage, known.data))?;
         let bytes = place(|known| (known.storage, known.bytes))?;
-        // Both are CPU tensors, whose device index is 0 or -1 (unset).
+        // Both tensors are on the CPU, where the device index is 0 or -1 (unset).
         let device = a.storage + data + DEVICE;
         let is_cpu =
             self.memory.byte(device)? == CPU && matches!(self.memory.byte(device + 1)? as i8, -1 | 0);
@@ -201,7 +203,8 @@ impl Findings {
         })
     }
 
-    /// The inputs of the record whose number is at `number`: payloads and tags.
+    /// Returns the payloads and tags of the inputs of the record whose sequence number is at the address
+    /// `number`.
     fn inputs(&self, number: usize) -> Option<Vec<(usize, u32)>> {
         let (begin, count) = (self.memory.word(number + 8)?, self.memory.word(number + 16)?);
         if count > MOST {
@@ -210,7 +213,7 @@ impl Findings {
         self.values(Some(begin), begin.checked_add(count * 16))
     }
 
-    /// The `IValue`s between two addresses.
+    /// Returns the payloads and tags of the `IValue`s between two addresses.
     fn values(&self, begin: Option<usize>, end: Option<usize>) -> Option<Vec<(usize, u32)>> {
         let (begin, end) = (begin?, end?);
         let count = end.checked_sub(begin)? / 16;
@@ -225,9 +228,9 @@ impl Findings {
             .collect()
     }
 
-    /// Returns the size of torch's string type and the address of an op's schema. Until the size is known,
-    /// two places are tried: the right one holds a schema with the op's own name. The size determines the
-    /// place.
+    /// Returns the size of torch's string type and the address of an op's schema. The place of the schema's
+    /// address depends on that size. Until the size is known, the places for both sizes are tried: the schema
+    /// at the right place has the op's own name.
     fn schema(&self, number: usize, name: usize) -> Option<(usize, usize)> {
         if let Some(string) = self.string {
             return Some((string, self.memory.word(number - 8 - string)?));
@@ -244,7 +247,8 @@ impl Findings {
         self.uses(schema, string)
     }
 
-    /// The use of each argument, from an op's schema; [`Layout::uses`] by guarded reads.
+    /// Returns how an op uses each argument, according to its schema. This is [`Layout::uses`] with guarded
+    /// reads.
     fn uses(&self, schema: usize, string: usize) -> Option<Vec<Api>> {
         let (begin, end) =
             (self.memory.word(schema + 2 * string)?, self.memory.word(schema + 2 * string + 8)?);

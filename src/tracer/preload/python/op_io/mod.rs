@@ -3,12 +3,12 @@
 //! The unit is a leaf in the sense of `torch.profiler`: an op with a schema that was not called by another
 //! such op, or a backward function. Each input storage of a leaf, or of an op inside it, gets an event at its
 //! first use, and another one if an op inside does more with it, such as a write after a read. Whether an op
-//! changes a storage follows from its schema, as in the profiler: to compare versions of tensors, memtrace
-//! would have to hold the tensors, and a foreign reference changes torch's behaviour.
+//! changes a storage is derived from its schema, as in the profiler. Comparing the versions of tensors
+//! instead would require references to the tensors, and additional references change torch's behavior.
 //!
-//! No function of torch is called and no reference is taken: fields of objects that live while the start
-//! callbacks run are read at the places that [`learn`] found. Without these, op io is off, and ops get the
-//! rows of `MEMTRACE_OPS=all`.
+//! No function of torch is called and no reference is taken. The fields are read, at the offsets that
+//! [`learn`] found, from objects that are alive while the start callbacks run. If the offsets are unknown, op
+//! io is off, and ops get the rows of `MEMTRACE_OPS=all`.
 
 mod layout;
 pub(crate) mod learn;
@@ -30,7 +30,7 @@ use crate::runtime::session;
 use crate::runtime::thread::running_ops::{NameOf, Scope};
 use layout::{CPU, CUDA, LAYOUT, Layout};
 
-/// A schema that was read. Schemas live as long as their ops are registered.
+/// The part of an op's schema that is needed here. Schemas live as long as their ops are registered.
 struct Schema {
     /// The use of each argument.
     uses: Vec<Api>,
@@ -50,9 +50,10 @@ struct Leaf {
 #[derive(Default)]
 struct ThreadIo {
     leaf: Option<Leaf>,
-    /// The recorded uses of each storage in this leaf, by its address: a bit for each use.
+    /// The recorded uses of each storage in this leaf, by the address of the storage. There is a bit for each
+    /// use.
     seen: FxHashMap<u64, u8>,
-    /// The schemas that were read, by address.
+    /// The schemas that were read, by the address of the schema.
     schemas: FxHashMap<usize, Schema>,
 }
 
@@ -67,7 +68,8 @@ pub(crate) fn is_wanted() -> bool {
     session::session().is_some_and(|session| session.settings.ops.io())
 }
 
-/// An op began on this thread, after [`op_stack::enter`] for it.
+/// Records the input storages of an op that began on this thread. Called after [`op_stack::enter`] for the
+/// op.
 ///
 /// # Safety
 /// `record` is a live `RecordFunction` whose start callbacks run, and `name_of` gives its name.
@@ -76,7 +78,7 @@ pub(crate) unsafe fn enter(scope: Scope, record: *const c_void, name_of: NameOf)
     let Some(layout) = LAYOUT.get() else { return unsafe { learn::observe(record, name_of) } };
     let Some((depth, has_row)) = op_stack::innermost() else { return };
     with_io(|io| {
-        // A leaf at the same depth or deeper has ended unseen, on another thread.
+        // A leaf at the same depth or deeper has ended on another thread, so its end was not seen here.
         io.leaf.take_if(|leaf| leaf.depth >= depth);
         // SAFETY: by the contract.
         let schema = if scope == Scope::Function { unsafe { io.schema(layout, record) } } else { None };
@@ -98,7 +100,7 @@ pub(crate) unsafe fn enter(scope: Scope, record: *const c_void, name_of: NameOf)
     });
 }
 
-/// Returns the kind and the overload of an op that ends.
+/// Ends the thread's leaf if the op is the leaf. Returns the kind and the overload of the op, which ends.
 ///
 /// # Safety
 /// `record` is a live `RecordFunction`.
@@ -123,7 +125,7 @@ impl ThreadIo {
         // SAFETY: by the contract.
         let schema = unsafe { layout.schema(record) }?;
         self.schemas.entry(schema).or_insert_with(|| {
-            // SAFETY: the address of a schema.
+            // SAFETY: `schema` is the address of a schema.
             let (uses, overload) = unsafe { (layout.uses(schema), layout.overload(schema)) };
             let overload = if overload.is_empty() { b"default" } else { overload };
             Schema { uses, overload: text_id(&String::from_utf8_lossy(overload)) }
@@ -183,8 +185,8 @@ fn wants_host() -> bool {
     session::session().is_some_and(|session| session.settings.host_tensors)
 }
 
-/// Records the memory of a module, or of one of its calls, on a device: its bytes, exact and rounded up to
-/// the allocator's sizes.
+/// Records the memory of a module, or of one of its calls, on a device: the exact number of bytes, and the
+/// number rounded up to the allocator's block sizes.
 pub(crate) fn module_memory(api: Api, device: i8, bytes: i64, rounded: i64) {
     let Some(recorder) = Recorder::active().filter(|_| !pause::is_paused()) else { return };
     let (context, step) = context::current();

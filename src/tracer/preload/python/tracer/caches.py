@@ -1,6 +1,6 @@
 """Tags the key-value caches that are passed to a model, such as the caches of Transformers.
 
-A dynamic cache has new tensors after each call, so it is tagged before and after each call that gets it.
+A dynamic cache has new tensors after each call, so it is tagged before and after each call that receives it.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from .native import call_after, text_id
 from .storages import tag
 from .torch_api import without_torch_function
 
-# By class: whether it is a cache.
+# By class: whether the class is a cache.
 _is_cache: dict[type, bool] = {}
 # By id(cache): a reference to the cache, and references to its tagged tensors, by name.
 _known: dict[int, tuple[weakref.ref, dict[str, weakref.ref]]] = {}
-# By id(module) and thread: the caches of the call in progress. Weak, so that a failed call keeps no cache
-# alive.
+# By id(module) and thread: the caches of the call in progress. The references are weak, so that a failed call
+# keeps no cache alive.
 _of_call: dict[tuple[int, int], list[weakref.ref]] = {}
 KNOWN_LIMIT = 256
 
 
 def is_cache(kind: type) -> bool:
-    """Returns True if a class is a cache of one of the libraries that have them."""
+    """Returns True if a class is a cache of one of the libraries in PACKAGES."""
     found = _is_cache.get(kind)
     if found is None:
         bases = [base for base in kind.__mro__ if base.__name__.endswith("Cache")]
@@ -54,7 +54,7 @@ def caches_are_given(module, args: tuple, kwargs: dict) -> None:
     caches = [value for value in (*args, *kwargs.values()) if is_cache(type(value))]
     for name, value in kwargs.items():
         if name in CACHE_WORDS and type(value) in (tuple, list):
-            # The form of older versions: a tuple of keys and values for each layer.
+            # Older versions of the libraries pass a tuple of keys and values for each layer.
             for inner, tensor in tensors_in([(name, value)], PACKAGES, set()):
                 tag(tensor, KV_CACHE, 0, text_id(inner), set(), weak=1)
     if caches:
@@ -72,5 +72,5 @@ def _call_returned(module) -> None:
                 if cache is not None:
                     tag_cache(cache)
     except Exception as error:
-        # A cache that overrides its attributes.
+        # A class of cache may override its attributes.
         count("caches after a call", error)

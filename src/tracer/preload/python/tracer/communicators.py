@@ -8,7 +8,8 @@ from .native import name_communicator, nameable_communicators
 
 
 def _nodes_of(ranks: list) -> str:
-    """Describes how a group's ranks are spread over machines, if the launcher's variables show it."""
+    """Returns a text with the number of a group's ranks on this machine, or an empty
+    text if it is unknown."""
     size = os.environ.get("LOCAL_WORLD_SIZE", "")
     own = os.environ.get("RANK", "")
     if not (size.isdecimal() and own.isdecimal() and int(size)):
@@ -25,12 +26,12 @@ def _text_of(c10d, group) -> str:
     return f"{name}, {len(ranks)} {'rank' if len(ranks) == 1 else 'ranks'}{_nodes_of(ranks)}"
 
 
-# The number of communicators when PyTorch was last asked for names.
+# The number of communicators at the last call of `name_groups` that asked PyTorch for names.
 _asked = 0
 
 
 def name_groups() -> None:
-    """Records the names of the process groups whose communicators have none yet."""
+    """Records the names of the process groups for their communicators, if there are new communicators."""
     global _asked
     known = nameable_communicators()
     if known in (0, _asked):
@@ -43,12 +44,12 @@ def name_groups() -> None:
     for group in list(c10d._world.pg_map):
         try:
             backend = group._get_backend(torch.device("cuda"))
-            # PyTorch 2.7 and later.
+            # PyTorch 2.7 and later have `_comm_ptr`.
             pointer = getattr(backend, "_comm_ptr", lambda: 0)()
             if pointer:
                 name_communicator(pointer, _text_of(c10d, group))
         except RuntimeError:
-            # A group without a backend for GPUs.
+            # The group has no backend for GPUs.
             continue
         except Exception as error:
             count("name of a communicator", error)

@@ -1,7 +1,7 @@
-"""Exceptions that the tracer catches: none reaches the program, and each one is counted.
+"""Counts the exceptions that the tracer catches, so that they do not reach the program.
 
 The trace's end row has their number (`python_errors=N`), and `MEMTRACE_LOG=debug` prints the first of each
-kind. Only `Exception` is caught: a KeyboardInterrupt that arrives in a hook belongs to the program.
+kind. The tracer catches `Exception` only, because a KeyboardInterrupt in a hook belongs to the program.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ def count(place: str, error: Exception) -> None:
 def text_of(error: Exception) -> str:
     try:
         return str(error)
-    except Exception as its_own:  # An exception class of the program may fail to format itself.
+    except Exception as its_own:  # An exception of the program may fail to format itself.
         return f"(no text: {type(its_own).__name__})"
 
 
 def line_of(error: Exception) -> str:
-    """The file and line that raised the exception."""
+    """Returns the file and line that raised the exception."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -1,6 +1,6 @@
-"""Steps of a program that does not train: each call of the model that was called first is a step.
+"""Counts the steps of a program that does not train: each further call of the first model begins a step.
 
-A program trains when an optimizer exists or a backward function has run. Then the optimizer's steps count.
+A program trains if an optimizer exists or a backward function has run. Then the optimizer's steps count.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from .native import backward_count, forward_begins_step, innermost_module
 from .torch_api import Optimizer
 
 _trains = False
-# The model whose calls are counted. Another model replaces it once it is freed.
+# The model whose calls are counted. When this model is freed, the next one that is called replaces it.
 _counted: weakref.ref | None = None
 
 
 def has_optimizer() -> bool:
-    """Returns True if an optimizer was made: torch then wraps the `step` of its class."""
+    """Returns True if an optimizer was created, because torch has then wrapped the `step` of its class."""
     classes, seen = [Optimizer], set()
     while classes:
         kind = classes.pop()
@@ -29,7 +29,8 @@ def has_optimizer() -> bool:
 
 
 def module_is_called(module) -> None:
-    """Called before a module is entered: a further call of the counted model begins a step."""
+    """Begins a step if the program does not train and this is an outermost call of the counted model. Called
+    before a module is entered."""
     global _trains
     if _trains or _counted is None or innermost_module():
         return
@@ -40,7 +41,8 @@ def module_is_called(module) -> None:
 
 
 def root_was_called(root) -> None:
-    """Called once an outermost module has a path. It becomes the counted model if there is none."""
+    """Makes an outermost module the counted model if there is none. Called at each call
+    of an outermost module."""
     global _counted
     if not _trains and (_counted is None or _counted() is None):
         _counted = weakref.ref(root)

@@ -1,7 +1,7 @@
-"""The variables of running functions, and the lines of code that set a name.
+"""Reads the variables of running functions, and finds the lines of code that set a name.
 
-The values are read in place (../frame_values.rs): `f_locals` would make the frame keep them.
-Nothing here refers to a value: tables have the `id` of each.
+The values are read in place (../frame_values.rs), because `f_locals` would make the frame keep them. No table
+of this module refers to a value; the tables have the `id` of each value instead.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Variable(NamedTuple):
 
 
 def learn() -> bool:
-    """Learns where frames of this interpreter keep their values."""
+    """Learns where frames of this interpreter keep their values. Returns whether this succeeded."""
 
     def known(first, second, third):
         return learn_frame_values(sys._getframe(), first, second, third)
@@ -40,7 +40,7 @@ def learn() -> bool:
 
 
 def names_of(code) -> list[str]:
-    """The names of a frame's values, in their order."""
+    """Returns the names of a frame's values, in the order of the values."""
     cells = code.co_cellvars
     if CELLS_WITH_LOCALS:
         own = set(code.co_varnames)
@@ -49,7 +49,8 @@ def names_of(code) -> list[str]:
 
 
 def variables_of(frame) -> list[tuple[int, Variable]]:
-    """The `id` of each value of a frame's variables, and the variable."""
+    """Returns a pair for each variable of a frame that is set and not None: the `id` of its value, and the
+    variable."""
     code = frame.f_code
     names = names_of(code)
     ids = [id(value) for value in frame_values(frame, len(names))]
@@ -60,8 +61,8 @@ def variables_of(frame) -> list[tuple[int, Variable]]:
 
 
 def left_frames() -> list[types.FrameType]:
-    """The frames that the newest exception has unwound, innermost first. After an OOM, the failed
-    request's."""
+    """Returns the frames that the newest exception has unwound, innermost first. After an OOM, these are the
+    frames of the failed request."""
     error = sys.exc_info()[1] or getattr(sys, "last_value", None)
     trace, found = traceback_of(error) if error is not None else None, []
     while trace is not None and len(found) < MAX_FRAMES:
@@ -73,8 +74,8 @@ def left_frames() -> list[types.FrameType]:
 def running_variables(
     left: list[types.FrameType],
 ) -> tuple[dict[int, Variable], dict[int, list[types.CodeType]]]:
-    """The variables of all functions that run now, and of the frames in `left`, by the `id` of their values,
-    and the code of modules that run, by the `id` of their namespaces."""
+    """Returns two tables: the variables of all functions that run now and of the frames in `left`, by the
+    `id` of the value; and the code of the modules that run now, by the `id` of the namespace."""
     found: dict[int, Variable] = {}
     modules: dict[int, list[types.CodeType]] = {}
     for frame in left:
@@ -129,8 +130,8 @@ class Lines:
         self._lines: dict[int, tuple[types.CodeType, dict[tuple[str, str], int]]] = {}
 
     def setting(self, code, name: str, kinds: tuple[str, ...]) -> int:
-        """The first line of a function or module that sets a name with one of these instructions; 0 when no
-        line does, or when the program has not loaded the module `dis`."""
+        """Returns the first line of a function or module that sets a name with one of these instructions.
+        Returns 0 if no line does, or if the program has not loaded the module `dis`."""
         dis = sys.modules.get("dis")
         known = self._lines.get(id(code))
         if known is None:
@@ -143,9 +144,9 @@ class Lines:
         return min(lines, default=0)
 
     def filling(self, codes, name: str) -> tuple[str, int]:
-        """The file and the first line, in these functions and in nested ones, that puts something into the
-        object that `name` refers to: `name.append(x)`, `name[key] = x`, `name = name + x`. The line is 0 when
-        no line does."""
+        """Returns the file and the first line, in these functions and in nested ones, that puts something
+        into the object that `name` refers to: `name.append(x)`, `name[key] = x`, `name = name + x`. The line
+        is 0 if no line does this."""
         codes = list(codes)
         for code in codes:
             line = self.setting(code, name, (FILLS,))
@@ -153,14 +154,14 @@ class Lines:
                 return code.co_filename, line
             if len(codes) < MAX_CODES:
                 inners = [inner for inner in code.co_consts if type(inner) is types.CodeType]
-                # A nested function's own variable of the same name is a different one.
+                # A nested function that has a variable of its own with this name is left out.
                 codes += [each for each in inners if name not in each.co_varnames + each.co_cellvars]
         return "", 0
 
     def _read(self, dis, code) -> dict[tuple[str, str], int]:
         found: dict[tuple[str, str], int] = {}
         line = code.co_firstlineno
-        # The names that this line has loaded, in their order.
+        # The names that the current line has loaded so far, in order.
         loaded: list[str] = []
         for number, instruction in enumerate(dis.get_instructions(code)):
             if number % STRIDE == 0 and time.monotonic() > self._deadline:
@@ -185,6 +186,6 @@ class Lines:
 
 
 def place(file: str, line: int) -> str:
-    """`train.py:41`, from a path and a line."""
+    """Returns a file name and a line such as `train.py:41`; without the line if it is 0."""
     short = file.rpartition("/")[2]
     return f"{short}:{line}" if line else short

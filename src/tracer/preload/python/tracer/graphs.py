@@ -1,6 +1,6 @@
-"""Autograd's graphs: the tensors at their roots, and the storages that their nodes have saved.
+"""Reads autograd's graphs: the tensors at their roots, and the storages that their nodes have saved.
 
-Nothing is unpacked: no hook of the program runs and nothing is recomputed (see
+Saved tensors are not unpacked, so no hook of the program runs and nothing is recomputed (see
 src/tracer/preload/python/saved_tensors.rs).
 """
 
@@ -23,18 +23,18 @@ namespace_of_type = type.__dict__["__dict__"].__get__
 bases_of = type.__dict__["__mro__"].__get__
 
 
-# One entry once the layout of a node is known.
+# Has one entry once the layout of a saved tensor is known; empty before.
 known_layouts: list[bool] = []
 
 
 def learn() -> None:
-    """Learns where a node keeps the storage of a saved tensor. The program's profilers see neither the ops
-    nor the memory of this."""
+    """Learns where a node keeps the storage of a saved tensor. The program's profilers do not see the ops and
+    the memory that this takes."""
     try:
         if not is_compiling():
             with_observed_ops(_learn)
     except Exception as error:
-        # An op that the program overrides.
+        # The program may override one of the ops.
         count("saved tensors", error)
 
 
@@ -62,13 +62,13 @@ def _raw_names_of(kind: type) -> tuple[str, ...]:
 
 
 def saved_by(node) -> list[int]:
-    """The addresses of the storages that a node has saved."""
+    """Returns the addresses of the storages that a node has saved."""
     saved: list = []
     for name in _raw_names_of(type(node)):
         try:
             value = object.__getattribute__(node, name)
         except Exception:
-            # Freed by a backward.
+            # A backward has freed the saved tensors.
             continue
         if type(value) in (tuple, list):
             saved += value
@@ -78,7 +78,7 @@ def saved_by(node) -> list[int]:
 
 
 class Graphs:
-    """The graphs below a list of tensors."""
+    """The autograd graphs of a list of tensors."""
 
     def __init__(self, roots: list, deadline: float) -> None:
         """`roots` are pairs of the `id` of a tensor and its node. The walk ends at the deadline, in seconds
@@ -111,7 +111,7 @@ class Graphs:
         self._assign([(tensor, id(node)) for tensor, node in roots if id(node) not in below])
 
     def _assign(self, roots: list[tuple[int, int]]) -> None:
-        """Gives each node to the first root that reaches it."""
+        """Assigns each node to the first root that reaches it."""
         for tensor, first in roots:
             if first in self.root_of:
                 continue
@@ -128,5 +128,5 @@ class Graphs:
             self.by_root[tensor] = (count, storages)
 
     def ids(self) -> list[int]:
-        """The ids of this object's own containers, which refer to nodes."""
+        """Returns the ids of this object's own containers, which refer to nodes."""
         return [id(self._nodes), *(id(entry) for entry in self._nodes.values())]

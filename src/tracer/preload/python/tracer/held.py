@@ -1,8 +1,8 @@
-"""GPU tensors that objects keep as attributes: caches of keys and values, workspaces, quantized weights, an
+"""Tags GPU tensors that objects keep as attributes: key-value caches, workspaces, quantized weights, an
 engine's buffers. They are neither parameters nor buffers of a module.
 
-A search reads `__dict__`, lists, tuples and dicts alone: an attribute of an arbitrary object may run code of
-the program. It is bounded in depth, in the size of one list and in the number of objects.
+A search reads only `__dict__`, lists, tuples and dicts, because an attribute of an arbitrary object may run
+code of the program. The search is bounded in depth, in the size of one list and in the number of objects.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ITEMS = 4096
 ALL_ITEMS = 100_000
 OBJECTS = 200_000
 
-# Libraries whose plain objects are searched, when a module or an engine keeps them.
+# Libraries whose plain objects are searched if a module or an engine keeps them.
 PACKAGES = frozenset(
     ("vllm", "sglang", "lmdeploy", "tensorrt_llm", "transformers", "flashinfer", "bitsandbytes")
 )
@@ -54,19 +54,19 @@ CACHE_WORDS = (
     "ssm_state",
     "past_key_values",
 )
-# Parts of quantized weights, by the names that bitsandbytes, GPTQ, AWQ and compressed-tensors give them.
+# The names that bitsandbytes, GPTQ, AWQ and compressed-tensors give to the tensors of quantized weights.
 WEIGHT_NAMES = frozenset(
     ("CB", "SCB", "absmax", "code", "qweight", "qzeros", "scales", "g_idx")
     + ("weight_packed", "weight_scale", "weight_zero_point")
 )
-# Attributes of every module.
+# The names of the attributes that every module has.
 OWN_TABLES = frozenset(vars(Module()))
 # The most common classes of attributes that hold no tensor.
 PLAIN = frozenset((int, float, bool, str, bytes, complex, type(None), type, type(tag), type(len)))
 
 
 def package_of(kind: type) -> str:
-    """The name of the package that defines a class."""
+    """Returns the name of the package that defines a class."""
     name = kind.__module__
     return name.partition(".")[0] if isinstance(name, str) else ""
 
@@ -77,8 +77,8 @@ def is_of(kind: type, packages: frozenset) -> bool:
 
 
 def tensors_in(items, packages: frozenset, visited: set[int]):
-    """Yields the names and tensors among pairs of names and objects, and inside these. `visited` has the ids
-    of the objects that were searched."""
+    """Yields the name and the tensor for each tensor among these pairs of a name and an object, and inside
+    the objects. `visited` has the ids of the objects that were searched, and gets new ones."""
     pending = [(str(name), value, DEPTH) for name, value in items if type(value) not in PLAIN]
     pending.reverse()
     left = ALL_ITEMS
@@ -102,7 +102,8 @@ def tensors_in(items, packages: frozenset, visited: set[int]):
             continue
         visited.add(id(value))
         left -= len(inside) + 1
-        # Converting any other key to text may run the program's code; for a tensor, it launches kernels.
+        # Keys of other types are replaced by their index, because a conversion to text may run the program's
+        # code; for a tensor, it launches kernels.
         new = [
             (f"{name}.{key if type(key) in (str, int) else place}", item, depth - 1)
             for place, (key, item) in enumerate(inside)
@@ -112,22 +113,21 @@ def tensors_in(items, packages: frozenset, visited: set[int]):
 
 
 def use_of(name: str) -> int:
-    """The category of a tensor that is kept under this name."""
+    """Returns the category of a tensor that is kept under this name."""
     lowered = name.lower()
     if "workspace" in lowered:
         return WORKSPACE
     if any(word in lowered for word in CACHE_WORDS):
         return KV_CACHE
     last = name.rpartition(".")[2]
-    # Megatron keeps `main_grad` on a parameter, and `grad_data` in its wrapper.
+    # Megatron keeps `main_grad` as an attribute of a parameter, and `grad_data` in its wrapper.
     if "grad" in last.lower():
         return GRADIENT
     return PARAMETER if last in WEIGHT_NAMES else BUFFER
 
 
 def tag_attributes(module, path_id: int, seen: set[int], visited: set[int]) -> None:
-    """Tags the tensors that a module keeps as plain attributes, and those that are attributes of its
-    parameters."""
+    """Tags the tensors that are plain attributes of a module, or attributes of its parameters."""
     packages = PACKAGES | {package_of(type(module))}
     own = [item for item in vars(module).items() if type(item[1]) not in PLAIN and item[0] not in OWN_TABLES]
     for name, tensor in tensors_in(own, packages, visited):
@@ -145,7 +145,7 @@ _marked_room: set[str] = set()
 
 
 def _mark_room(engine) -> None:
-    """Records the numbers of blocks and tokens in a vLLM runner's KV cache, once for each pair of numbers."""
+    """Records the number of blocks and tokens of a vLLM runner's KV cache, once for each pair of values."""
     config = vars(engine).get("kv_cache_config")
     cache = vars(engine).get("cache_config")
     blocks, groups = getattr(config, "num_blocks", 0), getattr(config, "kv_cache_groups", ())
@@ -160,14 +160,15 @@ def _mark_room(engine) -> None:
 
 
 def mark_share(has_ended: bool = False) -> None:
-    """Records the part of a card that vLLM gives itself, and the blocks of its KV cache: 0 without one."""
+    """Records the share of a card that vLLM may use, and the number of blocks of its
+    KV cache (0: none yet)."""
     kind = getattr(sys.modules.get("vllm.config"), "CacheConfig", None)
     if not isinstance(kind, type):
         return
     for config in live_objects(kind):
         values = vars(config)
         part, blocks = values.get("gpu_memory_utilization"), values.get("num_gpu_blocks")
-        # With a size of its own for the cache, vLLM does not use the part.
+        # If the size of the cache is configured, vLLM does not use the share.
         if type(part) is float and values.get("kv_cache_memory_bytes") is None:
             text = f"vllm: gpu_memory_utilization={part:g} blocks={blocks if type(blocks) is int else 0}"
             text += " ended" * has_ended
@@ -194,5 +195,5 @@ def tag_engines() -> None:
                 use = KV_CACHE if is_cache else use_of(name)
                 tag(tensor, use, path_id, text_id(name), seen, weak=1)
         except Exception as error:
-            # A class that overrides `__dict__`.
+            # A class may override `__dict__`.
             count("search of an engine", error)

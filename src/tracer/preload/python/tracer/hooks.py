@@ -1,13 +1,13 @@
-"""The functions that torch and the library call: before and after a module's forward and an optimizer's step,
-after a backward.
+"""Defines the hooks that torch and the library call before and after a module's forward and an optimizer's
+step, and after a backward.
 
 Each hook first checks whether dynamo is tracing, with a function in its closure. The function is not a
 global, because dynamo guards the length of the namespace of each global that it reads and recompiles when the
 namespace grows.
 
-They read models and tensors of the program, whose classes may override what is read (`parameters`,
-`_parameters`, `state`, attributes of a tensor) and raise anything there: so each hook catches every
-`Exception` and counts it. A failure costs tags, never the program.
+The hooks read models and tensors of the program, whose classes may override the attributes that are read
+(`parameters`, `_parameters`, `state`, attributes of a tensor) and raise any exception. So each hook catches
+every `Exception` and counts it. After a failure, tags are missing, but the program continues.
 """
 
 from __future__ import annotations
@@ -52,15 +52,16 @@ from .tags import (
 )
 from .torch_api import empty_cache, is_compiling, without_torch_function
 
-# By id(root): how often it was called as the outermost module.
+# By id(root): the number of calls of the root as the outermost module.
 _calls: dict[int, int] = table_by_module()
-# By id(optimizer): a reference, the number of its steps since its parameters changed last, the number of
-# parameters that had state after the last step, and the parameters of the last step: their ids, and how many
-# parameters of the program were gone.
+# By id(optimizer): a reference; the number of its steps since its parameters changed last; the number of
+# parameters that had state after the last step; and the state of `gone_parameters` and the ids of its
+# parameters at the last step.
 _optimizers: dict[int, tuple[weakref.ref, int, int, tuple[int, list[int]]]] = {}
 
-# Parameters rarely move and optimizer state is rarely recreated once training runs: after the first FIRST
-# calls and steps, only one in EVERY is checked.
+# Parameters rarely move and optimizer state is rarely recreated once training runs. So after the first FIRST
+# calls and steps, a model is tagged again at one in EVERY calls, and optimizer state at one in EVERY steps or
+# when its number of entries changes.
 FIRST = 3
 EVERY = 50
 
@@ -89,7 +90,7 @@ def _make_before_forward(is_compiling):
                     assign_paths_on_call(module)
                     entered = enter_module(module)
                     if entered != ENTERED_OUTERMOST:
-                        # A part that was put into the model after its first call.
+                        # The module was added to the model after the model's first call.
                         with without_torch_function():
                             tag_model(module)
                 if entered == ENTERED_OUTERMOST:
@@ -117,7 +118,7 @@ def _root_is_called(root, args: tuple, kwargs: dict) -> None:
     is_main = get_ident() == MAIN_THREAD
     root_was_called(root)
     with without_torch_function():
-        # On other threads the library calls nothing when a backward is over.
+        # The library calls `after_backward` on the main thread only.
         if not is_main and has_new_gradients():
             hook_new_classes()
             hook_new_overridden_calls()
@@ -136,7 +137,8 @@ def _root_is_called(root, args: tuple, kwargs: dict) -> None:
 
 
 def _root_is_called_unseen(root) -> None:
-    """Handles the call of an outermost module outside the detailed steps: tags parameters and buffers."""
+    """Handles the call of an outermost module outside the detailed steps. Tags the model in the first calls
+    and then in one of EVERY, but no inputs and caches."""
     global _outermost_calls
     _outermost_calls += 1
     module_id = id(root)
@@ -161,14 +163,15 @@ _outermost_calls = 0
 _searched_bytes = 0
 
 
-# The growth of memory outside phases, in bytes, that triggers a search at any call: a server's cache.
+# A search runs at any call if the memory outside phases has grown by half and by this many bytes more,
+# because a server has then probably allocated its cache.
 MUCH = 64 << 20
 
 
 def _is_engine_due(calls: int) -> bool:
-    """Returns True if an outermost call of this number should search for servers' runners and caches: the
-    first calls and calls 10, 30, 100, ..., if memory was allocated outside every phase since the last search;
-    any call if that memory was large."""
+    """Returns True if the outermost call with this number should search for servers' runners and caches. The
+    first calls and calls 10, 30, 100, ... search if memory was allocated outside of all phases since the last
+    search. Any call searches if that memory is large (see MUCH)."""
     global _searched_bytes
     size = bytes_outside_phases()
     is_usual = calls <= FIRST or str(calls).rstrip("0") in ("1", "3")
@@ -179,7 +182,7 @@ def _is_engine_due(calls: int) -> bool:
 
 
 def after_forward(module, output) -> None:
-    """A module's call returned. Installed only when the memory of modules is recorded."""
+    """Called when a module's call returns. Installed only if the memory of modules is recorded."""
     try:
         measure_result(output)
     except Exception as error:
@@ -187,7 +190,7 @@ def after_forward(module, output) -> None:
 
 
 def _reference_to(optimizer) -> weakref.ref:
-    """A weak reference to an optimizer. When the optimizer is freed, its entries are removed."""
+    """Returns a weak reference to an optimizer. When the optimizer is freed, its entries are removed."""
     key = id(optimizer)
 
     def forget(_) -> None:
@@ -199,7 +202,7 @@ def _reference_to(optimizer) -> weakref.ref:
 
 def _make_before_step(is_compiling):
     def before_step(optimizer) -> None:
-        """An optimizer's step begins."""
+        """Called before an optimizer's step."""
         if is_compiling():
             return
         try:
@@ -225,7 +228,7 @@ before_step = _make_before_step(is_compiling)
 
 def _make_after_step(is_compiling):
     def after_step(optimizer) -> None:
-        """An optimizer's step ends."""
+        """Called after an optimizer's step."""
         if is_compiling():
             return
         try:
@@ -238,7 +241,8 @@ def _make_after_step(is_compiling):
                 with without_torch_function():
                     tag_state_of(optimizer)
             if has_fault_at_next_step():
-                # Otherwise the allocator serves the step from its cache, and no request reaches the device.
+                # With a full cache, no request of the next step would reach the
+                # device, where the fault happens.
                 empty_cache()
         except Exception as error:
             count("state of an optimizer", error)

@@ -27,11 +27,11 @@ from .torch_api import Module, is_compiling, nn_module, optim_optimizer, set_eva
 
 
 def install() -> dict:
-    """Installs the hooks and returns the functions that the library calls from then on, by name."""
+    """Installs the hooks. Returns the functions that the library calls from then on, by name."""
     # When the program ends right after a backward, autograd's thread may still wait for the interpreter, to
     # release a callback that Python queued (FSDP, MemTracker); pthread_exit in a C++ destructor then aborts
-    # the process. That happens without memtrace too, but the hooks shift when, so waiting threads get a last
-    # turn.
+    # the process. This also happens without memtrace, but the hooks change the timing, so the sleep gives
+    # waiting threads time to finish.
     atexit.register(time.sleep, 0.002)
     atexit.register(end_own_threads)
     watch_script_end()
@@ -39,7 +39,8 @@ def install() -> dict:
         use_known_tensors()
     if not MODULE_PATHS:
         return {}
-    # Both functions are looked up before anything is installed: no half of the hooks without the other.
+    # Both functions are looked up before anything is installed, so that a torch without
+    # them gets no hook at all.
     register_before = optim_optimizer.register_optimizer_step_pre_hook
     register_after = optim_optimizer.register_optimizer_step_post_hook
     if not hook_module_calls():
@@ -58,14 +59,14 @@ def install() -> dict:
 
 
 def searches() -> dict:
-    """Returns the searches for what holds memory, by name. They are left out on Python before 3.10, on a
-    free-threaded Python, and with a torch whose tensors have another base class. All else works without
-    them."""
+    """Returns the functions that search for the holders of memory, by name. Returns none on Python before
+    3.10, on a free-threaded Python, and with a torch whose tensors have another base class. The other
+    hooks work without them."""
     has_base = hasattr(torch._C, "TensorBase") or hasattr(torch._C, "_TensorBase")
     if sys.version_info < (3, 10) or FREE_THREADED or not has_base:
         return {}
     try:
-        # Not at the top: they read more of torch than the hooks do.
+        # Imported here, because these modules read more of torch than the hooks do, and may fail.
         from .graphs import learn
         from .main_code import remember_main
         from .retained import (
@@ -80,7 +81,7 @@ def searches() -> dict:
         return {}
     remember_main()
     learn()
-    # The last of the functions at exit, in most programs.
+    # Exit functions run in reverse order, so in most programs this one runs after all of the program's own.
     atexit.register(hide(retained_at_exit))
     return {
         "retained": retained,
@@ -91,7 +92,8 @@ def searches() -> dict:
 
 
 def hook_module_calls() -> bool:
-    """Hooks `Module._call_impl` through its vectorcall slot: see ../module_calls.rs."""
+    """Hooks `Module._call_impl` through its vectorcall slot (see ../module_calls.rs). Returns False
+    if that is not possible."""
     function = type(install)
     after = after_forward if MEMORY_UNIT else None
 
@@ -107,9 +109,9 @@ def hook_module_calls() -> bool:
 
 
 def hook_modules_globally(before_forward, is_compiling) -> None:
-    """Hooks module calls with torch's global hooks, where the vectorcall slot cannot be used. These cost
-    more, and do not get the keyword arguments of a call, whose tensors stay without a tag. The arguments are
-    functions of this module: dynamo traces the hooks and must find no global in them (see hooks.py)."""
+    """Hooks module calls with torch's global hooks, if the vectorcall slot cannot be used. Global hooks cost
+    more, and do not get the keyword arguments of a call, whose tensors stay without a tag. Both functions are
+    passed as arguments, because dynamo traces the hooks and must find no global in them (see hooks.py)."""
 
     def before(module, args):
         before_forward(module, *args)

@@ -1,7 +1,7 @@
-"""Shows the library frames that are known, so that it learns where this interpreter keeps its frames.
+"""Passes known frames to the library, so that it learns where this interpreter keeps its frames.
 
-../../attribution/python_frames.rs reads them later without the GIL: of each allocation with
-`MEMTRACE_STACKS=python`, otherwise of those without an op.
+Later, ../../attribution/python_frames.rs reads frames without the GIL: for each allocation with
+`MEMTRACE_STACKS=python`, and otherwise for the few that reach the GPU without an op.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import sys
 
 from .native import learn_frame_layout
 
-# A newer version may have the same layout: the library checks what it has learned.
+# Newer versions are not excluded, because the library checks the layout that it has learned.
 IS_SUPPORTED = sys.implementation.name == "cpython" and sys.version_info >= (3, 9)
 
 
 def show_frames() -> None:
-    """Calls the library from three nested functions, each at a different place in its code."""
+    """Calls the library from three nested functions, each of which makes its call at
+    another offset in its code."""
 
     def inner():
         if not IS_SUPPORTED:
@@ -33,7 +34,7 @@ def show_frames() -> None:
         )
 
     def middle():
-        # Some code before the call, so that it is not at the place where `outer` makes its call.
+        # This code makes the offset of the call differ from the offset of the call in `outer`.
         results = [IS_SUPPORTED, IS_SUPPORTED]
         results.append(inner())
 

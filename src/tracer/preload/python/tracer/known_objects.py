@@ -1,8 +1,8 @@
-"""Makes tensors whose layout the library learns.
+"""Creates objects of torch from which the library learns layouts.
 
 The library reads fields of torch's own objects without calling torch. Their offsets differ between versions,
-so it finds them in objects whose contents are known: src/tracer/preload/python/op_io and
-src/tracer/preload/attribution/autograd_seq.rs.
+so the library finds the fields in objects whose contents it knows (see src/tracer/preload/python/op_io and
+src/tracer/preload/attribution/autograd_seq.rs).
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from .failures import count
 from .native import finish_op_layout, learn_tensor, with_observed_ops
 from .torch_api import is_compiling, torch, without_modes
 
-# The number of nodes to make: more than twice what src/tracer/preload/attribution/autograd_seq.rs needs.
+# The number of nodes to create, more than twice the number that
+# src/tracer/preload/attribution/autograd_seq.rs needs.
 NODES = 20
 
 
@@ -20,7 +21,7 @@ def use_known_tensors() -> None:
     try:
         with_observed_ops(_run_ops)
     except Exception as error:
-        # An op that the program overrides, or a torch that lacks one.
+        # The program may override one of the ops, or this torch may lack it.
         count("ops on known tensors", error)
     finish_op_layout()
 
@@ -39,13 +40,13 @@ def _run_ops() -> None:
 
 
 def make_graph_nodes() -> None:
-    """Makes nodes of autograd's graph, so that the library learns where a record keeps the sequence
-    number."""
+    """Creates nodes of autograd's graph, so that the library learns where a record of an op
+    keeps the sequence number."""
     try:
         if not is_compiling():
             with_observed_ops(_make_nodes)
     except Exception as error:
-        # As above.
+        # See `use_known_tensors`.
         count("nodes of autograd's graph", error)
 
 

@@ -1,7 +1,7 @@
 """Searches for objects by type among those that the garbage collector tracks.
 
-A search walks every object of the program, so callers limit how often they do it, and a program with too many
-objects is not searched.
+A search walks every object of the program, so callers limit the number of searches, and a program with too
+many objects is not searched.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from .torch_api import Module
 # The maximum number of objects to search, which takes about half a second. A time limit would depend on the
 # load.
 OBJECT_LIMIT = 20_000_000
-# What a search takes of host memory: before Python 3.12, `gc.get_objects` makes a list with a pointer to each
-# object. A search that takes the last of it would get the program killed.
+# The host memory that a search needs. Before Python 3.12, `gc.get_objects` creates a list with a pointer to
+# each object. If this used up the host memory, the kernel would kill the program.
 BYTES_OF_OBJECT = 8
 SPARE_BYTES = 32 << 20
 
 
 def why_not_searchable() -> str:
-    """Why the objects of the program are not searched; empty when they can be."""
+    """Returns the reason why the objects of the program cannot be searched, or an empty text if they can."""
     objects = sys.getallocatedblocks()
     if objects > OBJECT_LIMIT:
         return f"the program has more than {OBJECT_LIMIT // 10**6} million objects"
@@ -32,14 +32,14 @@ def why_not_searchable() -> str:
 
 
 def live_objects(*kinds) -> list:
-    """The live objects of these types; empty when the program is not searched."""
+    """Returns the live objects of these types, or an empty list if the program cannot be searched."""
     if why_not_searchable():
         return []
     return find_objects(gc.get_objects, *kinds)
 
 
 def children(module) -> list:
-    """The direct children of a module, also of one whose `__init__` has not run."""
+    """Returns the direct children of a module, even if its `__init__` has not run."""
     return [child for child in vars(module).get("_modules", {}).values() if child is not None]
 
 
@@ -47,9 +47,10 @@ _searches_left = 8
 
 
 def outermost_module(module):
-    """The outermost module that contains this one: a part may be called before its root (`vae.encoder(x)`).
+    """Returns the outermost module that contains this one. A child may be called before
+    its root: `vae.encoder(x)`.
 
-    Returns the module itself when it has no parameters, or when this process has searched often enough.
+    Returns the module itself if it has no parameters, or if this process has used up its searches.
     """
     global _searches_left
     if _searches_left <= 0 or next(module.parameters(), None) is None:

@@ -1,9 +1,9 @@
-"""Loads the tracer's modules where no `import` of the program reaches them.
+"""Loads the tracer's modules so that no `import` of the program can reach them.
 
 The modules are ordinary files that import one another with `from .name import ...` (and in no other way).
-They are compiled into the library, so no file is read; none of them has an entry in `sys.modules`, and the
-interpreter's own import stays as it is: each module sees a copy of the built-ins whose `__import__` resolves
-relative names here.
+They are compiled into the library, so no file is read. They have no entries in `sys.modules`, and the
+interpreter's own import is unchanged, because each module gets a copy of the built-ins whose `__import__`
+resolves relative names here.
 
 This file is evaluated first, by src/tracer/preload/python/injection.rs, which then calls `load`.
 """
@@ -23,8 +23,8 @@ def load(native, run_module, builtins):
         if module is None:
             module = modules[name] = type(native)(name)
             namespace = vars(module)
-            # dynamo traces into hooks, and resolves a global name by importing the module `__name__`.
-            # Without that name it uses the namespace itself.
+            # dynamo traces into hooks, and resolves a global by importing the module that `__name__` names.
+            # Without `__name__`, it uses the namespace itself.
             del namespace["__name__"]
             namespace["__builtins__"] = own_builtins
             run_module(name, namespace)
@@ -36,6 +36,6 @@ def load(native, run_module, builtins):
         return program_import(name, globals, locals, fromlist)
 
     own_builtins["__import__"] = import_module
-    # From 3.15 on, a program may make each import of the process lazy. That needs the name `__name__`.
+    # From Python 3.15 on, a program may make each import of the process lazy, which would need `__name__`.
     own_builtins["__lazy_import__"] = import_module
     return module_named

@@ -1,5 +1,5 @@
-"""The code of the program's main module, whose lines show where its global names are set. It keeps no value
-of the program alive."""
+"""Keeps the code of the program's main module, whose lines show where its global names are set. The code
+keeps no value of the program alive."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _code: list = []
 
 
 def remember_main() -> None:
-    """Keeps the code of `__main__`, when it runs on the main thread."""
+    """Keeps the code of `__main__` if it is running on the main thread."""
     frame = sys._current_frames().get(sys.modules["threading"].main_thread().ident)
     while frame is not None:
         if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
@@ -18,5 +18,5 @@ def remember_main() -> None:
 
 
 def main_code() -> list:
-    """The code of `__main__`; empty when it is unknown."""
+    """Returns the code of `__main__` in a list, which is empty if the code is unknown."""
     return list(_code)

@@ -1,7 +1,7 @@
 """Finds models and optimizers that were never called, among the live objects.
 
-A model that is never called (a copy that averages the weights, a frozen teacher) holds parameters all the
-same. The same search runs when memory is short, for a model that dies while it is loaded.
+A model that is never called (a copy that averages the weights, a frozen teacher) also holds parameters. After
+an OOM, the search also finds models that were still being loaded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _rescues_left = 4
 
 
 def is_time_to_search(calls: int) -> bool:
-    """Returns True if a model's call of this number starts a search: the 3rd, the 100th, the 1000th and so
+    """Returns True if a model's call with this number starts a search: the 3rd, the 100th, the 1000th and so
     on. A search takes as long as one or two calls."""
     return calls == 3 or (calls >= 100 and str(calls).strip("0") == "1")
 
@@ -37,7 +37,8 @@ def _is_initialized(module) -> bool:
 
 
 def _has_unknown(root) -> bool:
-    """Returns True if a root has GPU parameters without a name: it was never called, or they are new."""
+    """Returns True if a root has GPU parameters without a name, because the root was never called or
+    the parameters are new."""
     return any(parameter.is_cuda and owner_of(parameter) is None for parameter in root.parameters())
 
 
@@ -52,8 +53,8 @@ def name_uncalled_models() -> None:
                     assign_paths(root)
                 tag_model(root)
         except Exception as error:
-            # A module whose `__init__` has not run has no tables to read and is not yet a model. Other
-            # modules override these attributes, and may raise anything.
+            # A module whose `__init__` has not run has no tables to read and is not yet a model, so its error
+            # does not count. Other modules may override these attributes, and raise any exception.
             if _is_initialized(root):
                 count("search for uncalled models", error)
 
@@ -67,7 +68,7 @@ _namings = _additions = 0
 
 
 def name_parameters(parameters: list) -> None:
-    """Names an optimizer's parameters after the modules that have them, called or not."""
+    """Names an optimizer's parameters after the modules that have them, whether these were called or not."""
     global _namings
     if any(owner_of(parameter) is None for parameter in parameters):
         _namings += 1
@@ -76,7 +77,7 @@ def name_parameters(parameters: list) -> None:
 
 
 def add_groups() -> None:
-    """Adds the parameters of optimizers that are not torch's. They are found by the dicts of their
+    """Adds the parameters of optimizers that do not derive from torch's. They are found by the dicts in their
     `param_groups`."""
     global _additions
     _additions += 1
@@ -113,7 +114,7 @@ def tag_everything_held() -> None:
                 tag_state_of(optimizer)
             tag_engines()
     except Exception as error:
-        # A partly initialized module, or one that overrides these attributes.
+        # A module may be partly initialized, or override these attributes.
         count("tags when memory ran out", error)
 
 
@@ -132,5 +133,5 @@ def tag_registered(leaves: tuple) -> None:
                 elif isinstance(leaf, Optimizer):
                     tag_state_of(leaf)
     except Exception as error:
-        # A module or an optimizer that overrides these attributes.
+        # A module or an optimizer may override these attributes.
         count("track_external", error)

@@ -1,7 +1,7 @@
-"""The memory of each module and of each of its calls, for `MEMTRACE_OPS=io`.
+"""Records the memory of each module and of each of its calls, for `MEMTRACE_OPS=io`.
 
-Bytes are counted as in `torch.distributed._tools.mem_tracker.MemTracker`: the size of each tensor's storage,
-counted once for every occurrence of the tensor.
+Bytes are counted as in `torch.distributed._tools.mem_tracker.MemTracker`, which adds the size of a tensor's
+storage once for every occurrence of the tensor.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _recorded: dict[int, tuple] = table_by_module()
 
 
 def _bytes_by_device(tensors) -> dict[int, tuple[int, int]]:
-    """The bytes on each device, exact and rounded up to the allocator's sizes."""
+    """Returns the bytes of the tensors on each device, exact and rounded up to the allocator's sizes."""
     sums: dict[int, tuple[int, int]] = {}
     for tensor in tensors:
         for part in dense_parts(tensor):
@@ -45,7 +45,7 @@ def _tensors_in(value):
 
 
 def measure_call(module, args: tuple) -> None:
-    """Records the inputs of a call that begins, and the module's own memory when it has changed."""
+    """Records the inputs of a call that begins, and the module's own memory if it has changed."""
     with without_torch_function():
         own = (_bytes_by_device(module.parameters()), _bytes_by_device(module.buffers()))
         if _recorded.get(id(module)) != own:

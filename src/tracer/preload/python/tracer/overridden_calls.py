@@ -1,4 +1,5 @@
-"""Finds module classes whose `__call__` does not reach torch's (GPyTorch): their calls are hooked as well."""
+"""Hooks the calls of module classes whose own `__call__` does not call torch's, such
+as GPyTorch's classes."""
 
 from __future__ import annotations
 
@@ -6,17 +7,19 @@ from .subclasses import with_subclasses
 from .torch_api import Module
 
 Function = type(lambda: None)
-# Names in the code of a `__call__` that reaches `Module._call_impl`, where the call is seen anyway.
+# A `__call__` whose code has one of these names reaches `Module._call_impl`, which is hooked anyway.
 DELEGATES = {"__call__", "_call_impl", "_wrapped_call_impl"}
 
 # The argument of `hook_overridden_calls`: a function that hooks one `__call__`.
 _hook = None
-# The ids of the classes that were looked at; classes of modules are rarely collected.
+# The ids of the classes that were checked. An id is rarely reused, because classes of
+# modules are rarely freed.
 _seen: set[int] = set()
 
 
 def hook_overridden_calls(hook) -> None:
-    """Calls `hook` with each such `__call__`, now and for classes that are found later."""
+    """Calls `hook` with each `__call__` that does not reach torch's, now and for
+    classes that are found later."""
     global _hook
     _hook = hook
     hook_new_overridden_calls()

@@ -1,4 +1,5 @@
-"""Module paths: `GPT.h.0.attn`, the name of the root's class and the names of the children below it.
+"""Assigns module paths such as `GPT.h.0.attn`: the name of the root's class and the
+names of the children below.
 
 A module gets its path when its root is called for the first time, and keeps it until it is garbage-collected.
 All tables are keyed by `id(module)`; a weak reference removes the entries before another object can have the
@@ -23,7 +24,7 @@ _root_names: dict[str, weakref.ref] = {}
 
 
 def table_by_module() -> dict:
-    """A new table keyed by `id(module)`. An entry is removed when its module is garbage-collected."""
+    """Returns a new table keyed by `id(module)`. An entry is removed when its module is garbage-collected."""
     table: dict = {}
     _tables.append(table)
     return table
@@ -41,17 +42,17 @@ def has_path(module) -> bool:
 
 
 def path_of(module) -> str:
-    """The path of a module; empty when it has none."""
+    """Returns the path of a module, or an empty text if it has no path."""
     return _paths.get(id(module), "")
 
 
 def root_id_of(module_id: int) -> int:
-    """The id of the module's root; its own when it has no path yet."""
+    """Returns the id of a module's root, or the module's own id if it has no path yet."""
     return _root_ids.get(module_id, module_id)
 
 
 def root_of(module):
-    """The root that gave the module its path; the module itself when that root is gone."""
+    """Returns the root that gave the module its path, or the module itself if that root is gone."""
     reference = _references.get(root_id_of(id(module)))
     root = reference() if reference is not None else None
     return root if root is not None else module
@@ -66,7 +67,7 @@ def _assign_path(module, path: str, root_id: int) -> None:
 
 
 def _root_name(root) -> str:
-    """The class name of the model, with a number from the second live model of that class on."""
+    """Returns the class name of the model, with a number from the second live model of that class on."""
     model, _ = unwrap(root)
     known = _paths.get(id(model))
     if known is not None and "." not in known:
@@ -84,23 +85,23 @@ def _root_name(root) -> str:
 
 
 def assign_paths(root) -> None:
-    """Gives the root and all modules below it their paths."""
+    """Assigns paths to the root and to the modules below it."""
     path, root_id = _root_name(root), id(root)
     inside = {id(module) for module in root.modules()}
     wrapper = ".".join(unwrap(root)[1])
     for name, module in root.named_modules():
         if wrapper and (name == wrapper or name.startswith(wrapper + ".") or wrapper.startswith(name + ".")):
             name = name[len(wrapper) + 1 :]
-        # A model that was called by itself before is now part of this root. A module that another root shares
-        # keeps its path there.
+        # A module that is also below another root keeps its path there. A module whose old root is now below
+        # this root gets a new path.
         known = _root_ids.get(id(module))
         if known is None or known in inside:
             _assign_path(module, join(path, name), root_id)
 
 
 def assign_paths_on_call(module) -> None:
-    """Gives a module that is called for the first time its path: below the module that calls it, or as a
-    root."""
+    """Assigns a path to a module that is called for the first time, below the module that
+    calls it or as a root."""
     caller_id = innermost_module()
     reference = _references.get(caller_id)
     caller = reference() if reference is not None else None

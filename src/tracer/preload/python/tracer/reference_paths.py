@@ -1,7 +1,7 @@
-"""Names what holds an object: variables, attributes, closures and the containers between them.
+"""Names the holders of an object: variables, attributes, closures and the containers between them.
 
-No code of the program runs: types are read with `type`, attributes with the descriptors that a class defines
-in C, and dicts and lists with the functions of `dict` and `list`.
+So that no code of the program runs, types are read with `type`, attributes with the descriptors that a class
+defines in C, and dicts and lists with the functions of `dict` and `list`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from .graphs import bases_of, namespace_of_type
 from .paths import path_of
 from .torch_api import Module
 
-# Containers whose items are named as one, `[*]`, whatever their index.
+# Containers whose items all have the same name, `[*]`, whatever their index.
 SEQUENCES = (list, tuple, set, frozenset, collections.deque)
 GLOBAL_SETS = ("STORE_NAME", "STORE_GLOBAL")
-# The meaning of a holder's line: where something is put into the holder, where its name is set, or where its
-# function was running.
+# The meaning of a holder's line: it puts something into the holder, it sets the holder's name, or the
+# holder's function was running there.
 FILLED, SET, RUNNING = "filled", "set", "running"
 MAX_KEY = 40
 # A metaclass may override `kind.__name__`, so the descriptor of `type` is used.
@@ -45,7 +45,7 @@ class Root(NamedTuple):
 
 
 def dict_of(thing) -> dict | None:
-    """The namespace of an object; None if its class does not give it one."""
+    """Returns the namespace of an object, or None if objects of its class have none."""
     for base in bases_of(type(thing)):
         found = namespace_of_type(base).get("__dict__")
         if found is not None:
@@ -60,13 +60,13 @@ def dict_of(thing) -> dict | None:
 
 
 def _codes_of(kind: type) -> list[types.CodeType]:
-    """The code of the functions that a class defines."""
+    """Returns the code of the functions that a class defines."""
     functions = list(namespace_of_type(kind).values())
     return [function.__code__ for function in functions if type(function) is types.FunctionType]
 
 
 def slot_of(thing, child: int) -> str:
-    """The name of the slot of `thing` that holds the object with the id `child`, or an empty text."""
+    """Returns the name of the slot of `thing` that holds the object with the id `child`, or an empty text."""
     for base in bases_of(type(thing)):
         for name, slot in list(namespace_of_type(base).items()):
             if type(slot) is types.MemberDescriptorType:
@@ -74,13 +74,13 @@ def slot_of(thing, child: int) -> str:
                     if id(slot.__get__(thing)) == child:
                         return name
                 except Exception:
-                    # A slot without a value.
+                    # The slot has no value.
                     continue
     return ""
 
 
 class Names:
-    """The program's names, as known during one walk. It keeps no value of the program alive."""
+    """The program's names, as known during one search. This object keeps no value of the program alive."""
 
     def __init__(
         self,
@@ -106,8 +106,8 @@ class Names:
         self._keys: dict[int, dict[int, object]] = {}
 
     def key_of(self, table: dict, child: int):
-        """The key under which `table` has the value with the id `child`, if it is a string; otherwise
-        None."""
+        """Returns the key under which `table` has the value with the id `child`, or None if
+        the key is not a string."""
         keys = self._keys.get(id(table))
         if keys is None:
             keys = {id(value): key if type(key) is str else None for key, value in list(dict.items(table))}
@@ -115,7 +115,8 @@ class Names:
         return keys.get(child)
 
     def root(self, parent, child: int) -> Root | None:
-        """The name by which `parent` holds its child, if a chain ends at `parent`; otherwise None."""
+        """Returns the name by which `parent` holds its child, or None if a chain does not
+        end at such an object."""
         kind = type(parent)
         module = self._modules.get(id(parent)) if kind is dict else None
         if module is not None:
@@ -138,7 +139,7 @@ class Names:
         return None
 
     def variable(self, child: int) -> Root | None:
-        """The variable of a running function that holds an object."""
+        """Returns the variable of a running function that holds the object with the id `child`, or None."""
         found = self.variables.get(child)
         if found is None:
             return None
@@ -147,7 +148,7 @@ class Names:
         return Root("local", found.name, owner, code.co_filename, found.line, (), (code,))
 
     def _class_place(self, kind: type, attribute: str) -> tuple[str, int]:
-        """The file of a class, and the line that sets an attribute of its objects."""
+        """Returns the file of a class, and the line that sets an attribute of its objects (0 if unknown)."""
         found = self._places.get((id(kind), attribute))
         if found is None:
             found = self._places[id(kind), attribute] = self._find_class_place(kind, attribute)
@@ -168,8 +169,8 @@ class Names:
         return self._class_place(kind, "") if attribute else ("", 0)
 
     def describe(self, root: Root, chain: list) -> dict:
-        """The name of a holder in the words of the program. `chain` has the objects from the root's value,
-        or from the root itself when it is a module or a class, down to the tensor."""
+        """Describes a holder by its names in the program. `chain` has the objects from the root's value, or
+        from the root itself if it is a module or a class, down to the tensor."""
         path, container, frame, error = "", "", None, ""
         attribute = ""
         if root.kind == "closure":
@@ -248,7 +249,7 @@ class Names:
             inner = f"local `{variable.name}` of {getattr(code, 'co_qualname', code.co_name)}()"
             inner += f" ({place(code.co_filename, variable.line)})"
             if root.owner == "sys" and root.name.startswith("last_"):
-                # It is the cause of the exception that ends the program.
+                # The exception is the cause of the exception that ends the program.
                 text = "the exception that was handled"
             text = (
                 f"traceback of {error or 'an exception'} in {text}: {inner}"
@@ -256,7 +257,7 @@ class Names:
                 else f"{inner}, by {text}"
             )
         return {
-            # Everything that one exception keeps counts as one holder.
+            # All objects that one exception keeps are one holder.
             "group": group or text,
             "holder": text,
             "kind": "traceback" if error else root.kind,
@@ -270,8 +271,8 @@ class Names:
     def _place_of(
         self, root: Root, name: str, attribute: str, chain: list, file: str, line: int
     ) -> tuple[str, int, str]:
-        """The file and line that fill the named object, or else those that set the name; and which of the
-        two."""
+        """Returns a file, a line and the meaning of the line (FILLED, SET or RUNNING). Prefers the line that
+        fills the named object to the line that sets its name."""
         codes, filled = root.codes, root.name
         if attribute not in ("", "pending") and name.endswith("." + attribute):
             kinds = [type(each) for each in chain[:2]] + (

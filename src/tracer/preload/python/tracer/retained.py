@@ -1,12 +1,12 @@
-"""The search for what holds GPU memory that a step has left behind: `memtrace leaks --holders`.
+"""Searches for the holders of GPU memory that a step has left behind, for `memtrace leaks --holders`.
 
-It begins at the live tensors that are not parameters, buffers, gradients or optimizer state, and at the
-autograd graphs. From each it follows the objects that refer to it until the program has a name for one. The
-answer goes into the trace, one row per holder, and to the caller.
+The search begins at the live tensors that are not parameters, buffers, gradients or optimizer state, and at
+the autograd graphs. From each tensor, it follows the objects that refer to it, until it reaches an object for
+which the program has a name. The answer goes into the trace, one row per holder, and to the caller.
 
-The search keeps nothing alive afterwards: it drops every reference at its end. Other Python threads go on
-meanwhile; objects that they release then live until the end of the search. No code of the program runs. The
-time is limited (MEMTRACE_RETAINED).
+At its end, the search drops every reference, so it keeps no object alive afterwards. Other Python threads
+continue during the search; objects that they release live until it ends. The search runs no code of the
+program, and its time is limited (MEMTRACE_RETAINED).
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ MAX_TEXT = 700
 UNKNOWN = -2
 # Tensors kept since one of the first FIRST_STEPS steps count as kept from the beginning.
 FIRST_STEPS = 5
-# The share of a search's time after which it only names what it has found.
+# The share of a search's time after which it stops following references, and only names
+# the holders found so far.
 SEARCHING = 0.75
 # The number of objects between two checks of the clock.
 STRIDE = 1024
@@ -68,8 +69,8 @@ gradient_of, is_leaf = Base.grad.__get__, Base.is_leaf.__get__
 
 
 def _is_plain(kind: type) -> bool:
-    """Returns True if a tensor of this class has memory of its own: not a fake one, nor a wrapper, whose
-    parts are tensors too."""
+    """Returns True if a tensor of this class has memory of its own, unlike a fake tensor or a
+    wrapper around other tensors."""
     known = _plain.get(kind)
     if known is None:
         owner = next(
@@ -80,13 +81,13 @@ def _is_plain(kind: type) -> bool:
 
 
 def _pointer(tensor) -> int:
-    """The start address of a tensor's storage; 0 when it has none."""
+    """Returns the start address of a tensor's storage, or 0 if it has no storage."""
     if not _is_plain(type(tensor)):
         return 0
     try:
         return address_of(tensor) - offset_of(tensor) * item_size(tensor)
     except Exception:
-        # A sparse or a functional tensor, or one that is not initialized.
+        # The tensor is sparse, functional or not initialized.
         return 0
 
 
@@ -104,7 +105,7 @@ def _tensors_below(value, depth: int = 4):
 
 
 def _owned(modules: list, optimizers: list) -> set[int]:
-    """The storages of parameters, buffers, gradients and optimizer state."""
+    """Returns the storages of parameters, buffers, gradients and optimizer state, by their addresses."""
     found: set[int] = set()
     for module in modules:
         namespace = dict_of(module) or {}
@@ -131,7 +132,7 @@ def _own(tensor, found: set[int]) -> None:
 
 
 def _frames_of_errors(things: list) -> dict[int, object]:
-    """By id(frame), for the frames of tracebacks: the exception or the traceback that keeps the frame."""
+    """Returns the exception or the traceback that keeps each frame of a traceback, by id(frame)."""
     found: dict[int, object] = {}
     for thing in things:
         is_error = issubclass(type(thing), BaseException)
@@ -151,20 +152,21 @@ class Search:
         self._names, self._root_of_node, self._frames = names, root_of_node, frames
         self._deadline = deadline
         self.is_whole = True
-        # By `id`: the objects that refer to a target, directly or through others; the name at which a chain
-        # ends.
+        # By `id`: in `_objects` the objects that refer to a target, directly or through others; in `_ends`
+        # the name at which a chain ends.
         self._objects: dict[int, object] = {}
         self._ends: dict[int, tuple[Root, object]] = {}
         # By the `id` of an object: the ids of the objects that it refers to.
         self._below: dict[int, list[int]] = {}
         self._above: dict[int, int] = {}
-        # Like `_above`, for objects that no name leads to.
+        # Like `_above`, but also for objects that no name leads to.
         self._unnamed_above: dict[int, int] = {}
-        # The ids that a name leads to.
+        # The ids of the objects that a name leads to.
         self.reached: set[int] = set()
 
     def run(self, targets: set[int], excluded: list[int]) -> None:
-        """Searches for what holds the objects with these ids. Objects in `excluded` are the search's own."""
+        """Searches for the holders of the objects with these ids. `excluded` has the ids of
+        the search's own objects."""
         excluded = [*excluded, id(self._objects), id(self._ends), id(self._frames)]
         excluded += [
             id(namespace) for namespace in map(dict_of, (self, self._names)) if namespace is not None
@@ -217,7 +219,7 @@ class Search:
             following.add(parent)
 
     def _connect(self) -> None:
-        """Finds the shortest way from a name to each object."""
+        """Finds the shortest chain from a name to each object."""
         queue = list(self._ends)
         self.reached.update(queue)
         for parent in queue:
@@ -239,7 +241,7 @@ class Search:
         chain.reverse()
         end = self._ends.get(chain[0])
         if end is None:
-            # The outermost object that was found.
+            # No name leads to the target, so the outermost object that was found stands for the holder.
             top = target
             for _ in range(LEVELS):
                 top = self._unnamed_above.get(top, top)
@@ -262,8 +264,8 @@ class Search:
 
 
 def walk(why: str) -> list[dict]:
-    """Searches, and records the answer in the trace: the holders, the largest first. `why` is
-    what asked for it."""
+    """Searches, and records the holders in the trace. Returns them, the largest first. `why` is the reason
+    for the search: `call`, `oom`, `growth`, `command` or `exit`."""
     if _state["is_busy"]:
         return []
     try:
@@ -292,7 +294,8 @@ def _each(things, deadline: float):
 
 
 def _unknown() -> str:
-    """Says what cannot be read in this program; empty if everything can be read."""
+    """Returns a text that says what cannot be read in this program, or an empty text if
+    everything can be read."""
     _known["frames"] = _known["frames"] or learn_frames()
     if not known_layouts:
         return "the tensors that autograd's graphs saved cannot be read with this version of torch"
@@ -300,8 +303,8 @@ def _unknown() -> str:
 
 
 def _chosen(by_size: list[int]) -> list[int]:
-    """At most TARGETS: half of them the largest, the others spread evenly over the rest, so that equal sizes
-    from different steps are all represented."""
+    """Returns at most TARGETS of these tensors: the largest ones as one half, and tensors spread evenly over
+    the rest as the other half, so that equal sizes from different steps are represented."""
     if len(by_size) <= TARGETS:
         return by_size
     half = TARGETS // 2
@@ -310,7 +313,8 @@ def _chosen(by_size: list[int]) -> list[int]:
 
 
 def _holders(why: str, begin: float, seconds: float) -> tuple[list[dict], bool, str]:
-    """The holders; whether the search was complete; and the reason if it was not, other than lack of time."""
+    """Returns the holders, whether the search was complete, and the reason if it was not
+    (empty: lack of time)."""
     if why_not := why_not_searchable():
         return [], False, why_not
     reason = _unknown()
@@ -339,18 +343,19 @@ def _holders(why: str, begin: float, seconds: float) -> tuple[list[dict], bool, 
     targets = _chosen(by_size)
     if len(targets) < len(by_size):
         reason = reason or f"it examined {len(targets)} of {len(by_size)} tensors"
-    # The variables of the request that failed are not what a failed attempt has left behind.
+    # The variables of the failed request are named like running variables, because they are not memory that a
+    # failed attempt has left behind.
     left = left_frames() if why == "oom" else []
     names = Names(*running_variables(left), main_code(), Lines(end))
     search = Search(names, graphs.root_of, frames, deadline)
     own = [id(own) for own in (things, modules, optimizers, errors, tensors, nodes, *nodes, frames, left)]
     search.run(set(targets), [*own, *graphs.ids()])
-    # Storages of tensors that a name leads to. torch itself keeps the Python object of a tensor that a node
-    # has saved.
+    # The storages of tensors that a name leads to. Other tensors may be alive only because torch keeps the
+    # Python objects of the tensors that a node has saved.
     named = {pointer for n, pointer in direct.items() if n in search.reached}
     groups: dict[str, dict] = {}
     placed: set[int] = set()
-    # Variables and containers before graphs: a storage is reported once.
+    # Variables and containers come before graphs, because each storage is reported for its first holder only.
     described = 0
     for number in sorted(targets, key=lambda number: number in saved):
         if described % LOOK == 0 and time.monotonic() > end:
@@ -385,12 +390,13 @@ def _node_of(tensor):
     try:
         return grad_fn_of(tensor) if _is_plain(type(tensor)) else None
     except Exception:
-        # A view that was changed in place.
+        # The tensor may be a view that was changed in place.
         return None
 
 
 def _goes_on(births: list[int], step: int) -> bool:
-    """Returns True if the last of these steps is at most twice their average distance ago."""
+    """Returns True if the last of these steps is recent: the time since then, less AGE, is at most twice the
+    average distance between the steps."""
     births = [born for born in births if born >= 0]
     return (step - AGE - births[-1]) * (len(births) - 1) <= 2 * (births[-1] - births[0])
 
@@ -448,12 +454,12 @@ KEYS = ("holder", "verdict", "bytes", "tensors", "graphs", "nodes", "first_step"
 )
 
 
-# The number of searches left for OOMs: a program may try many sizes until one fits.
+# The number of searches left for OOMs. It is limited, because a program may try many sizes until one fits.
 _ooms_left = [3]
 
 
 def retained(*_) -> list[dict]:
-    """`memtrace.retained()`."""
+    """Searches for `memtrace.retained()`. Returns the holders."""
     return walk("call")
 
 
@@ -470,7 +476,7 @@ def retained_growth(*_) -> None:
 
 
 def retained_on_request(*_) -> None:
-    """`memtrace leaks --holders --pid`."""
+    """Searches for `memtrace leaks --holders --pid`."""
     walk("command")
 
 

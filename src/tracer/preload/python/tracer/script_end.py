@@ -1,9 +1,10 @@
-"""Marks the end of the script: after its last line and its functions at exit, before Python frees its
-objects.
+"""Records the end of the script, after its last line and its exit functions, and before
+Python frees its objects.
 
-The functions at exit run in the reverse order of their registration, so those that the program registered
-before the tracer run after the tracer's. After all of them Python collects garbage, and then frees the
-globals of modules.
+Exit functions run in the reverse order of their registration, so functions that the program registered before
+the tracer run after the tracer's exit function. After all of them, Python collects garbage, and then frees
+the globals of modules. So the tracer records the end when that collection begins, or in its exit function if
+the program has disabled the collector.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def _at_exit() -> None:
     try:
         mark_share(has_ended=True)
     except Exception as error:
-        # A class that overrides `__dict__`.
+        # A class may override `__dict__`.
         count("search of an engine", error)
     if gc.isenabled():
         gc.callbacks.append(hide(_collection_begins))
@@ -40,19 +41,20 @@ def _at_exit() -> None:
 
 
 def _refused_memory() -> str:
-    """The class of the exception that ended the script because the system refused it memory; or empty.
+    """Returns the class of the exception that ended the script if it says that the system refused
+    memory, or else an empty text.
 
-    Python keeps the last exception that nobody caught.
+    Python keeps the last uncaught exception in `sys.last_value`.
     """
     error = getattr(sys, "last_value", None)
     if not isinstance(error, Exception):
         return ""
     refused = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
-    # PyTorch's allocator of CPU tensors.
+    # PyTorch's allocator of CPU tensors raises a RuntimeError with this text.
     refused = refused or "DefaultCPUAllocator: " in text_of(error)
     return type(error).__name__ if refused else ""
 
 
 def watch_script_end() -> None:
-    """Records the end of the script when it comes."""
+    """Registers the exit function that leads to the record of the script's end."""
     atexit.register(hide(_at_exit))

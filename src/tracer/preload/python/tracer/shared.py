@@ -1,5 +1,5 @@
-"""Tags of parameters and gradients that may share one storage: flat buffers of DeepSpeed,
-the buckets of DDP. Such a storage belongs to the innermost module that contains all of them."""
+"""Tags parameters and gradients that may share one storage, such as the flat buffers of DeepSpeed and the
+buckets of DDP. Such a storage belongs to the innermost module that contains all of its tensors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SharedTags:
                 self._found[pointer] = (common_ancestor(known[0], path_id), 0)
 
     def record(self, seen: set[int]) -> None:
-        """Records the tags of all storages except those in `seen`, and adds them to it."""
+        """Records the tags of all storages that are not in `seen`, and adds these storages to `seen`."""
         for pointer, (path_id, name_id) in self._found.items():
             if pointer not in seen:
                 seen.add(pointer)

@@ -6,7 +6,7 @@ import sys
 
 
 def is_torch_imported() -> bool:
-    """Returns True once `import torch` has finished. Its modules are not read before."""
+    """Returns True once `import torch` has finished. Torch's modules must not be read before."""
     torch = sys.modules.get("torch")
     if torch is None or getattr(getattr(torch, "__spec__", None), "_initializing", False):
         return False
@@ -14,11 +14,11 @@ def is_torch_imported() -> bool:
 
 
 def start() -> dict | None:
-    """Installs the tracer's hooks. Returns the functions that the library calls from then on, by name; None
-    when it is too early, and the library calls `start` again later."""
+    """Installs the tracer's hooks. Returns the functions that the library calls from then on, by name.
+    Returns None if torch is not imported yet; the library then calls `start` again later."""
     if not is_torch_imported():
         return None
-    # Not at the top: these read torch's modules while they are loaded.
+    # Imported here, because these modules read torch's modules while they are loaded.
     from .install import install
     from .known_frames import show_frames
     from .known_objects import make_graph_nodes

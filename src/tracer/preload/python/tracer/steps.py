@@ -1,7 +1,7 @@
-"""Hooks the steps of optimizers: see src/tracer/preload/python/optimizer_steps.rs.
+"""Hooks the steps of optimizers (see src/tracer/preload/python/optimizer_steps.rs).
 
-torch wraps the function `step` of a class when the first optimizer of that class is made. The function inside
-the wrapper is hooked: torch always calls it with `*args, **kwargs`.
+torch wraps the function `step` of a class when the first optimizer of that class is created. The function
+inside the wrapper is hooked, because torch always calls it with `*args, **kwargs`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from .torch_api import Optimizer
 
 
 def _code_of_wrapper():
-    """The code of torch's wrapper around the steps of every class."""
+    """Returns the code of torch's wrapper around the steps of every class, or None if it is not found."""
     # Read from the namespace: an attribute lookup would give the class a version in the interpreter's cache.
     outer = vars(Optimizer).get("profile_hook_step")
     outer = getattr(outer, "__func__", outer)
@@ -22,12 +22,12 @@ def _code_of_wrapper():
 
 Function = type(_code_of_wrapper)
 _wrapper = _code_of_wrapper()
-# The arguments of `hook_steps`, once it has succeeded.
+# The arguments of `hook_steps` once it has succeeded; empty before.
 _hooks: tuple = ()
 
 
 def _function_to_hook(step):
-    """The function that torch's wrapper calls, or will call once it wraps `step`."""
+    """Returns the function that torch's wrapper calls, or will call once it wraps `step`."""
     layers = []
     while type(step) is Function and step not in layers:
         layers.append(step)
@@ -39,8 +39,8 @@ def _function_to_hook(step):
 
 
 def hook_steps(before, after) -> bool:
-    """Calls `before` and `after` around each step of every optimizer, with the optimizer. False when this
-    interpreter does not allow it."""
+    """Makes `before` and `after` run around each step of every optimizer, with the optimizer as argument.
+    Returns False if this interpreter does not allow it."""
     global _hooks
     step = _function_to_hook(vars(Optimizer).get("step"))
     if step is None or not hook_step(step, Function.__basicsize__, before, after):
@@ -51,7 +51,7 @@ def hook_steps(before, after) -> bool:
 
 
 def hook_new_classes() -> None:
-    """Hooks the steps of optimizer classes that were made since the last call."""
+    """Hooks the steps of optimizer classes that were created since the last call."""
     if not _hooks:
         return
     for kind in with_subclasses(Optimizer):

@@ -1,4 +1,4 @@
-"""The memory behind tensors, and the tags that record its use."""
+"""Finds the storages of tensors, and records tags for their use."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .torch_api import (
 
 
 def dense_parts(tensor) -> list | tuple:
-    """The tensors in GPU memory that a tensor consists of: itself, nothing for one that is elsewhere, or
-    several for a sparse tensor or a wrapper subclass such as DTensor."""
+    """Returns the GPU tensors of which a tensor consists: the tensor itself, no tensor if its memory is not
+    on a GPU, or several for a sparse tensor or a wrapper subclass such as DTensor."""
     kind = type(tensor)
     if kind is not Tensor and kind is not Parameter and hasattr(tensor, "__tensor_flatten__"):
         parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
@@ -31,7 +31,7 @@ def dense_parts(tensor) -> list | tuple:
 
 
 def _sparse_parts(tensor) -> tuple:
-    """The indices and values of a sparse tensor."""
+    """Returns the indices and values of a sparse tensor."""
     layout = tensor.layout
     with without_torch_dispatch():
         if layout is sparse_coo:
@@ -44,7 +44,8 @@ def _sparse_parts(tensor) -> tuple:
 
 
 def values_of(gradient):
-    """The part of a gradient that a backward computed. Indices of a sparse one may be the model's input."""
+    """Returns the tensor of a gradient that a backward computed: its values if the gradient is sparse,
+    because its indices may be the model's input."""
     if gradient.layout is not sparse_coo:
         return gradient
     with without_torch_dispatch():
@@ -52,11 +53,11 @@ def values_of(gradient):
 
 
 def pointers_of(tensor) -> list[int]:
-    """The start addresses of a tensor's storages in GPU memory; empty if it has no memory."""
+    """Returns the start addresses of a tensor's storages in GPU memory, or an empty list if it has none."""
     try:
         kind = type(tensor)
         if (kind is Tensor or kind is Parameter) and tensor.layout is strided:
-            # The common case, for each gradient of each step.
+            # This is the common case, such as for each gradient of each step.
             parts = (tensor,) if tensor.is_cuda else ()
         else:
             parts = dense_parts(tensor)
@@ -66,15 +67,15 @@ def pointers_of(tensor) -> list[int]:
         ]
         return [pointer for pointer in found if pointer]
     except Exception as error:
-        # A tensor without memory is no failure; a tensor subclass may raise anything.
+        # A tensor without memory is not a failure. A tensor subclass may raise any exception.
         if not _is_without_storage(tensor, error):
             count("tag of a tensor", error)
         return []
 
 
 def tag(tensor, category: int, path_id: int, name_id: int, seen: set[int], weak: int = 0) -> None:
-    """Records what a tensor's memory is for. `seen` has the storages that are tagged already: when tensors
-    share a storage, the first of them names it. A weak tag leaves a more specific use as it is."""
+    """Records the use of a tensor's memory. `seen` has the storages that are tagged already, so the first of
+    several tensors that share a storage names it. A weak tag does not replace a more specific use."""
     for pointer in pointers_of(tensor):
         if pointer not in seen:
             seen.add(pointer)
@@ -82,8 +83,8 @@ def tag(tensor, category: int, path_id: int, name_id: int, seen: set[int], weak:
 
 
 def _is_without_storage(tensor, error: Exception) -> bool:
-    """Returns True if the error is torch's answer for a tensor that has no memory to tag: a functional
-    tensor, an opaque one or a parameter that is not initialized yet."""
+    """Returns True if torch raised the error because the tensor has no memory to tag: it is functional,
+    opaque, or a parameter that is not initialized yet."""
     if not isinstance(error, (RuntimeError, ValueError)) or hasattr(tensor, "__tensor_flatten__"):
         return False
     return not has_storage(tensor)

@@ -1,4 +1,4 @@
-"""The classes below a class."""
+"""Finds the subclasses of a class."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Tags of memory: the parameters, buffers, gradients, optimizer state and inputs of the models that run.
+"""Tags the memory of parameters, buffers, gradients, optimizer state and inputs of the models that run.
 
-A tag names a block after it was allocated. Parameters and buffers are tagged when their root is called,
-gradients after a backward or before an optimizer's step, optimizer state after a step.
+A tag names a block after the block was allocated. Parameters and buffers are tagged when their root is
+called, gradients after a backward or before an optimizer's step, optimizer state after a step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GRADIENT = CATEGORIES["gradient"]
 OPTIMIZER_STATE = CATEGORIES["optimizer_state"]
 INPUT = CATEGORIES["input"]
 
-# The tracer may be started on another thread. torch imports `threading`.
+# Read from `threading`, which torch imports, because the tracer may be started on another thread.
 MAIN_THREAD = sys.modules["threading"].main_thread().ident
 # The depth to which inputs are searched for tensors, in tuples, lists and dicts.
 INPUT_DEPTH = 3
@@ -42,7 +42,7 @@ class Owner(NamedTuple):
     root_id: int
 
 
-# By id(parameter). Another parameter may have this id later: see `owner_of`.
+# The names of parameters, by id(parameter). Another parameter may have the same id later (see `owner_of`).
 _owners: dict[int, Owner] = {}
 # The number of parameters in `_owners` that no longer exist.
 _gone = 0
@@ -54,18 +54,19 @@ _tagged_backwards = -1
 
 # The types of the parameters of called models.
 _model_types: set = set()
-# By the name of a parameter and the key of a state: the id of `weight.exp_avg`.
+# By the name of a parameter and the key of its state: the id of the joined name, such as `weight.exp_avg`.
 _state_name_ids: dict[tuple[str, str], int] = {}
 
 
 def owner_of(parameter) -> Owner | None:
-    """The names of a parameter, when they are known."""
+    """Returns the names of a parameter, or None if they are unknown."""
     owner = _owners.get(id(parameter))
     return owner if owner is not None and owner.reference() is parameter else None
 
 
 def gone_parameters() -> int:
-    """The number of known parameters that were freed. Another parameter may have the id of a freed one."""
+    """Returns the number of known parameters that were freed. If it changes, an id may
+    belong to a new parameter."""
     return _gone
 
 
@@ -84,8 +85,8 @@ def _new_owner(parameter, path_id: int, name_id: int, name: str, root_id: int) -
 
 
 def add_parameters(parameters: list) -> None:
-    """Adds the parameters of an optimizer that belong to no module. If models have no float32 parameters, a
-    float32 one is the optimizer's copy of weights: part of its state."""
+    """Adds the parameters of an optimizer that belong to no module. If no model has float32 parameters, a
+    float32 parameter is the optimizer's own copy of weights, and so part of its state."""
     seen: set[int] = set()
     for parameter in parameters:
         if owner_of(parameter) is not None:
@@ -118,7 +119,7 @@ def tag_model(root) -> None:
                 continue
             visited.add(id(parameter))
             owner = owner_of(parameter)
-            # A parameter that another root shares keeps its name there.
+            # A parameter that belongs to another root, too, keeps its name there.
             if owner is None or owner.root_id in inside or owner.root_id in (root_id, 0):
                 owner = _new_owner(parameter, path_id, id_of(name), name, root_id)
             parameters.add(parameter, owner.path_id, owner.name_id)
@@ -133,7 +134,7 @@ def tag_model(root) -> None:
         for name, buffer in module._buffers.items() if path_id else ():
             if buffer is not None:
                 tag(buffer, BUFFER, path_id, id_of(name), seen)
-    # After all of them: an attribute may be a view of a parameter.
+    # Attributes come last, because an attribute may be a view of a parameter.
     searched: set[int] = set()
     for module in root.modules():
         path_id = id_of(path_of(module))
@@ -142,7 +143,7 @@ def tag_model(root) -> None:
 
 
 def model_is_called(root_id: int) -> None:
-    """Notes that the calling thread runs the model, so that this thread tags its gradients from now on."""
+    """Records that the calling thread runs the model. From now on, this thread tags the model's gradients."""
     here = get_ident()
     if here != MAIN_THREAD:
         _training_threads[root_id] = here
@@ -156,12 +157,12 @@ def has_new_gradients() -> bool:
 
 
 def tag_gradients() -> None:
-    """Tags the gradients of all known parameters, except for models that another thread trains: a backward
-    may be running there."""
+    """Tags the gradients of all known parameters, except for models that another thread trains, because a
+    backward may be running there."""
     global _tagged_backwards
     here = get_ident()
     _tagged_backwards = backward_count()
-    # A copy: another thread may add parameters meanwhile.
+    # The list is a copy, because another thread may add parameters meanwhile.
     owners = list(_owners.items())
     if _training_threads or here != MAIN_THREAD:
         thread_of = _training_threads.get
@@ -170,13 +171,13 @@ def tag_gradients() -> None:
 
 
 def parameters_of(optimizer) -> list:
-    """The parameters in an optimizer's groups."""
+    """Returns the parameters in an optimizer's groups."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def tag_gradients_of(parameters: list) -> None:
-    """Tags the gradients of the parameters that an optimizer is about to step: they are complete, on any
-    thread."""
+    """Tags the gradients of the parameters that an optimizer is about to step. On any thread, these
+    gradients are complete."""
     keys = [id(parameter) for parameter in parameters]
     _tag_gradients_of_owners([(key, _owners[key]) for key in keys if key in _owners])
 

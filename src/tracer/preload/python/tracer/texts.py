@@ -1,4 +1,4 @@
-"""The texts of the trace and their ids, in both directions."""
+"""Maps the texts of the trace to their ids, and ids to texts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _texts: dict[int, str] = {0: ""}
 
 
 def id_of(text: str) -> int:
-    """The id of a text."""
+    """Returns the id of a text."""
     found = _ids.get(text)
     if found is None:
         found = _ids[text] = text_id(text)
@@ -18,8 +18,8 @@ def id_of(text: str) -> int:
 
 
 def common_ancestor(one: int, other: int) -> int:
-    """The id of the innermost module path that contains both paths, which are given by their ids. 0 when
-    there is none: they belong to different models."""
+    """Returns the id of the innermost module path that contains both paths, which are given by their ids.
+    Returns 0 if the paths belong to different models."""
     if one == other:
         return one
     ours, theirs = _texts.get(one, "").split("."), _texts.get(other, "").split(".")

@@ -1,8 +1,8 @@
 """The parts of torch that the tracer uses.
 
-Loaded only after `import torch` has finished, so that everything is found before the first hook is installed.
-Submodules are taken from `sys.modules`: an import statement could import something that the program has not,
-and `torch.optim` deletes the attribute of its own submodule.
+This module is loaded only after `import torch` has finished, so that every name is found before the first
+hook is installed. Submodules are taken from `sys.modules`, because an import statement could import a module
+that the program has not imported, and because `torch.optim` deletes the attribute of its own submodule.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ def without_modes():
 float32 = torch.float32
 strided = torch.strided
 sparse_coo = torch.sparse_coo
-# Compressed along rows, and along columns.
+# The sparse layouts that are compressed along rows, and along columns.
 sparse_by_rows = (torch.sparse_csr, torch.sparse_bsr)
 sparse_by_columns = (torch.sparse_csc, torch.sparse_bsc)
 
-# None in torch 2.0.
+# torch 2.0 has no `tree_leaves`.
 tree_leaves = getattr(sys.modules.get("torch.utils._pytree"), "tree_leaves", None)
 _eval_frame = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
 set_eval_frame = getattr(_eval_frame, "set_eval_frame", None)
 
 
 def find_is_compiling():
-    """The function that says whether dynamo is tracing. Each hook calls it first: a hook that does anything
-    while dynamo traces breaks the graph."""
+    """Returns the function that says whether dynamo is tracing. Each hook calls it first, because a hook that
+    does anything while dynamo traces breaks the graph."""
     found = getattr(getattr(torch, "compiler", None), "is_compiling", None)
     if found is None:
         found = torch._dynamo.is_compiling if hasattr(torch, "_dynamo") else lambda: False

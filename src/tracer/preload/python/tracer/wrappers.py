@@ -1,4 +1,4 @@
-"""Wrappers around models, and the names in module paths that come from them.
+"""Finds wrappers around models, and the names in module paths that come from them.
 
 A model keeps its paths when it is wrapped: `GPT.h.0` has the same path inside DistributedDataParallel, unless
 `MEMTRACE_WRAPPERS=1` asks for the wrappers' names too.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from .native import KEEP_WRAPPERS
 
-# The class of a wrapper, and its child that is the model. PEFT has two, one inside the other.
+# By the class of a wrapper: the name of the child that is the model. PEFT has two
+# wrappers, one inside the other.
 WRAPPERS = {
     "DistributedDataParallel": "module",
     "DataParallel": "module",
@@ -18,19 +19,19 @@ WRAPPERS = {
     "BaseTuner": "model",
     "_FabricModule": "_forward_module",
 }
-# Names of children that only wrappers use: left out wherever they stand in a path.
+# Names of children that only wrappers use. They are left out anywhere in a path.
 WRAPPER_PARTS = frozenset(
     ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")
 )
 if KEEP_WRAPPERS:
     WRAPPERS, WRAPPER_PARTS = {}, frozenset()
 
-# By class: the child that is the model, None for a class that is no wrapper.
+# By class: the name of the child that is the model, or None for a class that is not a wrapper.
 _model_part: dict[type, str | None] = {}
 
 
 def class_name(module) -> str:
-    """The name of a module's class, as paths have it."""
+    """Returns the name of a module's class as it is in paths."""
     kind = type(module)
     name = kind.__name__
     # fully_shard gives the module a subclass of its own class.
@@ -39,7 +40,7 @@ def class_name(module) -> str:
 
 
 def model_part(module) -> str | None:
-    """The name of the child that is the model, when the module is a wrapper."""
+    """Returns the name of the child that is the model, or None if the module is not a wrapper."""
     kind = type(module)
     if kind not in _model_part:
         names = [WRAPPERS[base.__name__] for base in kind.__mro__ if base.__name__ in WRAPPERS]
@@ -48,7 +49,7 @@ def model_part(module) -> str | None:
 
 
 def unwrap(module):
-    """The model inside a wrapper, and the names of the children that lead to it."""
+    """Returns the model inside a wrapper, and the names of the children that lead to it."""
     parts = []
     while True:
         part = model_part(module)
@@ -60,6 +61,7 @@ def unwrap(module):
 
 
 def join(path: str, name: str) -> str:
-    """The path of the module that is called `name` (a dotted name, or empty) below `path`."""
+    """Returns the path of the module `name` (a dotted name, or empty) below `path`,
+    without names of wrappers."""
     parts = [part for part in name.split(".") if part not in WRAPPER_PARTS] if name else []
     return ".".join([path, *parts])

@@ -1,5 +1,5 @@
-//! The state of one thread, in one place: a block report reads most of it, and one thread-local word
-//! ([`memtrace_record::fast_tls`]) leads to all of it.
+//! The state of one thread. It is in one struct, because a block report reads most of it and one thread-local
+//! word ([`memtrace_record::fast_tls`]) leads to all of it.
 //!
 //! This module holds only data; the modules of [`crate::attribution`] work on it. The state lives as long as
 //! the thread. In the child of a fork, the only thread keeps the state of the thread that forked.
@@ -26,13 +26,14 @@ pub(crate) struct ThreadState {
     pub(crate) is_own_python: Cell<bool>,
     /// True while memtrace's Python code runs ops on its own tensors to learn torch's memory layout.
     pub(crate) is_learning: Cell<bool>,
-    /// The bytes that the thread is requesting from torch's allocator; -1 outside the allocator.
+    /// The number of bytes that the thread is requesting from torch's allocator; -1 outside the allocator.
     pub(crate) requested: Cell<i64>,
     /// True inside an allocator that reports no blocks.
     pub(crate) unreported: Cell<bool>,
     /// The private pool of the current allocation; 0 for the default pool.
     pub(crate) pool: Cell<u16>,
-    /// The block that torch's allocator returned last on this thread; 0 for none.
+    /// The address of the block that torch's allocator returned last on this thread. It is 0 before the first
+    /// block, and after the block was tagged as a workspace.
     pub(crate) last_block: Cell<usize>,
     /// The module whose outermost call on this thread is followed by a call of the tracer's function; 0 for
     /// none.
@@ -80,7 +81,7 @@ impl ThreadState {
 
 impl Drop for ThreadState {
     fn drop(&mut self) {
-        // SAFETY: the thread's own TLS words.
+        // SAFETY: these are the thread's own TLS words.
         unsafe { (*fast_tls()).user.set(null_mut()) };
     }
 }
@@ -88,12 +89,12 @@ impl Drop for ThreadState {
 /// Runs `work` on the calling thread's state. Returns `None` if the thread is ending and its state is gone.
 #[inline(always)]
 pub(crate) fn with<R>(work: impl FnOnce(&ThreadState) -> R) -> Option<R> {
-    // SAFETY: the thread's own TLS words. Only `find` sets this one, to the thread's `STATE`, whose
-    // destructor resets it to null.
+    // SAFETY: these are the thread's own TLS words. Only `find` sets the word `user`, to the thread's
+    // `STATE`, whose destructor resets it to null.
     let state = unsafe { (*fast_tls()).user.get().cast::<ThreadState>().as_ref() };
     Some(work(match state {
         Some(state) => state,
-        // SAFETY: the thread's `STATE`, which does not end while the thread works with it.
+        // SAFETY: this is the thread's `STATE`, which lives while the thread works with it.
         None => unsafe { &*find()? },
     }))
 }
@@ -102,7 +103,7 @@ pub(crate) fn with<R>(work: impl FnOnce(&ThreadState) -> R) -> Option<R> {
 #[inline(never)]
 fn find() -> Option<*const ThreadState> {
     let state = STATE.with(std::ptr::from_ref)?;
-    // SAFETY: the thread's own TLS words.
+    // SAFETY: these are the thread's own TLS words.
     unsafe { (*fast_tls()).user.set(state.cast_mut().cast()) };
     Some(state)
 }

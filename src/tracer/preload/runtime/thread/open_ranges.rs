@@ -23,7 +23,7 @@ pub(crate) enum Role {
     Level(TextId),
     /// The name of an op.
     Op(TextId),
-    /// A training step, or a library's marker of its own work: names no owner.
+    /// A training step, or a marker that a library sets for its own work. It names no owner.
     Unowned,
     /// The forward call of a module.
     Module {
@@ -38,7 +38,7 @@ pub(crate) enum Role {
 #[derive(Clone, Copy)]
 pub(crate) struct OpenRange {
     pub(crate) role: Role,
-    /// The full name, for the rows.
+    /// The full name, as written to the rows.
     pub(crate) name: TextId,
     /// The class name of a module; 0 for other ranges.
     pub(crate) class: TextId,
@@ -48,13 +48,13 @@ pub(crate) struct OpenRange {
     pub(crate) phase: u64,
     /// The NVTX domain. A pop closes the last range of its own domain.
     pub(crate) domain: usize,
-    /// For a start/end range: true if the thread that started it has ended.
+    /// True if this is a start/end range and the thread that started it has ended.
     pub(crate) is_orphan: bool,
     /// True if its `range_begin` row is written. A range that opened before the trace gets the row later.
     pub(crate) has_row: bool,
-    /// For a module: the number of the call.
+    /// The number of the call, for a module.
     pub(crate) call: u32,
-    /// For a module: the thread's previous state, which the end of the range restores.
+    /// The thread's previous state, for a module. The end of the range restores it.
     pub(crate) around: Around,
 }
 
@@ -110,7 +110,7 @@ pub(crate) struct OpenRanges {
     pub(crate) epoch: Cell<u64>,
     /// The version of the process-wide state that `base` was computed from; 0 forces a recomputation.
     pub(crate) version: Cell<u64>,
-    /// Whether this is an autograd thread: 0 before the first query, 1 no, 2 yes.
+    /// 0 before the first query, 1 if this is not an autograd thread, 2 if it is.
     autograd: Cell<u8>,
     /// True inside an outermost module call that began outside the detailed steps.
     pub(crate) in_unseen_forward: Cell<bool>,

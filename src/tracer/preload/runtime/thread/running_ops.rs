@@ -7,7 +7,7 @@ use memtrace_record::intern::{Context, ContextId, Frame, StackId, TextId};
 use crate::attribution::backward_calls::BackwardCalls;
 use crate::runtime::cache::Cache;
 
-/// The source of a callback, as in `at::RecordScope`.
+/// The kind of code that a callback reports, as in `at::RecordScope`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scope {
     /// An operator, or its autograd kernel.
@@ -110,7 +110,7 @@ impl RunningOp {
     pub(crate) fn name_text(&self) -> Option<&CStr> {
         // SAFETY: the record is alive and `name_of` is its method, by the contract of `new`.
         let text = unsafe { (self.name_of)(self.record) };
-        // SAFETY: not null, so it is a C string that lives as long as the record.
+        // SAFETY: the pointer is not null, so it is a C string that lives as long as the record.
         (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) })
     }
 }

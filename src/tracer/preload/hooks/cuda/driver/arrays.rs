@@ -1,4 +1,4 @@
-//! Arrays: memory in a layout of the driver's own.
+//! Hooks of the calls for CUDA arrays, whose memory has a layout that only the driver knows.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -22,8 +22,8 @@ simple_free! {
     mipmapped_array_destroy = MIPMAPPED_ARRAY_DESTROY, DeviceFree, CuMipmappedArrayDestroy() 0;
 }
 
-/// The size in bytes of `elements` elements, without the padding of the driver's layout; 0 for an unsupported
-/// format.
+/// Returns the size in bytes of `elements` elements, without the padding of the driver's layout; 0 for an
+/// unsupported format.
 fn element_bytes(elements: usize, format: c_uint, channels: c_uint) -> usize {
     use ArrayFormat as F;
     const FORMATS: [(usize, &[ArrayFormat]); 3] = [
@@ -37,7 +37,7 @@ fn element_bytes(elements: usize, format: c_uint, channels: c_uint) -> usize {
     elements.saturating_mul(bytes).saturating_mul(channels as usize)
 }
 
-/// The bytes of a two-dimensional array.
+/// Returns the size in bytes of a one- or two-dimensional array.
 ///
 /// # Safety
 /// `array` is null or the caller's own, valid by CUDA's contract.
@@ -53,7 +53,7 @@ unsafe fn array_bytes(array: *const ArrayDescriptor) -> usize {
     element_bytes(width.saturating_mul(height.max(1)), format, channels)
 }
 
-/// The bytes of `levels` levels of a three-dimensional array.
+/// Returns the size in bytes of `levels` levels of an array with up to three dimensions.
 ///
 /// # Safety
 /// `array` is null or the caller's own, valid by CUDA's contract.
@@ -75,14 +75,14 @@ unsafe extern "C" fn array_create<const WAY: usize>(
     caller: *const c_void,
 ) -> c_int {
     let Some(real) = ARRAY_CREATE.get(WAY) else { return NOT_INITIALIZED };
-    // SAFETY: the caller's own pointer.
+    // SAFETY: this is the caller's own pointer.
     let bytes = unsafe { array_bytes(shape) };
     record_alloc(
         call(CallKind::DeviceAlloc, Api::CuArrayCreate, caller),
         bytes,
-        // SAFETY: the caller's own arguments, passed on unchanged.
+        // SAFETY: the caller's arguments are passed on unchanged.
         || unsafe { real(array, shape) },
-        // SAFETY: called after a success only.
+        // SAFETY: this runs only after the call succeeded.
         || Allocated::new(unsafe { written(array) }, bytes),
     )
 }
@@ -93,14 +93,14 @@ unsafe extern "C" fn array_3d_create<const WAY: usize>(
     caller: *const c_void,
 ) -> c_int {
     let Some(real) = ARRAY_3D_CREATE.get(WAY) else { return NOT_INITIALIZED };
-    // SAFETY: the caller's own pointer.
+    // SAFETY: this is the caller's own pointer.
     let bytes = unsafe { array_3d_bytes(shape, 1) };
     record_alloc(
         call(CallKind::DeviceAlloc, Api::CuArray3DCreate, caller),
         bytes,
-        // SAFETY: the caller's own arguments, passed on unchanged.
+        // SAFETY: the caller's arguments are passed on unchanged.
         || unsafe { real(array, shape) },
-        // SAFETY: called after a success only.
+        // SAFETY: this runs only after the call succeeded.
         || Allocated::new(unsafe { written(array) }, bytes),
     )
 }
@@ -112,14 +112,14 @@ unsafe extern "C" fn mipmapped_array_create<const WAY: usize>(
     caller: *const c_void,
 ) -> c_int {
     let Some(real) = MIPMAPPED_ARRAY_CREATE.get(WAY) else { return NOT_INITIALIZED };
-    // SAFETY: the caller's own pointer.
+    // SAFETY: this is the caller's own pointer.
     let bytes = unsafe { array_3d_bytes(shape, levels) };
     record_alloc(
         call(CallKind::DeviceAlloc, Api::CuMipmappedArrayCreate, caller),
         bytes,
-        // SAFETY: the caller's own arguments, passed on unchanged.
+        // SAFETY: the caller's arguments are passed on unchanged.
         || unsafe { real(array, shape, levels) },
-        // SAFETY: called after a success only.
+        // SAFETY: this runs only after the call succeeded.
         || Allocated::new(unsafe { written(array) }, bytes),
     )
 }

@@ -1,4 +1,5 @@
-//! Nodes of CUDA graphs that allocate and free: an address and no memory until the graph is launched.
+//! Hooks of the calls that add allocation and free nodes to CUDA graphs. Such an allocation has an address,
+//! but no memory until the graph is launched.
 
 use std::ffi::{c_int, c_void};
 
@@ -25,11 +26,11 @@ unsafe extern "C" fn alloc_node<const WAY: usize>(
     let Some(real) = ALLOC_NODE.get(WAY) else { return NOT_INITIALIZED };
     record_alloc(
         call(CallKind::DeviceAlloc, Api::CuGraphAddMemAllocNode, caller),
-        // SAFETY: the caller's own pointer.
+        // SAFETY: this is the caller's own pointer.
         unsafe { node_bytes(node) },
-        // SAFETY: the caller's own arguments, passed on unchanged.
+        // SAFETY: the caller's arguments are passed on unchanged.
         || unsafe { real(out, graph, after, count, node) },
-        // SAFETY: called after a success only.
+        // SAFETY: this runs only after the call succeeded.
         || unsafe { allocated_node(node) },
     )
 }
@@ -43,7 +44,7 @@ unsafe extern "C" fn free_node<const WAY: usize>(
     caller: *const c_void,
 ) -> c_int {
     let Some(real) = FREE_NODE.get(WAY) else { return NOT_INITIALIZED };
-    // SAFETY: the caller's own arguments, passed on unchanged.
+    // SAFETY: the caller's arguments are passed on unchanged.
     let run = || unsafe { real(out, graph, after, count, ptr) };
     record_free(call(CallKind::DeviceFree, Api::CuGraphAddMemFreeNode, caller), ptr as u64, 0, run)
 }

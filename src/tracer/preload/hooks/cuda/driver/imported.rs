@@ -1,5 +1,5 @@
-//! Memory imported from another process. It counts as 0 bytes here, because the process that allocated it
-//! counts it.
+//! Hooks of the calls that import memory of another process. Imported memory counts as 0 bytes here, because
+//! the process that allocated it counts it.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -30,9 +30,9 @@ unsafe extern "C" fn ipc_open<const WAY: usize>(
     record_alloc(
         call(CallKind::DeviceAlloc, Api::CuIpcOpenMemHandle, caller),
         0,
-        // SAFETY: the caller's own arguments, passed on unchanged.
+        // SAFETY: the caller's arguments are passed on unchanged.
         || unsafe { real(ptr, handle, flags) },
-        // SAFETY: called after a success only.
+        // SAFETY: this runs only after the call succeeded.
         || Allocated::new(unsafe { written(ptr) }, 0),
     )
 }
@@ -47,9 +47,9 @@ unsafe extern "C" fn import_pointer<const WAY: usize>(
     record_alloc(
         call(CallKind::DeviceAlloc, Api::CuMemPoolImportPointer, caller),
         0,
-        // SAFETY: the caller's own arguments, passed on unchanged.
+        // SAFETY: the caller's arguments are passed on unchanged.
         || unsafe { real(ptr, pool, exported) },
-        // SAFETY: called after a success only.
+        // SAFETY: this runs only after the call succeeded.
         || Allocated::new(unsafe { written(ptr) }, 0),
     )
 }

@@ -1,4 +1,4 @@
-//! Linear memory of the device, and pinned memory of the host.
+//! Hooks of the calls for linear device memory and pinned host memory.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::null_mut;
@@ -28,7 +28,8 @@ driver_hooks! {
     cuMemHostUnregister as b"cuMemHostUnregister" from 4000 (ptr: Word) caller "rsi" => host_unregister, HOST_UNREGISTER;
 }
 
-/// Defines hooks of the form `f(ptr *, size, rest...)`, with the stream of the call where it has one.
+/// Defines hooks of the form `f(ptr *, size, rest...)`, where `on` names the argument that is the stream, if
+/// the call has one.
 macro_rules! simple_alloc {
     ($($body:ident = $real:ident, $kind:ident, $api:ident ($($arg:ident: $type:ty),*) $(on $stream:ident)?;)*) => { $(
         unsafe extern "C" fn $body<const WAY: usize>(ptr: Out, size: usize, $($arg: $type,)* caller: *const c_void) -> c_int {
@@ -36,9 +37,9 @@ macro_rules! simple_alloc {
             record_alloc(
                 call(CallKind::$kind, Api::$api, caller),
                 size,
-                // SAFETY: the caller's own arguments, passed on unchanged.
+                // SAFETY: the caller's arguments are passed on unchanged.
                 || unsafe { real(ptr, size, $($arg),*) },
-                // SAFETY: called after a success only, so the stream is alive too.
+                // SAFETY: this runs only after the call succeeded, so the stream is alive, too.
                 || unsafe { Allocated::on([$($stream,)? null_mut()][0], written(ptr), size) },
             )
         }
@@ -76,10 +77,10 @@ unsafe extern "C" fn alloc_pitch<const WAY: usize>(
     record_alloc(
         call(CallKind::DeviceAlloc, Api::CuMemAllocPitch, caller),
         width.saturating_mul(height),
-        // SAFETY: the caller's own arguments, passed on unchanged.
+        // SAFETY: the caller's arguments are passed on unchanged.
         || unsafe { real(ptr, pitch, width, height, element) },
         || {
-            // SAFETY: called after a success only.
+            // SAFETY: this runs only after the call succeeded.
             let (address, pitch) = unsafe { (written(ptr), written(pitch)) };
             Allocated::new(address, pitch.unwrap_or(width).saturating_mul(height))
         },
@@ -96,7 +97,7 @@ unsafe extern "C" fn host_register<const WAY: usize>(
     record_alloc(
         call(CallKind::HostAlloc, Api::CuMemHostRegister, caller),
         size,
-        // SAFETY: the caller's own arguments, passed on unchanged.
+        // SAFETY: the caller's arguments are passed on unchanged.
         || unsafe { real(ptr, size, flags) },
         || Allocated::new(Some(ptr), size),
     )

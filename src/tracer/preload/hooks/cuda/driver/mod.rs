@@ -1,5 +1,5 @@
-//! The CUDA driver's calls that allocate and free memory, made by libraries with their own runtime (cuBLAS,
-//! cuDNN, NCCL), by programs without a runtime (Triton, CuPy), and by expandable segments.
+//! Hooks of the CUDA driver's calls that allocate and free memory, made by libraries with their own runtime
+//! (cuBLAS, cuDNN, NCCL), by programs without a runtime (Triton, CuPy), and by expandable segments.
 //!
 //! Driver calls that the runtime makes inside one of its own calls are not recorded, because the runtime's
 //! hook records the outer call; see [`crate::runtime::guard`].
@@ -15,7 +15,7 @@ use std::ffi::c_int;
 
 use super::stand_in::StandIn;
 
-/// The stand-in for an exported name.
+/// Returns the stand-in for an exported name.
 pub(super) fn exported(name: &[u8]) -> Option<StandIn> {
     linear::exported(name)
         .or_else(|| physical::exported(name))
@@ -24,7 +24,7 @@ pub(super) fn exported(name: &[u8]) -> Option<StandIn> {
         .or_else(|| graph_nodes::exported(name))
 }
 
-/// The stand-in for the address that `cuGetProcAddress` returns for `name` of CUDA `version`.
+/// Returns the stand-in for the address that `cuGetProcAddress` returns for `name` of CUDA `version`.
 pub(super) fn by_base_name(name: &[u8], version: c_int) -> Option<StandIn> {
     linear::by_base_name(name, version)
         .or_else(|| physical::by_base_name(name, version))

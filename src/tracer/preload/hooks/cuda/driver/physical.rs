@@ -1,4 +1,4 @@
-//! Physical memory, and the address ranges that it is mapped to: expandable segments.
+//! Hooks of the calls that create physical memory and map it to address ranges. Expandable segments use them.
 
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 
@@ -23,7 +23,7 @@ simple_free! {
     unmap = UNMAP, DeviceFree, CuMemUnmap(size: usize) size;
 }
 
-/// The device that the memory is on, [`Event::HOST`] for the host; `None` without properties.
+/// Returns the device of the memory, [`Event::HOST`] for memory of the host, or `None` without properties.
 ///
 /// # Safety
 /// `properties` is null or the caller's own, valid by CUDA's contract.
@@ -40,7 +40,8 @@ unsafe fn device_of(properties: *const AllocationProperties) -> Option<i8> {
     Some(if is_device { i8::try_from(id).unwrap_or(0) } else { Event::HOST })
 }
 
-/// Creates physical memory. It counts from here on, without an address.
+/// The hook of `cuMemCreate`, which creates physical memory. The memory counts as in use from here on,
+/// although it has no address yet.
 unsafe extern "C" fn create<const WAY: usize>(
     handle: Out,
     size: usize,
@@ -49,33 +50,33 @@ unsafe extern "C" fn create<const WAY: usize>(
     caller: *const c_void,
 ) -> c_int {
     let Some(real) = CREATE.get(WAY) else { return NOT_INITIALIZED };
-    // SAFETY: the caller's own pointer.
+    // SAFETY: this is the caller's own pointer.
     let device = unsafe { device_of(properties) };
     record_alloc(
         call(CallKind::DeviceAlloc, Api::CuMemCreate, caller),
         size,
-        // SAFETY: the caller's own arguments, passed on unchanged.
+        // SAFETY: the caller's arguments are passed on unchanged.
         || unsafe { real(handle, size, properties, flags) },
-        // SAFETY: called after a success only.
+        // SAFETY: this runs only after the call succeeded.
         || Allocated { device, ..Allocated::new(unsafe { written(handle) }, size) },
     )
 }
 
-/// Takes a further reference to physical memory.
+/// The hook of `cuMemRetainAllocationHandle`, which adds a reference to physical memory.
 unsafe extern "C" fn retain<const WAY: usize>(handle: Out, ptr: Word, caller: *const c_void) -> c_int {
     let Some(real) = RETAIN.get(WAY) else { return NOT_INITIALIZED };
     record_alloc(
         call(CallKind::DeviceAlloc, Api::CuMemRetainAllocationHandle, caller),
         0,
-        // SAFETY: the caller's own arguments, passed on unchanged.
+        // SAFETY: the caller's arguments are passed on unchanged.
         || unsafe { real(handle, ptr) },
-        // SAFETY: called after a success only.
+        // SAFETY: this runs only after the call succeeded.
         || Allocated::new(unsafe { written(handle) }, 0),
     )
 }
 
-/// Imports physical memory of another process. It counts as 0 bytes here: the process that created it counts
-/// it.
+/// The hook of `cuMemImportFromShareableHandle`, which imports physical memory of another process. The memory
+/// counts as 0 bytes here, because the process that created it counts it.
 unsafe extern "C" fn import<const WAY: usize>(
     handle: Out,
     shared: Word,
@@ -86,14 +87,14 @@ unsafe extern "C" fn import<const WAY: usize>(
     record_alloc(
         call(CallKind::DeviceAlloc, Api::CuMemImportFromShareableHandle, caller),
         0,
-        // SAFETY: the caller's own arguments, passed on unchanged.
+        // SAFETY: the caller's arguments are passed on unchanged.
         || unsafe { real(handle, shared, kind) },
-        // SAFETY: called after a success only.
+        // SAFETY: this runs only after the call succeeded.
         || Allocated::new(unsafe { written(handle) }, 0),
     )
 }
 
-/// Maps physical memory to an address.
+/// The hook of `cuMemMap`, which maps physical memory to an address.
 unsafe extern "C" fn map<const WAY: usize>(
     ptr: Word,
     size: usize,
@@ -106,7 +107,7 @@ unsafe extern "C" fn map<const WAY: usize>(
     record_alloc(
         call(CallKind::DeviceAlloc, Api::CuMemMap, caller),
         size,
-        // SAFETY: the caller's own arguments, passed on unchanged.
+        // SAFETY: the caller's arguments are passed on unchanged.
         || unsafe { real(ptr, size, offset, handle, flags) },
         || Allocated { handle: handle as u64, ..Allocated::new(Some(ptr), size) },
     )

@@ -1,4 +1,4 @@
-//! Arrays: memory in a layout of the driver's own.
+//! Hooks of the calls for CUDA arrays, whose memory has a layout that only the driver knows.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -24,7 +24,7 @@ simple_free! {
     free_mipmapped_array = CUDA_FREE_MIPMAPPED_ARRAY, DeviceFree, CudaFreeMipmappedArray();
 }
 
-/// The bytes of an array's elements, without the padding of the driver's layout.
+/// Returns the size in bytes of an array's elements, without the padding of the driver's layout.
 ///
 /// # Safety
 /// `format` is null or the caller's own, valid by CUDA's contract.
@@ -46,14 +46,14 @@ unsafe extern "C" fn malloc_array(
     caller: *const c_void,
 ) -> c_int {
     let Some(real) = CUDA_MALLOC_ARRAY.get() else { return NOT_INITIALIZED };
-    // SAFETY: the caller's own pointer.
+    // SAFETY: this is the caller's own pointer.
     let bytes = unsafe { array_bytes(format, width.saturating_mul(height.max(1))) };
     record_alloc(
         call(CallKind::DeviceAlloc, Api::CudaMallocArray, caller),
         bytes,
-        // SAFETY: the caller's own arguments, passed on unchanged.
+        // SAFETY: the caller's arguments are passed on unchanged.
         || unsafe { real(array, format, width, height, flags) },
-        // SAFETY: called after a success only.
+        // SAFETY: this runs only after the call succeeded.
         || Allocated::new(unsafe { written(array) }, bytes),
     )
 }
@@ -67,14 +67,14 @@ unsafe extern "C" fn malloc_3d_array(
 ) -> c_int {
     let Some(real) = CUDA_MALLOC_3D_ARRAY.get() else { return NOT_INITIALIZED };
     let elements = extent.width.saturating_mul(extent.height.max(1)).saturating_mul(extent.depth.max(1));
-    // SAFETY: the caller's own pointer.
+    // SAFETY: this is the caller's own pointer.
     let bytes = unsafe { array_bytes(format, elements) };
     record_alloc(
         call(CallKind::DeviceAlloc, Api::CudaMalloc3DArray, caller),
         bytes,
-        // SAFETY: the caller's own arguments, passed on unchanged.
+        // SAFETY: the caller's arguments are passed on unchanged.
         || unsafe { real(array, format, extent, flags) },
-        // SAFETY: called after a success only.
+        // SAFETY: this runs only after the call succeeded.
         || Allocated::new(unsafe { written(array) }, bytes),
     )
 }
@@ -89,14 +89,14 @@ unsafe extern "C" fn malloc_mipmapped_array(
 ) -> c_int {
     let Some(real) = CUDA_MALLOC_MIPMAPPED_ARRAY.get() else { return NOT_INITIALIZED };
     let elements = mipmapped_elements([extent.width, extent.height, extent.depth], levels);
-    // SAFETY: the caller's own pointer.
+    // SAFETY: this is the caller's own pointer.
     let bytes = unsafe { array_bytes(format, elements) };
     record_alloc(
         call(CallKind::DeviceAlloc, Api::CudaMallocMipmappedArray, caller),
         bytes,
-        // SAFETY: the caller's own arguments, passed on unchanged.
+        // SAFETY: the caller's arguments are passed on unchanged.
         || unsafe { real(array, format, extent, levels, flags) },
-        // SAFETY: called after a success only.
+        // SAFETY: this runs only after the call succeeded.
         || Allocated::new(unsafe { written(array) }, bytes),
     )
 }

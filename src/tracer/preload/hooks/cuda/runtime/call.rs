@@ -1,4 +1,5 @@
-//! The hooks of the runtime whose calls have one of the two usual forms.
+//! Code that the hooks of the runtime share: the description of a call, and the macro for calls that free
+//! memory.
 
 use std::ffi::c_void;
 
@@ -7,7 +8,7 @@ use memtrace_trace::Api;
 use crate::ffi::cuda::current_device;
 use crate::hooks::cuda::alloc_call::{Call, CallKind};
 
-/// A call of the runtime, on the runtime's current device.
+/// Describes a call of the runtime. Its device is the runtime's current device.
 pub(super) fn call(kind: CallKind, api: Api, caller: *const c_void) -> Call {
     Call { kind, api, caller, device: current_device }
 }
@@ -17,7 +18,7 @@ macro_rules! simple_free {
     ($($body:ident = $real:ident, $kind:ident, $api:ident ($($arg:ident: $type:ty),*);)*) => { $(
         unsafe extern "C" fn $body(ptr: *mut c_void, $($arg: $type,)* caller: *const c_void) -> c_int {
             let Some(real) = $real.get() else { return NOT_INITIALIZED };
-            // SAFETY: the caller's own arguments, passed on unchanged.
+            // SAFETY: the caller's arguments are passed on unchanged.
             record_free(call(CallKind::$kind, Api::$api, caller), ptr as u64, 0, || unsafe { real(ptr, $($arg),*) })
         }
     )* };

@@ -1,4 +1,4 @@
-//! Linear memory of the device, and pinned memory of the host.
+//! Hooks of the calls for linear device memory and pinned host memory.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::null_mut;
@@ -10,7 +10,8 @@ use crate::ffi::cuda_types::{Extent, NOT_INITIALIZED, PitchedPointer};
 use crate::hooks::cuda::alloc_call::{Allocated, CallKind, Out, record_alloc, record_free, written};
 use crate::hooks::cuda::stand_in::caller_hooks;
 
-// No hook has the name of a function of libc: a debugger that looks for `malloc` would take the hook for it.
+// The body of a hook must not have the name of a libc function: a debugger that looks for `malloc` would take
+// the body for it.
 caller_hooks! {
     cudaMalloc(ptr: Out, size: usize) caller "rdx" => cuda_malloc, CUDA_MALLOC;
     cudaFree(ptr: *mut c_void) caller "rsi" => cuda_free, CUDA_FREE;
@@ -30,7 +31,8 @@ caller_hooks! {
     cudaHostUnregister(ptr: *mut c_void) caller "rsi" => host_unregister, CUDA_HOST_UNREGISTER;
 }
 
-/// Defines hooks of the form `f(ptr *, size, rest...)`, with the stream of the call where it has one.
+/// Defines hooks of the form `f(ptr *, size, rest...)`, where `on` names the argument that is the stream, if
+/// the call has one.
 macro_rules! simple_alloc {
     ($($body:ident = $real:ident, $kind:ident, $api:ident ($($arg:ident: $type:ty),*) $(on $stream:ident)?;)*) => { $(
         unsafe extern "C" fn $body(ptr: Out, size: usize, $($arg: $type,)* caller: *const c_void) -> c_int {
@@ -38,9 +40,9 @@ macro_rules! simple_alloc {
             record_alloc(
                 call(CallKind::$kind, Api::$api, caller),
                 size,
-                // SAFETY: the caller's own arguments, passed on unchanged.
+                // SAFETY: the caller's arguments are passed on unchanged.
                 || unsafe { real(ptr, size, $($arg),*) },
-                // SAFETY: called after a success only, so the stream is alive too.
+                // SAFETY: this runs only after the call succeeded, so the stream is alive, too.
                 || unsafe { Allocated::on([$($stream,)? null_mut()][0], written(ptr), size) },
             )
         }
@@ -77,10 +79,10 @@ unsafe extern "C" fn malloc_pitch(
     record_alloc(
         call(CallKind::DeviceAlloc, Api::CudaMallocPitch, caller),
         width.saturating_mul(height),
-        // SAFETY: the caller's own arguments, passed on unchanged.
+        // SAFETY: the caller's arguments are passed on unchanged.
         || unsafe { real(ptr, pitch, width, height) },
         || {
-            // SAFETY: called after a success only.
+            // SAFETY: this runs only after the call succeeded.
             let (address, pitch) = unsafe { (written(ptr), written(pitch)) };
             Allocated::new(address, pitch.unwrap_or(width).saturating_mul(height))
         },
@@ -93,10 +95,11 @@ unsafe extern "C" fn malloc_3d(ptr: *mut PitchedPointer, extent: Extent, caller:
     record_alloc(
         call(CallKind::DeviceAlloc, Api::CudaMalloc3D, caller),
         extent.width.saturating_mul(rows),
-        // SAFETY: the caller's own arguments, passed on unchanged.
+        // SAFETY: the caller's arguments are passed on unchanged.
         || unsafe { real(ptr, extent) },
         || {
-            // SAFETY: called after a success only, so CUDA filled the struct in; null it would refuse.
+            // SAFETY: called after a success only, so CUDA has filled the struct in. CUDA rejects a null
+            // pointer.
             let pitched = unsafe { ptr.as_ref() };
             pitched
                 .map_or(Allocated::default(), |p| Allocated::new(Some(p.ptr), p.pitch.saturating_mul(rows)))
@@ -114,7 +117,7 @@ unsafe extern "C" fn host_register(
     record_alloc(
         call(CallKind::HostAlloc, Api::CudaHostRegister, caller),
         size,
-        // SAFETY: the caller's own arguments, passed on unchanged.
+        // SAFETY: the caller's arguments are passed on unchanged.
         || unsafe { real(ptr, size, flags) },
         || Allocated::new(Some(ptr), size),
     )

@@ -9,7 +9,7 @@ mod linear;
 
 use super::stand_in::StandIn;
 
-/// The stand-in for an exported name.
+/// Returns the stand-in for an exported name.
 pub(super) fn exported(name: &[u8]) -> Option<StandIn> {
     linear::exported(name)
         .or_else(|| arrays::exported(name))
