@@ -22,7 +22,7 @@ pub(super) fn calls_again<'a>(step: &'a Step, modules: &FxHashSet<Symbol>, phase
     outermost(step, |call| modules.contains(&call.name) && call.phase == phases.backward)
 }
 
-fn outermost<'a>(step: &'a Step, is_chosen: impl Fn(&Call) -> bool) -> Vec<&'a Call> {
+fn outermost(step: &Step, is_chosen: impl Fn(&Call) -> bool) -> Vec<&Call> {
     let mut calls: Vec<&Call> =
         step.modules.iter().filter(|call| is_chosen(call) && call.from < call.to).collect();
     calls.sort_by_key(|call| (call.from, std::cmp::Reverse(call.to)));
