@@ -369,7 +369,7 @@ fn oom_subtracts_memory_of_other_processes_from_the_free_memory() {
     assert_eq!(found["reserved_bytes"], 600 * MIB);
 }
 
-/// If vLLM finds no room in its part of the card, no request fails; a mark in the trace has that part.
+/// A block that is `temporary` when it is allocated becomes optimizer state after the OOM.
 #[test]
 fn oom_has_the_categories_that_later_rows_give_the_blocks() {
     const MIB: i64 = 1 << 20;
@@ -381,7 +381,7 @@ fn oom_has_the_categories_that_later_rows_give_the_blocks() {
     let state = trace.alloc(8 * MIB, temporary);
     trace.alloc(4 * MIB, temporary);
     trace.change(
-        Row { event: EventName::Oom, requested_bytes: 90 * MIB, rounded_bytes: 90 * MIB, ..row },
+        Row { event: EventName::Oom, device: 0, requested_bytes: 90 * MIB, rounded_bytes: 90 * MIB, ..row },
         [0; 3],
     );
     trace.tag(state, 8 * MIB, temporary, Row { category: Category::OptimizerState, ..row });
@@ -395,6 +395,7 @@ fn oom_has_the_categories_that_later_rows_give_the_blocks() {
     assert_eq!((of(&text), of(&summary)), (Some(true), Some(true)), "{summary}");
 }
 
+/// If vLLM finds no room in its part of the card, no request fails; a mark in the trace has that part.
 #[test]
 fn oom_explains_a_server_that_found_no_room_in_its_part_of_the_card() {
     const MIB: i64 = 1 << 20;
@@ -639,7 +640,7 @@ fn ranks_and_oom_name_contexts_and_worker_processes_on_another_ranks_gpu() {
             trace.raw(Row { device_free_bytes: free, ..sample });
             if fails {
                 let mark = Row { event: EventName::Oom, rounded_bytes: 1000 * MIB, device, ..Row::default() };
-                trace.raw(mark);
+                trace.change(mark, [0; 3]);
             }
         }
         trace.finish()

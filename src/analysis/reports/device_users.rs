@@ -7,7 +7,7 @@ use memtrace_trace::first_use::FirstUse;
 use memtrace_trace::memory::MemoryKind;
 use memtrace_trace::{Api, EventName};
 
-use super::first_call::{FirstCall, SET_DEVICE};
+use super::first_call::{FirstCall, UNKNOWN_CALL};
 use crate::error::Result;
 use crate::options::Options;
 use crate::read::input::Input;
@@ -159,7 +159,7 @@ impl DeviceUser {
 
     /// The remedy, if the process works on another GPU.
     fn remedy(&self) -> Option<&'static str> {
-        let remedy = self.call.as_ref().map_or(SET_DEVICE, |call| call.remedy);
+        let remedy = self.call.as_ref().map_or(UNKNOWN_CALL, |call| call.remedy);
         (!self.is_home).then_some(remedy)
     }
 

@@ -16,6 +16,11 @@ pub(super) struct FirstCall {
 /// The remedy for every call that this file does not know.
 pub(super) const SET_DEVICE: &str = "torch.cuda.set_device(local_rank) before the first call of CUDA";
 
+/// The remedy if no call is known: nothing recorded the Python lines.
+pub(super) const UNKNOWN_CALL: &str = "torch.cuda.set_device(local_rank) before the first call of CUDA; \
+                                       torch.load(..., map_location=\"cpu\"), because a checkpoint goes back to the \
+                                       GPU that it was saved on";
+
 /// The part of a file's path, the function (or any), the call, and the remedy. The first entry that matches a
 /// frame of the stack decides.
 const CALLS: &[(&str, Option<&str>, &str, &str)] = &[

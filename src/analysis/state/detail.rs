@@ -277,7 +277,7 @@ mod tests {
         assert!(about(9).unwrap().starts_with(
             "the start of step 9 was recorded without detail; the next step, 10 (out of memory)"
         ));
-        assert!(about(12).unwrap().contains("the last detailed step, 10, has it"));
+        assert!(about(12).unwrap().contains("the last detailed step, 10 (out of memory), has it"));
     }
 
     #[test]

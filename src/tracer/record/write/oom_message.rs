@@ -245,7 +245,7 @@ mod tests {
         let lines = OomSnapshot::new(&encoder, oom).lines(&encoder, &Meta::default(), Path::new("t.csv"));
         assert_eq!(
             lines[0],
-            "would have run out of memory on GPU 0: 1.00 GiB were asked for; the program goes on (--past-oom)"
+            "would have run out of memory on GPU 0: 1.00 GiB were requested; the program goes on (--past-oom)"
         );
     }
 }
