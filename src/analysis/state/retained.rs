@@ -47,6 +47,32 @@ pub struct Holder {
     value: Value,
 }
 
+/// Joins the parts of a variable that hold tensors from before training, such as the dicts of a checkpoint. Each
+/// part alone may be too small to matter. The joined holder replaces its parts.
+#[must_use]
+pub fn with_whole_variables(holders: &[Holder]) -> Vec<Holder> {
+    let mut joined: Vec<Holder> = Vec::new();
+    for holder in holders {
+        let variable = holder.variable_from_before_training();
+        let is_part = |whole: &&mut Holder| {
+            variable.is_some()
+                && whole.variable_from_before_training() == variable
+                && ["file", "owner"].iter().all(|field| whole.text(field) == holder.text(field))
+        };
+        match joined.iter_mut().find(is_part) {
+            Some(whole) => {
+                let variable = variable.unwrap_or_default();
+                let place = whole.holder.rsplit_once('`').map_or("", |(_, place)| place);
+                whole.holder = format!("variable `{variable}`{place}");
+                whole.bytes = whole.bytes.saturating_add(holder.bytes);
+                whole.tensors = whole.tensors.saturating_add(holder.tensors);
+            }
+            None => joined.push(holder.clone()),
+        }
+    }
+    joined
+}
+
 impl Holder {
     fn parse(value: Value) -> Option<Holder> {
         let text = |name: &str| value[name].as_str().map(str::to_owned);
@@ -70,6 +96,15 @@ impl Holder {
     #[must_use]
     pub fn text(&self, field: &str) -> &str {
         self.value[field].as_str().unwrap_or_default()
+    }
+
+    /// Returns the variable that holds tensors from before training in a container, such as `ckpt` of
+    /// `ckpt['optim']['state']`. Returns `None` for other holders.
+    fn variable_from_before_training(&self) -> Option<&str> {
+        let (variable, _) = self.text("name").split_once('[')?;
+        let is_loaded =
+            self.graphs == 0 && self.last_step.is_some_and(|step| step < 0) && !self.is_retained();
+        (is_loaded && !variable.contains('.')).then_some(variable)
     }
 
     /// Returns true if the holder keeps memory that steps left behind: blocks of several old steps, or the
@@ -311,6 +346,32 @@ mod tests {
             "graphs": 120, "nodes": 960, "first_step": 0, "last_step": 119, "steps": 120,
         })
         .to_string()
+    }
+
+    #[test]
+    fn retained_parts_of_a_variable_from_before_training_are_joined() {
+        let part = |name: &str, step: i64, bytes: i64| {
+            let row = json!({
+                "walk": 1, "holder": format!("dict `{name}` (resume.py:26)"), "verdict": "recent", "bytes": bytes,
+                "tensors": 195, "graphs": 0, "nodes": 0, "first_step": step, "last_step": step, "steps": 1,
+                "name": name, "owner": "", "file": "/resume.py",
+            });
+            Holder::parse(row).unwrap()
+        };
+        let holders = [
+            part("ckpt['optim']['state'][*]['exp_avg']", -1, 1000),
+            part("other['model']", -1, 800),
+            part("ckpt['model']", -1, 700),
+            // The first was made in a step; the others belong to an object. They stay apart.
+            part("ckpt['outputs']", 0, 600),
+            part("self.cache['model']", -1, 500),
+            part("self.cache['state']", -1, 400),
+        ];
+        let joined = with_whole_variables(&holders);
+        let found: Vec<_> = joined.iter().map(|holder| (holder.bytes, holder.tensors)).collect();
+        assert_eq!(found, [(1700, 390), (800, 195), (600, 195), (500, 195), (400, 195)]);
+        assert_eq!(joined[0].holder, "variable `ckpt` (resume.py:26)");
+        assert_eq!(joined[1].holder, "dict `other['model']` (resume.py:26)");
     }
 
     #[test]

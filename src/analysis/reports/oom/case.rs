@@ -31,7 +31,7 @@ use crate::state::layout::{Layout, Segment};
 use crate::state::module_layers::Layers;
 use crate::state::replay::Replay;
 use crate::state::replay_trace::Replayed;
-use crate::state::retained::{Holder, RetainedSearch};
+use crate::state::retained::{Holder, RetainedSearch, with_whole_variables};
 use crate::state::stacks::Stacks;
 
 /// The maximum number of the request's Python lines that are shown.
@@ -389,7 +389,9 @@ impl<'a> OomCase<'a> {
                 &replayed.symbols,
                 &replayed.replay.classes.layers([], &replayed.symbols),
             ),
-            holders: search.map(|search| with_inputs_of_checkpoints(&search.holders)).unwrap_or_default(),
+            holders: search
+                .map(|search| with_whole_variables(&with_inputs_of_checkpoints(&search.holders)))
+                .unwrap_or_default(),
             is_join: *replayed.symbols.get(row.op) == *"aten::cat" && is_script(row, replayed),
             private: segments.iter().filter(|s| !usable(s.pool)).map(Segment::free).sum(),
             copies: Copies::of(&live),
