@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 #[path = "common/torch.rs"]
 #[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
 mod harness;
-use harness::{Torch, scripts, succeeded};
+use harness::{Torch, memtrace, scripts, succeeded};
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
@@ -930,6 +930,30 @@ fn host_trace_of(meta: Meta, parts: bool, anon: i64) -> TraceBuilder {
         }
     }
     trace
+}
+
+/// At an OOM, the allocator returns segments of earlier steps. These rows have the step of the segment's allocation.
+#[test]
+fn peak_of_a_step_leaves_out_frees_of_its_segments_in_later_steps() {
+    const MIB: i64 = 1 << 20;
+    let mut trace = TraceBuilder::default();
+    let mut block_in_step = |step: i64, bytes: i64| {
+        let row = Row { device: 0, op: "aten::mm", phase: "forward", step, ..Row::default() };
+        let segment = Row { event: EventName::SegmentAlloc, api: "cudaMalloc", delta_bytes: bytes, ..row };
+        trace.change(segment, [0, 0, bytes]);
+        trace.alloc(bytes, row)
+    };
+    block_in_step(0, 100 * MIB);
+    block_in_step(1, 700 * MIB);
+    let row = Row { device: 0, event: EventName::SegmentFree, step: 0, ..Row::default() };
+    trace.change(Row { api: "cudaFree", delta_bytes: -20 * MIB, ..row }, [0, 0, -20 * MIB]);
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("host.r0.1.csv"), trace.finish()).unwrap();
+    for (step, peak) in [("0", "100.00 MiB"), ("1", "800.00 MiB")] {
+        let answer = memtrace().args(["peak", "--step", step]).arg(folder.path()).output().unwrap();
+        let answer = String::from_utf8(answer.stdout).unwrap();
+        assert!(answer.contains(&format!("peak of allocated memory {peak}")), "{answer}");
+    }
 }
 
 #[test]

@@ -125,10 +125,13 @@ pub struct Replay {
 }
 
 /// Returns true if a row of this event has the current step and phase. The row of a free or a tag has the
-/// step and phase of its block's allocation, and rows of the writer thread have neither.
+/// step and phase of the allocation of its block or segment, and rows of the writer thread have neither.
 pub(crate) fn has_current_step(event: EventName) -> bool {
-    use EventName::{ExtFree, Free, FreeCompleted, HostFree, Live, Lost, Meta, Sample, Tag};
-    !matches!(event, Free | FreeCompleted | ExtFree | HostFree | Tag | Live | Sample | Lost | Meta)
+    use EventName::{
+        ExtFree, Free, FreeCompleted, HostFree, Live, Lost, Meta, Sample, SegmentFree, SegmentUnmap, Tag,
+    };
+    let is_free = matches!(event, Free | FreeCompleted | ExtFree | HostFree | SegmentFree | SegmentUnmap);
+    !is_free && !matches!(event, Tag | Live | Sample | Lost | Meta)
 }
 
 impl Replay {
