@@ -4,8 +4,8 @@
 
 FOLDER has `CASE.PID.json` and, below `trace`, `*.PID.csv`. A block is identified by its size. Of several
 blocks of one size the last counts, or, with `some`, any one. The category is the block's final one. `callers`
-are functions of `owner_cases.py` in the stack, innermost first; they are compared only if the trace has lines
-of Python.
+are functions of `owner_cases.py` in the stack, innermost first. They are compared only if the stacks of ops
+have Python lines.
 """
 
 import csv
@@ -24,10 +24,15 @@ def stacks(path):
         return {}
     with open(file, newline="", encoding="utf-8") as lines:
         frames = {int(row["stack_id"]): row for row in csv.DictReader(lines)}
-    if all(frame["kind"] != "python" for frame in frames.values()):
+    # Without MEMTRACE_STACKS=python, only memory without an op and first uses of a device have Python lines.
+    below_lines = {0: False}
+    for number in sorted(frames):  # a parent has a smaller number than its children
+        frame = frames[number]
+        below_lines[number] = below_lines[int(frame["parent_id"])] or frame["kind"] == "python"
+    if not any(below_lines[number] for number, frame in frames.items() if frame["kind"] == "op"):
         return {}
     callers = {0: []}
-    for number in sorted(frames):  # a parent has a smaller number than its children
+    for number in sorted(frames):
         line = re.search(r"owner_cases\.py:\d+ (.*)", frames[number]["frame"])
         around = callers[int(frames[number]["parent_id"])]
         callers[number] = [line[1], *around] if line and frames[number]["kind"] == "python" else around
