@@ -1,5 +1,6 @@
-//! `scripts/programs`: programs of popular libraries, untraced and traced. Five of them run here, a fixed third in
-//! `scripts/check --deep`; the script alone runs all.
+//! Runs `scripts/programs`, which compares untraced and traced runs of programs of popular libraries. The
+//! default tests run five of the programs. `scripts/test --deep` also runs a fixed third of them.
+//! `scripts/check --deep` runs all: it calls the script itself.
 
 use std::path::Path;
 use std::process::{Command, Output};

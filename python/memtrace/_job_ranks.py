@@ -232,7 +232,7 @@ def _facts(result: dict[str, Any]) -> list[str]:
         f"  median {_size(peaks['median'])}; at most {_size(peaks['highest_reserved'])} reserved, "
         f"{_size(peaks['highest_used'])} used",
         f"  {processes['ooms']} OOMs on {processes['ranks_with_ooms']} ranks, {processes['retries']} retries"
-        f", {processes['lost_events']} lost events, {processes['incomplete']} unfinished",
+        f", {processes['lost_events']} lost events, {processes['incomplete']} incomplete traces",
     ]
     if peaks["runs"] > 1:
         lines.append(

@@ -13,7 +13,8 @@ use memtrace_trace::elf::{self, Loader};
 /// program's file.
 pub(crate) fn reason(program: &OsStr) -> String {
     let Some(path) = find_program(program) else {
-        return "the program ended before its libraries were loaded".to_owned();
+        return "the reason is unknown, because the program's file was not found; give its full path"
+            .to_owned();
     };
     let shown = path.display();
     let head = head_of(&path).unwrap_or_default();

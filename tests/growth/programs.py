@@ -270,7 +270,7 @@ def images() -> Steps:
 
 
 def streams() -> Steps:
-    """Runs each step on its own stream, which keeps the freed blocks. Remedy: one stream."""
+    """Runs the steps on 24 streams in turn, each of which keeps its freed blocks. Remedy: one stream."""
     trainer = Trainer()
     all_streams = [torch.cuda.Stream() for _ in range(1 if args.remedy else 24)]
     for step in range(STEPS):
@@ -397,7 +397,8 @@ def curriculum_in_leak() -> Steps:
 
 
 def metric_with_lengths() -> Steps:
-    """Keeps the predictions of a metric, 0.5 MiB a step, while lengths vary. Remedy: expandable segments."""
+    """Keeps the predictions of a metric, 0.5 MiB a step, while lengths vary. The cache grows most. Its remedy
+    is expandable segments, set by scripts/growth-corpus; `--remedy` frees only the predictions."""
     trainer, accuracy = Trainer(), Metric()
     for _ in range(2 * STEPS):
         out = trainer.train(random.randrange(1024, 8192))

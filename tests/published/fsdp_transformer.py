@@ -1,7 +1,8 @@
 """Lightning's pages on FSDP: a Transformer of 1 B parameters, fp32, two GPUs, 35 tokens, Adam.
 
-Runs one of two ranks; its peer does not exist. On Fabric's page the step follows the backward pass. The
-Trainer runs both in the optimizer's closure, and empties the gradients between the passes.
+Runs rank 0 of two; the other rank does not exist. On Fabric's page, the optimizer's step follows the backward
+pass. The Trainer passes a closure to the optimizer's step. The closure runs the forward pass, clears the
+gradients, and runs the backward pass.
 
     fsdp_transformer.py fabric|trainer ddp|no_shard|shard_grad_op|full_shard|offload
 """

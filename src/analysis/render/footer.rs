@@ -130,7 +130,7 @@ impl Footer {
         let keep = &trace.meta.keep;
         if keep.is_empty() {
             self.damage.push(format!(
-                "{parts} not found: counts, ops and steps of that time are missing, and the peak may be"
+                "{parts} not found: counts, ops and steps of that time are missing, and perhaps the peak, too"
             ));
         } else {
             self.notes.push(format!(

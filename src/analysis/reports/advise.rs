@@ -146,7 +146,8 @@ impl Advised {
             printer.plain(format!("{}.", upper_first(ENDED_IN_OOM)));
         }
         if !self.tags {
-            printer.plain("Optimizers, types and batches are not tried: the trace has no tags.");
+            printer.plain("Only checkpointing and a chunked loss are tried: the trace does not show which blocks are parameters, \
+                 gradients or optimizer state (it has no tags).");
         }
         printer.gap();
         if ranked.is_empty() {

@@ -68,7 +68,11 @@ impl Report for AdviseChange {
                     "Also replay the changed requests with PyTorch's own allocator: the peak of reserved \
                      memory",
                 ),
-                flag("python", "PATH", "The Python whose PyTorch replays them [default: python3]"),
+                flag(
+                    "python",
+                    "PATH",
+                    "The Python whose PyTorch replays the requests of --reserved [default: python3]",
+                ),
             ]
         }
     }
@@ -198,7 +202,7 @@ fn print(
             printer.line([Cell::new(format!("  {why}"), Style::Alarm)]);
         }
     }
-    printer.plain("This is allocated memory. Reserved memory may differ: memtrace tune");
+    printer.plain("These figures are allocated memory. With --reserved, the changed requests are replayed for reserved memory, too.");
 }
 
 /// Why a change to 16 bits is not predicted for such a run.

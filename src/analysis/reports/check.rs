@@ -158,7 +158,7 @@ fn problems(trace: &TraceFile, replayed: &Replayed) -> [Problem; 13] {
             "rows where allocated memory rises above reserved memory",
             found.above_reserved,
         ),
-        problem("frees_of_another_size", "frees with a different size", found.wrong_sizes),
+        problem("frees_of_another_size", "frees whose size differs from the allocation's", found.wrong_sizes),
         problem(
             "no_end_row",
             "no end row: killed, still running, or an incomplete copy",

@@ -30,7 +30,7 @@ impl Report for Frag {
     }
 
     fn about(&self) -> &'static str {
-        "Explain reserved memory not in use: rounding, holes, empty segments, pinning blocks"
+        "Explain reserved memory not in use: rounding, holes, empty segments, blocks that keep segments"
     }
 
     fn examples(&self) -> &'static [(&'static str, &'static str)] {

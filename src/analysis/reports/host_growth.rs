@@ -78,7 +78,11 @@ impl HostGrowth {
         } else {
             for (at, name) in ["memory without a file", "files", "shared memory"].into_iter().enumerate() {
                 let points = quick.iter().map(|sample| (sample.when, sample.kinds[at])).collect();
-                series.push((name.to_owned(), "a longer run has samples that tell its parts apart", points));
+                series.push((
+                    name.to_owned(),
+                    "trace a longer run: its samples show what this memory consists of",
+                    points,
+                ));
             }
         }
         let children: Vec<_> = memory.children_with_shares().collect();

@@ -39,7 +39,8 @@ impl Request {
         Request::send(pid, steps, None)
     }
 
-    /// Asks the process that writes the trace which names this `journal`.
+    /// Same as [`to_process`](Request::to_process), for the process that owns the journal. `journal` is its
+    /// path from the meta row of a trace.
     ///
     /// # Errors
     /// When the process cannot be asked, runs on another machine or has ended.

@@ -267,11 +267,7 @@ pub(super) const TERMS: &[Term] = &[
     term(&["now"], "The memory of a part at the end of the trace, or of the chosen steps."),
     term(&["gpu"], "The number of the GPU, as CUDA counts it."),
     term(&["libraries"], "Memory that libraries took from CUDA, outside torch's allocator."),
-    term(
-        &["first memory"],
-        "The line of Python, or the op, that first allocated memory of a process on a \
-                             GPU.",
-    ),
+    term(&["first memory"], "The Python line or the op that made a process's first allocation on a GPU."),
     term(&["free at start"], "Free memory when the program begins: the total less the CUDA context."),
     term(
         &["context", "cuda context"],

@@ -64,7 +64,7 @@ pub enum SpecError {
     SeveralSlices,
     /// The context and the other processes leave no free memory.
     NothingFree,
-    /// The devices' memory needs more than [`ADDRESSES`].
+    /// The address ranges of all devices together exceed [`ADDRESSES`].
     NoAddresses {
         /// The maximum number of devices with this memory.
         most: u32,

@@ -64,7 +64,7 @@ pub(crate) fn is_unclaimed_child() -> bool {
     is_wiped_in_children() && !OWN.is_claimed.load(Ordering::Acquire)
 }
 
-/// Returns the id of this process.
+/// Returns the id of this process. The page caches it, so only the first call in a process is a system call.
 pub(crate) fn pid() -> u32 {
     match OWN.pid.load(Ordering::Relaxed) {
         0 => {

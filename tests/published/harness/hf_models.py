@@ -48,11 +48,12 @@ def buffers_of_then(name: str, config) -> dict[str, torch.Tensor]:
 
 
 def from_pretrained(name: str, auto, kind: str):
-    """A model in half precision, loaded as the benchmarks load it: under `torch.device("cuda")`.
+    """Returns a model in half precision, loaded as the benchmarks load it: under `torch.device("cuda")`.
 
-    safetensors makes its tensors with `torch.asarray`, which that context moves to the GPU. A checkpoint in
-    safetensors is on the GPU as a whole before the model is made, and its blocks stay in the cache. A
-    pickled one is loaded to the CPU.
+    Under this device, safetensors creates its tensors on the GPU, because it calls `torch.asarray`. The whole
+    checkpoint is then on the GPU before the model is made, and its blocks stay in the allocator's cache. The
+    other checkpoints on the hub are pickled and are loaded to the CPU. They leave nothing on the GPU, so
+    these models are made without a checkpoint.
     """
     config, _ = make_config(name)
     saved = MODELS[name][3]

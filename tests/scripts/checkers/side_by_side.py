@@ -200,7 +200,11 @@ def outputs_of(block, trace):
 
 
 def shown(kept, command, trace):
-    """Returns the output of a command, cut where the page cuts it: before `...` it has the page's lines."""
+    """Runs a command and returns its output for the page, without header and notes.
+
+    `kept` is the output on the page. If it contains `...`, the new output is cut after the same number of
+    lines. If the two differ only in times, returns `kept`.
+    """
     words = command.removeprefix("$ memtrace ").split()
     out = run(*[str(trace) if word == "out" else word.strip("'\"") for word in words]).splitlines()
     body = [line for line in out if not line.startswith(("python ", "note: ", "next: "))]
@@ -211,7 +215,6 @@ def shown(kept, command, trace):
     wanted = body if limit is None else [*body[: max(limit, 1)], "..."]
     while wanted and not wanted[-1].strip():
         wanted.pop()
-    # If only times differ, the page keeps its own.
     return kept if masked("\n".join(kept)) == masked("\n".join(wanted)) else wanted
 
 

@@ -113,7 +113,7 @@ def coverage():
 
 
 def debugger():
-    """Runs pdb: it steps into every call from the first allocation on, then continues to the end."""
+    """Runs pdb: it makes 1,200 steps from the start of `work`, into every call, then continues to the end."""
     told = io.StringIO()
     commands = io.StringIO("step\n" * 1200 + "where\ncontinue\n")
     session = pdb.Pdb(stdin=commands, stdout=told, nosigint=True, readrc=False)

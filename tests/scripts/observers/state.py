@@ -76,7 +76,8 @@ def is_id_used_again() -> bool:
 
 def state_of_collector() -> dict:
     return {
-        # Skip the first count: the interpreter reuses freed containers, including the tracer's.
+        # Skip the count of the youngest generation: it depends on which freed containers the interpreter can
+        # reuse, and the tracer frees some, too.
         "gc counts": gc.get_count()[1:],
         "gc thresholds": gc.get_threshold(),
         "gc enabled": gc.isenabled(),

@@ -295,8 +295,8 @@ def flat_buffers():
 
 
 def buckets():
-    """Buckets of DDP, which no tensor of the program names; a tensor that a backward makes and reduces; a
-    forward's tensor that this forward reduces; tensors that only the script holds."""
+    """Holds the buckets of DDP, which the program does not create. Also holds tensors that the program
+    reduces itself, some made in a forward and some in a backward, and tensors that only the script uses."""
     from torch import distributed
     from torch.nn.parallel import DistributedDataParallel
 

@@ -155,7 +155,8 @@ def uncalled():
     expect(422, module="Sequential#3.0", category="buffer")
     expect(425, module="AveragedModel.0", category="parameter")
     expect(426, module="AveragedModel.0", category="buffer")
-    # A copy that is made later has a path by the hundredth call.
+    # The third call of `model` starts a search for uncalled models, and the hundredth call the next one. That
+    # search assigns a path to a copy that was made in between.
     later = copy.deepcopy(nn.Sequential(Weighs(431)).cuda())
     for _ in range(97):
         model(x())

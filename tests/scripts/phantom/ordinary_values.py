@@ -68,7 +68,8 @@ for expert in range(experts):
     _, rows = torch.where(mask[expert])
     assert len(rows) == tokens * chosen // experts, (expert, len(rows))
 assert torch.bincount(places.flatten(), minlength=experts).tolist() == [16] * experts
-# Masks with too many elements to follow: in total each token is sent to as many experts as it chose.
+# The simulated GPU does not follow the elements of masks this large, but their counts are right: `chosen`
+# experts per token.
 tokens, experts, chosen = 16_384, 32, 4
 places = torch.randn(tokens, experts, device=device).topk(chosen, dim=-1).indices
 mask = torch.nn.functional.one_hot(places, num_classes=experts).permute(2, 1, 0)

@@ -128,7 +128,9 @@ impl Report for Budget {
         }
         for ((rank, ordinal), results) in sums(&limits, &devices) {
             printer.gap();
-            printer.plain(format!("rank {rank}, device {ordinal}, processes at the same time"));
+            printer.plain(format!(
+                "rank {rank}, device {ordinal}, sum of the peaks of processes at the same time"
+            ));
             broken += results.iter().filter(|result| result.is_broken()).count();
             print(&mut printer, &results, options);
             json.extend(results.iter().map(|result| result.json(rank)));

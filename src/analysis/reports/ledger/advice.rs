@@ -2,8 +2,7 @@
 
 pub(super) const ROUNDING: &str = "odd sizes: pad shapes, or roundup_power2_divisions off";
 pub(super) const PENDING: &str = "record_stream holds it: fewer side streams, or wait for them sooner";
-pub(super) const HOLES: &str =
-    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; memtrace frag names the pinning blocks";
+pub(super) const HOLES: &str = "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; memtrace frag names the blocks that keep segments alive";
 pub(super) const CACHED: &str = "torch reuses it; torch.cuda.empty_cache() returns it to the device";
 pub(super) const POOL: &str = "cudaMemPoolTrimTo, or a lower release threshold";
 pub(super) const GRAPHS: &str = "torch.cuda.graph_pool_handle() to share one pool, fewer captured shapes";

@@ -551,10 +551,9 @@ fn growth(steps: &[StepTotals]) -> Option<Growth> {
     if steps.len() < FEWEST_STEPS {
         return None;
     }
-    let mut more: Vec<i64> = steps.windows(2).map(|two| two[1].ended - two[0].ended).collect();
+    let more: Vec<i64> = steps.windows(2).map(|two| two[1].ended - two[0].ended).collect();
     let grown = more.iter().filter(|bytes| **bytes > 0).count();
     let total = steps.last()?.ended - steps.first()?.ended;
-    more.sort_unstable();
     let per_step = total / i64::try_from(more.len()).ok()?;
     // A leak may occur only in every second or third step. Memory for a longer input is freed again.
     let falls: i64 = more.iter().filter(|bytes| **bytes < 0).sum();

@@ -29,8 +29,6 @@ pub(super) struct ServerPart {
     /// The number of blocks of vLLM's KV cache; 0 if it has no cache. If only the existence of a cache is
     /// known, the value is 1.
     blocks: i64,
-    /// True if the process recorded the share at its end.
-    has_ended: bool,
 }
 
 impl ServerPart {
@@ -50,7 +48,7 @@ impl ServerPart {
                 has_cache |= name.starts_with("kv_cache: blocks=");
                 // Only the mark at the end of the process counts. After an earlier mark, the server may get a
                 // cache that no further mark mentions.
-                if let Some(server) = ServerPart::parse(&name).filter(|server| server.has_ended) {
+                if let Some(server) = ServerPart::parse(&name) {
                     has_cache |= server.blocks > 0;
                     found = Some(server);
                 }
@@ -60,14 +58,13 @@ impl ServerPart {
         Ok(found.map(|server| ServerPart { blocks: server.blocks.max(has_cache.into()), ..server }))
     }
 
-    /// Parses ``vllm: gpu_memory_utilization=0.9 blocks=1234``.
+    /// Parses the mark at the end of the process: `vllm: gpu_memory_utilization=0.9 blocks=1234 ended`.
     fn parse(text: &str) -> Option<ServerPart> {
-        let words = text.strip_prefix("vllm: ")?;
+        let words = text.strip_prefix("vllm: ")?.strip_suffix(" ended")?;
         let value = |key: &str| words.split(' ').find_map(|word| word.strip_prefix(key));
         let part = value("gpu_memory_utilization=")?.parse::<f64>().ok()?;
         let blocks = value("blocks=")?.parse().ok()?;
-        let has_ended = words.ends_with(" ended");
-        (0.0..=1.0).contains(&part).then_some(ServerPart { part, blocks, has_ended })
+        (0.0..=1.0).contains(&part).then_some(ServerPart { part, blocks })
     }
 
     /// Returns the remedy after an OOM in the trial forward, which runs before the KV cache exists.
@@ -111,8 +108,6 @@ pub(super) struct Refused {
     others: i64,
     /// The peak of torch's blocks: the weights and the trial forward.
     needed: i64,
-    /// True if the process had no KV cache at its end, and not only when it was last inspected.
-    has_ended: bool,
 }
 
 impl Refused {
@@ -121,7 +116,7 @@ impl Refused {
     /// # Errors
     /// When the trace cannot be read.
     pub(super) fn of(trace: &TraceFile, options: &Options) -> Result<Option<Refused>> {
-        let Some(ServerPart { part, blocks: 0, has_ended }) = ServerPart::read(trace, options)? else {
+        let Some(ServerPart { part, blocks: 0 }) = ServerPart::read(trace, options)? else {
             return Ok(None);
         };
         let mut free = None;
@@ -137,17 +132,13 @@ impl Refused {
         let device = replayed.replay.find(ordinal);
         let capacity = trace.meta.total_bytes(ordinal);
         let found = Refused {
-            has_ended,
             part,
             capacity,
             free,
             others: device.and_then(|device| device.others()).unwrap_or(0),
             needed: device.map_or(0, |device| device.peak(Metric::Allocated).bytes),
         };
-        // Without a mark from its end, the server may just have been stopped during its start, before it
-        // allocated a cache. It then counts only if memory was missing.
-        let is_known = found.has_ended || found.missing() > 0;
-        Ok((capacity > 0 && is_known).then_some(found))
+        Ok((capacity > 0).then_some(found))
     }
 
     fn allowed(&self) -> i64 {
@@ -273,15 +264,17 @@ mod tests {
         let of = ServerPart::parse;
         assert_eq!(
             of("vllm: gpu_memory_utilization=0.15 blocks=0 ended"),
-            Some(ServerPart { part: 0.15, blocks: 0, has_ended: true })
+            Some(ServerPart { part: 0.15, blocks: 0 })
         );
         for text in [
             "",
             "vllm: ",
-            "vllm: gpu_memory_utilization=0.9",
-            "vllm: gpu_memory_utilization=nan blocks=0",
-            "vllm: gpu_memory_utilization=9 blocks=0",
-            "kv_cache: gpu_memory_utilization=0.9 blocks=0",
+            "vllm: gpu_memory_utilization=0.9 ended",
+            "vllm: gpu_memory_utilization=nan blocks=0 ended",
+            "vllm: gpu_memory_utilization=9 blocks=0 ended",
+            // Not from the end of the process: the server may still get a cache.
+            "vllm: gpu_memory_utilization=0.9 blocks=0",
+            "kv_cache: gpu_memory_utilization=0.9 blocks=0 ended",
         ] {
             assert_eq!(of(text), None, "{text}");
         }

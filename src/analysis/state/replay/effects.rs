@@ -64,7 +64,8 @@ impl Replay {
         let drift = (totals.allocated - summed.allocated, totals.reserved - summed.reserved);
         let is_above = row.device >= 0 && totals.allocated > totals.reserved && self.counts.lost == 0;
         let was_above = std::mem::replace(&mut device.is_above, is_above);
-        // Sleep modes unmap memory below live blocks, so only an allocation can make this state wrong.
+        // A sleep mode unmaps segments whose blocks stay live. After such an unmap, more allocated than
+        // reserved memory is correct. It is a problem only if it begins at an allocation.
         if is_above && !was_above && row.event == EventName::Alloc {
             self.problems.above_reserved += 1;
             self.problems.example(|| {

@@ -19,7 +19,8 @@ use crate::core::faults::{self, Part};
 use crate::core::ffi::{NO_DEVICE, OK, Status};
 use crate::core::host_state::{current, fail, host_state};
 
-/// The rules for one call.
+/// The conditions under which one call fails at once: the driver is not initialized, a fault is injected, or
+/// a stream is captured.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CallRules {
     name: &'static str,

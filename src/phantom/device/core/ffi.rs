@@ -301,7 +301,7 @@ impl<T> Handle<T> {
         unsafe { self.0.as_ref() }
     }
 
-    /// Returns the number that the program sees.
+    /// Returns the handle as a number, as the program sees it; 0 for the null handle.
     pub(crate) fn address(self) -> usize {
         self.0 as usize
     }

@@ -209,7 +209,8 @@ impl KnownValues {
         let is_mask = self.is_mask(address, size);
         self.mark_known(address, size);
         if is_mask {
-            // Flags stay flags, even if a later launch removes the answer.
+            // `mark_known` removed the range from `masks`. The range is added again, because it holds unknown
+            // flags again if a later launch overwrites the answer.
             self.masks.add(address, address + size);
         }
         if !self.is_known(address, size) {

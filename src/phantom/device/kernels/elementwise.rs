@@ -236,7 +236,8 @@ pub(crate) fn to_flags(launch: &ElementwiseLaunch, loader: usize) {
     launch.write(to, flags, launch.count);
 }
 
-/// Inverts flags. For an unknown flag, the answer about either one decides both.
+/// Inverts flags. Unknown flags are linked to their inverted copies: once the host reads an invented value
+/// for one of the two, the other one gets the opposite value.
 fn not_flags(to: usize, launch: &ElementwiseLaunch) {
     let Some(from) = launch.operand(1) else { return };
     let count = launch.count;

@@ -10,8 +10,9 @@ macro_rules! success {
 }
 
 /// Defines functions that return success, take device time, and affect the memory that their arguments reach
-/// ([`library_calls`](crate::libs::library_calls)). Their signatures differ, so each passes on its registers
-/// and its position on the stack.
+/// ([`library_calls`](crate::libs::library_calls)). Their signatures differ and are not needed: each function
+/// pushes the six argument registers and passes the stack pointer to its body, which reads the arguments as
+/// [`RawArguments`](crate::libs::library_calls::RawArguments).
 macro_rules! work {
     ($($name:ident),* $(,)?) => {
         #[expect(non_upper_case_globals, reason = "named as the functions that they describe")]

@@ -25,9 +25,9 @@ static AFTER_BACKWARD: Callback = Callback::new("after a backward");
 static OUT_OF_MEMORY: Callback = Callback::new("when memory ran out");
 static TRACK: Callback = Callback::new("track_external");
 static RETAINED: Callback = Callback::new("retained");
-static RETAINED_AT_OOM: Callback = Callback::new("retained at an OOM");
-static RETAINED_ON_REQUEST: Callback = Callback::new("retained, because a command asked");
-static RETAINED_GROWTH: Callback = Callback::new("retained, because memory grows");
+static RETAINED_AT_OOM: Callback = Callback::new("the search for holders at an OOM");
+static RETAINED_ON_REQUEST: Callback = Callback::new("the search for holders that a command requested");
+static RETAINED_GROWTH: Callback = Callback::new("the search for holders of growing memory");
 
 impl Callback {
     const fn new(name: &'static str) -> Callback {

@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// The version. It starts at 1, so that a thread's version of 0 never matches and forces a recomputation.
 static VERSION: AtomicU64 = AtomicU64::new(1);
 
-/// Returns the current version.
+/// Returns the current version. Callers read it before the state, so that a change in between invalidates the
+/// context that they cache.
 #[inline]
 pub(crate) fn current() -> u64 {
     VERSION.load(Ordering::Acquire)

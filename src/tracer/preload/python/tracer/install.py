@@ -59,9 +59,9 @@ def install() -> dict:
 
 
 def searches() -> dict:
-    """Returns the functions that search for the holders of memory, by name. Returns none on Python before
-    3.10, on a free-threaded Python, and with a torch whose tensors have another base class. The other
-    hooks work without them."""
+    """Returns the functions that search for the holders of memory, by name. The dict is empty on Python
+    before 3.10, on a free-threaded Python, with a torch whose base class of tensors has an unknown name, and
+    if an import fails. The other hooks work without these functions."""
     has_base = hasattr(torch._C, "TensorBase") or hasattr(torch._C, "_TensorBase")
     if sys.version_info < (3, 10) or FREE_THREADED or not has_base:
         return {}
