@@ -176,7 +176,7 @@ struct Seconds {
     cpu: f64,
 }
 
-/// The best of three runs.
+/// Runs `what` three times. Returns the times of the fastest run.
 fn time(mut what: impl FnMut()) -> Seconds {
     let cpu = || {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);

@@ -23,7 +23,7 @@ use memtrace_trace::event::{Block, Payload};
 use memtrace_trace::rounding::Rounding;
 use memtrace_trace::{Api, Header, Row};
 
-/// Set in the child processes that the benchmark starts.
+/// The variable that the benchmark sets in its child processes: what to measure, and the number of threads.
 const INSIDE: &str = "MEMTRACE_BENCH_INSIDE";
 const BATCHES: usize = 301;
 const PER_BATCH: usize = 2_000;

@@ -101,7 +101,8 @@ fn c_api_names_the_owner_of_memory_and_pause_loses_no_event() {
 
 #[test]
 fn c_api_does_nothing_without_the_preload() {
-    // Also as an executable at a fixed address, in which the linker may resolve missing functions to null.
+    // The second program is linked at a fixed address (`-no-pie`), where the linker may resolve missing
+    // functions to null.
     for (target, more) in [("api", &[][..]), ("api-fixed", &["-no-pie", "-fno-pie"])] {
         let output = untraced(&program(target, more), &[]).output().unwrap();
         assert!(output.status.success(), "{target}: {}", output.status);
@@ -193,7 +194,7 @@ fn python_api_wraps_the_c_api_and_does_nothing_without_the_preload() {
     assert_eq!(begins, trace.of(EventName::RangeEnd).len());
 }
 
-/// A program that begins a step each millisecond.
+/// Compiles a program that begins a step every millisecond.
 fn stepping() -> PathBuf {
     compiled("fakes/cudart.c", RUNTIME, &[]);
     let include = format!("-I{}", root().join("include").display());

@@ -179,7 +179,8 @@ fn allocator_without_caching_has_blocks_of_the_requested_size() {
 #[test]
 fn exit_of_every_kind_leaves_a_complete_trace_and_the_same_status() {
     let ends = program("processes/ends");
-    // The allocations and frees of each ending, in addition to the first two allocations and the first free.
+    // Each row: a way to end, and the allocations and frees that it adds to the usual two allocations and one
+    // free.
     let ways = [
         ("return", 0, 0),
         ("exit", 0, 0),
@@ -233,7 +234,7 @@ fn exec_ends_the_trace() {
 #[test]
 fn exec_of_a_program_for_musl_starts_it_without_the_library() {
     let starter = program("processes/foreign");
-    // The program names a loader of musl. Here that loader is a link to glibc's.
+    // The program's ELF interpreter has the name of musl's loader, but is a link to glibc's.
     let link = starter.with_file_name("ld-musl-x86_64.so.1");
     let _ = fs::remove_file(&link);
     symlink("/lib64/ld-linux-x86-64.so.2", &link).unwrap();
@@ -304,7 +305,8 @@ fn buffer_with_more_threads_than_chunks_loses_no_event() {
 #[test]
 fn fork_and_spawn_of_every_kind_leave_the_parents_trace_complete() {
     let children = program("processes/children");
-    // The expected number of traces: a child that allocates writes its own.
+    // Each row: a way to start a child, and the expected number of traces. A child that allocates writes its
+    // own.
     let kinds = [
         ("fork", 1),
         ("fork and leave", 1),
@@ -315,7 +317,7 @@ fn fork_and_spawn_of_every_kind_leave_the_parents_trace_complete() {
         ("vfork and exec", 2),
         ("posix_spawn", 1),
         ("system", 1),
-        // The ways from here on run no handler of `pthread_atfork`.
+        // The calls below run no handler of `pthread_atfork`.
         ("_Fork", 2),
         ("_Fork first", 2),
         ("_Fork among threads", 1),
@@ -528,8 +530,8 @@ fn nvtx_legacy_library_ranges_mean_the_same_and_return_the_same() {
 #[test]
 fn nvtx_legacy_library_domains_have_their_own_stacks_categories_and_strings() {
     runtime();
-    // Built with `-DTOOL` the library returns handles and range ids, with `-DBARE` it returns neither, as
-    // without a tool.
+    // Built with `-DTOOL`, the stand-in for NVTX returns handles and range ids, as if a tool were loaded.
+    // Built with `-DBARE`, it returns neither.
     for (library, define) in [("libnvToolsExt.so.1", "-DTOOL"), ("libnvToolsBare.so.1", "-DBARE")] {
         compiled("fakes/nvtools.c", library, &[define]);
         let program = format!("domains{define}");
@@ -577,7 +579,7 @@ fn names_beyond_the_limit_share_one_and_are_counted() {
     runtime();
     compiled("fakes/nvtools.c", "libnvToolsExt.so.1", &[]);
     let program = compiled("ranges/many_names.c", "many_names", &["libnvToolsExt.so.1", RUNTIME]);
-    // The limits of names are computed from a buffer of at least 8 MiB.
+    // This buffer has 4 MiB, but the limits on names are computed as for a buffer of at least 8 MiB.
     let ran = Traced::new(&program, &["20000", "900"]).env("MEMTRACE_BUFFER", "4m").run();
     assert_eq!(ran.status(), 0, "{}", ran.stderr());
     assert_eq!(ran.stderr().matches("too many names").count(), 1 + 1, "{}", ran.stderr());
@@ -851,8 +853,8 @@ fn writes_into_a_live_journal_by_others_neither_stop_the_program_nor_the_writer(
         };
         let length = file.metadata().unwrap().len();
         for _ in 0..1000 {
-            // Write inside the journal, so that it never grows. At first it is empty: then the remainder is
-            // `None`.
+            // Write only inside the journal, so that it never grows. While it is shorter than 64 bytes,
+            // `checked_rem` returns `None`.
             let Some(place) = next().checked_rem(length / 64) else { break };
             file.seek(SeekFrom::Start(place * 64)).unwrap();
             let values = [next(), next(), next() % 256, next() % 1024];

@@ -1,5 +1,5 @@
-//! `action.yml` compares the memory of a pull request with its base. Its steps run in a shell, with git and
-//! torch. Only `gh`, which posts the comment, is a stand-in that keeps its arguments.
+//! Runs the steps of `action.yml`, which compares the memory of a pull request with the memory of its base.
+//! git and torch are real. Only `gh`, which posts the comment, is a stand-in that records its arguments.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -234,8 +234,8 @@ fn action_sees_growth_of_an_installed_copy_of_a_path_in_the_environment_and_of_h
     assert!(said.contains("it is not known which modules the command imported"), "{said}");
 }
 
-/// Runs scripts/comment-comparison with a stand-in for `gh`. `knows`: a comment of this comparison exists.
-/// `refuses`: `gh` fails. Returns the calls of `gh`, and the output.
+/// Runs scripts/comment-comparison with a stand-in for `gh`. Returns the calls of `gh`, and the output. With
+/// `knows` the pull request already has such a comment; with `refuses` each call of `gh` fails.
 fn comment(knows: bool, refuses: bool) -> (String, String) {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);

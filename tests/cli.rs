@@ -406,7 +406,7 @@ fn summary_names_the_rows_that_a_trace_lacks() {
     lines.drain(6..8);
     let folder = folder_with(&[("a.csv", format!("{}\n", lines.join("\n")).into_bytes())]);
     let told = "damaged: a.csv: 2 rows are missing, first after seq 5: totals and peaks may be wrong";
-    // frag and ledger describe one moment, by default before the gap in the rows: ask for the end.
+    // By default frag and ledger describe a moment before the gap in the rows, so ask for the end.
     let at_end = ["--at", "end"];
     for report in ["summary", "peak", "frag", "ledger", "peak --mem-tracker", "ranks"] {
         let mut arguments: Vec<&str> = report.split(' ').chain([path(&folder)]).collect();
@@ -651,7 +651,7 @@ fn run_reports_a_program_that_did_not_load_the_library() {
 fn run_leaves_a_program_under_the_loader_of_musl_as_it_is_and_says_so() {
     let Some(installed) = Installed::new() else { return };
     let place = |name: &str| installed.folder.path().join(name);
-    // The program names a loader of musl. Here that loader is a link to glibc's.
+    // The program's ELF interpreter has the name of musl's loader, but is a link to glibc's.
     fs::write(place("program.c"), "int main(void) { return 3; }").unwrap();
     let loader = ["/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-x86-64.so.2"];
     let loader = loader.into_iter().find(|path| Path::new(path).exists()).expect("glibc's loader");

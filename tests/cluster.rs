@@ -28,7 +28,7 @@ struct Cluster<'a> {
 }
 
 impl Cluster<'_> {
-    /// Runs the script with arguments, and returns the folder of the traces.
+    /// Runs the script with these arguments. Returns the folder of the traces, and the output.
     fn run(&self, arguments: &[&str]) -> (TempDir, Output) {
         let out = TempDir::new().unwrap();
         let per_node = self.world.min(8);
@@ -201,12 +201,12 @@ fn ledger_names_the_communicators_of_a_rank_and_what_each_takes(torch: &Torch) {
         }
         assert_ne!(holder, "NCCL", "all of it belongs to a communicator");
     }
-    // Two nodes of eight ranks. `nccl_memory.rs` has the sources: 16 channels between machines, 24 inside
-    // one.
+    // MiB of NCCL's memory for each group, on two nodes of eight ranks: 16 channels between machines, 24
+    // inside one. `nccl_memory.rs` names the sources.
     let expected = [
         ("default_pg, 16 ranks, 8 on this node", 134 + 16 * 10 + 14 * 2 + 2 * 10),
         ("mesh_dp, 8 ranks, 4 on this node", 134 + 16 * 10 + 12 * 2 + 4 * 10),
-        // `scatter` sends to the other rank: 32 channels.
+        // `scatter` sends point to point, which adds 32 channels to the other rank.
         ("mesh_tp, 2 ranks, 2 on this node", 230 + 24 * 12 + 32 * 2),
     ];
     assert_eq!(held, expected.map(|(group, mib)| (group.to_owned(), mib)).into());
@@ -249,7 +249,7 @@ fn launchers_accelerate_and_deepspeed_start_ranks_as_torchrun_does(torch: &Torch
     for (name, value) in expected {
         assert_eq!(variables[name], value, "{name}");
     }
-    // First a settings file, then the 8 cards of one node without any settings.
+    // First 64 nodes from a settings file, then one node of 8 cards without settings.
     let folder = TempDir::new().unwrap();
     let file = folder.path().join("fsdp.yaml");
     let settings = "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nmachine_rank: 0\nnum_machines: 64\n\
@@ -338,7 +338,7 @@ mod torch_2_11_0_alone {
     }
 }
 
-/// Returns the line of the script that ends in this comment, in the form that messages have.
+/// Returns the script's line with this comment in the form that messages have: `<module> (FILE:LINE)`.
 fn line_of(script: &Path, comment: &str) -> String {
     let text = std::fs::read_to_string(script).unwrap();
     let line = text.lines().position(|line| line.contains(&format!("  # {comment}"))).unwrap() + 1;

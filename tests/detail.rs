@@ -86,7 +86,7 @@ fn detail_gives_a_step_the_rows_of_a_full_trace_and_the_program_its_own_output()
     });
 }
 
-/// The events of a run of weeks: a new peak, an OOM, several parts, and a forked child that is traced, too.
+/// Runs a program with a new peak, an OOM, several parts, and a forked child that is traced, too.
 #[test]
 fn detail_follows_a_new_peak_and_an_oom_in_parts_and_in_a_forked_child() {
     Torch::run("2.11.0", |torch| {
@@ -193,7 +193,7 @@ fn repeats_leave_every_row_of_a_loop_as_it_is(torch: &Torch) {
         assert_eq!(found.len(), expected.len(), "{mode}");
         if mode == "amp" {
             // Autocast frees its casts in the order of their hashed addresses, which differ between
-            // processes.
+            // processes. So the rows are not compared.
             (found, expected) = (Vec::new(), Vec::new());
         }
         for (found, expected) in found.iter().zip(&expected) {
@@ -222,7 +222,8 @@ fn repeats_and_a_sigkill_leave_a_trace_that_replays_as_torch(torch: &Torch) {
     }
 }
 
-/// Two threads, whose rows come in any order; then several parts, each of which can be read alone.
+/// First a run with two threads, whose rows come in any order; then a run in several parts, each of which can
+/// be read alone.
 #[test]
 fn repeats_of_two_threads_and_in_parts_replay_as_torch() {
     Torch::run("2.11.0", |torch| {
@@ -242,7 +243,8 @@ fn repeats_of_two_threads_and_in_parts_replay_as_torch() {
     });
 }
 
-/// The package reads a trace with repeats as one that has all rows, in each of its backends.
+/// With polars and with pyarrow, the package expands the `repeat` rows of a trace into the rows they stand
+/// for.
 #[test]
 fn repeats_are_rows_in_the_frames_of_the_package() {
     Torch::run("2.11.0", |torch| {

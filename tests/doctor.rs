@@ -44,7 +44,8 @@ fn doctor_sees_every_hook_work_on_the_phantom() {
             assert!(found.iter().any(|line| line.0 == what), "{what} is not judged");
         }
         assert!(found.iter().any(|line| line.0 == "phantom" && line.2.contains("h100-80g")));
-        // The JSON lists the functions by the phantom's kind of answer.
+        // The JSON lists the simulated GPU's functions by the kind of their answers, such as `real` or
+        // `guess`.
         let json: Value = serde_json::from_slice(&output.stdout).unwrap();
         let answers = |kind: &str, name: &str| {
             json["phantom_answers"][kind].as_array().unwrap().iter().any(|answer| answer == name)

@@ -61,7 +61,8 @@ fn driver_calls_have_one_row_each_however_they_are_looked_up() {
         assert_eq!(trace.live(), 0, "{how}");
         let name = program.file_name().unwrap().to_str().unwrap();
         assert!(trace.rows.iter().all(|row| row.source == name), "{how}: {:?}", trace.rows);
-        // Each way has its own functions, and an address shows which one was called.
+        // The stand-in has one set of functions for each kind of lookup. The address shows which set was
+        // called.
         let way = match how {
             "linked" | "dlsym" => 1,
             "per_thread" => 3,
@@ -80,8 +81,8 @@ fn driver_0_ignores_driver_calls() {
             let arguments = [how, library.to_str().unwrap()];
             let ran = Traced::new(&program, &arguments).env(variable, "0").run();
             assert_eq!(ran.status(), 0, "{how}: {}", ran.stderr());
-            // Without the dlsym hook linked functions are still traced, so only this variable leaves no
-            // trace.
+            // MEMTRACE_DRIVER=0 leaves no trace. MEMTRACE_DLSYM=0 does, because linked functions are still
+            // traced.
             if variable == "MEMTRACE_DRIVER" {
                 assert!(ran.files().is_empty(), "{how}");
             }
@@ -210,8 +211,8 @@ fn graph_memory_is_in_device_samples_only_and_counted_once() {
     assert_eq!(trace.live(), 0);
 }
 
-/// The machines that report a device's memory per process in different ways: a MIG instance, an MPS server, a
-/// device known by its bus id, NVML without figures per process, no NVML.
+/// Runs on machines that report a device's memory per process in different ways: a MIG instance, an MPS
+/// server, a device known by its bus id, NVML without figures per process, no NVML.
 #[test]
 fn device_samples_attribute_memory_as_far_as_nvml_reports_it() {
     const GIB: i64 = 1 << 30;

@@ -72,7 +72,8 @@ fn leaks_explains_why_memory_of_programs_grows() {
     growth_corpus(&["losses", "outlier", "lengths", "driver_memory", "flat"]);
 }
 
-/// A call that creates a context alone, and worker processes. The remedy is applied.
+/// Two ways to take memory of another rank's GPU: a call that only creates a context, and worker processes.
+/// The remedy is applied to both.
 #[test]
 fn ranks_and_ledger_name_what_put_other_ranks_on_a_gpu() {
     growth_corpus(&["crowded/mem_get_info", "crowded/worker"]);

@@ -116,8 +116,8 @@ fn fit_finds_the_largest_number_and_keeps_both_traces() {
     assert!(!text.contains("the values in between"), "{text}");
 }
 
-/// A pipe that nobody reads would block the search forever; a link could lead the lines into another user's
-/// file.
+/// `fit` skips its list of trials if the file is a pipe or a link: a pipe that nobody reads would block the
+/// search forever, and a link could lead into another user's file.
 #[test]
 fn fit_writes_no_list_through_a_pipe_or_a_link() {
     let folder = TempDir::new().unwrap();

@@ -183,7 +183,7 @@ impl Random {
         self.0
     }
 
-    /// Returns a number at, or next to, a bound of a column or of its type.
+    /// Returns zero, a usual size or a bound of a column or its type, changed by at most 2, with either sign.
     fn extreme(&mut self) -> i64 {
         let bound = [0, 1 << 20, 1 << 47, LARGE, MOST, i64::MAX][self.next() as usize % 6];
         let near = bound.saturating_add(self.next() as i64 % 3);

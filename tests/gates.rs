@@ -210,7 +210,8 @@ fn budget_refuses_limits_that_removed_parts_could_have_exceeded() {
         }
         std::fs::write(folder.path().join(format!("vm.r0.1.part{part}.csv")), trace.finish()).unwrap();
     }
-    // The part with the highest allocated memory is never removed, so a limit on the total can be checked.
+    // MEMTRACE_KEEP never removes the part with the highest allocated memory, so a limit on the total can be
+    // checked.
     let total = budget(folder.path(), "[total]\nallocated = \"100m\"\n");
     assert_eq!(total.unwrap().verdict, Verdict::Fine);
     let why = refusal(budget(folder.path(), "[modules]\nGPT = \"100m\"\n"));

@@ -87,8 +87,8 @@ fn host_memory_outside_a_control_group_has_no_container() {
     assert!(text.contains("container: unknown"), "{text}");
 }
 
-/// The files of control groups as the kernel writes them, in version 2 and in version 1. Only a parent of the
-/// process's own group has a limit.
+/// Reads files of control groups as the kernel writes them, in version 2 and in version 1. Only a parent of
+/// the process's own group has a limit.
 #[test]
 fn host_memory_of_a_control_group_has_the_lowest_limit_in_both_versions() {
     let v2 = "mkdir -p G/pod/box && echo 900000000 >G/pod/memory.current && echo 1000000000 >G/pod/memory.max && \
@@ -116,8 +116,9 @@ fn host_memory_of_a_control_group_has_the_lowest_limit_in_both_versions() {
     }
 }
 
-/// Starts 500 children, 100 of which end while they are read. Each child counts once or not at all, and
-/// figures that need a read of its pages are unknown. With few children the shares are known.
+/// Starts 500 children, 100 of which end while memtrace reads them. A child that ends counts once or not at
+/// all. PSS, for which the kernel reads all pages of a child, is unknown for so many children, and known for
+/// 25.
 #[test]
 fn host_memory_of_500_children_is_read_though_some_end_meanwhile() {
     for (children, brief, shares_known) in [(400, 100, false), (20, 5, true)] {

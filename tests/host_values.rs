@@ -28,7 +28,7 @@ fn run(torch: &Torch, options: &[&str], part: &str) -> (Output, Value) {
     let mut command = harness::memtrace();
     command.args(["run", "--phantom", "h200", "-o"]).arg(&trace).args(options);
     command.arg("--").arg(&torch.python).arg(scripts().join("phantom/host_values.py")).arg(part);
-    // On torch 2.6 the model that is built on the GPU calls cuBLAS there, which takes a workspace.
+    // Without cuBLAS's workspaces: on torch 2.6 only the model that is built on the GPU would take one.
     command.env("CUBLAS_WORKSPACE_CONFIG", ":0:0");
     let output = command.output().unwrap();
     assert_eq!(exit_of(&output), 0, "{part}: {}", text(&output.stderr));

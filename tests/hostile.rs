@@ -290,7 +290,7 @@ fn only_one_source_file_of_the_command_prints_lines() {
                 && !path.ends_with("terminal.rs")
             {
                 let text = fs::read_to_string(&path).unwrap();
-                // A macro without a text only ends a line that was printed before.
+                // `println!();` has no text: it only ends a line that was printed before.
                 let prints = |line: &str| {
                     let line = line.trim_start();
                     ["print!(", "println!(", "eprint!(", "eprintln!("]
@@ -433,7 +433,7 @@ fn with_repeats(repeats: &[(i64, i64)]) -> Vec<u8> {
 
 #[test]
 fn repeats_of_repeats_exhaust_neither_memory_nor_time() {
-    // The marks are rows 4 to 67. Nine repeats double the rows, and eight more follow.
+    // The marks are rows 4 to 67. Each of nine repeats doubles them; eight more repeat all 32,768 rows.
     let mut repeats: Vec<(i64, i64)> = (6..15).map(|power| (4, 1 << power)).collect();
     repeats.extend((0..8).map(|_| (4, 1 << 15)));
     let (_folder, path) = with_trace(&with_repeats(&repeats));
@@ -581,7 +581,8 @@ fn a_gate_refuses_a_trace_that_lacks_rows_and_sees_growth_of_any_device() {
         let ran = bounded(&["budget", "--limits", file.to_str().unwrap(), after]);
         assert_eq!(ran.status.code(), budget, "{devices:?}: {}", String::from_utf8_lossy(&ran.stderr));
     }
-    // A second process on the same device, or a rank that the first run does not have.
+    // A second process on the same device counts as growth (3). A rank that the first run does not have is an
+    // error (2).
     for (rank, status, said) in
         [(0, Some(3), "of rank 0, device 0"), (1, Some(2), "only the second run has rank 1")]
     {
@@ -720,7 +721,7 @@ fn an_output_replaces_no_device_pipe_or_link_and_keeps_the_owner_and_mode_of_a_f
             (before.uid(), before.gid(), before.mode()),
             "{writer:?}"
         );
-        // Nothing else is in the folder.
+        // Only the test's four files are in the folder: no temporary file is left.
         let mut names: Vec<_> =
             fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         names.retain(|name| name != "null");

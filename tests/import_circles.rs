@@ -94,7 +94,8 @@ fn import_circles_ignores_comments_texts_and_tests() {
         "made_up: 3 files, 0 circles, the largest of 1",
         0,
     );
-    // In an inner module `super` is the file itself, and a visibility is no import.
+    // In an inner module `super` means the file itself, and `pub(in PATH)` is no import, so there is no
+    // circle.
     let inner = "mod inner { use super::helper; pub(in crate::a) fn f() { helper() } } fn helper() {}";
     let files_with_inner = [("lib.rs", "mod a;"), ("a/mod.rs", "mod b; use b::B;"), ("a/b.rs", inner)];
     assert_output(

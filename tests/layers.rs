@@ -83,7 +83,7 @@ fn layers_of_unknown_or_different_classes_stay_apart_unless_they_are_many() {
 fn peak_each_layer_phase_and_step_has_its_own() {
     let folder = TempDir::new().unwrap();
     let mut trace = TraceBuilder::default();
-    // Phase, step, module and MiB of each block, which lives until the next one.
+    // Phase, step, module and MiB of each block, which is freed before the next one is allocated.
     for (phase, step, module, mib) in [
         ("forward", 0, "N.h.0", 4),
         ("backward", 0, "N.h.1.fc", 7),

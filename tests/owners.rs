@@ -189,7 +189,7 @@ fn owners_category_totals_equal_mem_trackers(torch: &Torch) {
         "optimizer_in_backward",
         "double_backward",
     ];
-    // Workspaces are allocated below torch's ops, where MemTracker sees nothing.
+    // Use small workspaces, because MemTracker does not see them: they are allocated below torch's ops.
     let run = torch.trace_with("owners/owner_tracker.py", &[&cases[..], &MODELS].concat(), SMALL_WORKSPACES);
     assert!(run.output.status.success(), "{}", text(&run.output.stderr));
     let printed = text(&run.output.stdout);
@@ -214,11 +214,12 @@ fn held(torch: &Torch, case: &str) -> Run {
     run
 }
 
-/// As `held` for several cases: each runs in a child of one process, which imports torch once.
+/// Like `held` for several cases: each runs in a forked child of one process, which imports torch once.
 fn held_each(torch: &Torch, cases: &[&str]) {
     let run = torch.trace("owners/held.py", cases).expect_success();
     let printed = run.stdout();
-    // JSON begins with a brace, the line of a case with its name.
+    // A block of lines begins with a case's name and process id; its other lines are JSON and begin with a
+    // brace.
     let blocks: Vec<&str> = printed.split_inclusive('\n').collect();
     let blocks: Vec<&[&str]> = blocks.chunk_by(|_, next| next.starts_with('{')).collect();
     assert_eq!(blocks.len(), cases.len(), "{printed}");
@@ -357,10 +358,10 @@ fn serving_adds_up_to_what_the_device_has_in_use(torch: &Torch) {
         String::from_utf8_lossy(&text.stdout).contains("a sequence of 8,192 tokens takes 48.00 MiB"),
         "{text:?}"
     );
-    // At 0 s the cache does not exist yet; the report answers all the same.
+    // At 0 s the cache does not exist yet, but the report succeeds.
     let early = memtrace().args(["serving", "--at", "0s", "--json"]).arg(run.file()).output().unwrap();
     assert!(early.status.success(), "{early:?}");
-    // The report answers on a program that is no server.
+    // The report also succeeds for a program that is no server.
     let fixture = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/gpt");
     let other = memtrace().args(["serving", "--json"]).arg(fixture).output().unwrap();
     assert!(other.status.success(), "{other:?}");
@@ -396,7 +397,8 @@ fn serving_leaves_sleeping_memory_out_of_its_sum(torch: &Torch) {
         assert_eq!((held("weights", here), held("KV cache", here)), (weights, cache), "{device:#}");
         assert_eq!((held("weights", elsewhere), held("KV cache", elsewhere)), (0, 0), "{device:#}");
     }
-    // docs/serving.md shows vLLM asleep: its lines have the same words, and other figures.
+    // The output must have the words of the example in docs/serving.md, where vLLM sleeps. The figures
+    // differ.
     let (command, shown) = pages::first_command("docs/serving.md");
     assert_eq!(command[..2], ["serving", "--at"]);
     let asleep_at = format!("{}ns", marks[1]);

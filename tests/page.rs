@@ -144,8 +144,8 @@ fn report_page_shows_the_curve_under_each_advice() {
     }
 }
 
-/// Returns a trace without tags that has an OOM in the first forward. What was live is freed; then the
-/// program ends, or goes on.
+/// Returns a trace without tags that has an OOM in the first forward. Then all live blocks are freed. With
+/// `goes_on`, the program allocates once more before it ends.
 fn oom_without_tags(goes_on: bool) -> TempDir {
     const MIB: i64 = 1 << 20;
     let gpu = Device { ordinal: 0, name: "Test GPU".to_owned(), total_bytes: 200 * MIB };

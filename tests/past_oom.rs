@@ -8,7 +8,8 @@ use tempfile::TempDir;
 mod harness;
 use harness::{Torch, exit_of, scripts, text};
 
-/// A card on which `past_oom.py` does not fit, with the libraries and the context of [`LARGE`].
+/// A card that is too small for `past_oom.py`. Otherwise it is equal to [`LARGE`], so libraries and context
+/// take the same memory on both.
 const SMALL: &str = "h100-80g,mem=6g";
 const LARGE: &str = "h100-80g";
 

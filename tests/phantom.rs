@@ -110,7 +110,8 @@ fn phantom_gives_the_same_addresses_in_two_runs() {
     });
 }
 
-/// Returns the symbols that a library defines or imports.
+/// Returns the dynamic symbols of a library. `which` is an option of `nm`: `--defined-only` or
+/// `--undefined-only`.
 fn names(library: &Path, which: &str) -> BTreeSet<String> {
     let output = Command::new("nm").args(["-D", which]).arg(library).output().expect("nm is installed");
     let text = succeeded(&format!("nm {}", library.display()), &output);

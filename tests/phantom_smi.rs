@@ -71,7 +71,7 @@ fn nvidia_smi_shows_a_running_program_to_another_terminal_until_it_is_killed() {
     let screen = text(&nvidia_smi(&[], &[]).stdout);
     assert!(screen.contains("Tesla T4") && screen.contains(&pid.to_string()), "{screen}");
     child.kill().unwrap();
-    // The child is killed, but not yet waited for.
+    // nvidia-smi must no longer list the killed child, although nobody has waited for it yet.
     let is_gone = (0..500).any(|_| {
         std::thread::sleep(std::time::Duration::from_millis(10));
         of_child().is_none()
@@ -110,7 +110,8 @@ fn memtrace_phantom_machine_names_the_machine_and_nvidia_smi_shows_one_without_p
     let refused = nvidia_smi(&[], &wrong);
     assert!(refused.status.code() == Some(2) && text(&refused.stdout).contains("no card is called"));
 
-    // Two processes of one machine share a card; without the variable each has its own.
+    // Two processes with the same MEMTRACE_PHANTOM_MACHINE share a card; without the variable each has its
+    // own.
     let Some(torch) = Torch::installed("2.11.0") else { return };
     let code = "import torch\nfree, total = torch.cuda.mem_get_info()\nprint(total - free)";
     let used = |machine: Option<&str>| {

@@ -25,7 +25,7 @@ fn published(arguments: &[&str]) -> Output {
     Command::new("python3").arg(root().join("scripts/published")).args(arguments).output().unwrap()
 }
 
-/// Returns a folder of figures with one case: a script of this code.
+/// Returns a folder with `sources.csv`, `figures.csv` and a script `case.py` of these contents.
 fn cases(sources: &str, figures: &str, code: &str) -> TempDir {
     let folder = TempDir::new().unwrap();
     std::fs::write(folder.path().join("sources.csv"), sources).unwrap();
@@ -42,7 +42,8 @@ fn assert_told(output: &Output, status: i32, message: &str) {
     assert!(!stderr.contains("Traceback"), "{stderr}");
 }
 
-/// Runs a fixed part of the cases, such as `7/9`, which has so many figures at least.
+/// Runs a fixed part of the cases, such as `7/9`, and checks its figures. The part must have at least `least`
+/// figures.
 fn figures_are_met(part: &str, least: usize) {
     built("libmemtrace.so");
     if VERSIONS.iter().any(|version| Torch::installed(version).is_none()) {

@@ -126,8 +126,8 @@ def test_wrong(): pass
         &said,
         &["2 failed, 2 passed", "more than its limit of 190.00 MiB", "limit_host_memory takes one size"],
     );
-    // The figure lacks memory that the interpreter had free before the test, and includes what it needs
-    // itself.
+    // The figure is near 200 MiB, not exact: it lacks memory that the interpreter had free before the test,
+    // and includes memory that the interpreter itself needs.
     let took = said.split("the test took ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap();
     assert!((199.0..202.0).contains(&took.parse::<f64>().unwrap()), "{took} MiB: {said}");
     has(&said, &["FAILED test_it.py::test_large", "FAILED test_it.py::test_wrong"]);
@@ -151,7 +151,7 @@ fn limits_do_not_depend_on_the_order_of_tests_nor_on_the_xdist_worker() {
     };
     let one_process = peaks(&["--memtrace=h100-80g"]);
     assert_eq!(peaks(&["--memtrace=h100-80g", "-n", "2"]), one_process);
-    // In another order: the last test is now the first.
+    // Write the tests in another order: the last test is now the first.
     let tests = ["shape", "kept_by_mistake", "leaves_nothing_behind", "over_its_limit", "step_fits"];
     let code = std::fs::read_to_string(folder.path().join("test_it.py")).unwrap();
     let names: Vec<String> = tests
@@ -399,7 +399,7 @@ def test_outer(pytester):
     let (status, words) = self::said(&command.args(["-m", "pytest", "test_it.py"]).output().unwrap());
     assert_eq!(status, Some(0), "{words}");
 
-    // The package is there without its command.
+    // The package can be imported, but the command `memtrace` is not on the PATH.
     let alone = suite("def test_x(): pass\n");
     let package = Path::new(env!("CARGO_MANIFEST_DIR")).join("python/memtrace");
     venv::succeeds(Command::new("cp").arg("-r").arg(package).arg(alone.path()));
@@ -687,7 +687,7 @@ fn limits_are_checked_where_tracing_is_switched_off_or_another_plugin_runs_the_t
     let (status, words) = said(&off.output().unwrap());
     assert_eq!(status, Some(4), "{words}");
     has(&words, &["was started to be traced", "MEMTRACE_ENABLED is 0"]);
-    // Like plugins that run a test again, or in its own process.
+    // This plugin runs each test itself, like plugins that repeat a test or run it in a process of its own.
     let conftest = "import pytest\nfrom _pytest.runner import runtestprotocol\n\
                     class Runner:\n    @pytest.hookimpl(tryfirst=True)\n    \
                     def pytest_runtest_protocol(self, item, nextitem):\n        \

@@ -1,4 +1,4 @@
-//! Python versions that differ from the earlier ones: untried versions, free-threaded builds, lazy imports.
+//! Python versions that memtrace was not tested with, free-threaded builds, and lazy imports.
 
 use std::path::{Path, PathBuf};
 
@@ -63,7 +63,7 @@ fn degraded_names_a_python_that_was_never_tried_and_a_free_threaded_one() {
         let found = RowReader::open(trace).unwrap().meta().degraded.clone();
         let of_python = found.into_iter().filter(|line| line.starts_with("Python "));
         assert_eq!(of_python.collect::<Vec<_>>(), degraded, "{version}");
-        // Every version knows its modules.
+        // Blocks have the names of their modules on every version.
         let rows = Trace::read(trace).rows;
         assert!(rows.iter().any(|row| row.module.starts_with("Net.inner")), "{version}");
     }

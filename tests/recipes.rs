@@ -74,7 +74,8 @@ fn fit_recipe_has_a_row_for_each_card_and_length_and_writes_a_script_that_trains
     });
 }
 
-/// The folder's name would end the text at the top of the script, so that the rest of it would run.
+/// If the script did not escape the folder's name, the name would end the docstring at the top, and the rest
+/// of it would run as code.
 #[test]
 fn fit_recipe_of_a_folder_with_a_hostile_name_writes_a_script_that_runs_nothing_of_it() {
     Torch::run("2.11.0", |torch| {

@@ -128,11 +128,12 @@ fn repair_ends_the_part_before_when_the_process_was_killed_between_two_parts() {
             .map(|(_, field)| field.to_owned())
             .collect()
     };
-    // A repair also omits how many texts hide a formula, because it may not know all of them.
+    // A repaired end row has no count of texts that hide a formula, because a repair may not know all of
+    // them.
     let said = whole.trim_end().strip_suffix(" formulas=0").unwrap();
     assert_eq!(fields(&fs::read_to_string(old).unwrap()), fields(said));
-    // The last part is complete now, so nothing is repaired, as in a folder that cannot be written. The
-    // missing end row of the part before is no gap; a second missing row is one.
+    // The last part is complete now, so nothing is repaired. A missing end row of an earlier part counts as
+    // no gap; if a second row is missing, too, that is a gap.
     fs::write(old, without_end).unwrap();
     let check = memtrace(&["check"], folder.path());
     assert!(check.status.success(), "{}", String::from_utf8_lossy(&check.stdout));
@@ -191,7 +192,8 @@ fn repair_of_a_trace_that_cannot_be_written_reads_the_journal_and_says_so() {
         assert!(check.status.success(), "{}", String::from_utf8_lossy(&check.stdout));
         let after: Vec<_> = traces(&out).iter().map(|file| fs::read(file).unwrap()).collect();
         assert!(before == after, "nothing was written");
-        // A folder of its own: beside this test, others repair traces.
+        // The commands have a temporary folder of their own, because other tests repair traces at the same
+        // time.
         let left: Vec<_> = fs::read_dir(&temporary).unwrap().map(|entry| entry.unwrap().path()).collect();
         assert!(left.is_empty(), "{left:?}");
 

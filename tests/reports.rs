@@ -100,7 +100,7 @@ fn every_report_answers_on_every_fixture_and_suggests_a_command_that_exists() {
             assert!(!answer.next.is_empty(), "{}", report.name());
             for next in &answer.next {
                 let command = next.split(' ').nth(1).unwrap();
-                // The page is a command, not a report.
+                // `memtrace report`, which writes the page, is a command and not in the list of reports.
                 let known = command == "report" || reports::find(command).is_some();
                 assert!(known, "{}: {next}", report.name());
             }
@@ -395,7 +395,8 @@ fn oom_has_the_categories_that_later_rows_give_the_blocks() {
     assert_eq!((of(&text), of(&summary)), (Some(true), Some(true)), "{summary}");
 }
 
-/// If vLLM finds no room in its part of the card, no request fails; a mark in the trace has that part.
+/// If vLLM finds no room in its part of the card, no request fails. So the report uses a mark in the trace,
+/// which records that part.
 #[test]
 fn oom_explains_a_server_that_found_no_room_in_its_part_of_the_card() {
     const MIB: i64 = 1 << 20;
@@ -595,7 +596,8 @@ fn ranks_and_ledger_name_the_processes_that_fill_another_ranks_gpu() {
         ledger.contains("other processes: rank 1 of this run (pid 2), 200.00 MiB by aten::copy_"),
         "{ledger}"
     );
-    // Of the 300 MiB that rank 0 sees in other processes, rank 1 has 200.
+    // Of the 300 MiB that rank 0 sees in other processes, rank 1 has 200. The other 100 MiB are less than a
+    // context.
     assert_eq!(answer.json["unnamed_others"], json!([]), "less than a context");
     let alone = answer_on_ranks(&run(false, 0), "ranks", &[]);
     assert_eq!(alone.json["shared_devices"], json!([]));
@@ -645,7 +647,7 @@ fn ranks_and_oom_name_contexts_and_worker_processes_on_another_ranks_gpu() {
         }
         trace.finish()
     };
-    // Rank 0 uses 6000 MiB, rank 1 has a context on GPU 0, and its worker 200 MiB: 500 + 700 MiB of others.
+    // Rank 0 uses 6000 MiB of GPU 0. Others hold 1200: rank 1 a context of 500, its worker a context and 200.
     let run = [
         trace(0, &[7], &[(0, 6000)], 1200, true),
         trace(1, &[7], &[(0, 0), (1, 300)], 7200, false),
@@ -895,11 +897,12 @@ fn ledger_and_summary_mean_the_same_by_device_used_and_name_it_apart_without_sam
 }
 
 /// Returns a trace with host samples: the process grows from 100 MiB to 280 MiB, in a container of 320 MiB.
+/// Without `parts` it has no full sample, as if `/proc/self/smaps` could not be read.
 fn host_trace(parts: bool) -> TraceBuilder {
     host_trace_of(Meta::default(), parts, 240)
 }
 
-/// The same of a process of which `meta` tells, with `anon` MiB at the end.
+/// Like [`host_trace`], for a process with this `meta` and with `anon` MiB of anonymous memory at the end.
 fn host_trace_of(meta: Meta, parts: bool, anon: i64) -> TraceBuilder {
     const MIB: i64 = 1 << 20;
     let mut trace = TraceBuilder::new(meta);
@@ -1023,7 +1026,8 @@ fn budget_limits_the_memory_of_the_host_and_refuses_a_trace_without_samples() {
     assert!(why.contains("no samples of the host"), "{why}");
 }
 
-/// A part of a rotated trace: its first sample comes after some steps, and the context is as old as the process.
+/// Reads a later part of a rotated trace. Its first sample comes after some steps, but the context is as old
+/// as the process.
 #[test]
 fn leaks_see_no_growth_where_the_first_sample_comes_late() {
     const MIB: i64 = 1 << 20;
@@ -1175,7 +1179,7 @@ fn summary_and_oom_name_the_rank_that_the_kernel_killed_and_no_other() {
         };
         verdicts.iter().map(|one| one["by"].as_str().unwrap_or("-").to_owned()).collect()
     };
-    // The kernel killed one process: the largest of those that were killed.
+    // The kernel killed only one process, so only the largest of the killed ranks counts as its victim.
     let (once, twice) = ("killed kills=2 machine_kills=5 lost=0", "killed kills=3 machine_kills=6 lost=0");
     for report in ["summary", "oom"] {
         let of = |ranks: &[(i64, &str, &str)]| killed(ranks, report);
@@ -1429,7 +1433,7 @@ fn json_fields_of_every_report_are_documented() {
     }
 }
 
-/// Returns the output of one of PyTorch's own trackers in the traced process.
+/// Returns what one of PyTorch's own trackers printed when the fixture `name` was recorded.
 fn tracker(name: &str) -> Value {
     let text = std::fs::read_to_string(fixtures().join(name).join("tracker.json")).unwrap();
     serde_json::from_str(&text).unwrap()

@@ -78,7 +78,8 @@ fn retained_names_the_holder_of_each_of_seven_mistakes_and_none_of_a_clean_scrip
         assert!(bytes >= per_step * 7 && bytes <= 40 << 20, "{mistake}: {found}");
         if per_step > 0 {
             assert_eq!(found["verdict"], "grows", "{mistake}: {found}");
-            // Blocks of the first step's forward may be older than its sign of training.
+            // Blocks of the first forward can have step -1, because memtrace does not know yet that the
+            // program trains.
             assert!(found["first_step"].as_i64().unwrap() <= 0, "{mistake}: {found}");
             assert_eq!(found["last_step"], 7, "{mistake}: {found}");
         } else {
@@ -113,8 +114,8 @@ fn retained_names_the_holder_of_each_of_seven_mistakes_and_none_of_a_clean_scrip
     assert!(off.report("leaks --holders", &[]).contains("No search has run"));
 }
 
-/// Compares a script that searches often (`with`) with one that does not. It prints its peak, the bytes after
-/// each step, and when each of its tensors died.
+/// Compares a script that searches often (`with`) with the same script without searches. Both print the peak,
+/// the bytes after each step, and when each tensor died.
 fn retained_keeps_nothing_alive_and_changes_no_peak(torch: &Torch) {
     let without = trace(torch, "alive.py", &["without"], &[]);
     let with = trace(torch, "alive.py", &["with"], &[]);
@@ -185,7 +186,7 @@ fn retained_reports_the_growth_that_has_no_holder(torch: &Torch) {
     }
 }
 
-/// Nobody asks for these searches: memory grows from step to step.
+/// The program requests no search: memtrace searches because memory grows from step to step, and at exit.
 #[test]
 fn retained_is_found_while_memory_grows_and_when_the_program_ends() {
     Torch::run("2.11.0", |torch| {

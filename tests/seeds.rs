@@ -44,7 +44,7 @@ fn marked() -> Vec<u8> {
             trace.alloc(MIB, Row { op: "aten::mm", module: "N", ..row });
             trace.raw(Row { event: EventName::RangeEnd, ..range });
         }
-        // Marks and ranges that are not the program's own.
+        // memtrace's own marks and ranges, which must not count as the program's.
         trace.raw(Row { event: EventName::Mark, api: "detail", name: "detail off", ..row });
         trace.raw(Row { event: EventName::RangeEnd, api: "module", name: "N", ..row });
     }
@@ -285,7 +285,7 @@ fn workspaces_have_their_category_with_every_setting() {
                 .filter(is_workspace)
                 .map(|row| row.delta_bytes)
                 .sum();
-            // Without caching torch has no statistics.
+            // Without caching torch has no statistics, so `freed` cannot be compared.
             assert!(tagged == freed || settings == [no_caching], "{settings:?}: {tagged}, {freed}");
             assert!(tagged >= 33 << 20, "{settings:?}: {tagged}: of cuBLAS and of cuBLASLt");
             if settings[0].1 == "io" {

@@ -39,7 +39,7 @@ fn memtrace(arguments: &[&str], path: &Path) -> String {
     text
 }
 
-/// The columns that identify live memory and its owner.
+/// The live blocks by id, with the columns that identify a block and its owner.
 type Live = BTreeMap<i64, (String, i64, i64, i64, String, String, i64, i64)>;
 
 /// A part: its meta row, the number and event of each later row, and the live memory after the last row.
@@ -126,7 +126,8 @@ fn parts(ran: &Ran) -> Vec<Part> {
     parts
 }
 
-/// Checks that each part replays on its own, that the parts form one trace, and that both readings agree.
+/// Checks that the parts form one trace: the numbers of parts and rows have no gap, each part ends with an
+/// end row, and each has live memory at its end.
 fn assert_one_trace(parts: &[Part]) {
     let mut seq = 1;
     for (index, part) in parts.iter().enumerate() {

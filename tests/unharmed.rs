@@ -200,12 +200,12 @@ fn library_that_contains_nccl_gets_its_own_answers() {
         &[user, other],
         &[contains, user, other],
         &[other, user, contains],
-        // A library that is global first serves all later ones. One that becomes global later serves none of
-        // the earlier ones.
+        // A library that becomes global first serves all libraries that are loaded later. A library that
+        // becomes global later does not serve those loaded before it.
         &[&global_user, contains, other],
         &[contains, &global_user, other],
         &[contains, other, &global_other, user],
-        // A closed library leaves its address to the next one.
+        // After a library is closed, the next one is loaded at its address.
         &[&closed[0], &closed[1], &closed[2], &closed[0], other],
     ];
     for arguments in cases {

@@ -28,7 +28,7 @@ fn fixtures() -> Vec<PathBuf> {
     folders.filter(|path| path.is_dir()).collect()
 }
 
-/// Returns the heads of the tables in a Markdown text.
+/// Returns the column heads of all tables in a Markdown text, in order.
 fn heads(text: &str) -> Vec<String> {
     let lines: Vec<&str> = text.lines().collect();
     let tables = lines.windows(2).filter(|pair| pair[1].starts_with("| ---"));

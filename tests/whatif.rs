@@ -102,7 +102,7 @@ fn advise_predicts_a_checkpoint_of_each_layer_inside_one_around_all_layers() {
         let predicted = found["after"]["bytes"].as_i64().unwrap();
         let error = (predicted - real).abs() * 10_000 / real;
         assert!(error <= BOUND, "{predicted} predicted, {real} real, {before} before");
-        // Each layer has a checkpoint of its own there.
+        // In that run each layer already has a checkpoint of its own, so nothing is saved.
         assert_eq!(answer(&["--checkpoint", "GPT.h.*"], &each)["saved_bytes"], 0);
     });
 }
@@ -154,7 +154,7 @@ fn advise_predicts_autocast_of_a_language_model_and_of_convolutions() {
             // The changed run uses autocast already, so autocast saves nothing.
             let again = answer(&["--autocast", "bf16"], &folder.path().join("changed"));
             assert_eq!(again["saved_bytes"], 0, "{model}");
-            // Which of its blocks are float32 is unknown.
+            // It is unknown which blocks of that run are float32, so `--dtype` predicts nothing.
             let typed = whatif(&["--dtype", "bf16"], &folder.path().join("changed"));
             let said = text(&typed.stdout);
             assert!(said.contains("0 B less") && said.contains("not predicted"), "{model}: {said}");
@@ -201,7 +201,7 @@ fn advise_reserved_asks_the_allocator_of_torch() {
             assert!(error <= bound, "{asked:?}: {predicted} predicted, {real} real");
             assert_eq!(found["is_lower_bound"], asked[0] == "--checkpoint");
         }
-        // What is reduced after the last allocation of a step is freed with the step, so further steps
+        // Memory that is reduced after the last allocation of a step is freed with the step, so further steps
         // reserve no more.
         let shards = |more: &[&str]| {
             let words = [&["--shard", "8", "--optimizer", "sgd"], more].concat();
@@ -248,7 +248,7 @@ fn advise_shard_changes_nothing_without_parameters() {
 
 #[test]
 fn advise_takes_a_window_of_a_step_that_is_too_long() {
-    // 2,100,000 rows in one step; its first parts are not kept.
+    // One step of 2,100,000 rows: `advise` refuses it as a whole and asks for `--window`.
     let mut trace = TraceBuilder::default();
     let row = Row { op: "aten::mm", phase: "forward", step: 3, ..Row::default() };
     for _ in 0..1_050_000 {
@@ -446,8 +446,8 @@ fn advise_answers_for_lists_of_modules_in_lists_and_any_name() {
     }
 }
 
-/// Returns three steps of a model, the first with many more ops. One of its three groups of modules keeps
-/// little, and one is a sequence of ops.
+/// Returns three steps of a model; the first has many more ops. Of its three groups of modules, `Net.tiny`
+/// keeps little, and `Net.stem` is a sequence of single ops.
 fn of_steps() -> Vec<u8> {
     let mut trace = TraceBuilder::default();
     for step in 0..3 {

@@ -8,7 +8,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The system's allocator, which never returns null.
+/// The system's allocator, except that a failed allocation ends the command instead of returning null.
 pub struct EndsWhenFull;
 
 /// True once [`end`] runs. If memory runs out again during [`end`], nothing can be printed.

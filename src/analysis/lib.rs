@@ -15,7 +15,7 @@
 //!   folder, and one line in a table ([`reports::REPORTS`], [`exports::EXPORTS`]), which the command, its
 //!   help and its tests read.
 //!
-//! No other module imports from these three.
+//! No other module imports from the last three: [`reports`], [`exports`] and [`html`].
 //!
 //! From a trace to an answer:
 //!

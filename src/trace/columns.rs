@@ -15,8 +15,8 @@ use crate::{Category, EventName};
 /// The schema that this version writes, as recorded in the meta row.
 pub const SCHEMA_VERSION: &str = "memtrace/1";
 
-/// The maximum absolute value of an id, an address, a time or a request. A difference of two such values fits
-/// in 64 bits. The writer clamps larger values, so every reader accepts whatever was written.
+/// The maximum absolute value of an id, an address, a time or a requested size. A difference of two such
+/// values fits in 64 bits. The writer clamps larger values, so every reader accepts whatever was written.
 pub const MAX_NUMBER: u64 = 1 << 62;
 
 /// The maximum absolute value of an amount of existing memory in bytes (64 PiB). Sums over a trace fit in 64
@@ -281,8 +281,8 @@ macro_rules! schema {
         /// One data row. The documentation of each column names the unit of its number.
         #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
         pub struct Row<'a> {
-            /// Not a column. A nonzero number that identifies the op, module and phase: rows of one writer
-            /// with the same number have the same three texts.
+            /// Not a column. Identifies the op, module and phase: rows of one writer with the same nonzero
+            /// number have the same three texts. 0 if the three texts have no number.
             #[serde(skip)]
             pub owner: u64,
             $($(
@@ -353,7 +353,7 @@ pub const fn index_of(name: &str) -> usize {
     panic!("no such column");
 }
 
-/// Compares texts with `==` in a `const`.
+/// Compares two texts byte by byte, because a `const fn` cannot use `==` on slices.
 const fn same(a: &[u8], b: &[u8]) -> bool {
     if a.len() != b.len() {
         return false;

@@ -14,10 +14,10 @@ use memtrace_util::names::distance;
 use crate::text::printable;
 use crate::units::parse_bytes;
 
-/// A variable.
+/// An environment variable of memtrace.
 #[derive(Clone, Copy, Debug)]
 pub struct Variable {
-    /// The name of the variable.
+    /// The name, such as `MEMTRACE_OPS`.
     pub name: &'static str,
     /// The value that is used if the variable is unset or invalid, as a user would write it.
     pub default: &'static str,
@@ -42,9 +42,9 @@ pub enum Level {
     Error,
     /// Warnings: the holders of memory at an OOM, and missing capabilities of this process.
     Warn,
-    /// The path of the trace.
+    /// The path of the trace and of each part, and the removal of parts.
     Info,
-    /// The actions of the library.
+    /// The first exception of each type at each place in memtrace's own Python code.
     Debug,
 }
 
@@ -572,14 +572,14 @@ const INTERNAL: &[&str] =
 /// The prefix of variables that tests use.
 const OF_TESTS: &str = "MEMTRACE_TEST_";
 
-/// Returns the variables of [`Settings`] that are also options of `memtrace run`, which are all except those
+/// Returns the variables of [`Settings`] that are also options of `memtrace run`: all except the variables
 /// that `memtrace run` sets itself.
 pub fn options() -> impl Iterator<Item = &'static Variable> {
     let set_by_run = ["MEMTRACE_ENABLED", "MEMTRACE_OUT", "MEMTRACE_RUN_ID"];
     TABLE.iter().map(|entry| &entry.variable).filter(move |variable| !set_by_run.contains(&variable.name))
 }
 
-/// Checks the value of a variable.
+/// Checks the value of a variable of [`Settings`]. Accepts every value of any other variable.
 ///
 /// # Errors
 /// Returns the accepted values if the given one is invalid.

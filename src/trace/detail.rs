@@ -89,7 +89,8 @@ impl Detail {
         }
     }
 
-    /// Returns true if the step after a new peak or an OOM is detailed.
+    /// Returns true if a new peak or an OOM makes the next step detailed. False for `full` and `off`, because
+    /// the detail of a step never depends on these events there.
     #[must_use]
     pub fn follows_peaks(&self) -> bool {
         matches!(self, Detail::Scheduled(_))
@@ -121,7 +122,7 @@ pub enum Reason {
     Asked,
     /// Memory reached a new peak in the previous step.
     Peak,
-    /// An allocation failed before, for lack of memory.
+    /// An allocation failed for lack of memory, in the previous step or earlier in this step.
     OutOfMemory,
 }
 
@@ -130,7 +131,7 @@ pub enum Reason {
 pub enum DetailMark {
     /// Everything is recorded, for this reason.
     On(Reason),
-    /// Only memory is recorded.
+    /// Only memory and phases are recorded.
     Off,
 }
 

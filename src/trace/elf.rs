@@ -5,7 +5,7 @@
 pub enum Loader<'a> {
     /// No loader: the program is statically linked.
     Static,
-    /// The path of the loader, with its final NUL.
+    /// The path of the loader, with its final NUL. Empty if the path is outside the given bytes.
     Named(&'a [u8]),
 }
 
@@ -49,7 +49,7 @@ pub fn refuses_preload(head: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    /// Returns a 64-bit program whose only program header contains `path`.
+    /// Returns the start of a 64-bit program that names the loader `path`.
     fn program(path: &[u8]) -> Vec<u8> {
         let mut head = vec![0; 64 + 56];
         head[..6].copy_from_slice(b"\x7fELF\x02\x01");

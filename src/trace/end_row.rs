@@ -1,7 +1,8 @@
 //! The text of the `end` row, the last row of a complete trace.
 //!
-//! The first word is the [`Ending`] of the trace. `key=value` words follow: first those of the phantom
-//! device, then the counts in this module.
+//! The first word is the [`Ending`] of the trace. `key=value` words follow: first the words in
+//! [`EndText::more`], such as those of the phantom device, then the counts of lost events, anomalies and
+//! formulas.
 
 use std::fmt;
 
@@ -88,7 +89,8 @@ pub const ASKED: &str = "asked";
 /// time when a command completed the trace.
 pub const KILLS: &str = "kills";
 
-/// The key for the number of such killed processes on the whole machine.
+/// The key for the number of processes on the whole machine that the kernel has killed for lack of memory
+/// since boot. It is read at the same time as the number for [`KILLS`].
 pub const MACHINE_KILLS: &str = "machine_kills";
 
 /// The key that marks a process with unknown modules, categories and steps, because torch's hooks were never

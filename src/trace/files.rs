@@ -86,7 +86,8 @@ pub fn unfinished_copy(plain: &Path) -> PathBuf {
     with_ending(plain, UNFINISHED)
 }
 
-/// Returns the path of a part, next to the first part, until its opening rows are complete.
+/// Returns the path of a part, next to the first part, until its opening rows are complete. `suffix` makes
+/// the name unique, and is usually empty.
 #[must_use]
 pub fn unfinished_part(first: &Path, part: u32, suffix: &str) -> PathBuf {
     first.with_extension(format!("{PART}{part}{suffix}{TRACE}{UNFINISHED}"))
@@ -144,8 +145,8 @@ pub fn stacks(trace: &Path) -> PathBuf {
     stacks_with(trace, STACKS)
 }
 
-/// Returns the path of the existing stacks file of a trace or part, whether this or an older version wrote
-/// it.
+/// Returns the path of the stacks file of a trace or part. If only a file with the name that older versions
+/// used exists, returns the path of that file.
 #[must_use]
 pub fn written_stacks(trace: &Path) -> PathBuf {
     let (new, old) = (stacks(trace), stacks_with(trace, OLD_STACKS));

@@ -32,7 +32,7 @@ pub const MAX_META: usize = 8 << 10;
 /// The maximum size of a text in [`JournalHeader::words`], in bytes.
 pub const MAX_WORDS: usize = 2 << 10;
 
-/// The number of [`Losses`] in a journal.
+/// The number of [`Losses`] counters in a journal, which the lanes share.
 pub const LOSS_SHARDS: usize = 64;
 
 /// The header of a chunk, before its events.
@@ -48,7 +48,7 @@ pub struct ChunkHeader {
     pub index: AtomicU32,
     /// 1 while the chunk contains events that are not yet in the trace.
     pub in_use: AtomicU32,
-    /// The number of events in the trace at each of the last two checkpoints.
+    /// The number of slots of this chunk whose events are in the trace, at each of the last two checkpoints.
     pub consumed: [AtomicU32; 2],
 }
 
@@ -296,7 +296,8 @@ pub struct Run {
     pub rules: u64,
 }
 
-/// Returns the folders that may contain journals: first in memory, then the folder of temporary files.
+/// Returns the folders that may contain journals: first `/dev/shm`, which is in memory, then the folder of
+/// temporary files.
 #[must_use]
 pub fn folders() -> Vec<PathBuf> {
     vec![PathBuf::from("/dev/shm"), std::env::temp_dir()]

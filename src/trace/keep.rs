@@ -40,8 +40,9 @@ impl Keep {
         }
     }
 
-    /// Returns the bytes and the seconds after which a part ends, from the requested ones. Only whole parts
-    /// are removed, so the kept amount must consist of several.
+    /// Returns the bytes and the seconds after which a part ends; 0 means no limit. `bytes` and `secs` are
+    /// the values of `MEMTRACE_ROTATE` and `MEMTRACE_ROTATE_SECS`. The result is small enough that the kept
+    /// amount spans at least four parts, because only whole parts can be removed.
     pub(crate) fn rotation(self, bytes: u64, secs: u64) -> (u64, u64) {
         match self {
             Keep::All => (bytes, secs),
@@ -52,10 +53,10 @@ impl Keep {
         }
     }
 
-    /// Returns the maximum size of a part after its opening rows, in bytes. `rotation` is the size from
-    /// [`Keep::rotation`], and `opening` is the size of the opening rows. Opening rows repeat data from other
-    /// parts, so a part may have three times as many bytes of new rows, up to the size without
-    /// `MEMTRACE_ROTATE`.
+    /// Returns the maximum size in bytes of the rows after the opening rows of a part. `rotation` is the size
+    /// from [`Keep::rotation`], and `opening` is the size of the opening rows. Opening rows only repeat data
+    /// of other parts. So with a limit in bytes, the new rows of a part may take up to three times `opening`.
+    /// This rule never raises the result above the size of a part without `MEMTRACE_ROTATE`.
     #[must_use]
     pub fn part_bytes(self, rotation: u64, opening: u64) -> u64 {
         match self {

@@ -18,7 +18,7 @@ pub enum MemoryKind {
     Mapped,
     /// Device memory outside torch's allocator.
     External,
-    /// Pinned host memory.
+    /// Host memory: pinned memory and, with `MEMTRACE_HOST_TENSORS`, CPU tensors.
     Host,
 }
 
@@ -92,8 +92,9 @@ pub struct Extent {
     pub device: i32,
     /// The kind of memory.
     pub kind: MemoryKind,
-    /// True for a block inside a segment, which is counted separately. A block of an allocator that does not
-    /// cache is the memory of a runtime call, and thus its own segment.
+    /// True for a block inside a segment: the segment counts as reserved, not the block. False for a block of
+    /// an allocator that does not cache, because the block is the memory of a runtime call and thus its own
+    /// segment.
     pub in_segment: bool,
     /// The size in bytes.
     pub bytes: i64,
@@ -119,7 +120,8 @@ impl Extent {
     }
 }
 
-/// The totals of one device, in bytes. On the host, all of them except `outside` count pinned memory.
+/// The totals of one device, in bytes. On the host, `allocated`, `active` and `reserved` all count the memory
+/// of [`MemoryKind::Host`], and the others are 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Blocks in use by the program.
@@ -178,8 +180,8 @@ impl Totals {
         self.active = self.active.wrapping_sub(bytes);
     }
 
-    /// Adopts the totals of a row, which come from the allocator itself. Rows have no total of the memory
-    /// outside the allocator, which is the sum of their deltas; samples show the rest.
+    /// Replaces three totals by the totals in a row. `outside` and `untraced` stay, because rows have no
+    /// columns for them: `outside` is the sum of the deltas, and `untraced` comes from samples.
     #[inline]
     pub const fn adopt(&mut self, allocated: i64, active: i64, reserved: i64) {
         *self = Totals { allocated, active, reserved, ..*self };
@@ -256,7 +258,7 @@ pub struct MemoryState<L, D> {
 }
 
 impl<L: LiveMemory, D: DeviceTotals> MemoryState<L, D> {
-    /// Adds allocated memory.
+    /// Adds allocated memory. Returns the result of [`LiveMemory::insert`].
     #[inline]
     pub fn alloc(&mut self, extent: &Extent, key: L::Key, block: L::Block) -> L::Replaced {
         self.count(extent);

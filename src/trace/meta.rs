@@ -36,7 +36,7 @@ pub struct Meta {
     pub journal: String,
     /// The part number of this file in a rotated trace: 1, 2, 3, ...; 0 in older traces.
     pub part: u32,
-    /// The number of following rows that repeat the blocks and totals that were live when this part began.
+    /// The number of rows after the meta row that list the memory that was live when this part began.
     pub opening_rows: u64,
     /// The value of `MEMTRACE_KEEP`; empty if all parts are kept.
     pub keep: String,

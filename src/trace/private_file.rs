@@ -29,7 +29,7 @@ pub fn reopen(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     open(path, options)
 }
 
-/// Opens a file for appending, which others may have created.
+/// Opens an existing file for appending. Another user may have created the file.
 ///
 /// # Errors
 /// Returns an error if the file cannot be opened, is a link, is not a regular file, or belongs to another

@@ -1,4 +1,4 @@
-//! The meaning of range names.
+//! Derives the meaning of a range from its name.
 //!
 //! The same rules apply to NVTX push/pop and start/end ranges, domain ranges, and the C functions. The
 //! documentation of ranges describes them.

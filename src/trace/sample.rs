@@ -29,7 +29,8 @@ pub struct Sample {
     /// For a device that shares the host's memory: the page cache, which counts as used but is reclaimed if
     /// memory runs low.
     pub cache: Option<i64>,
-    /// For such a device: the host memory of this process and its children, without file pages.
+    /// For a device that shares the host's memory: the host memory of this process and its children, without
+    /// file pages.
     pub host: Option<i64>,
 }
 

@@ -69,8 +69,8 @@ impl<W: Write> StackWriter<W> {
     pub fn write(&mut self, stack: &Stack<'_>) -> io::Result<()> {
         let Stack { id, parent, kind, frames } = stack;
         let frame = frames.last().copied().unwrap_or_default();
-        // No trace row refers to a stack whose innermost frame is a Python line, and such frames are in many
-        // stacks. So their column `stack` contains only the frame.
+        // There are many stacks whose innermost frame is a Python line, and few rows of a trace refer to
+        // them. So the column `stack` contains only the frame in such a row, to keep the file small.
         let whole = if *kind == FrameKind::Python { frame.to_owned() } else { frames.join(" / ") };
         let (id, parent, depth) = (id.to_string(), parent.to_string(), frames.len().to_string());
         Ok(self.csv.write_record([&id, &parent, &depth, frame, &whole, kind.as_str()])?)

@@ -3,8 +3,8 @@
 /// The maximum length of a compared name, in bytes. Only a hostile trace or a mistake contains a longer name.
 const LONGEST: usize = 256;
 
-/// Returns the number of edits between two names. A name longer than 256 bytes is not compared and counts as
-/// very different.
+/// Returns the number of edits between two names. Returns 256 without comparing them if one is longer than
+/// 256 bytes.
 #[must_use]
 pub fn distance(a: &str, b: &str) -> usize {
     if a.len() > LONGEST || b.len() > LONGEST {

@@ -1,4 +1,4 @@
-//! Copies of programs, to be run.
+//! Copies a program into a folder where a test can run it.
 
 use std::path::Path;
 use std::process::Command;

@@ -11,7 +11,8 @@ pub(crate) fn cache() -> PathBuf {
     })
 }
 
-/// Returns the Python of an installed torch. If it is missing, the test is skipped; with `CI=true` it fails.
+/// Returns the Python of an installed torch, or `None` if it is missing: then the caller must skip its test.
+/// With `CI=true` a missing torch fails the test.
 pub(crate) fn python(version: &str) -> Option<PathBuf> {
     let folder = cache().join(format!("torch-{version}"));
     if folder.join(".complete").exists() {

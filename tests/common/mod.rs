@@ -11,8 +11,8 @@ use memtrace_trace::csv::RowReader;
 use memtrace_trace::{EventName, Row};
 use tempfile::TempDir;
 
-/// Returns a library of this workspace. `cargo test` builds it among the dependencies, where it is never
-/// stale.
+/// Returns the path of a library of this workspace. Prefers the copy among the dependencies, which
+/// `cargo test` keeps up to date; the copy next to the command may be stale.
 ///
 /// `scripts/asan` sets `MEMTRACE_TEST_LIBRARY` to a list for `LD_PRELOAD` that replaces the preloaded
 /// library.
@@ -203,8 +203,8 @@ pub(crate) struct Trace {
 }
 
 impl Trace {
-    /// Reads a complete trace: `seq` has no gap, the clock never falls, the last row is `end`, and the
-    /// rows replay (see [`replay`]) unless events were lost.
+    /// Reads a complete trace and checks it: `seq` has no gap, the clock never falls, the last row is `end`,
+    /// no event was lost, and the rows replay (see [`replay`]).
     pub(crate) fn read(path: &Path) -> Trace {
         let trace = Trace::read_lossy(path);
         for pair in trace.rows.windows(2) {
@@ -217,8 +217,8 @@ impl Trace {
         trace
     }
 
-    /// Reads a complete trace that may have lost events. Skips samples of the host, whose number depends on
-    /// the clock.
+    /// Reads a complete trace that may have lost events. Checks only that `seq` has no gap and that the last
+    /// row is `end`. Skips samples of the host, whose number depends on the clock.
     pub(crate) fn read_lossy(path: &Path) -> Trace {
         let mut reader = RowReader::open(path).unwrap();
         let mut rows = Vec::new();

@@ -1,4 +1,4 @@
-//! The program of `tests/programs/processes/parts.c`.
+//! Compiles the program `processes/parts.c`, which several tests share.
 
 use std::path::{Path, PathBuf};
 

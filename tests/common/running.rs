@@ -1,4 +1,4 @@
-//! Traced programs that run while a test does.
+//! Traced programs that keep running while a test examines them.
 
 use std::path::{Path, PathBuf};
 

@@ -21,10 +21,11 @@ pub(crate) const VERSIONS: [&str; 2] = ["2.11.0", "2.6.0"];
 /// Prefixes of variables that change how memtrace or torch behaves; a test sets its own.
 const OUTSIDE_SETTINGS: [&str; 4] = ["MEMTRACE_", "PYTORCH_", "CUDA_", "NCCL_"];
 
-/// Defines one test per function and version of torch; each function takes the [`Torch`] to run on. On the older
-/// version, `scripts/test` runs the functions with a reason only: what they test depends on the version. The others
-/// run there with `--include-ignored`, as `scripts/check --deep` does. With `and_of_the_matrix`, each is also an
-/// ignored test on the version that `scripts/test-matrix` names.
+/// Defines one test per function and version of torch; each function takes the [`Torch`] to run on. A reason
+/// says why what a function tests depends on the version. On the older version, `scripts/test` runs only the
+/// functions with a reason; `--include-ignored`, which `scripts/check --deep` passes, runs all. With
+/// `and_of_the_matrix`, each function is also an ignored test on the version that `scripts/test-matrix`
+/// names.
 macro_rules! on_every_torch {
     ($($name:ident $(: $reason:literal)?),* $(,)?) => {
         mod torch_2_11_0 {
@@ -67,13 +68,13 @@ pub(crate) struct Torch {
 }
 
 impl Torch {
-    /// Returns the torch of this version. If it is not installed, the test is skipped; with `CI=true` it
-    /// fails.
+    /// Returns the torch of this version, or `None` if it is not installed: then the caller must skip its
+    /// test. With `CI=true` a missing torch fails the test.
     pub(crate) fn installed(version: &str) -> Option<Torch> {
         installed::python(version).map(|python| Torch { version: version.to_owned(), python })
     }
 
-    /// Runs a test on an installed torch.
+    /// Runs a test on this version of torch, or skips it if that version is not installed.
     pub(crate) fn run(version: &str, test: impl FnOnce(&Torch)) {
         if let Some(torch) = Torch::installed(version) {
             test(&torch);
@@ -89,14 +90,14 @@ impl Torch {
         }
     }
 
-    /// Runs a test that depends on the version on each in turn.
+    /// Runs a test on every version in turn, for behavior that depends on the version.
     pub(crate) fn on_each(mut test: impl FnMut(&Torch)) {
         for version in VERSIONS {
             Torch::run(version, &mut test);
         }
     }
 
-    /// Returns a command for this Python, without memtrace's variables from outside.
+    /// Returns a command for this Python, without inherited settings; see [`clean`].
     pub(crate) fn command(&self) -> Command {
         clean(&self.python)
     }
@@ -255,8 +256,8 @@ impl Run {
         succeeded(report, &output)
     }
 
-    /// Returns the answer of `memtrace REPORT --json ARGS`. `report` has several words for a view of a
-    /// report.
+    /// Returns the answer of `memtrace REPORT --json ARGS`. A `report` such as `ops --actions` has several
+    /// words.
     pub(crate) fn json(&self, report: &str, args: &[&str]) -> serde_json::Value {
         serde_json::from_str(&self.report(report, &[&["--json"], args].concat())).unwrap()
     }
@@ -355,7 +356,7 @@ pub(crate) fn scripts() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts")
 }
 
-/// Returns a command for `memtrace`, without variables from outside.
+/// Returns a command for `memtrace`, without inherited settings; see [`clean`].
 pub(crate) fn memtrace() -> Command {
     clean(Path::new(env!("CARGO_BIN_EXE_memtrace")))
 }
@@ -375,7 +376,8 @@ pub(crate) fn json(arguments: &[&str], trace: &Path) -> serde_json::Value {
     serde_json::from_str(&printed(&[arguments, &["--json"]].concat(), trace)).unwrap()
 }
 
-/// Returns a command for a program, without variables from outside.
+/// Returns a command for a program, without the inherited variables whose prefixes [`OUTSIDE_SETTINGS`]
+/// lists. `MEMTRACE_CACHE` stays, because it says where torch is installed.
 pub(crate) fn clean(program: &Path) -> Command {
     let mut command = Command::new(program);
     for (name, _) in std::env::vars_os() {
@@ -415,6 +417,6 @@ pub(crate) fn built(name: &str) -> PathBuf {
     path
 }
 
-/// Runs a script with a folder of packages: `-c BARE PACKAGES SCRIPT ARGS`.
+/// Python code that runs a script with a folder of packages on its path: `-c BARE PACKAGES SCRIPT ARGS`.
 const BARE: &str = "import sys, os, runpy; packages, script = sys.argv[1:3]; sys.argv = sys.argv[2:]; \
                     sys.path += [packages, os.path.dirname(script)]; runpy.run_path(script, run_name='__main__')";

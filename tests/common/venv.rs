@@ -11,8 +11,8 @@ use crate::torch::{Torch, built, cache, clean, missing};
 /// The `PATH` of a machine without Rust.
 pub(crate) const NO_CARGO: &str = "/usr/local/bin:/usr/bin:/bin";
 
-/// Returns the Python of `scripts/env wheel`, with hatchling and pip. If it is missing, the test is skipped;
-/// with `CI=true` it fails.
+/// Returns the Python of `scripts/env wheel`, with hatchling and pip, or `None` if it is missing: then the
+/// caller must skip its test. With `CI=true` a missing Python fails the test.
 pub(crate) fn wheel_python() -> Option<PathBuf> {
     let python = cache().join("wheel/bin/python");
     if !python.exists() {
@@ -38,7 +38,8 @@ pub(crate) struct Installed {
     _folder: TempDir,
 }
 
-/// Returns the environment that the tests of a file share.
+/// Returns the environment that all tests of a file share; the first call builds it. Returns `None` if
+/// something that it needs is not installed.
 pub(crate) fn installed() -> Option<&'static Installed> {
     static INSTALLED: OnceLock<Option<Installed>> = OnceLock::new();
     INSTALLED.get_or_init(install).as_ref()
@@ -72,7 +73,8 @@ pub(crate) fn wheel(folder: &Path) -> Option<PathBuf> {
     files.find(|path| path.extension().is_some_and(|extension| extension == "whl"))
 }
 
-/// A fresh virtual environment at `folder`, which also sees the packages of other Pythons. Returns its interpreter.
+/// Creates a virtual environment at `folder`, which also sees the packages of the Pythons in `others`. The
+/// first of them is its base. Returns its interpreter.
 pub(crate) fn venv(folder: &Path, others: &[&Path]) -> PathBuf {
     let base = others[0];
     succeeds(Command::new(base).args(["-m", "venv", "--without-pip"]).arg(folder));

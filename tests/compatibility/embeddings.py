@@ -1,4 +1,4 @@
-"""Texts and pictures to vectors: embeddings.py sentences|open_clip|x_transformers."""
+"""Models for texts and pictures from three libraries: embeddings.py sentences|open_clip|x_transformers."""
 
 import sys
 import tempfile

@@ -1,4 +1,4 @@
-"""Generation with Transformers: generate.py dynamic|static|quantized|offloaded|beams."""
+"""Generation with Transformers: generate.py dynamic|static|offloaded|beams."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The last line of each program: torch's own peak of each device that the process used."""
+"""Prints torch's own peak of each device that the process used; each program ends with this."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Training in vision: vision.py timm:MODEL | detection | deeplab | smp."""
+"""Trains vision models: vision.py timm:MODEL | detection | deeplab | smp."""
 
 import sys
 import warnings

@@ -130,7 +130,7 @@ fuzz_target!(|input: &[u8]| {
     let head = Head { losses: [words.number(), words.number()], ..Head::default() };
     let mut whole = of_trace(journal_with(&head, &run, &at, &chunks), &csv);
     if words.byte() > 240 {
-        // Cut the journal short, as on a full disk, or replace it by a file of another kind.
+        // Cut the journal at an arbitrary length, as on a full disk.
         whole.truncate((words.number() as usize).wrapping_mul(61));
     }
     fs::write(&left, &whole).unwrap();

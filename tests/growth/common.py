@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-Steps = Iterator[None]  # a program stops here after each of its steps
+Steps = Iterator[None]  # a program yields once after each of its steps
 MIB = 1 << 20
 STEPS = 40 * int(os.environ.get("TIMES", "1"))  # scripts/growth-corpus runs longer to check a forecast
 DEVICE = "cuda"

@@ -151,7 +151,7 @@ def deleted_models() -> Steps:
 
 
 def optimizer_each_epoch() -> Steps:
-    """The steps are marked, because with several optimizers it is unclear which one ends a step."""
+    """Makes a new optimizer every second step. Marks the steps, since no single optimizer ends them all."""
     trainer = Trainer()
     for step in range(STEPS):
         with marked(step):

@@ -57,8 +57,8 @@ def kernel_figures() -> dict[str, int]:
 
 
 def settle() -> None:
-    """Waits until resident memory stays for a tenth of a second. A DataLoader fetches the next batches in its
-    own threads, and what they take and return at once is in neither reading of the kernel."""
+    """Waits until resident memory is constant for a tenth of a second, but at most SETTLE tenths. Threads of
+    a DataLoader fetch batches; memory that they take and return between two readings is in neither."""
     for _ in range(SETTLE):
         before = figures("/proc/self/smaps_rollup")["Rss"]
         time.sleep(0.1)
@@ -67,7 +67,7 @@ def settle() -> None:
 
 
 def point() -> bool:
-    """Compares at this point. Returns False if it was the last one.
+    """Takes a sample and prints the kernel's figures. Returns False if this was the last point.
 
     The sample is taken between two readings of the kernel's figures. If these differ, because of the
     program's threads or of other programs that map the same libraries, the point is taken again."""
@@ -92,7 +92,7 @@ def model(width: int = 1024, depth: int = 6) -> nn.Module:
 
 
 def use_device() -> None:
-    """Allocates memory of a device, because a trace begins with it."""
+    """Allocates memory of a device, because tracing begins with the first such allocation."""
     kept.append(torch.zeros(1, device="cuda"))
 
 

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 def each_root(change):
     """Calls `change(root)` before the first call of each root: a module that no other module calls.
 
-    Each call of a root is wrapped in what `change` returned for it.
+    If `change` returned a wrapper for a root, it wraps each call of that root.
     """
     depth, known, call = [0], {}, nn.Module.__call__  # `known` keeps the modules, so that no id is used again
 

@@ -15,7 +15,7 @@ optimizer = torch.optim.AdamW([*backbone.parameters(), *head.parameters()])
 
 
 def matching_loss(found, boxes):
-    """The distance of every box to every anchor."""
+    """Returns the mean distance of a box to its nearest prediction, by way of the distances of all pairs."""
     distances = (boxes[:, None, :] - found[None, :, :]).abs().sum(-1)
     return distances.min(1).values.mean()
 

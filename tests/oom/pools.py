@@ -1,4 +1,4 @@
-"""Memory in pools of its own: pools.py graphs|mempool|instantiated [fix]."""
+"""Memory in pools of its own: pools.py graphs|mempool [fix]."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Trains a student while a teacher is on the GPU: two.py teacher|detector [fix]."""
+"""Trains a student while a teacher is on the GPU: two.py teacher [fix]."""
 
 import os
 import sys

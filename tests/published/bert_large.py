@@ -16,7 +16,7 @@ import transformers as hf
 from harness import figure, older
 
 setting = sys.argv[1]
-STEPS = 4  # of 128: the allocator's cache no longer grows after the second
+STEPS = 4  # the page runs 128, but the allocator's cache no longer grows after the second
 ONE = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4}
 CHANGES = {
     "accumulation": ONE,

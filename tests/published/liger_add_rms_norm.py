@@ -23,7 +23,7 @@ class AddNorm(torch.nn.Module):
 
 def case(H, _):
     norm = AddNorm(H).cuda()
-    # Two layers of Liger are resident beside it, one with a weight of its own and one inside.
+    # Two layers of Liger stay allocated, too: one with a weight of its own and one inside.
     liger = [torch.nn.Parameter(torch.ones(H, device="cuda")) for _ in range(3)]  # noqa: F841
     x = torch.randn(2048, H, device="cuda")
     r = torch.randn(2048, H, device="cuda")

@@ -33,7 +33,7 @@ CONFIGURATIONS = [(2, 512, 8, 1), (4, 768, 12, 1), (2, 1024, 16, 1), (2, 512, 8,
 
 def case(length, arguments):
     batch, hidden, heads, dilation = CONFIGURATIONS[arguments.configuration]
-    liger = Attention(hidden, heads).cuda()  # noqa: F841 - resident beside it, made first
+    liger = Attention(hidden, heads).cuda()  # noqa: F841 - Liger's layer, made first, stays allocated
     attention = Attention(hidden, heads).cuda()
     x = torch.randn(batch, length, hidden, device="cuda")
     dy = torch.randn_like(x)

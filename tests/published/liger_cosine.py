@@ -23,7 +23,7 @@ def heads():
 
 def case(BT, _):
     student, teacher = heads()
-    liger = heads()  # noqa: F841 - Liger's own layers are resident beside them.
+    liger = heads()  # noqa: F841 - Liger's layers stay allocated, too
     kind = {"device": "cuda", "dtype": torch.bfloat16}
     made = torch.rand(BT, HIDDEN // 2, **kind)
     copies = [made.detach().clone().requires_grad_() for _ in range(2)]

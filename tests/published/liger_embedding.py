@@ -17,7 +17,7 @@ def kept(width, copies):
     return [torch.empty(V, width, device="cuda") for V in SIZES for _ in range(copies)]
 
 
-# The forward benchmark of width 4096 keeps weights; the benchmark of both passes keeps gradients, too.
+# Width 4096: weights of the forward benchmark, weights and gradients of the benchmark of both passes.
 HELD = kept(4096, 3)
 
 
@@ -25,7 +25,7 @@ def case(V, arguments):
     if arguments.width == 4096 and len(HELD) == 3 * len(SIZES):
         HELD.extend(kept(768, 2))  # The memory benchmark of width 768 came before.
     embedding = torch.nn.Embedding(V, arguments.width).to("cuda")
-    liger = torch.nn.Embedding(V, arguments.width).to("cuda")  # noqa: F841 - Liger's own is resident beside it
+    liger = torch.nn.Embedding(V, arguments.width).to("cuda")  # noqa: F841 - Liger's layer stays allocated
     ids = torch.randint(0, V, (arguments.batch, 16384 // arguments.batch), device="cuda")
 
     def full():

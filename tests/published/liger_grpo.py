@@ -43,7 +43,7 @@ def case(B, arguments):
     if arguments.blackwell:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     heads = Heads()
-    liger = None if arguments.alone else Heads()  # noqa: F841 - Liger's own layers are resident too.
+    liger = None if arguments.alone else Heads()  # noqa: F841 - Liger's layers stay allocated, too
     x = torch.randn(B, LENGTH, HIDDEN, requires_grad=True, dtype=torch.bfloat16, device="cuda")
     tokens = torch.randint(0, VOCABULARY, (B, LENGTH), device="cuda")
     mask = torch.ones(B, LENGTH, device="cuda")

@@ -6,7 +6,7 @@ from harness.liger import backward_by, sweep
 
 def case(N, _):
     norm = torch.nn.LayerNorm(N, eps=1e-6).cuda()
-    liger = torch.nn.LayerNorm(N).cuda()  # noqa: F841 - Liger's own layer is resident beside it.
+    liger = torch.nn.LayerNorm(N).cuda()  # noqa: F841 - Liger's layer stays allocated
     x = torch.randn(4096, N, device="cuda")
     dy = torch.randn_like(x)
     x.requires_grad_()

@@ -50,7 +50,7 @@ class Sparse(Mixed):
 def case(L, arguments):
     sparse = arguments.variant == "sparse"
     kind, dtype = (Sparse, torch.float32) if sparse else (Mixed, torch.bfloat16)
-    mixed, liger = kind(dtype).cuda(), kind(dtype).cuda()  # noqa: F841 - Liger's own is resident beside it
+    mixed, liger = kind(dtype).cuda(), kind(dtype).cuda()  # noqa: F841 - Liger's layer stays allocated
     x = torch.randn(2, 4, L, L, dtype=dtype, device="cuda")
     dy = torch.randn_like(x)
     x.requires_grad_()

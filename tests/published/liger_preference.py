@@ -1,7 +1,7 @@
 """Liger-Kernel: losses on preferred and rejected answers, a linear layer onto 128256 tokens, bf16.
 
-`--variant` orpo, cpo, simpo; orpo-bf16: without the step to fp32. The first rows have 7 bytes for each token
-and word of the vocabulary, the later ones 14.
+`--variant` orpo, cpo, simpo; orpo-bf16: without the step to fp32. The first published rows have 7 bytes
+for each token and entry of the vocabulary, the later ones 14.
 """
 
 import torch
@@ -40,7 +40,7 @@ LOSSES = {"orpo": orpo, "orpo-bf16": orpo, "cpo": cpo, "simpo": simpo}
 def case(B, arguments):
     bf16, cuda = {"dtype": torch.bfloat16}, {"device": "cuda"}
     head = torch.nn.Linear(HIDDEN, VOCABULARY, bias=False, **bf16, **cuda)
-    liger = torch.nn.Linear(HIDDEN, VOCABULARY, bias=False, **bf16, **cuda)  # noqa: F841 - resident beside it
+    liger = torch.nn.Linear(HIDDEN, VOCABULARY, bias=False, **bf16, **cuda)  # noqa: F841 - stays allocated
     x = torch.randn(B, arguments.length, HIDDEN, requires_grad=True, **bf16, **cuda)
     target = torch.randint(VOCABULARY, (B, arguments.length), **cuda)
     wide = arguments.variant != "orpo-bf16"

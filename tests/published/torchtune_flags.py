@@ -10,7 +10,7 @@ import os
 import sys
 
 import torch
-import torch._inductor.compile_fx  # flex_attention alone imports in a circle
+import torch._inductor.compile_fx  # first: flex_attention alone fails with a circular import
 from harness import figure
 from torch._inductor.kernel import flex_attention
 from torchtune import modules, training

@@ -16,12 +16,12 @@ use crate::state::replay_trace::Replayed;
 pub enum OutputKind {
     /// One file for all processes.
     OneFile(&'static str),
-    /// One file for each process.
+    /// One file for each process. If there are several, each name has the rank or the name of the trace.
     FileEach(&'static str),
     /// One file per process, named after the process's trace, so that one folder can hold the files of all
     /// machines of a job.
     FilePerTrace(&'static str),
-    /// A folder.
+    /// A folder, because the export may write several files for a process.
     Folder(&'static str),
 }
 

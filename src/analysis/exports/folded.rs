@@ -119,7 +119,8 @@ impl Export for Collapsed {
         for profile in &profiles {
             let root = several.then(|| format!("rank {} device {}", profile.rank, profile.ordinal));
             for (stack, bytes) in &profile.stacks {
-                // A semicolon separates frames, and the last space on a line precedes the number.
+                // Replace the semicolons in a frame, because a semicolon separates frames. Spaces are valid:
+                // only the last space on a line separates the frames from the number.
                 let frames: Vec<String> = root
                     .iter()
                     .chain(stack)

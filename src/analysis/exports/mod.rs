@@ -77,7 +77,8 @@ pub fn run(export: &dyn Export, input: &Input, options: &Options, place: Option<
     let mut folder = PathBuf::new();
     for (input, place) in jobs(export.output_kind(options), input, place)? {
         refuse_trace_as_place(&input, &place)?;
-        // The outer footer already has the notes on the input.
+        // Start with an empty footer: `footer` already has the notes on the input, which must not appear
+        // twice.
         let mut job =
             Job { input: &input, options, place: &place, footer: Footer::default(), written: Vec::new() };
         export.write(&mut job)?;
@@ -124,7 +125,7 @@ fn jobs(kind: OutputKind, input: &Input, place: Option<&Path>) -> Result<Vec<(In
             if each { ", or choose one process with --rank" } else { "" }
         )));
     }
-    // In an existing folder, files are named after the trace.
+    // In an existing folder, or in a path that ends in `/`, files are named after the trace.
     let folder = place.filter(|place| place.is_dir() || place.as_os_str().as_encoded_bytes().ends_with(b"/"));
     if per_trace && (place.is_none() || folder.is_some()) {
         let folder = folder.unwrap_or(Path::new(""));

@@ -115,7 +115,7 @@ impl<W: Write> Pickle<W> {
         self.out.write_all(&value.to_be_bytes())
     }
 
-    /// Writes a text and memoizes it, because it may occur again.
+    /// Writes a text and memoizes it. If the text was written before, writes a reference to the memo instead.
     ///
     /// # Errors
     /// When the writer fails.
@@ -195,7 +195,7 @@ impl<W: Write> Pickle<W> {
         Ok(Open { opcode: SETITEMS, entries: 0 })
     }
 
-    /// Announces the next entry of a list or dict.
+    /// Must be called before each entry of a list or dict. Ends the current batch if it is full.
     ///
     /// # Errors
     /// When the writer fails.
@@ -208,7 +208,7 @@ impl<W: Write> Pickle<W> {
         Ok(())
     }
 
-    /// Announces the next entry of a dict, and writes its key.
+    /// Begins the next entry of a dict and writes its key. The value follows.
     ///
     /// # Errors
     /// When the writer fails.

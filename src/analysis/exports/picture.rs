@@ -22,7 +22,7 @@ const TOP: f64 = 72.0;
 /// The bottom edge of the plot in SVG units.
 const BOTTOM: f64 = HEIGHT - 72.0;
 
-/// The number of pixel columns in the plot.
+/// The width of the plot in SVG units, which is also the number of columns in which curves are drawn.
 pub(super) const COLUMNS: usize = (RIGHT - LEFT) as usize;
 
 /// One axis.
@@ -104,7 +104,7 @@ impl Figure {
         self.legend.push((label.to_owned(), color, shape));
     }
 
-    /// Fills the area between two lines with the same number of points.
+    /// Fills the area between two lines, whose points are in order of x.
     pub(super) fn area(
         &mut self,
         lower: &[(f64, f64)],
@@ -117,7 +117,7 @@ impl Figure {
         self.legend.push((label.to_owned(), color, Shape::Area));
     }
 
-    /// Draws vertical lines from bottom to top.
+    /// Draws a vertical line over the whole height of the plot at each x value in `at`.
     pub(super) fn markers(&mut self, at: &[f64], color: &'static str, label: &str) {
         for x in at {
             let x = self.x(*x);

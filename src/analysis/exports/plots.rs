@@ -209,7 +209,7 @@ pub(super) fn categories(profile: &Profile, device: i32, title: &[String]) -> Fi
         let place = time.saturating_sub(first) as f64 / span as f64 * (COLUMNS - 1) as f64;
         let place = (place as usize).min(COLUMNS - 1);
         while filled <= place {
-            // Memory is constant between two changes.
+            // Fill the columns since the previous change, because memory is constant between two changes.
             columns[filled] = now;
             filled += 1;
         }

@@ -17,7 +17,7 @@ pub(super) fn json(blocks: &[Block], replay: &Replay) -> Value {
     for name in KEYS {
         let mut options = Options::default();
         options.values.insert("by", (*name).to_owned());
-        // Only an invalid --depth is an error, and none is given.
+        // Only an invalid `--depth` is an error, and these options have no depth.
         let Ok(key) = Key::from_options(&options) else { continue };
         let groups = sorted(key.on_modules(replay, blocks).groups(blocks, &replay.symbols));
         let (first, rest) = groups.split_at(groups.len().min(MOST));

@@ -25,8 +25,9 @@ pub(super) struct ModuleCut {
 }
 
 impl ModuleCut {
-    /// Splits the part with the most bytes, repeatedly, until there are enough parts. `bytes` has the bytes
-    /// of each module at the peak, with repeated layers joined.
+    /// Starts with the root modules and splits the largest part that can be split, until no split keeps the
+    /// number of parts within [`MOST`]. `bytes` has the bytes of each module at the peak, with repeated
+    /// layers joined.
     pub(super) fn new(bytes: &[(String, i64)], layers: Layers) -> ModuleCut {
         // For each part: the path, whether the part includes the submodules of the path, and the bytes.
         let mut parts: Vec<(String, bool, i64)> = Vec::new();

@@ -14,10 +14,11 @@ pub(super) struct Pack {
 }
 
 impl Pack {
-    /// Adds a column, and returns its place: start, length, and the greatest common divisor of its numbers.
+    /// Adds a column. Returns the offset of its first byte, the count of its numbers, and their greatest
+    /// common divisor.
     ///
-    /// Each number is stored as its difference from the previous one, in zigzag encoding, seven bits per
-    /// byte. Small changes take one byte, and deflate compresses the rest.
+    /// Each number is divided by the divisor and stored as its difference from the previous one, in zigzag
+    /// encoding, seven bits per byte. Small changes take one byte, and deflate compresses the rest.
     pub(super) fn column(&mut self, numbers: impl Iterator<Item = i64> + Clone) -> Value {
         let unit = numbers.clone().fold(0, gcd).max(1);
         let start = self.bytes.len();
@@ -55,7 +56,7 @@ fn gcd(a: i64, b: i64) -> i64 {
     while b != 0 {
         (a, b) = (b, a % b);
     }
-    // Numbers in a trace use at most 63 bits.
+    // Only a divisor of 2^63 does not fit, and numbers in a trace use at most 63 bits.
     i64::try_from(a).unwrap_or(1)
 }
 

@@ -97,7 +97,7 @@ impl FirstReading {
                 oom.feed(replay);
             }
         })?;
-        // A trace without a window starts at time 0.
+        // Without a window, the page starts at time 0, even if the first row is later.
         let whole = options.window == replay::Window::default();
         let (start, end) = time.unwrap_or((0, 0));
         let time_ns = (if whole { start.min(0) } else { start }, end);
@@ -204,8 +204,8 @@ impl FirstReading {
         )
     }
 
-    /// The second reading of one of the traces `among` a run: fills a track for each device that was used. `size` returns the number of time
-    /// buckets and of allocations for a device.
+    /// The second reading of one of the traces `among` a run: fills a track for each device that was used.
+    /// `size` returns the number of time buckets and of allocations for a device.
     pub(super) fn second_reading(
         self,
         trace: &TraceFile,

@@ -49,7 +49,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// Returns the blocks and versions before the node.
+    /// Returns the blocks that existed before the node, with their versions at that time.
     pub fn inputs(&self) -> impl Iterator<Item = (u32, u32)> {
         self.edges.iter().filter_map(|(block, edge)| Some((*block, edge.input?)))
     }
@@ -98,7 +98,8 @@ impl FlowBuilder {
         self.open.entry(tid).or_default().push(event);
     }
 
-    /// Ends an op of thread `tid` that is a node. The thread's accesses since `start_ns` belong to this node.
+    /// Ends an op of thread `tid` that is a node. The thread's accesses since `start_ns` belong to this node,
+    /// and its earlier open accesses are outside every op.
     pub(super) fn end_node(&mut self, tid: i32, start_ns: i64, backward: bool, accumulates: bool) {
         let open = self.open.entry(tid).or_default();
         let first = open.partition_point(|event| event.ts_ns < start_ns);

@@ -9,8 +9,8 @@
 //! 5. ACTIVATION: made in the forward from at least one input or activation, and otherwise only from
 //!    parameters and temporaries;
 //! 6. OPTIMIZER_STATE by evidence;
-//! 7. AUTOGRAD_DETAIL: made in backward, where the block is new or has no category.
-//! 8. None by evidence: a workspace of a library.
+//! 7. AUTOGRAD_DETAIL: made in backward, where the block is new or has no category;
+//! 8. no category, by evidence: a workspace of a library. This pass is not one of the profiler's.
 //!
 //! Evidence is a `tag` row or an `AccumulateGrad` node. The category of a block takes precedence over the
 //! category of one of its versions. If several passes match a block, the last one decides. If several match a

@@ -98,7 +98,7 @@ impl FileRange {
             }
             while filled < wanted {
                 match self.file.read_at(&mut bytes[filled..wanted], from + filled as u64) {
-                    // The file was truncated meanwhile.
+                    // The file was truncated after it was opened. Report no lines.
                     Ok(0) => return Ok(0..0),
                     Ok(got) => filled += got,
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -190,7 +190,8 @@ fn grows(file: &File, size: u64) -> io::Result<bool> {
     Ok(false)
 }
 
-/// Returns the total length of the whole lines in the first `size` bytes of the file.
+/// Returns the total length of the whole lines in the first `size` bytes of the file, or `size` if the last
+/// `LONGEST_LINE` of these bytes contain no line end.
 fn whole_lines(file: &File, size: u64) -> io::Result<u64> {
     let start = size.saturating_sub(LONGEST_LINE as u64);
     let mut tail = vec![0; (size - start) as usize];

@@ -81,7 +81,8 @@ impl Input {
         Ok(input)
     }
 
-    /// Keeps only the traces of one launch. Returns the number of removed traces.
+    /// Keeps only the traces of one launch and adds the files of the removed traces to `others`. Returns the
+    /// number of removed traces.
     pub fn only_run(&mut self, run_id: &str) -> usize {
         let (own, others): (Vec<_>, Vec<_>) =
             self.traces.drain(..).partition(|trace| trace.meta.run_id == run_id);
@@ -165,7 +166,7 @@ fn snapshot_files(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Returns the subfolder of `folder` with a trace that was modified last.
+/// Returns the subfolder of `folder` that was modified last, among the subfolders that contain a trace.
 pub(crate) fn newest_run(folder: &Path) -> Result<Option<PathBuf>> {
     let mut newest = None;
     for child in children(folder)? {

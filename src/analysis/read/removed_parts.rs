@@ -56,7 +56,7 @@ impl OpeningRows {
         OpeningRows { left: opening_rows.saturating_add(1), rows: is_needed.then(Vec::new), beyond: 0 }
     }
 
-    /// Returns true if the next row is not an opening row.
+    /// Returns true if the meta row and all opening rows were processed.
     pub(super) fn is_read(&self) -> bool {
         self.left == 0
     }
@@ -88,7 +88,7 @@ impl OpeningRows {
     }
 }
 
-/// The memory that is live at a row of a trace.
+/// The memory that is live after the rows processed so far, for comparison with the opening rows of a part.
 pub(super) struct LivePieces {
     /// The rows of the live allocations, by `alloc_id`.
     live: FxHashMap<i64, Record>,
@@ -97,7 +97,7 @@ pub(super) struct LivePieces {
     /// The reserved bytes of each device that have no allocation row, because the recorder did not see the
     /// calls that allocated these segments.
     unseen: FxHashMap<i32, i64>,
-    /// The last row, and the last row that has the current step and phase.
+    /// The last row, and the last row with a phase, whose step and phase are used for the new rows.
     last: (Record, Record),
     caching_allocator: Symbol,
 }

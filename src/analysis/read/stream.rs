@@ -110,7 +110,7 @@ impl TraceFile {
         Ok(TraceFile { path, meta, size, progress, width, later, limit: u64::MAX })
     }
 
-    /// Returns the number of columns in the file's header.
+    /// Returns the number of columns in the file's header. An older trace may lack the last columns.
     pub(crate) fn width(&self) -> usize {
         self.width
     }
@@ -166,7 +166,7 @@ impl TraceFile {
         end_row::needed_bytes(&self.ending()?)
     }
 
-    /// Returns the end of the file, which is longer than the longest end row.
+    /// Returns the last bytes of the decompressed file, more than the longest end row has.
     fn tail(&self) -> io::Result<Vec<u8>> {
         const ENOUGH: usize = 64 << 10;
         let mut tail = Vec::new();
@@ -329,7 +329,7 @@ impl TraceFile {
         let mut blocks = Blocks::open(&self.path, self.limit, may_grow).map_err(io)?;
         let mut failed = false;
         let next = move |job: &mut BlockJob| {
-            // The blocks before an error are delivered before the error.
+            // Deliver an error as a job of its own, so that the rows before the error are visited first.
             let more = !failed && blocks.next(job).unwrap_or_else(|error| job.fail(error));
             failed = job.error.is_some();
             more

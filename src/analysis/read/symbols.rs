@@ -23,7 +23,7 @@ impl Symbol {
     /// `(without detail)`: the owner is unknown, see [`memtrace_trace::detail`].
     pub const WITHOUT_DETAIL: Symbol = Symbol(3);
 
-    /// Returns the index in a table of all symbols.
+    /// Returns the number of the symbol, as an index for a list with an entry for each symbol.
     #[must_use]
     pub fn index(self) -> usize {
         self.0 as usize

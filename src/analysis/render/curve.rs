@@ -18,7 +18,7 @@ pub struct Curve<'a> {
     pub line: Option<CurveLine<'a>>,
     /// The name of the total, for the legend.
     pub total_name: &'a str,
-    /// The parts of the total, from the bottom. There may be none.
+    /// The parts of the total, from the bottom. If this is empty, the total is drawn as one area.
     pub bands: Vec<Band>,
     /// The start of each phase in ns, and its name. An empty name means that no phase is active.
     pub phases: Vec<(i64, String)>,
@@ -188,7 +188,7 @@ impl Curve<'_> {
         let (start, end) =
             (self.grid.start_ns, self.grid.start_ns + self.grid.width_ns * self.grid.buckets as i64);
         let step = round_step((end - start) / (columns as i64 / 16).max(1));
-        // The labels have no decimals if they are ten seconds or more apart.
+        // The labels have no decimals if they are one second or more apart.
         let digits = 9_usize.saturating_sub((step.max(1) as f64).log10().floor() as usize);
         let mut at = start - start.rem_euclid(step);
         while at <= end {
@@ -306,7 +306,7 @@ fn capitals(names: &[String]) -> Vec<char> {
 }
 
 /// Returns one letter for each name: the first letter or digit of the name that no earlier name uses, or else
-/// an unused capital letter.
+/// an unused capital letter, or else `?`.
 fn letters<'a>(names: impl Iterator<Item = &'a str>) -> Vec<char> {
     let mut taken = Vec::new();
     for name in names {

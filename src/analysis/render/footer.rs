@@ -34,7 +34,7 @@ pub struct Footer {
 }
 
 impl Footer {
-    /// Returns the footer of a report on `input`.
+    /// Returns a footer with the notes on `input` and on its runs on a simulated GPU.
     #[must_use]
     pub fn new(input: &Input) -> Footer {
         let mut footer = Footer { notes: input.notes.clone(), ..Footer::default() };

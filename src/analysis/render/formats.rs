@@ -21,8 +21,8 @@ pub(super) fn markdown_line(cells: &[Cell]) -> String {
     let (mut line, mut command) = (String::new(), String::new());
     for cell in cells {
         match cell.style() {
-            // A command extends from its first word to the end of the line, so that it can be copied as a
-            // whole.
+            // Join the parts of a command into one code span at the end of the line, so that the command can
+            // be copied as a whole.
             Style::Command => command.push_str(cell.text()),
             Style::Strong if !cell.text().trim().is_empty() => {
                 line.push_str(&format!("**{}**", escaped(cell.text().trim())));
@@ -65,7 +65,8 @@ pub(super) fn csv_table(table: &Table) -> String {
     String::from_utf8(writer.into_inner().unwrap_or_default()).unwrap_or_default()
 }
 
-/// Returns a table cell as a CSV field.
+/// Returns a table cell as a CSV field: a bare number if possible, or else the text, made safe for
+/// spreadsheets.
 fn field(cell: &str) -> String {
     let cell = cell.trim().replace(NO_BREAK, " ");
     let number = cell.strip_suffix(" B").unwrap_or(&cell);

@@ -77,7 +77,7 @@ impl PhantomRun {
         }
     }
 
-    /// Returns, for each number of ranks, the ranks that ran, such as `0,2-4`, and the number.
+    /// Returns the ranks that ran, such as `0,2-4`, and the job's number of ranks, for each such number.
     fn ranks(&self) -> impl Iterator<Item = (String, u64)> {
         self.ranks.iter().map(|(world, pieces)| {
             let pieces: Vec<&str> = pieces.iter().map(|(_, piece)| piece.as_str()).collect();

@@ -75,17 +75,17 @@ impl Cell {
 }
 
 impl Cell {
-    /// Returns the text.
+    /// Returns the text, without control sequences.
     pub(super) fn text(&self) -> &str {
         &self.text
     }
 
-    /// Returns the style.
+    /// Returns the style, which is not yet applied to the text.
     pub(super) fn style(&self) -> Style {
         self.style
     }
 
-    /// Returns the cell's width in columns.
+    /// Returns the cell's width in columns, which is one per character.
     pub(super) fn width(&self) -> usize {
         self.text.chars().count()
     }
@@ -153,7 +153,8 @@ impl Printer {
     }
 
     /// Adds a line of cells. The line is wrapped at spaces if the terminal is too narrow. A line with a
-    /// command is not wrapped, so that the command can be copied as a whole.
+    /// command is not wrapped, so that the command can be copied as a whole. In CSV, which has only tables,
+    /// lines are left out.
     pub fn line(&mut self, cells: impl IntoIterator<Item = Cell>) {
         let cells: Vec<Cell> = cells.into_iter().collect();
         match self.form {
@@ -175,7 +176,7 @@ impl Printer {
         }
     }
 
-    /// Adds a line as several lines, indented a little more from the second line on.
+    /// Adds a line as several lines. The second and later lines are indented by two more columns.
     fn wrapped(&mut self, cells: &[Cell], width: usize) {
         let (start, words) = words(cells);
         let indent = (start + 2).min(width / 2);
@@ -226,7 +227,7 @@ impl Printer {
         self.line([text.into().into()]);
     }
 
-    /// Adds an empty line, unless the text already ends with one.
+    /// Adds an empty line, unless the text already ends with one or the form is CSV.
     pub fn gap(&mut self) {
         if self.form != Form::Csv && !self.text.ends_with("\n\n") {
             self.text.push('\n');

@@ -1,10 +1,11 @@
-//! The name of each process of a run: its rank, or its script.
+//! The name of each process of a run, which has its rank, its script, or both.
 
 use crate::read::input::Input;
 use crate::read::stream::TraceFile;
 
-/// Returns the name of the process of `trace` among those of `input`, with its id: `rank 1 of this run (pid
-/// 4711)`. A process that another one of the run started has the name of its script.
+/// Returns the name of the process of `trace` among the processes of `input`, with its process id: `rank 1 of
+/// this run (pid 4711)`. The name has the script if the run has a single rank, or if another process of the
+/// run started this one.
 pub(crate) fn process_name(trace: &TraceFile, input: &Input) -> String {
     let meta = &trace.meta;
     let is_worker = parent(trace, input).is_some();
@@ -37,7 +38,8 @@ pub(crate) fn parent<'a>(trace: &TraceFile, input: &'a Input) -> Option<&'a Trac
     found.min_by_key(|(distance, _)| *distance).map(|(_, other)| other)
 }
 
-/// Returns the script or module that a command line starts, without its folder.
+/// Returns the script or module that a command line starts with Python, without its folder. If there is no
+/// script or module, returns the program.
 fn script(argv: &[String]) -> &str {
     let mut words = argv.iter().map(String::as_str);
     let program = words.next().map_or("a program", file_name);

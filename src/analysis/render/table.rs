@@ -73,7 +73,8 @@ impl Table {
             && cells.all(|text| text.chars().all(|c| c == ' ' || ('▁'..='▏').contains(&c)))
     }
 
-    /// Returns the layout for a terminal of `width` columns.
+    /// Returns the layout for a terminal of `width` columns. Without a terminal, every column keeps its
+    /// natural width.
     fn layout(&self, width: Option<usize>) -> ColumnLayout {
         let natural: Vec<usize> = (0..self.columns.len()).map(|column| self.widest(column)).collect();
         let whole = ColumnLayout { shown: (0..natural.len()).collect(), widths: natural, below: Vec::new() };

@@ -112,7 +112,7 @@ struct Sums {
     actions: [[Sum; 4]; 8],
     /// The peak of each category, in bytes.
     highest: [i64; 8],
-    /// True if a block of the category was inferred.
+    /// For each category: true if it is inferred for at least one block.
     inferred: [bool; 8],
 }
 

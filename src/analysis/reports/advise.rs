@@ -212,7 +212,8 @@ impl Advised {
     fn beside(&self, prediction: &Prediction) -> i64 {
         let device = self.replayed.replay.find(prediction.device);
         let peak = |metric| device.map_or(0i64, |device| device.peak(metric).bytes);
-        // The totals do not include a failed request.
+        // Unlike `Prediction::before`, none of these peaks includes a failed request, so neither does the
+        // difference.
         peak(Metric::Used).max(peak(Metric::Reserved)).saturating_sub(peak(Metric::Allocated)).max(0)
     }
 
@@ -249,7 +250,7 @@ fn print_code(printer: &mut Printer, change: &Change, advice: &Advice) {
     }
 }
 
-/// The fewest changes that reach a size; all numbers are in bytes.
+/// The answer to `--fit`: the fewest changes with which the run fits into `target`. All sizes are in bytes.
 struct Fit {
     target: i64,
     /// The bytes that the run needs in addition to its allocated blocks.
@@ -257,7 +258,7 @@ struct Fit {
     /// The bytes that the run needs without a change.
     now: i64,
     /// The bytes that the run needs with the changes. If no tried set fits, this is the lowest need of all
-    /// tried sets.
+    /// tried sets; `None` if no set was tried.
     needs: Option<i64>,
     /// The indices of the changes; `None` if no tried set reaches the size.
     set: Option<Vec<usize>>,

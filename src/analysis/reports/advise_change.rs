@@ -89,7 +89,7 @@ impl Report for AdviseChange {
         let mut json = Vec::new();
         for (index, trace) in input.traces.iter().enumerate() {
             let changes = whatif::with_units(trace, &parsed, options)?;
-            // All changes at once, and each alone.
+            // Predict all changes at once and, if there are several, each one alone.
             let mut lists = vec![changes.clone()];
             if changes.len() > 1 {
                 lists.extend(changes.iter().map(|change| vec![change.clone()]));
@@ -205,7 +205,7 @@ fn print(
     printer.plain("These figures are allocated memory. With --reserved, the changed requests are replayed for reserved memory, too.");
 }
 
-/// Why a change to 16 bits is not predicted for such a run.
+/// The text in place of a prediction for a change to 16 bits, if the run computes in 16 bits already.
 const HALF_ALREADY: &str = "not predicted: the run computes in 16 bits or fewer already, and which of its blocks are float32 is unknown";
 
 /// Returns a text that explains why a change has no effect.

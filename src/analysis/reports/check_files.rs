@@ -65,8 +65,9 @@ impl Report for CheckFiles {
     }
 }
 
-/// Returns the number of texts in the trace that start with an added quote, according to its end row. Returns
-/// `None` for a compressed trace, because finding the end row there costs as much as reading the whole trace.
+/// Returns the number of texts in the trace that start with an added quote, because a spreadsheet would read
+/// them as formulas. The count comes from the end row. Returns `None` for a compressed trace, because finding
+/// the end row there costs as much as reading the whole trace, and if the end row lacks the count.
 fn formulas(trace: &TraceFile) -> Option<u64> {
     let last = trace.files().last()?.file_name()?.to_str()?;
     if compression(last) != Compression::Off {

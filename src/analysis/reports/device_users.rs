@@ -126,20 +126,22 @@ pub(super) fn find_homes(users: &mut [DeviceUser]) {
 pub(super) struct DeviceUser {
     host: String,
     device: i32,
-    /// False if the process sees one GPU of several, so that its ordinal does not identify the GPU.
+    /// False if the process is one of several ranks and sees only one GPU, so that its ordinal does not
+    /// identify the GPU.
     sees_all: bool,
     rank: i32,
     pid: String,
-    /// The id of the process of the run that started it.
+    /// The id of its nearest ancestor with a trace in the run; `None` if there is no such ancestor.
     parent: Option<String>,
     /// The name of the process, with its pid.
     name: String,
-    /// True if the process, or for a worker process the one that started it, has most of its memory here.
+    /// True if this is the GPU on which the process reserved the most memory. If the process has a `parent`,
+    /// the parent's GPU counts instead.
     is_home: bool,
     level: Level,
     /// The op of the first allocation on this GPU.
     op: String,
-    /// The call that put the process there.
+    /// The call that put the process there; `None` if the trace has no Python lines of it.
     call: Option<FirstCall>,
 }
 
@@ -242,8 +244,9 @@ pub(super) struct Neighbours {
 /// The maximum number of neighbours that are named.
 const MOST_NAMED: usize = 4;
 
-/// Names the other processes of the run on the GPU `device` of the process of `trace`, those that work
-/// elsewhere first. Other processes have `others` bytes there. Returns `None` if the run has no other there.
+/// Names the other processes of the run on the GPU `device` of the process of `trace`, those that mainly work
+/// on another GPU first. `others` has the bytes of all other processes there. Returns `None` if no other
+/// process of the run has memory there.
 pub(super) fn neighbours(
     users: &[DeviceUser],
     trace: &TraceFile,

@@ -13,16 +13,16 @@ pub(super) struct FirstCall {
     pub(super) remedy: &'static str,
 }
 
-/// The remedy for every call that this file does not know.
+/// The remedy for every call that [`CALLS`] does not list.
 pub(super) const SET_DEVICE: &str = "torch.cuda.set_device(local_rank) before the first call of CUDA";
 
-/// The remedy if no call is known: nothing recorded the Python lines.
+/// The remedy if the call is unknown, because the trace has no Python lines of it.
 pub(super) const UNKNOWN_CALL: &str = "torch.cuda.set_device(local_rank) before the first call of CUDA; \
                                        torch.load(..., map_location=\"cpu\"), because a checkpoint goes back to the \
                                        GPU that it was saved on";
 
-/// The part of a file's path, the function (or any), the call, and the remedy. The first entry that matches a
-/// frame of the stack decides.
+/// For each call: a part of the path of its file, its function (`None` for any), its name, and the remedy.
+/// The first entry that matches a frame of the stack applies.
 const CALLS: &[(&str, Option<&str>, &str, &str)] = &[
     (
         "torch/serialization.py",

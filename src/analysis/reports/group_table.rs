@@ -18,7 +18,7 @@ pub(super) fn print_groups(
     options: &Options,
 ) {
     let is_by_module = by.name == "module";
-    // With `--depth`, a group can have modules of several levels.
+    // Only a group of repeated layers, or of the levels that `--depth` joins, has several modules.
     let is_joined = is_by_module && groups.iter().take(top).any(|(_, group)| group.modules > 1);
     let mut columns = vec![
         (if is_by_module { "own" } else { bytes }, Side::Right),

@@ -14,8 +14,8 @@ use crate::state::replay::Metric;
 const FEWEST: usize = 4;
 /// The first part of the samples, one in `WARM_UP`, is left out because caches fill then.
 const WARM_UP: usize = 4;
-/// Growth of less than this many bytes, or of less than one part in this many of the process's peak resident
-/// memory, is ignored.
+/// Growth is ignored if it is less than this many bytes (the first number), or less than one part in this
+/// many of the process's peak resident memory (the second number).
 const LEAST: (i64, i64) = (16 << 20, 50);
 /// The minimum coefficient of determination (R²) of the fitted line. Memory that rises once and then stays
 /// does not reach it, so it does not count as growth.
@@ -27,7 +27,7 @@ pub(super) struct Growth {
     /// The growth in bytes, from the first to the last sample that counts.
     bytes: i64,
     per_second: f64,
-    /// `None` if the trace has too few steps.
+    /// The growth in bytes per step; `None` if too few samples are in steps, or if it does not grow by step.
     per_step: Option<f64>,
     r2: f64,
     advice: &'static str,
@@ -228,7 +228,8 @@ mod tests {
         assert!(of(&[100, 120, 140, 160, 160, 160]).is_none(), "a cache that fills slowly");
         assert!(of(&[100, 150, 100, 150, 100, 150]).is_none() && of(&[100, 101, 102, 103]).is_none());
         assert!(of(&[]).is_none() && of(&[5]).is_none() && of(&[200, 150, 100]).is_none());
-        // Most samples at the end of the time: the second half is one of time, not of samples.
+        // Samples at irregular times: the second half is a half of the time, not of the samples. So a steady
+        // rise is found, and a cache that fills early is not.
         let late = |levels: [(i64, i64); 4]| {
             let when = |seconds: i64| When { ts_ns: seconds * 1_000_000_000, ..When::default() };
             let points: Vec<_> = levels.iter().map(|(at, level)| (when(*at), level << 20)).collect();

@@ -35,10 +35,11 @@ pub(super) enum Killer {
     MachineOom,
     /// Probably the kernel: memory was nearly full at the last sample, and no counter can be read.
     ProbablyOom,
-    /// A launcher, after the kernel had killed a rank that held more: the rank and its resident memory.
+    /// A launcher, after the kernel had killed another rank that held more memory. The fields are that rank
+    /// and its resident memory.
     AfterRank(i64, i64),
-    /// Somebody sent SIGKILL, because no counter of the kernel has risen. The field is the signal that asked
-    /// the program to end before, if there was one.
+    /// Somebody sent SIGKILL: no counter of the kernel has risen, so the kernel did not. The field is the
+    /// signal that asked the program to end before, if there was one.
     Sent(Option<i32>),
     /// The program ended with an error, because the system refused it memory.
     Refused,
@@ -57,7 +58,8 @@ struct KilledChild {
     child: Option<Child>,
 }
 
-/// Returns the verdict on a trace as sentences; `None` if neither its process nor a child was killed.
+/// Returns the verdict on a trace as sentences; `None` if neither its process nor a child was killed, and the
+/// process was not refused memory.
 ///
 /// # Errors
 /// When a trace cannot be read.
@@ -79,7 +81,7 @@ struct GrownParts<'a> {
 
 /// The verdict on a process.
 pub(super) struct Killed<'a> {
-    /// `None` if the process itself was not killed.
+    /// `None` if the process itself was neither killed nor refused memory.
     killer: Option<Killer>,
     when: When,
     child: Option<KilledChild>,
@@ -87,7 +89,8 @@ pub(super) struct Killed<'a> {
 }
 
 impl<'a> Killed<'a> {
-    /// Returns the verdict on one of the traces `among` a run; `None` if neither its process nor any child was killed.
+    /// Returns the verdict on one of the traces `among` a run; `None` if neither its process nor a child was
+    /// killed, and the process was not refused memory.
     ///
     /// # Errors
     /// When a trace cannot be read.
@@ -132,7 +135,7 @@ impl<'a> Killed<'a> {
         self.child.is_some() || self.killer.is_some_and(|killer| by_kernel.contains(&killer))
     }
 
-    /// Returns true if the process itself was killed, and not only a child.
+    /// Returns true if the process itself was killed or refused memory, and not only a child killed.
     pub(super) fn is_of_process(&self) -> bool {
         self.killer.is_some()
     }
@@ -313,7 +316,7 @@ impl<'a> Killed<'a> {
     }
 
     /// Returns the parts of the process that grew most between two full samples in the seconds before a
-    /// sample.
+    /// sample. Returns `None` if no part grew by at least [`LEAST_GROWTH`].
     fn grown_parts(&self, last: &QuickSample) -> Option<GrownParts<'a>> {
         let until: Vec<&FullSample> =
             self.memory.whole().filter(|full| full.when.ts_ns <= last.when.ts_ns).collect();
@@ -402,9 +405,10 @@ fn killer(
     }
 }
 
-/// Returns the rank and the resident memory of the largest process that the kernel killed instead of the process of
-/// `trace`. The kernel chooses the largest one, so of the killed processes of a run that were in the same container,
-/// the `risen` largest were killed by it.
+/// Returns the rank and the resident memory of the largest process that the kernel killed instead of the
+/// process of `trace`, whose resident memory is `rss`. The kernel kills the largest process first, and its
+/// counter rose by `risen`. So it killed this process, too, and the result is `None`, unless at least `risen`
+/// killed processes of the same container were larger.
 fn victim_instead(
     trace: &TraceFile,
     rss: i64,

@@ -1,7 +1,8 @@
 //! Buckets of `DistributedDataParallel` that a simulated run holds longer than a real one.
 //!
-//! NCCL's watchdog lets go of the tensors of finished collectives by the clock (every 100 ms), and a simulated step takes less. At
-//! the peak, the buckets of the step before may then be live beside the buckets of this one.
+//! NCCL's watchdog releases the tensors of finished collectives every 100 ms, and a simulated step takes less
+//! time. At the peak, the buckets of the previous step may then still be live in addition to the buckets of
+//! this step.
 
 use memtrace_trace::Category;
 use memtrace_trace::meta::Meta;
@@ -13,8 +14,8 @@ use crate::state::block::Owner;
 /// Second buckets below this part of the parameters, one in 10, are not reported.
 const LEAST_PART: i64 = 10;
 
-/// Returns a sentence about buckets that a real run has freed at such a moment, or `None` if there are no such buckets. `live` has
-/// the owner and the bytes of each block of one device.
+/// Returns a sentence about the buckets that a real run would usually have freed by now, or `None` if there
+/// are no such buckets. `live` has the owner and the bytes of each block of one device.
 pub(super) fn late_buckets(
     meta: &Meta,
     live: &[(Owner, i64)],

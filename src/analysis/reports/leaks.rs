@@ -250,8 +250,8 @@ impl Findings {
             .into_iter()
             .filter_map(|((op, module, phase, kind, line), steps)| {
                 let (first, newest) = (*steps.keys().next()?, *steps.keys().next_back()?);
-                // Blocks that survive only from the last steps, or from a few scattered steps, do not count
-                // as growth.
+                // Blocks do not count as growth if they are from too few steps, from scattered steps, or from
+                // no recent step.
                 let distance = regular_distance(&steps)?;
                 let expected = newest.saturating_add(distance.saturating_mul(2));
                 if steps.len() < FEWEST_STEPS || expected < last {

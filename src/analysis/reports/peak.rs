@@ -93,7 +93,7 @@ impl Report for Peak {
             best = fullest(input, options, metric, &by)?;
         }
         if best.peak == 0 && options.device.is_none() {
-            // A program without a GPU: its CPU tensors, where the trace has them.
+            // If the program used no GPU, show its CPU tensors, provided that the trace has them.
             let host = Options { device: Some(HOST), ..options.clone() };
             let on_host = fullest(input, &host, Metric::Allocated, &by)?;
             if on_host.peak > 0 {

@@ -146,7 +146,8 @@ const INIT: &str = "init";
 const LOADER: &str = "dataloader";
 
 impl Work {
-    /// Takes the tag of a batch. The first batch is made before the first forward, but does not belong to the making of the model.
+    /// Moves the block of a tagged batch from the phase [`INIT`] to [`LOADER`]. The first batch is made
+    /// before the first forward, so its row has the phase in which the model is made.
     fn tag_input(&mut self, row: &Record, symbols: &SymbolTable) {
         if *symbols.get(row.phase) != *INIT {
             return;

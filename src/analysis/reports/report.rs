@@ -38,7 +38,8 @@ pub trait Report: Sync {
         &["TRACE"]
     }
 
-    /// The option with which the report takes the first of its traces alone; `None` if there is no such option.
+    /// Returns the option with which the command takes only the first of its traces, such as `--steps` of
+    /// `diff`; `None` if there is no such option.
     fn only_first_with(&self) -> Option<&'static str> {
         None
     }
@@ -56,8 +57,9 @@ pub trait Report: Sync {
         Ok(Needs::default())
     }
 
-    /// Answers from `inputs`, as many traces as [`Report::inputs`] names, or one with [`Report::only_first_with`], without a check of what `options` select:
-    /// see [`answer`](super::answer).
+    /// Answers from `inputs`: as many traces as [`Report::inputs`] names, or only the first of them if the
+    /// option of [`Report::only_first_with`] is set. Does not check that `options` select anything;
+    /// [`answer`](super::answer) does.
     ///
     /// # Errors
     /// When a trace cannot be read, or the request is invalid.

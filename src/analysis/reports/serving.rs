@@ -184,7 +184,7 @@ struct Device {
     total: i64,
     used: i64,
     bytes: [i64; HELD_BY.len()],
-    /// The same split of the memory that is unmapped while the server sleeps, which is not part of `used`.
+    /// Like `bytes`, for the memory that is unmapped while the server sleeps, which is not part of `used`.
     asleep: [i64; HELD_BY.len()],
     /// The number of the allocator's blocks that hold keys and values.
     kv_tensors: u64,

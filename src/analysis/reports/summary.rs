@@ -381,7 +381,7 @@ fn process(trace: &TraceFile, replayed: &Replayed, need: Option<&Need>, options:
         .map(|device| {
             let mut categories = serde_json::Map::new();
             for (name, bytes) in by_category(&replayed.replay.at_peak(device.ordinal, false)) {
-                // Some blocks of a category may be inferred and others recorded.
+                // A category occurs twice if only some of its blocks are inferred. The sum joins both.
                 let sum = categories.entry(without_mark(name).0).or_insert(0.into());
                 *sum = (sum.as_i64().unwrap_or(0) + bytes).into();
             }

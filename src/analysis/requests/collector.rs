@@ -8,8 +8,9 @@ use memtrace_trace::meta::Meta;
 use super::{Kind, Operation, Requests};
 use crate::read::record::Record;
 
-/// Blocks up to this size in bytes share segments of 20 MiB. `max_split_size_mb` must exceed this size, so
-/// only larger requests are candidates for its value (`kLargeBuffer` in PyTorch's `CUDACachingAllocator`).
+/// The size in bytes of the segments that blocks between 1 MiB and 10 MiB share (`kLargeBuffer` in PyTorch's
+/// `CUDACachingAllocator`). `max_split_size_mb` must exceed this size, so only larger requests are candidates
+/// for its value.
 const LARGE_BUFFER: i64 = 20 << 20;
 
 /// The requests of all devices so far.
@@ -206,7 +207,7 @@ impl DeviceRequests {
         if row.reserved_bytes != self.reserved {
             self.reserved = row.reserved_bytes;
             self.requests.peak_reserved = self.requests.peak_reserved.max(row.reserved_bytes);
-            // In the replay, segments that the program frees are freed only at the next request.
+            // If the program freed segments, add nothing yet: the replay frees them only at the next request.
             if !self.emptied {
                 self.push(Kind::Reserved, [row.reserved_bytes, 0, 0]);
             }

@@ -38,7 +38,9 @@ const COLUMNS: Columns = Columns::of(&[
 /// The columns of the rows that make no request.
 const NONE: Columns = Columns::of(&["device", "event"]);
 
-/// The kinds of operations, with the numbers that the replaying program reads.
+/// The kinds of operations. The replaying program reads the value of each variant as the first number of an
+/// [`Operation`]. "Numbers" lists the further numbers in order; the remaining ones are 0. A slot is the index
+/// under which the program keeps a live allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i64)]
 pub enum Kind {

@@ -85,8 +85,8 @@ pub fn no_rank(path: &Path, rank: i32, ranks: impl IntoIterator<Item = i64>) -> 
     Error::usage(no_match(&format!("--rank {rank}"), path, "ranks", &list))
 }
 
-/// Returns the message for a selector that matches nothing in `path`. `list` has the possible values, which
-/// are of kind `kind`.
+/// Returns the message for a selector that matches nothing in `path`. `list` has the possible values, and
+/// `kind` is a word for them, such as `ranks`.
 #[must_use]
 pub fn no_match(selector: &str, path: &Path, kind: &str, list: &str) -> String {
     let list = if list.is_empty() { "none" } else { list };
@@ -149,7 +149,8 @@ impl Selectors {
         given
     }
 
-    /// Returns one line for each selector that matches nothing.
+    /// Returns one line for each selector that matches nothing. If each one matches something, but no moment
+    /// matches all of them, returns one line about all selectors.
     fn faults(&self, content: &Content, path: &Path) -> Vec<String> {
         let mut faults = Vec::new();
         let mut fault = |selector: String, kind: &str, list: String| {

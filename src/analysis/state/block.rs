@@ -6,16 +6,16 @@ use memtrace_trace::memory::MemoryKind;
 use crate::read::record::Record;
 use crate::read::symbols::Symbol;
 
-/// The owner of memory.
+/// The owner of a block of memory: the code that allocated it, and the role of the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Owner {
     /// The innermost op at the allocation.
     pub op: Symbol,
-    /// The module path.
+    /// The path of the module in which the memory was allocated, such as `GPT.h.0`.
     pub module: Symbol,
     /// The phase.
     pub phase: Symbol,
-    /// The role of the memory.
+    /// The role of the memory, such as a parameter or an activation.
     pub category: Category,
     /// The training step of the allocation; -1 before the first.
     pub step: i64,
@@ -27,7 +27,8 @@ impl Owner {
         Owner { op: row.op, module: row.module, phase: row.phase, category: row.category, step: row.step }
     }
 
-    /// Returns true if the owner has no op, no module and no category.
+    /// Returns true if the owner has no op, no module and no category. An op or a module that was recorded
+    /// without detail counts as missing.
     #[must_use]
     pub fn is_nobody(&self) -> bool {
         let is_unknown = |symbol| matches!(symbol, Symbol::NONE | Symbol::WITHOUT_DETAIL);

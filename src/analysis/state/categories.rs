@@ -3,8 +3,8 @@
 //! The traced process categorizes a block at its allocation, when it cannot know yet that the block is a
 //! parameter or a gradient. The Python side therefore writes a `tag` row later. In a trace without `tag`
 //! rows, the category follows from the phase and the lifetime of a block, by the rules of [`RULE`], and
-//! reports mark inferred categories with `*`. In a trace with io records, the category follows from the flow
-//! of data between ops ([`crate::profile`]), which is more precise.
+//! reports mark inferred categories with `*`. If a trace without `tag` rows has io records, the category
+//! follows from the flow of data between ops instead ([`crate::profile`]), which is more precise.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::read::record::Record;
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::block::{Block, Death};
 
-/// The rules of inference, as a note for the reader.
+/// The rules of inference for a trace with a forward phase, as a note that reports print.
 pub const RULE: &str = "* inferred, because the trace has no tags: parameter = allocated before the first forward pass and not by a \
                         matrix product, never freed; gradient = of a parameter's size, allocated in a backward pass, \
                         live after it";
@@ -51,11 +51,11 @@ const PRODUCTS: [&str; 12] = [
 /// The symbols of the phases and ops that the rules depend on.
 #[derive(Clone, Copy, Debug)]
 pub struct Phases {
-    /// `forward`
+    /// The symbol of the phase `forward`.
     pub forward: Symbol,
-    /// `backward`
+    /// The symbol of the phase `backward`.
     pub backward: Symbol,
-    /// `optimizer`
+    /// The symbol of the phase `optimizer`.
     pub optimizer: Symbol,
     products: [Symbol; PRODUCTS.len()],
 }
@@ -76,9 +76,9 @@ impl Phases {
 /// The highest steps with work so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct WorkedSteps {
-    /// The highest step with a row of a forward.
+    /// The highest step with a row in a forward pass.
     forward: Option<i64>,
-    /// The highest step with a row of a backward or an optimizer.
+    /// The highest step with a row in a backward pass or in an optimizer.
     trained: Option<i64>,
     /// The highest step with an OOM.
     failed: Option<i64>,
@@ -103,15 +103,16 @@ impl WorkedSteps {
         }
     }
 
-    /// Records the last step from the text of the end row.
+    /// Records the last completed step. The text of the end row has the number of completed steps.
     pub(super) fn end(&mut self, text: &str) {
         let steps = end_row::values(text).find(|(key, _)| *key == end_row::STEPS);
         self.ended = steps.and_then(|(_, steps)| steps.parse::<i64>().ok()?.checked_sub(1));
     }
 
-    /// Returns the last step with work. In a program that trains, this is the last step that trained or ran
-    /// out of memory. Work of other optimizers after the last step of the counted optimizer begins no further
-    /// step.
+    /// Returns the last step with work, or `None` before the first. Without training, this is the last step
+    /// with a forward pass. In a program that trains, it is the last step with a backward pass or an
+    /// optimizer, but not a step after the last completed one, because only other optimizers worked there. A
+    /// later step that ran out of memory counts, too.
     pub(super) fn last(self) -> Option<i64> {
         let Some(trained) = self.trained else { return self.forward };
         let ended = self.ended.filter(|ended| *ended >= 0).unwrap_or(trained);
@@ -124,7 +125,7 @@ impl WorkedSteps {
 pub struct Passes {
     /// The number of passes that have begun.
     pub(super) begun: u32,
-    /// True if memory of a GPU was allocated outside backward since the last pass began.
+    /// True if memory of a GPU was allocated outside backward since the last row in backward.
     outside: bool,
     in_backward: bool,
     /// The lowest `alloc_id` of the blocks that were born outside backward and freed in the first pass. The
@@ -136,8 +137,8 @@ impl Passes {
     /// Updates the passes with a row and its phase.
     pub(super) fn feed(&mut self, row: &Record, in_backward: bool) {
         if in_backward {
-            // Without an allocation since the last row in backward, this row continues the pass: rows of
-            // other threads interleave with it.
+            // After the first pass, this row begins a pass only if memory was allocated outside backward
+            // since the last row in backward. Otherwise, rows of other threads only interrupted the pass.
             self.begun += u32::from(self.begun == 0 || self.outside && !self.in_backward);
             self.outside = false;
         } else if row.event == EventName::Alloc {
@@ -166,7 +167,7 @@ pub(super) fn is_from_outside(block: &Block, phases: &Phases) -> bool {
 /// one map.
 #[derive(Clone, Debug, Default)]
 pub struct KnownCategories {
-    /// The categories, or `None` if there was no earlier reading that infers categories.
+    /// The categories, or `None` if no earlier reading inferred any. An empty map disables the rules.
     by_id: Option<Arc<FxHashMap<i64, Category>>>,
     rule: &'static str,
 }
@@ -186,25 +187,27 @@ impl KnownCategories {
         KnownCategories::new(inferred.map(|block| (block.id, block.owner.category)).collect(), rule)
     }
 
-    /// Returns true if no earlier reading has inferred categories.
+    /// Returns true if there is no map of categories, so that the rules infer them. With an empty map,
+    /// categories are not inferred at all.
     #[must_use]
     pub fn is_none(&self) -> bool {
         self.by_id.is_none()
     }
 
-    /// Returns true if an earlier reading inferred nothing, or there was no earlier reading.
+    /// Returns true if no category is stored.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.by_id.as_ref().is_none_or(|by_id| by_id.is_empty())
     }
 
-    /// Returns the rule that explains the categories.
+    /// Returns the note that explains the categories to the reader of a report; empty if there is none.
     #[must_use]
     pub fn rule(&self) -> &'static str {
         self.rule
     }
 
-    /// Sets the category of each block in `blocks` for which a category is stored.
+    /// Sets the category of each block in `blocks` for which a category is stored, and marks it as inferred
+    /// if it differs from the block's own category.
     pub fn apply(&self, blocks: &mut [Block]) {
         let Some(by_id) = &self.by_id else { return };
         for block in blocks {
@@ -219,7 +222,7 @@ impl KnownCategories {
 /// The state of a replay that the rules depend on.
 #[derive(Clone, Copy, Debug)]
 pub struct InferenceState {
-    /// The phases of a training step.
+    /// The symbols of the phases and ops.
     pub phases: Phases,
     /// The `seq` and step of the first row in a forward pass.
     pub first_forward: Option<(i64, i64)>,

@@ -39,12 +39,14 @@ pub struct DetailedSteps {
     has_more: bool,
     /// True if some step has no detail.
     has_off: bool,
-    /// The step in which detail began only after an OOM instead of at the start of the step.
+    /// The step in which detail began only after an OOM instead of at the start of the step. `stretches` does
+    /// not contain it.
     partly: Option<i64>,
 }
 
 impl DetailedSteps {
-    /// Processes the row of a mark. `step_before` is the highest step of the earlier rows.
+    /// Processes the row of a mark. `step_before` is the highest step of the earlier rows. It shows whether
+    /// the step had already begun before detail began.
     pub fn feed(&mut self, row: &Record, step_before: i64, symbols: &SymbolTable) {
         if *symbols.get(row.api) != *Api::Detail.as_str() {
             return;
@@ -78,7 +80,8 @@ impl DetailedSteps {
     pub fn is_every(&self, meta: &Meta) -> bool {
         let starts_on = match Detail::parse(&meta.detail) {
             Ok(detail) => detail.names(-1),
-            // An older trace has no such setting, and a newer version may write an unknown one.
+            // An older trace has no such setting, and a newer version may write an unknown one. Assume full
+            // detail in both cases.
             Err(_) => true,
         };
         starts_on && !self.has_off
@@ -146,8 +149,8 @@ impl DetailedSteps {
         self.stretches.get(at).is_some_and(|stretch| stretch.first <= step) || self.is_every(meta)
     }
 
-    /// Returns one line about a moment in `step` if that step has no detail. The line names a step that has
-    /// detail.
+    /// Returns one line for a report about a moment in `step`, or `None` if that step has detail. The line
+    /// names the detailed step to look at instead, if there is one.
     #[must_use]
     pub fn about(&self, step: i64, meta: &Meta) -> Option<String> {
         if self.is_every(meta) {
@@ -184,7 +187,8 @@ impl DetailedSteps {
         self.stretches.iter().map(|stretch| json!([stretch.first, stretch.last])).collect()
     }
 
-    /// Reads the marks of a whole trace, for a report that stops before the end of the trace.
+    /// Returns the detailed steps according to the marks of the whole trace, for a report that stops before
+    /// the end of the trace. A trace with full detail is not read.
     ///
     /// # Errors
     /// When the trace cannot be read.

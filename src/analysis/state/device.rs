@@ -13,11 +13,11 @@ use crate::state::block::{Block, Owner};
 pub struct Moment {
     /// The total, in bytes.
     pub bytes: i64,
-    /// The `seq` of the row.
+    /// The `seq` of the row that reached the total.
     pub seq: i64,
     /// The time, in ns since the start of the trace.
     pub ts_ns: i64,
-    /// The owner in the row.
+    /// The owner that the row names.
     pub owner: Owner,
     /// For a peak of device memory in use: the bytes that no traced call explains.
     pub untraced: i64,
@@ -184,7 +184,7 @@ impl Device {
         }
     }
 
-    /// Returns the peak of `metric`.
+    /// Returns the first moment in the window at which the total of `metric` was highest.
     #[must_use]
     pub fn peak(&self, metric: Metric) -> &Moment {
         &self.peaks[metric as usize]
@@ -228,8 +228,8 @@ impl Devices {
         None
     }
 
-    /// The devices without memory of the process, with its context and the memory of other processes there,
-    /// by their last sample.
+    /// Returns the devices on which the process has a context but no memory: the ordinal and, from the last
+    /// sample, the bytes of the context and the bytes of other processes.
     pub(super) fn contexts(&self) -> impl Iterator<Item = (i32, i64, i64)> {
         let contexts = self
             .early

@@ -39,7 +39,7 @@ pub const DEPTH: Flag = Flag {
 pub const APART: Flag =
     Flag::switch("apart", "List repeated layers separately: GPT.h.0, GPT.h.1, ... instead of GPT.h.*");
 
-/// The name of the group of the blocks of modules whose class is unknown.
+/// The group name for the blocks of modules whose class is unknown.
 pub const NO_TYPE: &str = "(unknown type)";
 
 /// A key by which blocks are grouped.
@@ -52,13 +52,13 @@ pub struct Key {
     apart: bool,
     /// The stacks of the trace, if the key needs them.
     stacks: Option<Arc<Stacks>>,
-    /// The repeated layers to join.
+    /// The repeated layers to join, or `None` to join nothing.
     layers: Option<Arc<Layers>>,
     /// The classes of modules, if the key needs them.
     classes: Option<Arc<ModuleClasses>>,
 }
 
-/// The blocks of one group.
+/// The sums over the blocks of one group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Group {
     /// The sum of the sizes of the blocks, in bytes.
@@ -107,22 +107,23 @@ impl Key {
         Key { stacks, ..self.clone() }
     }
 
-    /// Returns the key with the modules of a replay: their classes, and their repeated layers, unless
-    /// `--apart` is set.
+    /// Returns the key with the data that it needs about modules: the classes of the replay's modules for the
+    /// key `type`, and the repeated layers for the key `module`, unless `--apart` is set.
     #[must_use]
     pub fn on_modules(&self, replay: &Replay, blocks: &[Block]) -> Key {
         let classes = (self.name == "type").then(|| Arc::new(replay.classes.clone()));
         Key { classes, ..self.joining(&layers_of(replay, blocks)) }
     }
 
-    /// Returns the key with these repeated layers, unless `--apart` is set.
+    /// Returns the key with these repeated layers to join. Only the key `module` joins layers, and only
+    /// without `--apart`.
     #[must_use]
     pub fn joining(&self, layers: &Layers) -> Key {
         let layers = (self.name == "module" && !self.apart).then(|| Arc::new(layers.clone()));
         Key { layers, ..self.clone() }
     }
 
-    /// Returns true if the trace has stacks with Python lines.
+    /// Returns true if the key has stacks with Python lines. It has no stacks before [`Key::on`] adds them.
     #[must_use]
     pub fn has_lines(&self) -> bool {
         self.stacks.as_deref().is_some_and(Stacks::has_lines)
@@ -138,7 +139,7 @@ impl Key {
         matches!(self.name, "line" | "stack")
     }
 
-    /// Returns the name of the group of the blocks that lack this key.
+    /// Returns the group name for the blocks that lack this key, such as blocks without an op.
     #[must_use]
     pub fn missing(&self) -> &'static str {
         match self.name {
@@ -152,7 +153,7 @@ impl Key {
         }
     }
 
-    /// Returns the name of the group of a block.
+    /// Returns the name of the group to which a block belongs.
     #[must_use]
     pub fn of(&self, block: &Block, symbols: &SymbolTable) -> String {
         match self.name {
@@ -172,7 +173,8 @@ impl Key {
         text.unwrap_or_else(|| self.missing().to_owned())
     }
 
-    /// Returns the name of the group of an owner, for keys that depend only on the owner.
+    /// Returns the group name for the memory of an owner. The keys `size`, `line` and `stack` depend on the
+    /// block, so they need [`Key::of`].
     #[must_use]
     pub fn of_owner(&self, owner: &Owner, symbols: &SymbolTable) -> String {
         match self.name {
@@ -251,7 +253,7 @@ pub fn layers_of(replay: &Replay, blocks: &[Block]) -> Layers {
     replay.classes.layers(modules, &replay.symbols)
 }
 
-/// Adds to each group of modules the bytes of the groups below it.
+/// Sets `total` of each group of modules: its own bytes and the bytes of the groups below it.
 fn add_totals(groups: &mut FxHashMap<String, Group>) {
     let own: Vec<(String, i64)> = groups.iter().map(|(name, group)| (name.clone(), group.bytes)).collect();
     for (path, bytes) in own {

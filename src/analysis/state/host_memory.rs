@@ -88,7 +88,7 @@ impl Machine {
 /// A part of a process's memory, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// The name.
+    /// The name of the part, such as `heap`.
     pub name: String,
     /// The proportional share (PSS) of the process.
     pub pss: i64,
@@ -122,9 +122,9 @@ impl FullSample {
 /// The memory of a child process, in bytes; -1 if unknown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Child {
-    /// The name.
+    /// The name of the process, such as `pt_data_worker`.
     pub name: String,
-    /// The id.
+    /// The process id.
     pub pid: i64,
     /// The proportional share (PSS).
     pub pss: i64,
@@ -297,8 +297,9 @@ impl HostMemory {
         }
     }
 
-    /// Returns the quick sample at a moment, or `None` for a mark. For a peak of any metric, this is the
-    /// sample with the highest resident memory.
+    /// Returns the quick sample at a moment, or `None` if there is no sample or no such moment. For a peak of
+    /// any metric, this is the sample with the highest resident memory. A mark has no sample, so pass the
+    /// time of the mark instead (`NamedMoment::without_mark`).
     #[must_use]
     pub fn quick_at(&self, at: &NamedMoment) -> Option<&QuickSample> {
         let before = |ns: i64| {
@@ -306,7 +307,7 @@ impl HostMemory {
             self.quick.get(next.saturating_sub(1))
         };
         match at {
-            // Of several equal peaks, the first counts.
+            // `max_by_key` returns the last of several equal peaks, so reverse the order to get the first.
             NamedMoment::Peak(_) => self.quick.iter().rev().max_by_key(|sample| sample.rss),
             NamedMoment::End | NamedMoment::Exit => self.quick.last(),
             NamedMoment::Oom => before(self.oom_ns?),
@@ -350,8 +351,8 @@ impl HostMemory {
         self.quick.iter().min_by_key(|sample| (sample.when.ts_ns - ts_ns).abs())
     }
 
-    /// The sample of the children nearest to a moment. If it lacks their shares, the nearest one of as many children that
-    /// has them.
+    /// Returns the sample of the children that is nearest to a time. If the shares are unknown in that
+    /// sample, returns the nearest sample that has shares for the same number of children, if there is one.
     #[must_use]
     pub fn children_near(&self, ts_ns: i64) -> Option<&ChildrenSample> {
         let distance = |sample: &&ChildrenSample| (sample.when.ts_ns - ts_ns).abs();
@@ -360,15 +361,17 @@ impl HostMemory {
         self.children.iter().filter(is_same).min_by_key(distance).or(Some(nearest))
     }
 
-    /// The samples of the children that have their shares; all of them, if none has. Without children there is nothing
-    /// to share.
+    /// Returns the samples of the children in which the shares are known. If no sample with at least one
+    /// child has shares, returns all samples. A sample without children proves nothing, because its share is
+    /// always 0.
     pub fn children_with_shares(&self) -> impl Iterator<Item = &ChildrenSample> {
         let is_known = self.children.iter().any(|sample| sample.pss >= 0 && sample.processes > 0);
         self.children.iter().filter(move |sample| !is_known || sample.pss >= 0)
     }
 
-    /// Returns the highest resident memory plus the memory of the child processes at that time, or -1 without
-    /// a sample. Children in `traced` do not count, because they have their own traces.
+    /// Returns the highest sum of the resident memory and the memory of the child processes at the same time,
+    /// in bytes, or -1 without a sample. Children whose process id is in `traced` do not count, because they
+    /// have their own traces.
     #[must_use]
     pub fn peak_with_children(&self, traced: &[i64]) -> i64 {
         let with_children = self.children_with_shares().filter_map(|children| {
@@ -423,12 +426,12 @@ mod tests {
         assert_eq!(memory.quick_at(&NamedMoment::Time(15)), Some(first));
         assert_eq!(memory.quick_at(&NamedMoment::Time(0)), Some(first));
         assert_eq!(memory.quick_at(&NamedMoment::Oom), None);
-        // The second full sample lacks a part, and the third has only its total.
+        // The second full sample lacks a part, and the third has only its total, so the first is returned.
         assert_eq!(memory.full_with(second).map(|full| full.when.ts_ns), Some(12));
         assert_eq!(memory.full[0].parts[0].name, "heap");
         assert_eq!((memory.children[0].processes, memory.children[0].pss), (1, -1));
         assert_eq!(memory.children[0].largest[0].name, "pt_data_worker");
-        // The child's 7 bytes count, unless it has a trace of its own.
+        // The child's 7 bytes are added to the 100 bytes of the process, unless the child has its own trace.
         assert_eq!((memory.children[0].rss, memory.peak_with_children(&[])), (7, 300));
         let early = HostMemory { quick: vec![*first], full: Vec::new(), ..memory.clone() };
         assert_eq!((early.peak_with_children(&[]), early.peak_with_children(&[3])), (107, 100));
@@ -448,10 +451,11 @@ mod tests {
         ]);
         let near = |ts_ns| memory.children_near(ts_ns).map(|sample| (sample.when.ts_ns, sample.bytes()));
         assert_eq!([near(12), near(20), near(40)], [Some((10, 0)), Some((30, 50)), Some((30, 50))]);
-        // No sample of a single child has its share.
+        // The sample at 60 has one child without a share, and no other sample has one child, so the child's
+        // resident bytes are returned.
         assert_eq!([near(45), near(99)], [Some((41, 0)), Some((60, 20))]);
         assert_eq!(memory.peak_with_children(&[]), 150);
-        // Where shares are unknown of all children, their resident bytes count.
+        // Without the sample that has shares, the resident bytes of the children are returned.
         let unknown = memory.children.iter().filter(|sample| sample.pss <= 0).cloned().collect();
         let memory = HostMemory { children: unknown, ..memory };
         assert_eq!(

@@ -26,7 +26,7 @@ const MOST_SIZES: usize = 1 << 16;
 /// A step, or a slice of time, of one device. Sizes are in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Level {
-    /// The number of the step, or the index of the slice.
+    /// The number of the step; -1 for a slice of time.
     pub step: i64,
     /// The end, in ns since the start of the trace.
     pub ts_ns: i64,
@@ -38,8 +38,8 @@ pub struct Level {
     pub peak_owner: Owner,
     /// The bytes reserved by torch's allocator at the end.
     pub reserved: i64,
-    /// The bytes outside torch's allocator at the end: traced calls, other processes, and the remaining
-    /// memory.
+    /// The bytes outside torch's allocator at the end: the allocations of traced calls, the memory of other
+    /// processes, and `context`.
     pub outside: i64,
     /// The part of `outside` that belongs to other processes.
     pub others: i64,
@@ -75,7 +75,8 @@ impl Level {
         self.reserved.saturating_add(self.outside)
     }
 
-    /// Joins two slices. The result has the end of `later`, and the minimum and maximum over both slices.
+    /// Joins two adjacent slices. The result has the end of `later`, the lower `allocated`, and the higher
+    /// `peak` and `inputs`.
     fn join(self, later: Level) -> Level {
         let higher = if later.peak > self.peak { later } else { self };
         Level {
@@ -233,8 +234,8 @@ impl DeviceLevels {
         }
     }
 
-    /// Gives the levels before the first sample its memory without a traced call. A part of a rotated trace has
-    /// steps before its first sample, with a context that is as old as the process.
+    /// Adds the untraced memory of the first sample to all levels before that sample. A later part of a
+    /// rotated trace may have steps before its first sample, although the process already had its context.
     fn fill_before_sample(&mut self, untraced: i64) {
         let Level { others, context, .. } = self.now;
         for level in self.steps.iter_mut().chain(&mut self.slices).chain([&mut self.unfinished]) {
@@ -265,6 +266,7 @@ impl DeviceLevels {
 }
 
 /// Adds an input that was allocated in step `born` to the sums (`sign` 1), or removes it (-1), during `step`.
+/// An input from before the previous step is ignored.
 fn count_input(inputs: &mut [i64; 2], born: i64, step: i64, bytes: i64, sign: i64) {
     let age = usize::try_from(step.saturating_sub(born)).ok();
     if let Some(sum) = age.and_then(|age| inputs.get_mut(age)) {
@@ -285,7 +287,7 @@ pub struct Levels {
     pub devices: Vec<DeviceLevels>,
     /// The highest step so far; -1 before the first.
     pub step: i64,
-    /// The number of steps that another step followed.
+    /// The number of steps that ended because the next step began.
     pub ended: usize,
     /// The highest step with work.
     worked: i64,

@@ -13,7 +13,7 @@ use crate::state::block::{Block, Death};
 /// two.
 const RECENT: usize = 1 << 14;
 const FIRST_RECENT: usize = 1 << 6;
-/// The entry of `recent` for no block.
+/// Marks an entry of `recent` without a block.
 const NO_SLOT: u32 = u32::MAX;
 
 /// Blocks by id.
@@ -54,7 +54,7 @@ impl LiveBlocks {
         self.slot(id).is_some()
     }
 
-    /// Returns the slot of the block `id`.
+    /// Returns the slot of the block `id`, or `None` if the block is not live.
     #[inline]
     fn slot(&self, id: i64) -> Option<u32> {
         let slot = self.recent[self.recent_index(id)];
@@ -95,7 +95,7 @@ impl LiveBlocks {
         self.blocks.get_mut(slot as usize)
     }
 
-    /// Returns the removed block.
+    /// Returns a removed block, which stays in its slot only until the next insertion.
     pub(crate) fn removed(&self, removed: FreedSlot) -> Option<&Block> {
         self.blocks.get(removed.0 as usize)
     }

@@ -25,7 +25,7 @@ pub struct LiveRun {
     path: PathBuf,
     /// The processes of the run, in order of rank and start time.
     pub processes: Vec<LiveProcess>,
-    /// The files that are already open or completely read.
+    /// The files that were already found and whose meta row was read.
     known: FxHashSet<PathBuf>,
     /// The keys of the known processes.
     keys: FxHashSet<ProcessKey>,
@@ -35,7 +35,7 @@ pub struct LiveRun {
 pub struct LiveProcess {
     /// The meta row.
     pub meta: Meta,
-    /// The file that is being read.
+    /// The file that is being read or, after the end of the trace, was read last.
     pub path: PathBuf,
     /// The state after the last update.
     pub replay: Replay,
@@ -47,7 +47,7 @@ pub struct LiveProcess {
     pub levels: Levels,
     /// The number of lines that are not rows.
     pub skipped: u64,
-    /// True if the process's `end` row was read.
+    /// True if the last row read is the `end` row of the process, not of a part.
     pub ended: bool,
     /// The part being read. `None` before the first part and after the end of the last one, to limit the
     /// number of open files in a run with many processes.
@@ -246,7 +246,8 @@ impl LiveProcess {
             used.set(replay.ts_ns, device.totals.get(Metric::Used));
         })?;
         self.skipped += read.skipped;
-        // If an `exec` fails, the process goes on after its end row.
+        // Keep the file open after the end row of an `exec`, because the process continues if the `exec`
+        // fails.
         if self.ended && ending != Some(Some(Ending::Exec)) {
             self.reading = None;
         }

@@ -30,7 +30,8 @@ pub fn is_mark(row: &Record, symbols: &SymbolTable) -> bool {
 pub struct MarkName(pub String);
 
 impl MarkName {
-    /// Returns the name without its number, and the number.
+    /// Returns the name without its number, and the number, which is `None` in a name without `#` and a
+    /// number.
     #[must_use]
     pub fn split(&self) -> (&str, Option<u64>) {
         match self.0.rsplit_once('#') {

@@ -12,12 +12,13 @@ use crate::read::symbols::{Symbol, SymbolTable};
 
 /// The minimum number of numbered children of one class that count as layers.
 const FEWEST_OF_ONE_CLASS: usize = 2;
-/// Above this number, numbered children count as layers even if the classes of some or all are unknown.
+/// Above this number, numbered children count as layers even if the classes of some or all are unknown,
+/// unless the known classes differ.
 const MOST_APART: usize = 8;
 /// The `source` of ranges in traces without classes.
 const NO_CLASS: &str = "libmemtrace.so";
 
-/// The columns that [`ModuleClasses::feed`] needs of a `range_begin`.
+/// The columns that [`ModuleClasses::feed`] needs from a `range_begin` row.
 pub const RANGE_COLUMNS: Columns = Columns::of(&["api", "source", "name"]);
 
 /// The called modules of a trace, with the class of each.

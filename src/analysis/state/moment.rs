@@ -20,10 +20,10 @@ use crate::state::replay_trace::{Replayed, replay_trace, replay_until};
 pub enum NamedMoment {
     /// The moment with the highest value of this total.
     Peak(Metric),
-    /// The end of the script, before Python frees the objects that it holds. With a window, the last row of
-    /// the window.
+    /// The end of the script, before Python frees the objects that it holds, or the end of the window if that
+    /// is earlier.
     End,
-    /// The last row of the window.
+    /// The last row of the window or, without a window, of the trace.
     Exit,
     /// The last request that torch's allocator could not serve.
     Oom,
@@ -130,7 +130,7 @@ pub fn replay_to_moment(
             return replay_until(trace, columns, options, tracked, known, is_end, visit).map(Some);
         }
         NamedMoment::Time(ns) => {
-            // A replay alone does not need the time of a free or an op.
+            // Read the time of every row for `is_past`. The replay itself does not read it for frees and ops.
             let columns = columns.and(Columns::of(&["ts_ns"]));
             let is_past = |row: &Record, _: &Replay| row.ts_ns > *ns;
             return replay_until(trace, columns, options, tracked, known, is_past, visit).map(Some);
@@ -165,7 +165,8 @@ pub fn replay_to_moment(
     let waits = matches!(at, NamedMoment::Peak(Metric::Reserved | Metric::Used));
     let mut found = !waits;
     let stop = |row: &Record, _: &Replay| {
-        // Memory outside torch's allocator has no such later row.
+        // No block row has to follow if the peak is not at a segment's row but, for example, at memory
+        // outside torch's allocator.
         found |= row.seq == last && !matches!(row.event, EventName::SegmentAlloc | EventName::SegmentMap);
         let past = row.seq > last;
         let stop = past && found;
@@ -177,8 +178,12 @@ pub fn replay_to_moment(
     Ok(Some(replayed))
 }
 
-/// The row of the last OOM, or 0 without an OOM; the categories of the blocks that were live then, where rules infer
-/// them, and otherwise `known` as it is; and these blocks with their last tags.
+/// Returns the `seq` of the last OOM (0 without an OOM), the categories for a replay up to it, and blocks
+/// with their tagged categories:
+///
+/// - If `known` has the categories of an earlier reading: `known`, and no blocks.
+/// - If the rules infer categories: the categories of the blocks that were live at the OOM, and no blocks.
+/// - Otherwise: no categories, and the blocks that were live at the OOM, with their last tags.
 fn last_oom(
     trace: &TraceFile,
     options: &Options,
@@ -202,7 +207,8 @@ fn last_oom(
     let devices = replay.devices().iter().map(|device| device.ordinal);
     let blocks: Vec<Block> = devices.flat_map(|ordinal| oom.blocks(replay, ordinal)).collect();
     if !replay.infers() {
-        // A tag after the OOM disables the rules before the OOM, too.
+        // If the only tags are after the OOM, the replay up to the OOM does not see them. The empty map
+        // disables the rules there, too.
         return Ok((oom.seq, KnownCategories::of_blocks(&[], ""), blocks));
     }
     Ok((oom.seq, KnownCategories::of_blocks(&blocks, replay.rule()), Vec::new()))

@@ -94,7 +94,7 @@ impl OpSum {
         self.largest = self.largest.max(call.bytes);
     }
 
-    /// Adds the calls of another module.
+    /// Adds the calls of another op or module that has the same name in a report.
     pub fn join(&mut self, other: OpSum) {
         self.bytes += other.bytes;
         self.blocks += other.blocks;

@@ -24,12 +24,13 @@ pub const COLUMNS: Columns = Columns::of(&["ts_ns", "device", "op", "module", "a
 /// One call of an op, at its end.
 #[derive(Clone, Copy, Debug)]
 pub struct OpCall {
-    /// The index among all calls. Index 0 restarts the count.
+    /// The index among all calls. If a later call has index 0 again, the numbering restarted, and the earlier
+    /// calls do not count.
     pub index: usize,
     /// The op.
     pub op: Symbol,
-    /// The numbered name, which is the op or, if the overload is known, a name such as `mm.default` (without
-    /// namespace, with overload).
+    /// The name by which the calls are numbered. This is the op or, if the overload is known, the op without
+    /// its namespace and with the overload, such as `mm.default`.
     pub called: Symbol,
     /// The module whose forward began last.
     pub entered: Symbol,
@@ -39,7 +40,7 @@ pub struct OpCall {
     pub phase: Symbol,
     /// The step of the call.
     pub step: i64,
-    /// The number among the calls of the same name.
+    /// The number among the calls of the same name, from 0.
     pub number: u64,
     /// The change of `allocated` since the previous call, in bytes; `None` for the first call.
     pub delta: Option<i64>,
@@ -65,7 +66,7 @@ impl OpCall {
     }
 }
 
-/// The op of the previous row.
+/// The op that ended before the current op, which may be nested in the current op.
 struct Child {
     op: Symbol,
     overload: Symbol,
@@ -83,12 +84,12 @@ pub struct OpCalls {
     device: Option<i32>,
     /// The number of calls.
     pub count: usize,
-    /// The number of the next call at each start of the root module's forward.
+    /// The index of the first call after each start of the root module's forward.
     pub fw_start: Vec<usize>,
-    /// The number of the next call at each end of the root module's forward.
+    /// The index of the first call after each end of the root module's forward.
     pub fw_bw_boundary: Vec<usize>,
     numbers: FxHashMap<Symbol, u64>,
-    /// The numbered name of each op and overload.
+    /// The name by which calls are numbered ([`OpCall::called`]), for each op and overload.
     called: FxHashMap<(Symbol, Symbol), Symbol>,
     /// The module whose forward began last.
     entered: Symbol,
@@ -155,7 +156,7 @@ impl OpCalls {
         self.dispatched = true;
         self.numbers.clear();
         self.before = None;
-        // If a forward is running, its start becomes this op.
+        // A forward that is already running counts as started at this op.
         let running = self.fw_start.len() > self.fw_bw_boundary.len();
         self.fw_start = if running { vec![0] } else { Vec::new() };
         if !running {
@@ -165,8 +166,8 @@ impl OpCalls {
         self.count = 0;
     }
 
-    /// Processes the begin or end of a module's forward. The markers of `MemoryTracker` for the root module
-    /// hold the number of the next call.
+    /// Processes the begin or end of a module's forward. For the root module, stores the index of the next
+    /// call, as `MemoryTracker` does in its markers.
     fn module(&mut self, row: &Record, replay: &Replay) {
         if replay.symbols.get(row.api).as_ref() != Api::Module.as_str() {
             return;
@@ -188,7 +189,8 @@ impl OpCalls {
             &mut self.child,
             Child { op: row.op, overload: row.name, module: row.module, start_ns },
         );
-        // In a trace with only outermost ops, the previous op is not nested in this op.
+        // The previous op is nested in this op if it did not start earlier. In a trace with only outermost
+        // ops, no op is nested.
         let has_child = child.start_ns >= start_ns;
         let is_mode = (has_child || self.dispatched) && replay.symbols.get(row.op).as_ref() == DISPATCH_MODE;
         if is_mode && !self.dispatched {

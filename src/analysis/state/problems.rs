@@ -49,7 +49,7 @@ pub struct Problems {
     pub wrong_sizes: u64,
     /// The number of allocations at addresses where another block is live.
     pub overlaps: u64,
-    /// The number of rows at which the allocated bytes start to exceed the reserved bytes.
+    /// The number of block allocations at which the allocated bytes start to exceed the reserved bytes.
     pub above_reserved: u64,
     /// True if the last row is not an `end` row.
     pub unfinished: bool,

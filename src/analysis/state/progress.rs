@@ -79,7 +79,7 @@ impl Progress {
     /// Adds a row, after the replay processed it. `total`, in bytes, is the total whose peak is kept per
     /// step.
     pub fn feed(&mut self, row: &Record, replay: &Replay, total: i64) {
-        // Segments that a process frees at its exit belong to no step and no phase.
+        // These rows show no step and no phase. For example, a process frees segments at its exit.
         let silent = !has_current_step(row.event)
             || matches!(row.event, EventName::SegmentFree | EventName::SegmentUnmap | EventName::End);
         if !silent && self.phases.grid.has(replay.ts_ns) {
@@ -91,8 +91,9 @@ impl Progress {
         }
     }
 
-    /// Returns the time range to show first: the range of the steps if it is a small part of `whole` and
-    /// contains the peak, otherwise `whole`.
+    /// Returns the time range to show first. If the steps take less than three fifths of `whole` and contain
+    /// the peak, this is the range of the steps with a margin; otherwise, it is `whole`. A run with a single
+    /// step gets `whole`, too, unless the step has an out-of-memory error.
     #[must_use]
     pub fn initial_range(&self, whole: (i64, i64), peak_ns: i64) -> (i64, i64) {
         let steps = &self.steps.steps;

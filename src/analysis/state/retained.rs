@@ -2,7 +2,8 @@
 //! rows with the api `retained`.
 //!
 //! Each search writes a row for each holder, then a row for the search. The texts of these rows are JSON
-//! objects (docs/trace-format.md). A row that is not valid, or lacks a field, is ignored.
+//! objects (docs/trace-format.md). A row that is not valid or lacks a field is ignored, and so is the row
+//! that a search writes when it begins.
 
 use std::ops::ControlFlow;
 
@@ -27,7 +28,7 @@ const MOST_HOLDERS: usize = 64;
 pub struct Holder {
     /// The description in the terms of the program: ``list `losses` (train.py:41)``.
     pub holder: String,
-    /// The verdict of the search: `grows`, `traceback`, `old` or `recent`.
+    /// The verdict of the search: `grows`, `traceback`, `window` (bounded), `old` or `recent`.
     pub verdict: String,
     /// The bytes of the blocks that the holder keeps.
     pub bytes: i64,
@@ -47,8 +48,9 @@ pub struct Holder {
     value: Value,
 }
 
-/// Joins the parts of a variable that hold tensors from before training, such as the dicts of a checkpoint. Each
-/// part alone may be too small to matter. The joined holder replaces its parts.
+/// Joins the holders that are parts of one variable and hold tensors from before training, such as the dicts
+/// of a checkpoint. One joined holder replaces these parts, each of which may be too small to matter alone.
+/// Other holders are returned unchanged.
 #[must_use]
 pub fn with_whole_variables(holders: &[Holder]) -> Vec<Holder> {
     let mut joined: Vec<Holder> = Vec::new();
@@ -242,7 +244,7 @@ impl Holder {
     }
 }
 
-/// The columns that [`RetainedSearches::feed_row`] needs of a mark.
+/// The columns that [`RetainedSearches::feed_row`] needs from the row of a mark.
 pub const MARK_COLUMNS: Columns = Columns::of(&["api", "name", "step"]);
 
 /// The searches of a process.
@@ -261,7 +263,8 @@ impl RetainedSearches {
         }
     }
 
-    /// Processes the text of a row.
+    /// Processes the text of a row. The row of a search follows the rows of its holders, so holders wait in
+    /// `pending` until then.
     pub(crate) fn feed(&mut self, text: &str) {
         let Ok(value) = serde_json::from_str::<Value>(text) else { return };
         let Some(number) = value["walk"].as_i64() else { return };
@@ -362,7 +365,8 @@ mod tests {
             part("ckpt['optim']['state'][*]['exp_avg']", -1, 1000),
             part("other['model']", -1, 800),
             part("ckpt['model']", -1, 700),
-            // The first was made in a step; the others belong to an object. They stay apart.
+            // The tensors of the first part are from step 0, and the other two are attributes of an object,
+            // so these three are not joined.
             part("ckpt['outputs']", 0, 600),
             part("self.cache['model']", -1, 500),
             part("self.cache['state']", -1, 400),
@@ -389,7 +393,8 @@ mod tests {
             "3.00 MiB a step: list `losses` (train.py:41) keeps 120 autograd graphs, 360.00 MiB of steps 0-119"
         );
         assert_eq!(first.moment(), "step 120: the program ended");
-        // Of nine steps, eight were kept when the search ran in the ninth.
+        // 8 MiB of the eight steps 0-7 are 1 MiB a step, and so are 8 MiB of four steps in 0-6. Without a
+        // distance between the first and the last step, there is no rate.
         let of = |steps: i64, last: i64| {
             let value = json!({
                 "walk": 1, "holder": "x", "verdict": "grows", "bytes": 8 << 20, "tensors": 8, "graphs": 0, "nodes": 0,

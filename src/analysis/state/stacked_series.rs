@@ -67,7 +67,8 @@ impl StackedSeries {
         }
     }
 
-    /// Adds `delta` bytes to each owner in `owners` from row `born` on, which is the allocation of the block.
+    /// Adds `delta` bytes to each owner in `owners` from the row `born` on, in which the block was allocated.
+    /// `ts_ns` and `seq` are the time and the number of the row that corrects the owner.
     pub(crate) fn correct(&mut self, ts_ns: i64, seq: i64, born: i64, owners: &[usize], delta: i64) {
         if ts_ns > self.grid.start_ns && !self.grid.has(ts_ns) {
             return;

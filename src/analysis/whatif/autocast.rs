@@ -77,7 +77,8 @@ const LEAST_CAST: i64 = 64 << 10;
 /// The minimum number of modules with a cast. Fewer may be a coincidence.
 const FEWEST_CASTS: usize = 2;
 
-/// The op that computes a loss over tokens. Autocast does not see the softmax inside it.
+/// The op that computes a loss over tokens. Autocast does not cast the input of the softmax inside it, so the
+/// softmax has the type of the logits.
 const CROSS_ENTROPY: &str = "aten::cross_entropy_loss";
 
 /// The way in which an op chooses the type of its result.
@@ -90,7 +91,7 @@ enum Kind {
 }
 
 fn kind(name: &str) -> Kind {
-    // Batch norm follows the type of its input.
+    // Unlike the other norms, batch norm does not run in float32: its result has the type of its input.
     if name.contains("batch_norm") || name.contains("BatchNorm") {
         return Kind::Follows(false);
     }
@@ -105,7 +106,8 @@ fn kind(name: &str) -> Kind {
     Kind::Follows(OF_SEVERAL.iter().any(|end| name.ends_with(end)))
 }
 
-/// The changes that autocast makes in a step. `u32` numbers of blocks are indices of [`Step::lives`].
+/// The changes that autocast makes in a step. Blocks are given by their index in [`Step::lives`] (in `halved`
+/// by their id), births and deaths by the index of an allocation.
 #[derive(Default)]
 pub(super) struct Autocast {
     /// The ids of the blocks that shrink to half their size.
@@ -189,8 +191,9 @@ pub(super) fn find(step: &Step, rules: &SizeRules<'_>, symbols: &SymbolTable, ph
     types.found
 }
 
-/// Returns true if modules of a step cast the result of the op before them to twice its size. That shows a
-/// model in 16 bits whose norms or loss run in float32: in a float32 model, such a cast is a no-op.
+/// Returns true if at least [`FEWEST_CASTS`] modules of a step cast the previous large block to twice its
+/// size. Such casts show a model in 16 bits whose norms or loss run in float32: in a float32 model, they are
+/// no-ops.
 pub(super) fn casts_up(step: &Step, rules: &SizeRules<'_>, phases: &Phases) -> bool {
     let mut made: Option<&Life> = None;
     let mut modules = FxHashSet::default();
@@ -393,7 +396,8 @@ impl<'a> Types<'a> {
         !is_backward && !is_of_loss && op.phase == self.phases.backward && self.kind(op.name) == Kind::Float
     }
 
-    /// Casts the weights of a product, once per forward. The copies are saved for the backward.
+    /// Casts the weights of a product, once per module and step. The copies live until the module's last
+    /// product in the backward ends or, without one, until the end of the forward.
     fn cast_weights(&mut self, op: &Call) {
         if !self.has_cast_weights.insert(op.module) {
             return;
@@ -409,7 +413,8 @@ impl<'a> Types<'a> {
         }
     }
 
-    /// Casts an input that is in float32. The copy is saved instead of the input.
+    /// Adds the 16-bit copy of a product's input that is in float32. If the product saves its input for the
+    /// backward, it now saves the copy, and the input is freed after the product.
     fn cast_input(&mut self, op: &Call) {
         let Some(size) = self.input_of.get(&op.module).copied() else { return };
         let saved = self.input(op.from, size, true);
@@ -418,8 +423,8 @@ impl<'a> Types<'a> {
             return;
         }
         self.casts_input.insert(op.module);
-        // A block that is freed in the forward was not saved: the product has saved a copy that it made
-        // itself.
+        // The copy lives until the backward only if the product saved its input. If the input is freed in the
+        // forward, the product saved a copy of its own, and this copy ends with the op.
         let freed_in = self.step.op(self.life(input).freed_by).map(|freeing| freeing.phase);
         let end = match self.backward_end.get(&op.module) {
             Some(end) if freed_in == Some(self.phases.backward) => *end,
@@ -441,7 +446,8 @@ impl<'a> Types<'a> {
         if self.weights.contains_key(&op.module) {
             return false;
         }
-        // The other operand belongs to this module, or existed before its call.
+        // The other operand is the latest other live block of this size that this module allocated, or that
+        // existed before the call of the module.
         let call = self
             .step
             .modules

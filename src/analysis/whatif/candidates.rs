@@ -232,8 +232,8 @@ fn checkpoint_code(patterns: &str) -> Vec<String> {
     code
 }
 
-/// Returns a loop that checkpoints the modules of a pattern. A path that is not a Python expression is
-/// searched for by name.
+/// Returns the lines that checkpoint the modules of a pattern: one or two nested loops or, for any other
+/// pattern, a search by name.
 fn loop_over(pattern: &str) -> Vec<String> {
     const SET: &str = "block.forward = partial(checkpoint, block.forward, use_reentrant=False)";
     let mut levels = pattern.split('.');
@@ -249,7 +249,8 @@ fn loop_over(pattern: &str) -> Vec<String> {
             container.push_str(&format!(".{level}"));
         }
     }
-    // Plain loops must end at the module, and at most two are nested.
+    // Loops are written only if every level is `*` or a Python name, the last level is `*`, and at most two
+    // levels are `*`.
     let is_known = is_plain && pattern.ends_with('*') && (1..=2).contains(&loops.len());
     if !is_known {
         return vec![

@@ -170,7 +170,8 @@ fn batch(text: &str) -> Result<Change> {
             "--batch {text}: expected a factor that starts with x, such as x2 or x1/2, at most x1000 and not x1"
         ))
     };
-    // A bare number reads as a batch size, which the trace does not know.
+    // A number without `x` is refused, because it looks like the new size of the batch, and the trace does
+    // not have the old one.
     let factor = text.strip_prefix('x').ok_or_else(bad)?;
     let (times, parts) = factor.split_once('/').unwrap_or((factor, "1"));
     let number = |part: &str| part.trim().parse::<i64>().ok().filter(|number| (1..=1000).contains(number));

@@ -4,8 +4,9 @@
 //! `torch.utils.checkpoint` keeps the inputs of a call. At the first backward function of the call that needs
 //! a saved tensor, it runs the forward again, up to the last saved tensor.
 //!
-//! If the program has one checkpoint around several of the modules, its backward holds what all of them have computed again. A
-//! checkpoint of each module then changes those second calls.
+//! If the program already has one checkpoint around several of the modules, the blocks of all their second
+//! forwards are live at once in its backward. A checkpoint of each module then changes these second forwards,
+//! too.
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -57,16 +58,17 @@ struct Recomputed<'a> {
     phases: &'a Phases,
     /// The last request that ran out of memory, as the number of allocations before it.
     oom: Option<u32>,
-    /// The op by which autograd sums a gradient to the shape of its input.
+    /// `aten::sum`, with which autograd reduces a gradient to the shape of a broadcast input.
     sum: Symbol,
-    /// For each op: the number of such sums at the end of its allocations.
+    /// For each op: how many of its last allocations are such sums.
     sums: FxHashMap<u32, u32>,
     above: ModulesAbove<'a>,
     /// For each module: the birth of the first block of the step that its backward frees.
     first_saved: FxHashMap<Symbol, u32>,
     /// The beginnings of the second calls in the backward, in order.
     again: Vec<u32>,
-    /// The latest backward of the second calls so far that have one checkpoint together.
+    /// The latest start of a backward among the second calls so far that share a checkpoint. A second call
+    /// that begins earlier shares it, too.
     shared_until: u32,
 }
 
@@ -102,8 +104,10 @@ impl<'a> Recomputed<'a> {
             .is_some_and(|oom| call.to <= oom && life.death > oom && self.step.op(life.freed_by).is_none())
     }
 
-    /// Returns true for a second call whose backward, which begins at `backward`, comes before the next second call, and which
-    /// itself comes after the backward of the one before: its module has a checkpoint of its own. The calls must be in order.
+    /// Returns true if `call` is a second call whose module already has a checkpoint of its own, so that
+    /// nothing changes for it. Such a call has its backward, which begins at `backward`, before the next
+    /// second call begins, and it begins after the backwards of all calls that share a checkpoint. The calls
+    /// must be passed in order.
     fn has_own_checkpoint(&mut self, call: &Call, backward: u32) -> bool {
         if call.phase != self.phases.backward {
             return false;
@@ -153,7 +157,7 @@ impl<'a> Recomputed<'a> {
             let death = self.end_of_use(life);
             curve.set_lives(*index, &[(life.birth, call.to), (at.min(death), death)]);
         }
-        // The highest total of the second forward, which stops at the last tensor that the backward needs.
+        // The highest total of the second forward, which stops after the last tensor that the backward needs.
         let again = kept.born.iter().filter(|index| self.life(**index).birth <= last.birth);
         let spans = again.map(|index| (self.life(*index), curve.sizes[*index as usize]));
         let highest = highest(spans.map(|(life, bytes)| (life.birth, life.death, bytes)));

@@ -36,8 +36,8 @@ pub(super) fn apply(
     phases: &Phases,
 ) -> u64 {
     let mut losses = losses(step, symbols, phases);
-    // The losses by the size of their logits, in order of birth. Logits in 16 bits have half the size and are
-    // cast first.
+    // The losses by the size of their logits, in order of birth. Each loss is also listed under half the
+    // size, because logits in 16 bits are cast to float32 first.
     let mut by_size: FxHashMap<i64, Vec<usize>> = FxHashMap::default();
     for (index, loss) in losses.iter().enumerate() {
         for size in [loss.size, loss.size / 2] {

@@ -8,7 +8,7 @@
 pub(super) struct Claim {
     pub(super) from: u32,
     pub(super) to: u32,
-    /// The number of the op.
+    /// The op, as the caller of [`Claims::claim`] numbers it.
     pub(super) call: u32,
 }
 
@@ -17,7 +17,7 @@ pub(super) struct Claim {
 pub(super) struct Claims {
     /// The number of rows.
     rows: u32,
-    /// The rows that are earlier than all later rows, as time and number. Both increase.
+    /// The rows that are earlier than all later rows, as time and index. Both increase.
     lowest: Vec<(i64, u32)>,
     /// The claims in the order of their rows. No two claims share a row.
     claims: Vec<Claim>,

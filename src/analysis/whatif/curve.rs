@@ -191,7 +191,7 @@ pub(super) fn highest(blocks: impl IntoIterator<Item = (u32, u32, i64)>) -> i64 
     for (birth, death, bytes) in blocks {
         events.extend([(birth, bytes), (death, bytes.wrapping_neg())]);
     }
-    // At the same allocation, frees come first.
+    // At the same allocation, the sort puts frees first, because their bytes are negative.
     events.sort_unstable();
     let (mut now, mut highest) = (0i64, 0i64);
     for (_, bytes) in events {

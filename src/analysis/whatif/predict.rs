@@ -60,9 +60,9 @@ pub struct OpsAgain {
     pub ops: u64,
     /// The number of op calls in the whole forward and backward of that step.
     pub of: u64,
-    /// True if the step has a backward and is not the first step, in which programs set things up.
+    /// True if the step has a complete backward and is not the first step, in which programs set things up.
     pub is_steady: bool,
-    /// True if the step has a backward.
+    /// True if the step has a backward and did not run out of memory.
     pub has_backward: bool,
     /// True if one of these modules runs a batch norm.
     pub has_batch_norm: bool,
@@ -171,7 +171,7 @@ impl ChosenModules {
 pub(crate) struct Predictor<'a> {
     lists: &'a [Vec<Change>],
     rounding: Rounding,
-    /// The device that the options select.
+    /// The device that the options select; `None` for all devices.
     only: Option<i32>,
     most_rows: usize,
     /// For each device: the time grid on which the curve under each list is wanted.
@@ -438,7 +438,8 @@ impl Contents {
     }
 
     /// Returns true if the modules of a group call no other modules and have several classes, such as a
-    /// convolution, a norm and a ReLU. Each of them alone keeps little besides its input.
+    /// convolution, a norm and a ReLU. A checkpoint of each would save little, because each keeps little
+    /// besides its input, which the checkpoint keeps, too.
     fn is_sequence_of_ops(&self, group: &str, symbols: &SymbolTable) -> bool {
         let mut classes = FxHashSet::default();
         for name in &self.names {
@@ -655,8 +656,9 @@ impl DevicePrediction {
             }
             if let [Change::Checkpoint(patterns)] = &changes[..] {
                 let found = ops_again(step, patterns, inside, symbols, phases);
-                // The last of the best steps is kept. The first step of a run sets things up, and a step that
-                // ran out of memory has no end.
+                // Keeps the counts of the best step, and of equally good steps those of the last one. The
+                // first step sets things up, and a step that ran out of memory has no complete backward, so
+                // both are worse.
                 let rank = |again: &OpsAgain| (again.ops > 0, again.has_backward, again.is_steady);
                 if rank(&found) >= rank(&outcome.again) {
                     outcome.again = found;

@@ -124,12 +124,13 @@ impl ChangedRequests {
         for (from, to, bytes) in curve.more() {
             self.next_own -= 1;
             let change = |at, event| Change { at, event, id: self.next_own, bytes, stream: 0, pool: 0 };
-            // A block that lives longer has another entry in the next step.
+            // A block that outlives the step is freed here. The next step requests its memory again, as
+            // another block.
             let to = to.min(step.end());
             if from < to {
                 changes.extend([change(from, Event::Birth), change(to, Event::Death)]);
             } else {
-                // After the last allocation of the step, the death would come before the birth.
+                // At the end of the step, the sort would put the death before the birth.
                 changes.push(change(from, Event::Spike));
             }
         }

@@ -19,7 +19,8 @@ use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::block::Owner;
 use crate::state::categories::Phases;
 
-/// One unit in one pass, or the rest of the model. Times are indices of allocations.
+/// One call of an FSDP unit (a module that is gathered as a whole), or the rest of the model. Times are
+/// indices of allocations.
 #[derive(Clone, Debug, Default)]
 struct Unit {
     /// The first allocation of its forward, and the allocation after the last one.
@@ -167,8 +168,10 @@ impl Gather<'_> {
             curve.add_block(*from, *to, unit.whole);
             let whole = self.reduce(curve, unit, *to);
             curve.add_block(*to, next.map_or(end, |(_, (_, to))| *to).max(*to), buffer(unit));
-            // The gradients exist until they are copied. If the next unit begins at `to`, the total before
-            // the allocation `to` includes that unit already.
+            // The whole gradients are live until they are copied, so they add a spike at `to`. If the next
+            // unit begins at `to`, the total before `to` lacks the next unit's buffer, which is freed there
+            // (`now`). It already includes the next unit's parameters and the buffer of the unit after it,
+            // which do not exist yet (`then`).
             let (now, then) = match next {
                 Some((next, (from, _))) if from == to => {
                     (buffer(next), next.whole.wrapping_add(after.map_or(0, |(unit, _)| buffer(unit))))

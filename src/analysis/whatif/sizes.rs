@@ -52,7 +52,8 @@ pub(super) struct SizeRules<'a> {
     largest: FxHashMap<u32, i64>,
     /// The ids of the blocks that autocast halves.
     pub(super) halved: FxHashSet<i64>,
-    /// True if the run computes in 16 bits already, so that which blocks are float32 is unknown.
+    /// True if the run computes in 16 bits already. It is then unknown which blocks are float32, so
+    /// [`Change::Bfloat16`] changes no sizes.
     pub(super) is_half: bool,
     /// True if a sharded model gathers its parameters in this step.
     has_gathers: bool,
@@ -64,7 +65,7 @@ pub(super) struct SizeRules<'a> {
 /// The traits of ops, by name. They are determined once for all steps.
 pub(super) type Traits = FxHashMap<Symbol, OpTraits>;
 
-/// What the name of an op reveals about the sizes of its blocks.
+/// The facts about the sizes of an op's blocks that its name reveals.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct OpTraits {
     has_statistics: bool,
@@ -180,14 +181,16 @@ impl<'a> SizeRules<'a> {
         if fixed.contains(&life.owner.category) || life.owner.phase == self.phases.optimizer {
             return false;
         }
-        // The gradients of gathered parameters have sizes that no parameter of a module has.
+        // No parameter of a module has the size of the gradients of gathered parameters, so these gradients
+        // cannot be recognized by their size. In a step with gathered parameters, no temporary of the
+        // backward grows with the batch.
         let is_gradient =
             life.owner.phase == self.phases.backward && life.owner.category == Category::Temporary;
         if self.has_gathers && (is_gradient || self.is_gathered(step, life)) {
             return false;
         }
         let call = self.call_traits(step, life);
-        // A copy of a weight in another type, as autocast makes it.
+        // The copy of a weight in another type, which autocast makes, does not grow with the batch.
         let is_cast_weight = self.is_cast(step, life)
             && (self.parameters.contains(&(life.born_in, life.requested.saturating_mul(2)))
                 || self.is_like_parameter(life));
@@ -265,8 +268,8 @@ impl<'a> SizeRules<'a> {
             Change::StepInBackward if self.is_of_step(life) => 0,
             Change::Bfloat16 if self.is_half => size,
             Change::Bfloat16 if is_packed && life.owner.category == Category::OptimizerState => size,
-            // It is unknown whether data shrinks with the change, so it keeps its size. For a larger batch,
-            // it is assumed to grow, to be safe.
+            // It is unknown whether a data set on the GPU shrinks with the change, so it keeps its size. It
+            // is assumed to grow with a larger batch, to be safe.
             Change::Bfloat16 | Change::Batch(1, _) if self.is_data(life) => size,
             Change::Bfloat16 if self.is_float(step, life) => size / 2,
             Change::Autocast if self.halved.contains(&life.id) => size / 2,

@@ -28,7 +28,7 @@ pub(crate) fn with_columns(wanted: Wanted) -> Wanted {
         .plus(EventName::RangeEnd, CALL)
 }
 
-/// The call of a block that no op allocated, or that no op freed.
+/// The value of [`Life::call`] if no op allocated the block, and of [`Life::freed_by`] if no op freed it.
 pub(super) const NO_CALL: u32 = u32::MAX;
 /// The death of a block that is live at the end of the step.
 pub(super) const ALIVE: u32 = u32::MAX;
@@ -44,7 +44,7 @@ pub(super) struct Life {
     pub(super) id: i64,
     /// The index of the allocation or opening row that made the block; 0 for a block from an earlier step.
     pub(super) birth: u32,
-    /// The index of the first allocation after the block was freed.
+    /// The index of the first allocation after the block was freed; [`ALIVE`] if it is not freed in the step.
     pub(super) death: u32,
     /// True if an earlier step, or an earlier part of the trace, allocated the block.
     pub(super) is_older: bool,
@@ -129,7 +129,7 @@ pub(super) struct Step {
     pub(super) modules: Vec<Call>,
     /// The blocks that were freed, in order: indices of `lives`.
     pub(super) frees: Vec<u32>,
-    /// The allocation before which the optimizer's step begins.
+    /// The allocation before which the optimizer's step begins; `None` if no optimizer runs.
     pub(super) optimizer_at: Option<u32>,
     /// The total at the end, in bytes.
     pub(super) end_allocated: i64,
@@ -202,8 +202,9 @@ impl StepRecorder {
         self.device
     }
 
-    /// Updates the current step from a row. Returns true if the row begins another recorded step. The caller
-    /// must then call [`StepRecorder::next`] before [`StepRecorder::feed`].
+    /// Updates the current step from a row. Returns true if the row begins another recorded step; false also
+    /// if the rows so far are too few for a step of their own (see [`BLOCKS_PER_ROW`]). If true, the caller
+    /// must call [`StepRecorder::next`] before [`StepRecorder::feed`].
     pub(super) fn begins(&mut self, step: i64) -> bool {
         let is_later = step > self.step;
         self.step = self.step.max(step);

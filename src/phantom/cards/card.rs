@@ -66,7 +66,7 @@ impl Card {
         let edits_of = |card: &Card| {
             let whole = bare(card.id);
             let family = bare(card.id.split(['-', ':']).next().unwrap_or(card.id));
-            // A slice is a match only if the word names a slice.
+            // Slices match worse than whole cards unless the word itself names a slice (`:`).
             let slice = usize::from(card.is_slice() && !word.contains(':')) * 8;
             let contained = word.len() > 2 && (whole.contains(&word) || word.contains(&whole));
             let edits = distance(&word, &whole).min(distance(&word, &family));
@@ -207,9 +207,9 @@ mod tests {
         }
     }
 
-    /// The memory outside PyTorch's allocator when published programs ran out of memory: GiB in use, GiB
-    /// allocated, and MiB reserved but unallocated, from PyTorch's error text. Both GiB values have two
-    /// decimals.
+    /// Out-of-memory errors that programs published: the card, the GiB in use by the process, the GiB that
+    /// PyTorch allocated, and the MiB that PyTorch reserved but did not allocate. PyTorch prints the GiB
+    /// values with two decimals.
     const OUT_OF_MEMORY: [(&str, f64, f64, f64); 22] = [
         ("t4", 14.67, 14.55, 23.38), // https://github.com/hpcaitech/Open-Sora/issues/697
         ("t4", 4.11, 3.72, 264.21),  // https://github.com/Zheng-Chong/CatVTON/issues/133

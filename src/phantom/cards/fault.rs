@@ -42,7 +42,7 @@ pub enum FaultKind {
     Lost,
 }
 
-/// The moment of a fault, counted per process.
+/// When a fault occurs. Steps, bytes and calls are counted in each process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Moment {
     /// At this training step, as the tracer counts steps.
@@ -60,12 +60,12 @@ pub enum Moment {
 pub struct Fault {
     /// The request as the user typed it.
     pub text: String,
-    /// The kind.
+    /// What fails.
     pub kind: FaultKind,
-    /// The number of allocation calls that fail; `None` for a single request of an allocator, including its
-    /// retries.
+    /// The number of allocation calls that fail. `None` makes a single request of the program's allocator
+    /// fail, including the retries of this request.
     pub times: Option<u32>,
-    /// The moment.
+    /// When the fault occurs.
     pub moment: Moment,
     /// The card on which the fault occurs; `None` for any card.
     pub card: Option<u32>,

@@ -12,7 +12,8 @@ const MIB: u64 = 1 << 20;
 pub const MAX_DEVICES: u32 = 32;
 /// The size of the address range of all devices together, in bytes.
 pub const ADDRESSES: u64 = 32 << 40;
-/// The maximum memory of a device in bytes. Segments that PyTorch expands reserve 9/8 of it for each pool.
+/// The maximum memory of a device in bytes. With expandable segments, PyTorch reserves addresses for 9/8 of
+/// the memory in each pool, so the limit is far below the size of the address range.
 const MAX_MEMORY: u64 = 8 << 40;
 
 /// The simulated devices: a preset with the user's changes. All devices are identical.
@@ -60,7 +61,7 @@ pub enum SpecError {
         /// The valid values.
         expected: &'static str,
     },
-    /// A request for several slices of a card, of which CUDA shows a process only one.
+    /// A request for several slices of a card. CUDA shows a process only one slice.
     SeveralSlices,
     /// The context and the other processes leave no free memory.
     NothingFree,
@@ -191,7 +192,8 @@ impl Spec {
         Ok(spec)
     }
 
-    /// Returns the same card with every kernel loaded at the start, unless the request sets the context.
+    /// Adds the memory of all kernels to the context, as CUDA does if it loads every kernel at the start. A
+    /// context that the request sets stays as it is.
     #[must_use]
     pub fn with_eager_loading(mut self) -> Self {
         if self.context_range.0 < self.context_range.1 {
@@ -211,8 +213,8 @@ impl Spec {
         [free(self.context), free(self.context_range.1), free(self.context_range.0)]
     }
 
-    /// Returns the number of bits of the address range of each device: of one TiB, or of the next power of two
-    /// above the memory and an eighth more.
+    /// Returns the number of address bits of each device: enough for 9/8 of its memory, and at least 40 (one
+    /// TiB).
     #[must_use]
     pub fn address_bits(&self) -> u32 {
         (self.memory + self.memory / 8).max(1 << 40).next_power_of_two().trailing_zeros()

@@ -339,7 +339,8 @@ cards! {
     "b300" "NVIDIA B300 SXM6 AC", 274115 MiB
         from "OOM: 267.69 GiB",
         cc 10 3, 148 SMs, context {~700}, L2 129024, bus 8192, MHz 1920 3996;
-    // Slices. CUDA reports the memory that nvidia-smi lists; 4.75 GiB is 4864 MiB.
+    // Slices. The memory is the value from `nvidia-smi mig -lgip`, which CUDA also reports, in MiB: 4.75 GiB
+    // is 4864 MiB.
     "a30:1g.6gb" "NVIDIA A30 MIG 1g.6gb", 5952 MiB
         from "nvidia-smi: 5.81",
         cc 8 0, 14 SMs, context {~230}, L2 6144, bus 768, MHz 1440 1215;

@@ -124,11 +124,12 @@ fn check(file: &File) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, "the file is not private to this user"))
 }
 
-/// Opens the table of a machine for mapping, and creates it if it does not exist. The file stays locked while
-/// it is open.
+/// Opens the table of a machine for mapping, and creates it if it does not exist. The file has a shared lock
+/// until it is closed.
 ///
 /// # Errors
-/// Returns an error if there is no space for the table, or if another user has a file of that name.
+/// Returns an error if the file cannot be opened or filled, if it is not a private file of this user, or if
+/// it is not a table.
 pub fn open_or_create(path: &Path, request: &str) -> io::Result<File> {
     let no_table = || io::Error::new(io::ErrorKind::InvalidData, "the file is not a table");
     // Another process may remove the file between the open and the lock, and create it again. In that case,

@@ -2,8 +2,8 @@
 //! the cards.
 //!
 //! The table is a header followed by the process slots, all in 64-bit words. The header starts with the magic
-//! number, the number of slots ever used, and the length of the card request, which is at [`REQUEST_AT`]. The
-//! header has two words per card: [`CARD_LOST`] and [`CARD_ECC`].
+//! number, the number of slots that readers must search, and the length of the card request, whose text is at
+//! [`REQUEST_AT`]. The header has two words per card: [`CARD_LOST`] and [`CARD_ECC`].
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

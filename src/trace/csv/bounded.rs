@@ -17,7 +17,7 @@ impl<R> Bounded<R> {
         Bounded { source, left: LONGEST_LINE }
     }
 
-    /// Begins a new row.
+    /// Resets the limit of [`LONGEST_LINE`] bytes. The caller must call this before it reads a row.
     pub(crate) fn next_row(&mut self) {
         self.left = LONGEST_LINE;
     }

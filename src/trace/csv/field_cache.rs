@@ -222,7 +222,8 @@ pub(super) struct FieldCache {
 }
 
 impl FieldCache {
-    /// Resets the caches of numbers.
+    /// Resets the caches of numbers, but keeps the texts of owners. Called after a row with clamped numbers,
+    /// so that no huge number stays in a cache.
     pub(super) fn forget_numbers(&mut self) {
         let owners = std::mem::take(&mut self.blocks.owners);
         *self = FieldCache {

@@ -12,8 +12,8 @@ pub(super) const FIELD: usize = 32;
 /// 10^8: numbers below it have at most eight digits.
 const NINE_DIGITS: u64 = 100_000_000;
 
-/// 10^16. Numbers from here on take a path of [`LineBuffer::long`] that usual numbers do not take, so a check
-/// of the column bounds there costs a usual row nothing.
+/// 10^16. Only numbers from here on can exceed the bound of a column. [`LineBuffer::long`] formats them in a
+/// separate branch, so the flag that is set there costs a usual row nothing.
 const HUGE: u64 = NINE_DIGITS * NINE_DIGITS;
 const _: () = assert!(HUGE < MAX_BYTES && HUGE < MAX_NUMBER);
 
@@ -153,7 +153,7 @@ impl<'a> LineBuffer<'a> {
         if number < NINE_DIGITS {
             let digits = digits(number);
             let zeros = digits.trailing_zeros() / 8;
-            // The comma follows at most eight digits.
+            // Puts the comma right after the digits, of which there are at most eight.
             let comma = u128::from(b',') << (64 - 8 * zeros);
             let text = u128::from(ascii(digits) >> (8 * zeros)) | comma;
             return self.put(&text.to_le_bytes(), 9 - zeros as usize);

@@ -81,7 +81,7 @@ impl<R: Read> RowReader<R> {
         Ok(reader)
     }
 
-    /// Returns the meta row.
+    /// Returns the contents of the meta row.
     #[must_use]
     pub fn meta(&self) -> &Meta {
         &self.meta
@@ -260,8 +260,7 @@ mod tests {
         let last = defaults_from(COLUMNS.len() - 2);
         assert_eq!(last, ["0", crate::text::NONE]);
         assert_eq!(defaults_from(crate::columns::index_of("device"))[0], "-1");
-        // If the file contains the column, its values are read. A file without one of the first columns is
-        // rejected.
+        // A file without `name`, the last of the first columns -> an error that names the column.
         let text = String::from_utf8(trace(&[])).unwrap();
         let cut: String =
             text.lines().map(|line| line.rsplit_once(',').unwrap().0.to_owned() + "\n").collect();

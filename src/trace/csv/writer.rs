@@ -73,7 +73,7 @@ impl<W: Write> RowWriter<W> {
         self.sink.flush()
     }
 
-    /// Returns the sink.
+    /// Returns the sink, which does not have the buffered rows yet.
     pub fn get_ref(&self) -> &W {
         &self.sink
     }
@@ -327,8 +327,8 @@ mod tests {
         let theirs = theirs.into_inner().unwrap();
         assert_eq!(String::from_utf8(ours.get_ref().clone()).unwrap(), String::from_utf8(theirs).unwrap());
     }
-    /// Numbers at the bounds, in one column at a time: each twice, and next to numbers that share all digits
-    /// but the last eight.
+    /// Writes numbers around the bounds, into one column at a time. Some numbers occur twice in a row, and
+    /// others share all digits but the last eight with the previous number.
     #[test]
     fn numbers_beyond_their_bounds_are_cut_also_where_a_cache_has_their_digits() {
         let edges = [1 << 62, 1 << 56, 10_i64.pow(16), 10_i64.pow(8), i64::MAX - 12_345_678];

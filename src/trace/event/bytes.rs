@@ -66,7 +66,7 @@ pub fn bytes_of(slot: &Event) -> [u8; 64] {
     bytes
 }
 
-/// Returns the number of slots after an event that contain the text that it defines.
+/// Returns how many of the slots after `event` contain its text. 0 if the event does not define a text.
 #[must_use]
 pub fn text_slots(event: &Event) -> usize {
     match event.unpack() {

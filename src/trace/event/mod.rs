@@ -84,7 +84,8 @@ pub struct Header {
 }
 
 impl Header {
-    /// Creates the header of an event of `api` on `device`, outside every context and step.
+    /// Creates the header of an event of `api` on `device`, with no context and with step 0. If the row of
+    /// the event shows this step, a caller outside all steps must set it to -1.
     #[inline(always)]
     #[must_use]
     pub const fn new(clock_ns: u64, api: Api, device: i8) -> Header {

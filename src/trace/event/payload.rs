@@ -114,13 +114,13 @@ pub enum Payload {
         /// The text id of the marker.
         name: TextId,
     },
-    /// The outermost op of a thread ended.
+    /// An op ended: an outermost op or, with `MEMTRACE_OPS=all` or `io`, also a nested op.
     Op {
         /// The bytes that the thread allocated minus the bytes that it freed during the op.
         bytes: i64,
         /// The duration of the op in ns.
         duration_ns: u64,
-        /// The text id of the op's overload.
+        /// The text id of the op's overload; 0 if unknown.
         overload: TextId,
     },
     /// The use of a block became known.
@@ -272,7 +272,8 @@ impl Payload {
         [device].into_iter().chain(has_pools.then_some(pools))
     }
 
-    /// Returns the sample to which the event belongs, or `None` for other kinds.
+    /// Returns a sample with only the values of this event, because another event may have the rest of the
+    /// sample. Returns `None` if the event is not a device sample.
     #[must_use]
     pub fn sample(&self) -> Option<Sample> {
         match *self {

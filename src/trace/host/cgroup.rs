@@ -84,7 +84,7 @@ impl Cgroup {
         self.value(if self.is_v1 { "memory.oom_control" } else { "memory.events" }, "oom_kill")
     }
 
-    /// Returns the values of a sample.
+    /// Returns the values for a sample, in the order of the keys of `Api::Cgroup`.
     #[must_use]
     pub fn values(&self) -> HostValues {
         let (file, swap) = if self.is_v1 {

@@ -62,8 +62,8 @@ pub const fn keys(source: Api) -> &'static [&'static str] {
     }
 }
 
-/// Returns the bytes that a cgroup's processes can still get before the kernel kills one. Page cache can be
-/// reclaimed.
+/// Returns the bytes that a cgroup's processes can still get before the kernel kills one. The page cache
+/// (`file`) is subtracted from the memory in use (`current`), because the kernel can reclaim it.
 #[must_use]
 pub fn left_in_group(current: i64, limit: i64, file: i64) -> i64 {
     limit - (current - file)

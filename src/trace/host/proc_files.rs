@@ -101,7 +101,7 @@ impl HostFiles {
         text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok())
     }
 
-    /// Returns the cgroup whose limit applies to a process.
+    /// Returns the cgroup whose limit applies to a process, or `None` if no cgroup counts its memory.
     #[must_use]
     pub fn cgroup(&self, pid: &str) -> Option<Cgroup> {
         Cgroup::find(&self.proc, &self.cgroups, pid)
@@ -115,7 +115,8 @@ impl HostFiles {
         Some((value("Pss")?, value("Rss")?))
     }
 
-    /// Returns the name of a process.
+    /// Returns the name of a process, which the kernel cuts to 15 bytes. `None` if the name is empty or
+    /// cannot be read.
     #[must_use]
     pub fn name(&self, pid: &str) -> Option<String> {
         Some(self.text(pid, "comm")?.trim_end().to_owned()).filter(|name| !name.is_empty())

@@ -2,8 +2,8 @@
 //!
 //! A run is a sequence of consecutive rows that equal earlier consecutive rows. It grows as rows arrive, and
 //! rows are held back only while their run lasts. [`RepeatFinder::end_run`] ends the run and writes its row
-//! at any time, for example before a checkpoint. The next row then begins a new run at the place where the
-//! old one stopped.
+//! at any time, for example before a checkpoint. The next row can then begin a new run that continues where
+//! the old run stopped.
 
 use std::collections::VecDeque;
 use std::hash::Hasher;
@@ -17,9 +17,9 @@ use crate::{Api, EventName};
 
 /// Shorter runs are written as plain rows, because a `repeat` row saves little there.
 const LEAST_ROWS: i64 = 4;
-/// The maximum number of earlier rows with which the first row of a run is compared.
+/// The maximum number of rows in one chain with which the first row of a run is compared.
 const MOST_COMPARED: usize = 24;
-/// The maximum number of earlier runs that a run follows at once.
+/// The maximum number of earlier runs with which the current run is compared at once.
 const MOST_PLACES: usize = 3;
 /// Of this many rows, at least one in `LEAST_SHARE` must repeat another row. Otherwise the search pauses for
 /// `PAUSE` rows, because storing and comparing rows costs as much as writing them.
@@ -39,7 +39,7 @@ pub struct RepeatFinder {
     /// The newest slot with each hash.
     newest: FxHashMap<u64, i64>,
     run: Option<Run>,
-    /// The places where the last run stopped.
+    /// The earlier runs that the last run repeated, each starting at the row where the last run stopped.
     stopped: Places,
     /// The `seq` at which all stored rows are forgotten next.
     fresh_at: i64,
@@ -62,8 +62,8 @@ struct Slot {
     row: Option<StoredRow>,
     /// The `seq` of the row that was written in full: this row, or the row that it repeats.
     origin: i64,
-    /// The chain of rows with the same content and, for the first row of a step, the chain of such rows that
-    /// are also the first of their step.
+    /// The first link belongs to the chain of rows with the same content. The second link is used only by the
+    /// first row of a step, and belongs to the chain of such first rows with the same content.
     links: [Link; 2],
 }
 
@@ -79,7 +79,7 @@ struct Link {
 /// Rows that repeat earlier ones and are not yet written.
 #[derive(Clone, Copy)]
 struct Run {
-    /// The earlier runs that all these rows equal.
+    /// The earlier runs that these rows may repeat: each has matched every row so far.
     places: Places,
     /// The `seq` of the first row of one of the earlier runs.
     of: i64,
@@ -168,7 +168,7 @@ impl RepeatFinder {
         self.push(Numbers::of(row), None, row.seq, [Link::default(); 2]);
     }
 
-    /// Adds the next row. Passes the rows that are due to `write`.
+    /// Adds the next row, and passes to `write` the rows that can be written by now: none while a run lasts.
     ///
     /// # Errors
     /// Returns the error of `write`.
@@ -247,8 +247,8 @@ impl RepeatFinder {
         false
     }
 
-    /// Returns `run` with one more row, or `None` if the row does not match the next row of any of the run's
-    /// places.
+    /// Returns `run` with one more row, or `None` if the row does not match the next row of any earlier run,
+    /// or is older than the previous row.
     fn with_row(
         &self,
         mut run: Run,
@@ -288,7 +288,8 @@ impl RepeatFinder {
     /// Returns the error of `write`.
     pub fn end_run<E>(&mut self, write: &mut impl FnMut(&Row<'_>) -> Result<(), E>) -> Result<(), E> {
         let Some(run) = self.run.take() else { return Ok(()) };
-        // The next row may continue near these places: with one row more, one row less, or a changed row.
+        // The next row is also compared with the rows at these places, because a single row is often added,
+        // left out or changed within an otherwise equal step.
         self.stopped = run.places;
         self.stopped.all_mut().iter_mut().for_each(|place| place.start += run.rows);
         if run.rows < LEAST_ROWS {
@@ -349,11 +350,12 @@ impl RepeatFinder {
             && of.fits(row)
     }
 
-    /// Returns the places where a run that starts with `row` may begin. At the start of a step, these are the
-    /// recent steps that start with such a row: two patterns often alternate, because a variable such as
-    /// `loss` keeps a block until it is assigned again. Elsewhere, these are first the places where the last
-    /// run stopped, then rows with the same content. Of several places that repeat the same row, only the
-    /// most recent one counts.
+    /// Returns the earlier runs that may be repeated by a run that starts with `row`. At the start of a step,
+    /// these are first the recent steps that start with such a row, then other rows with the same content.
+    /// Several steps are needed, because two patterns often alternate: a variable such as `loss` keeps a
+    /// block until it is assigned again. Elsewhere, these are first the rows where the last run stopped, then
+    /// rows with the same content. There, if several rows repeat the same row, only the first one found
+    /// counts.
     fn places(&self, row: &Row<'_>, numbers: &Numbers, links: [Link; 2], born: Option<(i64, i64)>) -> Places {
         let mut places = Places::default();
         let mut origins = [0; MOST_PLACES];
@@ -375,7 +377,8 @@ impl RepeatFinder {
                 places.add(EarlierRun { start: seq, shift });
             }
         };
-        // Near the place where the last run stopped, a row was added, omitted or changed.
+        // The last run stopped because a row was added, left out or changed. So this row may equal the row
+        // where that run stopped, or one of the two rows after it.
         if !begins_step {
             let around = |place: &EarlierRun| [0, 1, 2].map(|more| place.start + more);
             self.stopped.all().iter().flat_map(around).for_each(&mut add);

@@ -275,7 +275,7 @@ fn repeats_stop_where_a_step_has_detail() {
     assert!(!steps.contains(&"11") && !steps.contains(&"12"), "{steps:?}");
 }
 
-/// Reads `text` with another value in a column of its `repeat` rows.
+/// Reads `text` with `value` in a column of its first `repeat` row.
 fn damaged(text: &str, column: &str, value: &str) -> Result<Vec<StoredRow>, String> {
     let mut done = false;
     let lines = text.lines().map(|line| {
@@ -314,7 +314,7 @@ fn repeats_that_name_nothing_that_is_there_are_refused() {
     // A `repeat` row is an error in a file whose meta row excludes repeats.
     let error = read(&text.replace(r#"""repeats"":true"#, r#"""repeats"":false"#)).unwrap_err();
     assert!(error.contains(NO_REPEATS), "{error}");
-    // A part is read by itself, without the rows of earlier parts.
+    // A file that has only the `repeat` rows -> an error, because the repeated rows are missing.
     let start = text.lines().take(2).chain(text.lines().filter(|line| line.contains(",repeat,")));
     let error = read(&(start.collect::<Vec<_>>().join("\n") + "\n")).unwrap_err();
     assert!(error.contains("are missing"), "{error}");

@@ -84,7 +84,8 @@ impl Encoder {
         self.statistics.peak(device, allocated as i64, reserved as i64);
     }
 
-    /// Marks a deferred block as no longer used by any stream.
+    /// Marks the deferred block at `address` as no longer used by any stream. Returns the block, or `None` if
+    /// no deferred block is there.
     #[inline]
     pub(crate) fn complete(&mut self, address: u64) -> Option<Live> {
         // Fast path, because frees are rarely deferred.

@@ -1,6 +1,5 @@
-//! Encodes the calls of the CUDA runtime and driver: segments, memory outside torch's allocator and pinned
-//! host memory. If torch's allocator reports no blocks, each of its calls counts as a block instead of a
-//! segment.
+//! Encodes the calls of the CUDA runtime and driver: segments, memory outside torch's allocator, and host
+//! memory. If torch's allocator reports no blocks, each of its calls counts as a block instead of a segment.
 
 use memtrace_trace::event::{AllocCall, Call};
 use memtrace_trace::memory::{LiveMemory, MemoryKind};
@@ -18,7 +17,7 @@ pub(crate) struct CallEvent {
     pub(crate) tid: u32,
     pub(crate) header: Header,
     pub(crate) call: Call,
-    /// True if the memory is pinned host memory.
+    /// True if the memory is on the host: pinned memory or a CPU tensor.
     pub(crate) on_host: bool,
 }
 
@@ -69,8 +68,8 @@ impl Encoder {
                 self.statistics.block(live.bytes);
             }
             // The address of a live region was allocated again, so its free was missed. This is not an error
-            // for a region without its own memory (another process's memory, a graph's), which may be freed
-            // together with the region that it belongs to.
+            // for a region without memory of its own, such as memory of another process or of a graph: it may
+            // be freed together with the region that has the memory.
             if let Some(missed) = self.memory.live.regions.get(&event.key()).copied() {
                 self.anomalies.missed_frees += u64::from(missed.bytes > 0);
                 self.memory.free(Key::Region(event.key()), (), |_| missed.extent());

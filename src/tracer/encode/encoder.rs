@@ -65,7 +65,7 @@ pub struct Encoder {
     pub(crate) stacks_written: usize,
     pub(crate) memory: Memory,
     pub(crate) physical: Physical,
-    /// The last sample of each device.
+    /// The last known value of each field of a sample, for each device.
     pub(crate) samples: FxHashMap<i8, Sample>,
     /// For each device: the memory that the samples show and the trace does not account for.
     pub(crate) rests: FxHashMap<i8, Rest>,
@@ -179,8 +179,8 @@ impl Encoder {
         self.memory.live.blocks.values().chain(self.memory.live.regions.values())
     }
 
-    /// Returns the regions of calls, by address: start, bytes, and the region itself. Excludes blocks inside
-    /// segments, and physical memory, which has no address.
+    /// Returns the memory that traced calls allocated, each region with its start address. Excludes blocks
+    /// inside segments, and physical memory, which has no address.
     pub fn regions(&self) -> impl Iterator<Item = (u64, &Live)> {
         let regions = self.memory.live.regions.iter();
         regions.filter(|(key, _)| **key & PHYSICAL == 0).map(|(key, live)| (address(*key), live))
@@ -192,7 +192,8 @@ impl Encoder {
         self.memory.devices.totals(device)
     }
 
-    /// Returns the merged samples of a device.
+    /// Returns the last known value of each field of a sample of a device. All values are unknown before the
+    /// first sample.
     #[must_use]
     pub fn sampled(&self, device: i8) -> Sample {
         self.samples.get(&device).copied().unwrap_or_default()

@@ -182,10 +182,11 @@ fn buffer_that_ranks_reduce_is_a_gradient_unless_a_backward_allocated_it() {
     };
     let named = |module: &str| (module.to_owned(), Category::Gradient);
     let unseen = Context::WITHOUT_DETAIL;
-    // The backward of FSDP and of tensor parallelism allocates these blocks for the sum.
+    // A block that the backward allocated (FSDP and tensor parallelism do this for the sum) -> no tag.
     assert_eq!(categories(backward, net, 0), []);
     assert_eq!(categories(backward, without, unseen), []);
-    // DDP allocates its buckets outside every phase, and again in the second forward.
+    // A block that was allocated outside every phase or in a forward, like the buckets of DDP -> a gradient,
+    // with the module once a tag names it.
     assert_eq!(categories(0, 0, 0), [named(NONE), named("Net")]);
     assert_eq!(categories(forward, net, 0), [named("Net")]);
     assert_eq!(categories(forward, without, unseen), [named(WITHOUT_DETAIL), named("Net")]);

@@ -1,7 +1,7 @@
 //! Encodes events as rows.
 //!
-//! The same [`Encoder`] serves the writer thread of the traced process and `memtrace check --repair`, which
-//! feeds it the journal of a killed process. The state of the encoder lives as long as the trace.
+//! The same [`Encoder`] serves the writer thread of the traced process and the recovery of a killed process,
+//! which passes it the events of the journal. The state of the encoder lives as long as the trace.
 #![forbid(unsafe_code)]
 
 mod blocks;

@@ -52,7 +52,7 @@ impl Live {
     #[must_use]
     pub fn extent(&self) -> Extent {
         let kind = self.kind;
-        // Pinned memory counts for the host, whichever device the call names. No other memory does.
+        // Host memory counts for the host, whichever device the call names. No other memory does.
         let device = if kind == MemoryKind::Host { Event::HOST } else { self.device.max(0) };
         Extent { device: device.into(), kind, in_segment: self.is_reported(), bytes: self.bytes }
     }

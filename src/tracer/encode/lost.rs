@@ -87,13 +87,13 @@ impl Encoder {
         self.emit(&Row { event, tid: tid as i32, requested_bytes, name: &name, ..self.blank(clock_ns) }, sink)
     }
 
-    /// Returns the number of lost events in the rows so far.
+    /// Returns the number of lost events that `lost` rows have reported so far.
     #[must_use]
     pub fn reported_lost(&self) -> u64 {
         self.reported_lost
     }
 
-    /// Sets the number of lost events in the rows so far, including earlier parts.
+    /// Sets the number of lost events that `lost` rows have reported so far, including earlier parts.
     pub fn set_reported_lost(&mut self, events: u64) {
         self.reported_lost = events.min(MOST_LOST);
     }

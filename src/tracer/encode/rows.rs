@@ -1,4 +1,4 @@
-//! Row fields and row numbers.
+//! Fills in the fields of rows, and numbers the rows.
 
 use memtrace_trace::context::Context;
 use memtrace_trace::host::{self, HostValues};
@@ -33,14 +33,14 @@ impl Encoder {
         self.seq.get() + 1
     }
 
-    /// Returns the current position.
+    /// Returns the position after the last row, for [`Encoder::take_back`].
     #[must_use]
     pub fn place(&self) -> RowPosition {
         RowPosition { seq: self.seq.get(), reported_lost: self.reported_lost }
     }
 
-    /// Resets the row number and the number of reported losses to `place`, because the caller has removed the
-    /// rows after it, such as the end row of a trace that continues.
+    /// Resets the row number and the number of reported losses to `place`. Called after the rows after
+    /// `place` were removed, such as the end row of a trace that continues.
     pub fn take_back(&mut self, place: RowPosition) {
         self.seq.set(place.seq);
         self.reported_lost = place.reported_lost;
@@ -54,7 +54,7 @@ impl Encoder {
         self.emit(&Row { event: EventName::Meta, name: json, ..self.blank(self.start_ns) }, sink)
     }
 
-    /// Writes the row of an allocation.
+    /// Writes the row of a block that torch's allocator allocated.
     pub(crate) fn allocated<S: RowSink>(
         &mut self,
         tid: u32,
@@ -67,7 +67,7 @@ impl Encoder {
         self.emit(&Row { event: live.kind.alloc_event(), delta_bytes: live.bytes, ..row }, sink)
     }
 
-    /// Writes the row of a free.
+    /// Writes the row of a block that torch's allocator freed.
     pub(crate) fn freed<S: RowSink>(
         &mut self,
         tid: u32,

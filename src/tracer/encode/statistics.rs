@@ -1,4 +1,4 @@
-//! The statistics for the exit summary.
+//! Collects the statistics for the exit summary.
 
 use std::fmt::Write;
 
@@ -12,7 +12,7 @@ pub struct Statistics {
     blocks: Histogram<u64>,
     calls: FxHashMap<Option<Api>, Calls>,
     peaks: Vec<Peak>,
-    /// The number of OOMs that torch reported.
+    /// The number of `oom` rows, including requests that `--past-oom` granted.
     pub ooms: u64,
 }
 
@@ -58,7 +58,7 @@ impl Statistics {
         calls.failed += u64::from(failed);
     }
 
-    /// Raises the peaks of a device to its new totals.
+    /// Raises the peaks of a device to its new totals, if these are higher. Ignores the host.
     pub fn peak(&mut self, device: i8, allocated: i64, reserved: i64) {
         let Ok(index) = usize::try_from(device) else { return };
         if self.peaks.len() <= index {

@@ -151,7 +151,7 @@ impl Encoder {
         Ok(())
     }
 
-    /// Adds a live block, if an optimizer step allocated it.
+    /// Adds a live block to [`Newborn`], if an optimizer step allocated it.
     #[inline]
     pub(crate) fn add_newborn(&mut self, address: u64, live: &Live) {
         if live.category == Category::Temporary && is_optimizer(self.owner(live.context).phase) {

@@ -1,6 +1,7 @@
 //! The features that cannot be captured with this process's torch and Python, for the meta row.
 //!
-//! This is determined on the writer thread when the trace begins, because the libraries are loaded by then.
+//! The check runs on the writer thread when the trace begins. It cannot run when memtrace is loaded, because
+//! torch is not loaded yet then.
 
 use std::ffi::CStr;
 
@@ -17,7 +18,7 @@ use crate::python::op_io;
 /// The oldest and the newest tested minor version of torch 2.
 const TRIED: (u32, u32) = (1, 15);
 
-/// The library and the function that a hook needs, and the consequence if it is missing.
+/// The functions that hooks need: the library, the function, and the consequence if the function is missing.
 const NEEDED: &[(&str, &CStr, &str)] = &[
     (
         "libc10.so",

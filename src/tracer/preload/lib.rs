@@ -1,7 +1,7 @@
 //! `libmemtrace.so`: the hooks that `LD_PRELOAD` places between a program and CUDA, torch and NVTX.
 //!
-//! A hook passes its arguments on unchanged, returns the real function's result, and records one event;
-//! [`memtrace_record`] does the rest. The modules, from the lowest layer up:
+//! A hook passes its arguments on unchanged, returns the real function's result, and records the call as an
+//! event. [`memtrace_record`] writes the events to the trace. The modules, from the lowest layer up:
 //!
 //! - [`ffi`]: symbols, loaded libraries, and the foreign functions that memtrace calls
 //! - [`runtime`]: the session, the thread state, the guard around memtrace's code, the log

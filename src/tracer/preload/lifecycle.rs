@@ -69,7 +69,8 @@ fn load() {
 }
 
 /// Returns true if the program's calls reach the hooks of this library. A child process without `LD_PRELOAD`
-/// but with `NVTX_INJECTION64_PATH` loads the library, too, and would write a trace of ranges without memory.
+/// but with `NVTX_INJECTION64_PATH` loads the library, too. Its calls of CUDA do not reach the hooks, so its
+/// trace would have ranges but no memory.
 fn is_preloaded() -> bool {
     symbols::find_in_program(c"memtrace_is_traced") == hooks::c_api::memtrace_is_traced as *mut c_void
 }

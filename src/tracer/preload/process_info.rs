@@ -88,7 +88,8 @@ pub(crate) fn describe(meta: &mut Meta) {
 /// The maximum number of ancestors in the meta row.
 const MOST_ANCESTORS: usize = 32;
 
-/// Returns the parent of this process, the parent's parent and so on, as far as `/proc` shows them.
+/// Returns the process ids of the parent of this process, of the parent's parent and so on, as far as `/proc`
+/// shows them, but at most [`MOST_ANCESTORS`].
 fn ancestors() -> Vec<u32> {
     let parent = |process: u32| -> Option<u32> {
         let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
@@ -102,7 +103,7 @@ fn ancestors() -> Vec<u32> {
 }
 
 /// Returns the entries that this library adds to the end row, separated by spaces: the simulated GPU, errors
-/// in Python, a tracer that never started, and the number of steps. Empty if none applies.
+/// in Python, a tracer that never started, and the number of steps. Empty if no entry applies.
 pub(crate) fn conclude() -> String {
     let steps = steps::end_words(updates::is_pending());
     let parts = [about_phantom(), errors::end_words(), injection::end_words(), steps];

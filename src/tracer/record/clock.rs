@@ -94,8 +94,8 @@ const EVERY_NS: u64 = 1_000_000_000;
 const OFF_NS: i64 = 1_000;
 /// The time in which a new line converges to the system's clock.
 const MEET_NS: i64 = 8_000_000_000;
-/// The kernel slews its clock by 500 ppm at most. A larger error means that the clock jumped (after a
-/// suspend, for example).
+/// A larger error than this means that the system's clock jumped, for example after a suspend. The kernel
+/// slews its clock by at most 500 ppm, which is 0.5 ms between two comparisons.
 const JUMP_NS: i64 = 2_000_000;
 
 /// Fits the lines. Only the writer thread of a process has a fitter.

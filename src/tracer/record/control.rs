@@ -62,7 +62,8 @@ impl Control {
         }
     }
 
-    /// Sends [`Command::Flush`]. Returns true if the file has every event within `patience`.
+    /// Sends [`Command::Flush`]. Returns true if the file has every event recorded so far. Waits up to
+    /// `patience` to send the request, and up to `patience` again for the answer.
     pub(crate) fn flush(&self, patience: Duration) -> bool {
         let (done, answer) = bounded(1);
         self.commands.0.send_timeout(Command::Flush(done), patience).is_ok()

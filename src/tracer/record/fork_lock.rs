@@ -1,9 +1,9 @@
 //! A lock that a fork takes.
 //!
-//! A child must not inherit data that another thread was changing, nor a lock that is held by a thread which
-//! the child does not have. So a fork takes every such lock first, and both sides release it. A fork without
-//! handlers (`_Fork`, `clone`) takes no lock. The child of such a fork finds that the holder is another
-//! process, and replaces the data, which may be half changed.
+//! A child must not inherit data that another thread was changing. Nor must it inherit a held lock, because
+//! the holder is a thread that the child does not have. So a fork takes every such lock first, and both sides
+//! release it. A fork without handlers (`_Fork`, `clone`) takes no lock. The child of such a fork finds that
+//! the holder is another process, and replaces the data, which may be half changed.
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -55,7 +55,8 @@ impl<T: Default> ForkLock<T> {
                 // The holder is a thread of the parent, which this process does not have.
                 Err(holder) if holder != FREE && holder != own => {
                     if self.take_from(holder, own).is_ok() {
-                        // SAFETY: this thread holds the lock. The old value may be half changed, so it is leaked.
+                        // SAFETY: this thread holds the lock. The old value may be half changed, so it is
+                        // leaked.
                         unsafe { self.data.get().write(T::default()) };
                         return;
                     }

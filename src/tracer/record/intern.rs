@@ -1,9 +1,9 @@
 //! Interns texts, contexts and stacks, so that an event carries four bytes for each.
 //!
-//! Numbers are valid for the life of the process and after a fork. The first use of a number is defined in
-//! the lane of its thread ([`crate::recorder`]), so recovery can read the events of a killed process without
-//! its memory. Definitions are kept to the end of the process, so their number is limited; names beyond the limit
-//! share the text `(too many names)`.
+//! Numbers are valid for the life of the process and after a fork. The thread that gets a new number records
+//! the definition in its lane ([`crate::recorder`]), so recovery can read the events of a killed process
+//! without its memory. Definitions are kept to the end of the process, so their number is limited; names
+//! beyond the limit share the text `(too many names)`.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -104,7 +104,8 @@ impl Tables {
         tables
     }
 
-    /// Returns the number of `text`, and true if the number is new.
+    /// Returns the number of `text`, and true if the number is new. An empty text has the number 0. Beyond
+    /// the limit, a new text gets the number of [`TOO_MANY`].
     pub fn text(&mut self, text: &str) -> (TextId, bool) {
         if text.is_empty() {
             return (0, false);
@@ -126,7 +127,8 @@ impl Tables {
         (id, true)
     }
 
-    /// Returns the number of `context`, and true if the number is new.
+    /// Returns the number of `context`, and true if the number is new. The default context has the number 0.
+    /// Beyond the limit, a new context gets the number of a less detailed one with the same phase, or 0.
     pub fn context(&mut self, context: Context) -> (ContextId, bool) {
         if context == Context::default() {
             return (0, false);
@@ -153,7 +155,8 @@ impl Tables {
         (id, true)
     }
 
-    /// Returns the number of a stack, and true if the number is new.
+    /// Returns the number of the stack with the innermost `frame`, and true if the number is new. Beyond the
+    /// limit, a new stack gets the number of its parent.
     pub fn stack(&mut self, frame: Frame) -> (StackId, bool) {
         if let Some(id) = self.stacks.get(&frame) {
             return (*id, false);

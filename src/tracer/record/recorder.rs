@@ -172,8 +172,8 @@ impl Recorder {
         self.control.flush(patience)
     }
 
-    /// Writes everything and ends the trace, at the end of the process. Does nothing in the child of a `vfork`,
-    /// which shares the memory of its parent.
+    /// Writes everything and ends the trace, at the end of the process. Does nothing in the child of a
+    /// `vfork`, which shares the memory of its parent.
     pub fn finish(&self) {
         if self.is_of_this_process() {
             self.control.finish();
@@ -229,7 +229,7 @@ impl Recorder {
     }
 }
 
-/// Interns `text`.
+/// Returns the id of `text`. Defines a new id in the queue if the recorder has started.
 #[must_use]
 pub fn text_id(text: &str) -> TextId {
     intern::text_id(text, |id, text| {
@@ -239,7 +239,8 @@ pub fn text_id(text: &str) -> TextId {
     })
 }
 
-/// Interns the stack with the innermost `frame`.
+/// Returns the id of the stack with the innermost `frame`. Defines a new id in the queue if the recorder has
+/// started.
 #[must_use]
 pub fn stack_id(frame: Frame) -> StackId {
     with_tables(|tables| {
@@ -251,7 +252,7 @@ pub fn stack_id(frame: Frame) -> StackId {
     })
 }
 
-/// Interns `context`.
+/// Returns the id of `context`. Defines a new id in the queue if the recorder has started.
 #[must_use]
 pub fn context_id(context: Context) -> ContextId {
     with_tables(|tables| {

@@ -7,7 +7,7 @@ use memtrace_trace::rounding::Rounding;
 use memtrace_trace::sample::Sample;
 use memtrace_trace::{Api, Meta};
 
-/// Samples devices. Returns each sample with the API that provided it.
+/// Samples devices. Returns each sample with its device and the API that provided it.
 pub type SampleDevices = fn(&[i8]) -> Vec<(i8, Api, Sample)>;
 
 /// The facts about the process that the recorder needs.
@@ -26,7 +26,8 @@ pub struct Session {
     pub caching: bool,
     /// Fills in the fields of the meta row that are known only while CUDA runs; called on the writer thread.
     pub describe: fn(&mut Meta),
-    /// Returns additional `key=value` words for the end row; called on the writer thread at the end.
+    /// Returns additional `key=value` words for the end row; called on the writer thread at each flush and at
+    /// the end.
     pub conclude: fn() -> String,
     /// Samples devices, given by CUDA ordinal; called on the writer thread.
     pub sample: SampleDevices,

@@ -17,9 +17,9 @@ use crate::journal::{is_running, meta_of, run_of, trace_of, u64_at};
 use crate::named::{is_own, open_own};
 use crate::repair::FileRows;
 
-/// Writes the missing meta rows of the traces at `path`, a file or a folder. A process that was killed early may not
-/// have written this row; the trace's journal has it. Returns the number of these traces; [`crate::repair()`] finishes
-/// them.
+/// Writes the missing meta rows of the traces at `path`, a file or a folder. A process that was killed early
+/// may not have written this row; the trace's journal has it. Returns the number of these traces;
+/// [`crate::repair()`] finishes them.
 ///
 /// # Errors
 /// Returns an error if a trace cannot be written.
@@ -97,7 +97,8 @@ fn first_rows(header: &[u8], json: &str) -> io::Result<Vec<u8>> {
     Ok(rows.writer.get_ref().clone())
 }
 
-/// Returns the path of a trace, with its folder canonicalized if it exists.
+/// Returns the path of a trace, with its folder canonicalized if it exists. Returns `None` if the name is not
+/// the name of a trace, or if the path is relative.
 fn at_its_place(path: &Path) -> Option<PathBuf> {
     let name = path.file_name().filter(|name| files::is_trace(&name.to_string_lossy()))?;
     let folder = path.parent().filter(|folder| folder.is_absolute())?;

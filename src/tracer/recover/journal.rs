@@ -1,4 +1,4 @@
-//! The contents of a journal.
+//! Parses the contents of a journal.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -28,13 +28,13 @@ pub(crate) struct Journal {
     names_len: u64,
     /// True if the process could no longer write its trace.
     pub(crate) is_stopped: bool,
-    /// The number of the trace's part to which these lengths refer.
+    /// The number of the part whose length is `csv_len`.
     pub(crate) part: u64,
     /// The number of lost events: dropped, or on the overflow list but not in the trace.
     pub(crate) lost: u64,
     /// The number of lost events that the rows of all parts report.
     reported_lost: u64,
-    /// The `key=value` words that other modules of the process add to the end row, as of the last checkpoint.
+    /// The `key=value` words that the process would have added to its end row, as of its last flush.
     pub(crate) words: String,
     /// The size of the event buffer in bytes.
     buffer_bytes: u64,
@@ -182,8 +182,8 @@ impl Journal {
         encoder
     }
 
-    /// Sets the number of lost events in an encoder that has the rows of the trace. Rows of earlier parts
-    /// count, too.
+    /// Sets the number of lost events that `lost` rows already report, in an encoder that has restored the
+    /// rows of the trace. Rows of earlier parts count, too.
     pub(crate) fn restore_reported_lost(&self, encoder: &mut Encoder) {
         encoder.set_reported_lost(self.reported_lost.min(self.lost).max(encoder.reported_lost()));
     }

@@ -113,7 +113,8 @@ impl Found {
     }
 }
 
-/// Opens a regular file of this user and returns it with its length. Never blocks, and never follows a link.
+/// Opens a regular file of this user and returns it with its length. Returns `None` for any other file, and
+/// for a file larger than [`MOST_BYTES`]. Never blocks, and never follows a link.
 ///
 /// # Errors
 /// Returns an error if the file cannot be opened.

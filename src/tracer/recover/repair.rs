@@ -119,8 +119,8 @@ pub fn repair_beside(csv: &Path, part: &Path, fate: Option<Fate>) -> io::Result<
     Ok(Ok(rest))
 }
 
-/// A trace of a killed process, without its end row. The value holds the lock of the journal, so that no other
-/// command repairs the trace at the same time.
+/// A trace of a killed process, without its end row. The value holds the lock of the journal, so that no
+/// other command repairs the trace at the same time.
 struct Unfinished {
     journal_path: PathBuf,
     /// The journal file, which holds the lock while it is open.
@@ -161,8 +161,8 @@ impl Unfinished {
             return Ok(Err(Repaired::Complete));
         }
         let whole = match journal.csv_len {
-            // A process that was killed before its first checkpoint wrote only the header and the meta row. Any further
-            // rows are from a command that was killed while it repaired the trace.
+            // A process that was killed before its first checkpoint wrote only the header and the meta row.
+            // Any further rows are from a command that was killed while it repaired the trace.
             0 => meta_row_end(csv)?,
             // After a power failure, the file may be shorter than the checkpoint recorded.
             length => whole_lines(csv, length)?,
@@ -171,8 +171,8 @@ impl Unfinished {
     }
 
     /// Writes the end row of the part before `csv`, if it is missing. A process writes this row after it has
-    /// begun the new part, so if the process was killed in between, the row is missing and the row numbers
-    /// have a gap.
+    /// begun the new part. If the process was killed in between, the row is missing, and the row numbers have
+    /// a gap.
     fn end_part_before(&self, csv: &Path) -> io::Result<()> {
         if self.part < 2 {
             return Ok(());
@@ -238,7 +238,8 @@ impl Unfinished {
     }
 }
 
-/// Removes incomplete compressed copies of parts. The parts themselves still exist.
+/// Removes the files with unfinished names: incomplete compressed copies of parts that still exist, and a new
+/// part whose opening rows are incomplete.
 fn remove_unfinished(csv: &Path) {
     let (folder, stem) = (csv.parent().unwrap_or(Path::new(".")), files::first_stem(csv));
     let Some(stem) = stem.file_name().and_then(|name| name.to_str()) else { return };
@@ -251,7 +252,7 @@ fn remove_unfinished(csv: &Path) {
 }
 
 /// Returns the journal that an incomplete trace names, and its meta row. Returns `None` if the trace is
-/// complete.
+/// complete or names no journal.
 fn journal_of(csv: &Path) -> io::Result<Option<(PathBuf, Meta)>> {
     let reader = RowReader::open(csv).map_err(io::Error::other)?;
     let journal = PathBuf::from(&reader.meta().journal);

@@ -13,11 +13,11 @@ pub struct Left {
     pub owner: [u32; 3],
     /// True if the header marks the chunk as in use.
     pub in_use: bool,
-    /// The number of committed events in the header.
+    /// The number of committed events in the header, which may differ from the number of `slots`.
     pub committed: u32,
     /// The number of events that are in the trace, for each of the two checkpoints.
     pub consumed: [u32; 2],
-    /// The first slots.
+    /// The events in the first slots. The other slots are zero.
     pub slots: Vec<Event>,
 }
 

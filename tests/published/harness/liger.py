@@ -28,7 +28,7 @@ def sweep(
 
     The tensors of a call are freed before the next call. Other integers of the case are options with
     defaults. With `again`, each call runs once before, because the benchmark of speed runs first with the
-    same shapes: the blocks that the allocator cached then are split now. Configurations follow each other.
+    same shapes: the blocks that the allocator cached then are split now. Each configuration runs all values.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument(f"--{option}", type=int, nargs="+", required=True)

@@ -217,7 +217,7 @@ def tracker(path, plain, watched):
         assert own_size == size, (index, mine, name)
         # MemoryTracker's name includes the overload, and it numbers each overload separately.
         op = mine.rsplit("_", 1)[0].split(".")[-1].split("::")[-1]
-        # An op of Python's own appears only as the row of the mode that saw it.
+        # An op that Python registered has only the row of the dispatch mode that saw it.
         assert op == "PythonDispatchMode" or f".forward.{op}." in f".{name}", (mine, name)
     assert loaded._markers == watched["markers"], (loaded._markers, watched["markers"])
     # The attribute had another name in older versions.

@@ -281,7 +281,7 @@ def use(path):
         assert below.startswith(above.split(": ")[0] + " › "), (above, below)
         it.page.keyboard.press("ArrowUp")
         assert label() == above and it.state()["from"] == view
-        # A click on a cell opens it, and a crumb closes it.
+        # A click on a cell opens it, and a click on a breadcrumb closes it again.
         it.page.click("#icicle .cell >> nth=0")
         it.rest()
         assert it.page.evaluate("document.querySelectorAll('.crumbs button').length") > 1
@@ -352,7 +352,7 @@ def oom(path, answer):
 
 
 def oom_categories(path, first, other):
-    """Checks that headline, groups and blocks have the same categories at the OOM: `first`, and `other`."""
+    """Checks the categories at the OOM: `first` and `other` of blocks and groups, `first` in the headline."""
     with Open(path) as it:
         found = it.page.evaluate(
             """() => { const [t] = memtrace.tracks, mix = {};

@@ -29,8 +29,8 @@ KINDS = ("Parameter", "Buffer", "Gradient", "Activation", "Temp", "Optstate")
 TOOLS = ("memtrace", "MemTracker", "MemoryTracker", "profiler")
 # MemTracker refuses a model that calls a module twice, or that is called after another model's backward.
 REFUSED = {"gan", "generation"}
-# The number of entries of MemoryTracker's list that differ: it knows that a module is part of another one
-# before the other one is called.
+# The number of entries of MemoryTracker's list whose names differ: MemoryTracker knows the parent of a module
+# before that parent is called.
 OTHER_NAMES = {"gan": 1}
 # MemoryTracker reads the current device, which alternates in a backward of two devices.
 CURRENT_DEVICES = {"two_gpus"}

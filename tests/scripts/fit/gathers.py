@@ -11,7 +11,7 @@ torch.distributed.init_process_group("nccl")
 share = torch.ones(1 << 20, device="cuda")
 torch.distributed.all_reduce(share)
 kept = [torch.ones(64 << 20, dtype=torch.uint8) for _ in range(8)] if rank == 0 else []
-# Long enough for a sample of the host.
+# Wait until memtrace has sampled the host.
 time.sleep(1)
 torch.cuda.synchronize()
 torch.distributed.destroy_process_group()

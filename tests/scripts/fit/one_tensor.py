@@ -1,4 +1,4 @@
-"""Allocates one tensor: one_tensor.py MIB. For the range of the context."""
+"""Allocates one tensor: one_tensor.py MIB. For the test of the range of the context's size."""
 
 import sys
 

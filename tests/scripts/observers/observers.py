@@ -22,7 +22,7 @@ FOLDERS = sorted((folder + "/" for folder in sys.path if folder), key=len, rever
 
 
 def in_thread(function):
-    """Runs a function in another thread. `threading.Thread` would wait in another way in each run."""
+    """Runs a function in another thread. `threading.Thread` would cause other events in each run."""
     has_ended = _thread.allocate_lock()
 
     def run():
@@ -38,7 +38,7 @@ def in_thread(function):
 
 
 def start_tool():
-    """Starts the tool in another thread."""
+    """Starts the tool in a new thread. Does nothing until `listen` replaces it."""
 
 
 def work():

@@ -35,7 +35,7 @@ def digest(value) -> str:
 
 
 def sequence_number(on_thread: bool = False) -> int:
-    """Returns the next sequence number of an autograd node. Asking uses up one number."""
+    """Returns the next sequence number of an autograd node in this or a new thread, which uses it up."""
     found = []
 
     def ask():

@@ -25,7 +25,7 @@ def is_scripting():
     return False
 
 
-# Calls another function, as torch's does: near the stack limit it fails where a module's forward does not.
+# Like torch's, this calls another function: near the stack limit it fails where a module's forward does not.
 install(is_compiling=lambda: is_scripting())
 
 library = ctypes.CDLL(sys.argv[1])
@@ -90,7 +90,7 @@ class Shallow(Module):
 
 
 def reach():
-    """Returns the depth at which a module can still be called for the first time."""
+    """Returns the lowest depth at which the first call of a module exceeds the stack limit."""
 
     def deep(further):
         return deep(further - 1) if further else Shallow()()

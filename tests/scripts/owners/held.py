@@ -227,7 +227,7 @@ def graph():
 
 
 def own_pool():
-    """A pool of the program, whose free memory is no graph's, and a pool that a graph is captured into."""
+    """A pool of the program, whose free memory belongs to no graph, and a pool that has a captured graph."""
     import ctypes
 
     pool = torch.cuda.MemPool()
@@ -477,12 +477,12 @@ def sparse_ids():
     table = nn.Embedding(1 << 16, 64, sparse=True).cuda()
     ids = torch.arange(1 << 18, device="cuda")
     table(ids).sum().backward()
-    # Scheduled by the backward, on the main thread.
+    # memtrace tags both in a call that the backward schedules on the main thread.
     checkpoint(input=size_of([ids]), gradient=size_of([table.weight.grad._values()]))
 
 
 def requests(leaks):
-    """A server without training: eight requests, each of which may keep its cache."""
+    """A server without training: eight requests. With `leaks` the cache of each is kept."""
     model, kept = llama(), []
     for _ in range(8):
         answer = generate(model, tokens=3)

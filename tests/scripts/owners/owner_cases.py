@@ -650,7 +650,7 @@ def loading():
 
 
 def plain():
-    """A model alone."""
+    """One forward and backward of a model."""
     model = Outer(401, Takes(402)).cuda()
     model(x()).sum().backward()
     expect(402, module="Outer.inner.0", phase="forward", category="activation")

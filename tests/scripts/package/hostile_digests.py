@@ -56,7 +56,7 @@ with tempfile.TemporaryDirectory() as folder:
     duckdb.sql(
         f"select 'step' as kind, {2**62} as step, 0 as rank, 0 as device, 1 as peak_allocated_bytes"
     ).write_parquet(str(bad / f"far{_digests.ENDING}"))
-    # Too many rows, in 20 kB on disk.
+    # Too many rows, although the file takes only 20 kB.
     many = f"from '{digests[0]}' union all by name select 'step' as kind, 0 as rank, 0 as device, 1 as step, "
     many += f"1 as peak_allocated_bytes from range({_digest_table.MOST_ROWS})"
     duckdb.sql(many).write_parquet(str(bad / f"many{_digests.ENDING}"))
@@ -113,7 +113,7 @@ with tempfile.TemporaryDirectory() as folder:
     levels = grid.cells[line * grid.columns : (line + 1) * grid.columns]
     assert len(grid.devices) == len(digests) + 1 and 31 in levels and 0 not in levels, levels
 
-    # Three ranks of 600 steps, and a fourth with a million other steps, which takes at most half of the
+    # Three ranks of 600 steps, and a fourth with 900,000 other steps, which takes at most half of the
     # groups.
     long = Path(folder, "long")
     long.mkdir()

@@ -51,7 +51,7 @@ with tempfile.TemporaryDirectory() as folder:
     on_ray = memtrace.ranks(str(job), engine="ray")
     assert on_ray == local, (on_ray, local)
     assert memtrace.ranks([job, job], engine="ray", every_node=True)["peaks"] == local["peaks"]
-    # Only the digests; then the traces together with a file that is no trace.
+    # Read only the digests, then the traces together with a file that is no trace.
     kept = sorted((folder / "kept").iterdir())
     assert len(kept) == len(peaks) and all(file.name.endswith(_digests.ENDING) for file in kept)
     again = memtrace.ranks([folder / "kept"], engine="local")

@@ -2,9 +2,9 @@
 
 many_ranks.py FOLDER WIDTH...
 
-No such job ran: the digests are made up, as if it went on at step 1,000,001. Four ranks differ from the
-others: one from a step on, one in some steps only, one more and more, and one has six times as much in its
-second half. One rank has no trace. A file has the digests of 500 ranks, so that the test is short. Writes
+No such job ran: the digests are made up, as if it resumed at step 1,000,001. Four ranks differ from the
+others: one from a step on, one in some steps only, one by more in each step, and one has six times as much
+in its second half. One rank has no trace. A file has 500 ranks' digests, so that the test is short. Writes
 FOLDER/ranks.html and prints the text at each WIDTH."""
 
 import json

@@ -20,7 +20,7 @@ values = torch.randn(4, device="cuda")
 assert len(values[known]) == 3 and len(values[~known]) == 1 and len(known.nonzero()) == 3
 assert len(torch.tensor([0, 3, 0, -1], device="cuda").nonzero()) == 2
 
-# A mask and its opposite together select each element once. The question that is asked first decides.
+# A mask and its opposite together select each element once. The first that is read gets the assumed size.
 values = torch.randn(1000, device="cuda")
 for first in (False, True):
     mask = values > 0
@@ -34,7 +34,7 @@ for first in (False, True):
     torch.gt(values, 0, out=mask)
     assert len(values[opposite]) == (asked if first else other)
 
-# A single flag and its opposite.
+# A single flag and its opposite have different values.
 flag = torch.rand((), device="cuda") > 2
 assert bool(flag) != bool(~flag) and bool(flag) == bool(flag)
 flag = torch.rand(1, device="cuda") > 2
@@ -48,7 +48,7 @@ assert count.item() == 0 and (count == 0).all() and not (count > 0).any()
 count.random_()
 assert not (count == 0).any() or count.item() == 0
 
-# Unknown indices select values of the tensor, in order and from end to end; so their largest is a size.
+# Unknown indices select values in order, from the first to the last, so the largest can be used as a size.
 graphs = torch.arange(16).repeat_interleave(50).cuda()
 order = torch.randn(800, device="cuda").argsort()
 for chosen in (order, order[:400], order[::2], order.view(40, 20)):

@@ -4,7 +4,7 @@ import ctypes
 import json
 import os
 
-# PyTorch keeps the programs that it compiled on disk.
+# Otherwise PyTorch would load programs from its cache on disk in place of compiling them.
 os.environ["USE_PYTORCH_KERNEL_CACHE"] = "0"
 import torch  # noqa: E402
 

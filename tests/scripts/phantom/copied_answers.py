@@ -1,4 +1,4 @@
-"""A program that asks again and again about a copy of an answer, or about what follows from it, is stopped.
+"""A program that reads copies of an answer, or values that follow from it, again and again is stopped.
 
 `MEMTRACE_PHANTOM_READS` is the number of reads after which it is stopped.
 """

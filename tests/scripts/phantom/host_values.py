@@ -70,7 +70,7 @@ class Samples(torch.utils.data.Dataset):
 
 def true():
     torch.cuda.init()
-    keep = torch.empty(MIB)  # one without values, which the workers inherit
+    keep = torch.empty(MIB)  # a tensor without values, which the workers inherit
     words = torch.arange(4 * MIB)
     flags = words > 100
     small = torch.ones(MIB // 4 - 1)

@@ -81,7 +81,7 @@ with torch.cuda.stream(side):
     torch.rand(64, out=tensor)
 is_unknown(tensor)
 
-# A kernel that loads from memory the addresses to which it writes; the host copied them there.
+# This kernel loads the addresses to which it writes from memory; the host copied them there.
 parts = [known(2, 40), known(2, 24)]
 bystander = known(64)
 torch.split_with_sizes_copy(torch.randn(2, 64, device=device), [40, 24], dim=1, out=parts)
@@ -89,7 +89,7 @@ for part in parts:
     is_unknown(part)
 stays(bystander)
 
-# Batched functions of cuBLAS get an array of addresses that a range made on the device.
+# Batched functions of cuBLAS get an array of addresses, which an `arange` computed on the device.
 matrices = torch.full((3, 4, 4), 7.0, device=device)
 torch.linalg.lu_factor(
     torch.randn(3, 4, 4, device=device), out=(matrices, torch.empty(0, dtype=torch.int32, device=device))

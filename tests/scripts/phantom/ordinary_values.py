@@ -7,7 +7,7 @@ device = torch.device("cuda")
 for shape in ((), (1,), (1, 1), (2,), (7, 3)):
     loss = torch.randn(shape, device=device)
     assert torch.isfinite(loss).all() and not torch.isnan(loss).any() and not torch.isinf(loss).any(), shape
-    # Checks that all values are in a support, and that no value is outside of it, pass.
+    # Checks pass, whether they test that all values are in a support or that none is outside of it.
     assert (loss >= 0).all() and not (loss < -5).any() and (loss > 0).all(), shape
     assert torch._is_all_true(loss <= 1), shape
     # Two tensors differ from each other, and a value differs from a number.
@@ -33,7 +33,7 @@ assert (
     and not ((batch[:, 0] > 0) & no).all()
 )
 
-# A loop that generates tokens ends at its length, by the criteria of transformers and of other programs.
+# A loop that generates tokens ends at its length limit, with the criteria of transformers and of others.
 for rows in (1, 2):
     for criterion in (
         lambda ids: ids[:, -1] == 7,

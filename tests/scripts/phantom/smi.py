@@ -73,7 +73,7 @@ def main():
     assert torch.cuda.device_memory_used() == mine
     assert 0 <= pynvml.nvmlDeviceGetUtilizationRates(cards[0]).gpu <= 100
     print(mine, flush=True)
-    # Twenty samples of the trace: a busy machine takes some of them late.
+    # Wait for about twenty samples of the trace: on a busy machine some come late.
     time.sleep(1)
 
     # Another process on the same card, which is the only card that it sees.

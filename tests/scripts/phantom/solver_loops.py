@@ -1,5 +1,5 @@
-"""Loops with more solves than the phantom answers about unknown flags: the solvers' status codes are known on
-the device, so no answer changes. PyTorch raises an error for a code other than 0."""
+"""Runs each solver more often than a program can read unknown flags before one reads true. The status codes
+of the solvers are known, so they stay 0. PyTorch raises an error for any other code."""
 
 import torch
 
@@ -19,7 +19,7 @@ for name, solve in SOLVERS.items():
     for _ in range(LOOPS):
         solve()
     print(name)
-# A code that the program wrote keeps its known value, because it is in another block.
+# Values that the program wrote stay known, because a solver writes its codes to another block.
 codes = torch.ones(5, dtype=torch.int32, device="cuda")
 torch.linalg.solve(a, b)
 assert codes.any().item() and codes[:1].any().item() and codes.tolist() == [1] * 5

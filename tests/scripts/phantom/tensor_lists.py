@@ -1,4 +1,4 @@
-"""A kernel over lists of tensors makes only these unknown, not the blocks of addresses left in its list.
+"""A kernel over a list of tensors makes only these unknown, not blocks whose old addresses are in the list.
 
 PyTorch's `_foreach` functions and fused optimizers have room for more tensors than a launch uses.
 """
@@ -63,7 +63,7 @@ for function in (
 ):
     after(function, function)
 
-# The norms of a list: the addresses of the results are in a list of their own.
+# `_foreach_norm` gets the addresses of its results in a second list.
 torch._foreach_norm([known(10) for _ in range(100)])
 others = [known(10) for _ in range(300)]
 norms = torch._foreach_norm([known(10) for _ in range(3)])

@@ -12,7 +12,7 @@ torch.zeros(1, device="cuda")
 
 
 def cached():
-    """Returns the page cache of the machine, which other programs change, too."""
+    """Returns the size of the machine's page cache, which other programs change, too."""
     with open("/proc/meminfo") as file:
         sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in file}
     return sizes["Cached"] - sizes["Shmem"] + sizes["Buffers"] + sizes["SReclaimable"]

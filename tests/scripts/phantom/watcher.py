@@ -46,7 +46,7 @@ def barrier():
 
 
 class Clock:
-    """A process's clock: `wait` passes these seconds, and the process works for the share `work` of them."""
+    """A fake clock: each `wait` adds the next of `steps` (seconds); CPU time grows by a share, `work`."""
 
     def __init__(self, steps, work=0.0):
         self.now, self.used, self.steps, self.work = 0.0, 0.0, iter(steps), work
@@ -65,7 +65,7 @@ class Clock:
 
 
 def ends(clock):
-    """Returns whether the process would end, and when, while its main thread waits."""
+    """Returns the times at which the process would be ended while its main thread waits; empty if never."""
     watcher, ended, release = watched(60, lambda: 7), [], threading.Lock()
     watcher.ended = waits.time = clock
     waits.resource = types.SimpleNamespace(
@@ -96,7 +96,7 @@ def ends(clock):
 def a_process_that_rests_ends_and_a_stopped_or_busy_one_does_not():
     assert ends(Clock([2.0] * 40)) == [64.0]
     assert ends(Clock([2.0] * 20)) == []
-    # A process that is stopped for an hour, again and again.
+    # The process is stopped for an hour, again and again.
     assert ends(Clock(([2.0] * 5 + [3600.0]) * 9)) == []
     assert ends(Clock([2.0] * 40, work=0.5)) == []
 

@@ -103,7 +103,7 @@ def generated(model, rows=2, prompt=10, new=20, **options):
         eos_token_id=2,
         **options,
     )
-    # Time of the processor: on a busy machine the clock says nothing about the program.
+    # CPU time, because wall time also depends on other programs of the machine.
     assert time.process_time() - started < 60
     return tuple(out.shape)
 

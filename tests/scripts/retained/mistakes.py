@@ -94,7 +94,7 @@ def train(step):
         except RuntimeError as caught:
             error = caught
     if mistake == "retain_graph":
-        # An optimizer's step in place would make the kept graphs invalid.
+        # No optimizer: its step in place would make the kept graphs invalid.
         memtrace.step(step + 1)
     else:
         optimizer.step()

@@ -1,4 +1,4 @@
-"""Ops that allocate and free: what each allocated, not what is left of it."""
+"""Ops that allocate and free memory, for a test that each op counts all that it allocated."""
 
 import torch
 

@@ -1,6 +1,6 @@
 """Programs with several optimizers, or with one that is not torch's.
 
-Each runs in a child of its own and prints its process and its name."""
+Each runs in a child of its own and prints its process id and its name."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Truth: a residual convolutional net with mixed precision, batch norm and gradient scaling."""
+"""Compared with torch: a residual convolutional net with mixed precision, batch norm and gradient scaling."""
 
 import sys
 from pathlib import Path

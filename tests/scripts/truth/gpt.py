@@ -1,4 +1,4 @@
-"""Truth: the GPT of examples/train_gpt.py, with a checkpoint between every two phases."""
+"""Compared with torch: the GPT of examples/train_gpt.py, with a checkpoint between every two phases."""
 
 import sys
 from pathlib import Path

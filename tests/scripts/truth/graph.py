@@ -1,4 +1,4 @@
-"""Truth: a CUDA graph and a MemPool, which allocate from private pools."""
+"""Compared with torch: a CUDA graph and a MemPool, which allocate from private pools."""
 
 import sys
 from pathlib import Path
@@ -31,8 +31,8 @@ second.replay()
 checkpoint("replayed")
 outside = torch.empty(3 << 20, device="cuda")
 checkpoint("outside")
-# The graphs' pool is released with the last graph. (torch 2.1 crashes on a reset() that the destructor
-# repeats.)
+# The graphs' pool is released with the last graph. (No reset(): in torch 2.1 the destructor repeats it and
+# crashes.)
 del kept, more, first, second
 checkpoint("graphs gone")
 torch.cuda.empty_cache()

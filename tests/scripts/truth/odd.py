@@ -1,4 +1,4 @@
-"""Truth: odd sizes, views, resizes, threads, streams, frees out of order, and a caught OOM."""
+"""Compared with torch: odd sizes, views, resizes, threads, streams, frees out of order, and a caught OOM."""
 
 import random
 import sys
@@ -18,7 +18,7 @@ def empty(size):
     return torch.empty(size, dtype=torch.uint8, device="cuda")
 
 
-# Each size alone in an empty cache: the block, the rounding and the segment of that request.
+# Allocate each size alone in an empty cache, to compare its block, its rounding and its segment.
 for size in [
     1,
     2,

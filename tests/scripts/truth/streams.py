@@ -1,4 +1,4 @@
-"""Truth: blocks that another stream still uses when they are freed stay active, and are reused later."""
+"""Compared with torch: blocks freed while another stream uses them stay active, and are reused later."""
 
 import sys
 from pathlib import Path

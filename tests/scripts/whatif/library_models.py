@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 
 class Library(Model):
-    """A model of a library, which takes the names of its inputs."""
+    """A library's model, whose network takes its inputs by name."""
 
     def __init__(self):
         super().__init__()

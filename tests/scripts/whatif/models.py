@@ -19,7 +19,7 @@ class Model(nn.Module):
     rows = 8
 
     def batch(self, rows: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-        """Returns the tensors of a step."""
+        """Returns the arguments of `forward` for a step with this many rows."""
         raise NotImplementedError
 
     def forward(self, *batch: torch.Tensor) -> torch.Tensor:
@@ -301,7 +301,7 @@ class LSTM(LanguageModel):
 
 
 class T5Layer(nn.Module):
-    """A layer of the encoder or, with memory, of the decoder; the attention has a bias of positions."""
+    """A layer of the encoder or, with `crosses`, of the decoder; the attention has a bias of positions."""
 
     def __init__(self, width: int, heads: int, crosses: bool):
         super().__init__()

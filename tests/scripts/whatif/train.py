@@ -66,7 +66,7 @@ if options.chunk_loss > 1:
 
 
 def optimizer_of(parameters):
-    """Returns the optimizer of the options; by default SGD with momentum for the ResNet, else AdamW."""
+    """Returns the optimizer of --optimizer; by default SGD with momentum for the ResNet, else AdamW."""
     momentum = options.model == "resnet"
     if options.optimizer == "sgd":
         return torch.optim.SGD(parameters, lr=1e-3)

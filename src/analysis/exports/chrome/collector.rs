@@ -21,14 +21,14 @@ pub(super) const STEPS: i32 = 1;
 /// The id of the track of phases. No thread has an id this low.
 pub(super) const PHASES: i32 = 2;
 
-/// A range that is open.
+/// A range that began and has not ended yet.
 struct OpenSlice {
     name: Symbol,
     api: Symbol,
     start_ns: i64,
 }
 
-/// A slice of a track.
+/// A stretch of time on a track: an op, a range, a step or a phase.
 pub(super) struct Slice {
     pub(super) tid: i32,
     pub(super) name: SliceName,

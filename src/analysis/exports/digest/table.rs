@@ -27,7 +27,7 @@ enum Value {
 pub(super) struct DigestRow(Vec<(DigestColumn, Value)>);
 
 impl DigestRow {
-    /// Returns a row of this kind.
+    /// Returns a row of this kind in which all other columns are null.
     pub(super) fn new(kind: RowKind) -> DigestRow {
         DigestRow::default().text(DigestColumn::Kind, kind.name())
     }

@@ -80,7 +80,7 @@ impl ActiveBlock {
     }
 }
 
-/// The owner of a segment.
+/// The owner and the stream of a segment.
 #[derive(Clone, Copy)]
 pub(super) struct SegmentOwner {
     pub(super) owner: FrameOwner,

@@ -179,7 +179,7 @@ pub(super) mod x86 {
         }
     }
 
-    /// The numbers 0 to 63.
+    /// The positions 0 to 63, from which [`Cpu::places`] selects those in a mask.
     static COUNT: [u8; 64] = {
         let mut count = [0; 64];
         let mut at = 0;

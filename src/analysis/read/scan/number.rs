@@ -3,7 +3,8 @@
 use super::cpu::Cpu;
 
 /// Returns the integer `block[from..to]`, or `None` if it is not a number or its absolute value exceeds
-/// `most`. `most` has more than sixteen digits.
+/// `most`. `most` must have more than sixteen digits, because numbers of up to sixteen digits are not
+/// compared with it.
 #[inline(always)]
 pub(super) fn int_within(cpu: impl Cpu, block: &[u8], from: usize, to: usize, most: u64) -> Option<i64> {
     let negative = block.get(from) == Some(&b'-');
@@ -27,8 +28,8 @@ pub(super) fn natural_within(cpu: impl Cpu, block: &[u8], from: usize, to: usize
 #[inline(always)]
 fn digits_within(cpu: impl Cpu, block: &[u8], from: usize, to: usize) -> Option<i64> {
     let digits = to - from;
-    // A first field may have fewer than sixteen bytes before its end. Numbers of more than sixteen digits are
-    // rare.
+    // Leave the rare cases to the caller: a field that ends before offset 16 of the block, an empty field,
+    // and a number of more than sixteen digits.
     let sixteen = block[..to].last_chunk::<16>()?;
     if digits.wrapping_sub(1) >= 16 {
         return None;
@@ -60,7 +61,7 @@ mod tests {
     use super::*;
     use crate::read::scan::cpu::{self, Work};
 
-    /// Parses one number with every parser.
+    /// Parses one number with the parsers whose result depends on the processor.
     struct Numbers<'a>(&'a [u8], usize, usize, &'a mut Vec<Option<i64>>);
 
     impl Work for Numbers<'_> {
@@ -74,7 +75,8 @@ mod tests {
 
     const MOST: u64 = u64::MAX;
 
-    /// Returns the integer `block[from..to]`, from every parser on every processor type.
+    /// Asserts that every parser returns the same for `block[from..to]`, with the portable implementation and
+    /// with the best one for this processor. Returns this result.
     fn all(block: &[u8], from: usize, to: usize) -> Option<i64> {
         let mut found = vec![int(&block[from..to], MOST), digit_within(block, from, to, MOST)];
         Numbers(block, from, to, &mut found).on(cpu::Plain);

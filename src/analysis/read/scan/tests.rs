@@ -1,4 +1,5 @@
-//! A scan returns the values of the rows, with every processor's implementation and for any bytes.
+//! Tests that a scan returns the values of the rows, with each implementation that this processor can run.
+//! Random and damaged rows must give the result of the `csv` crate.
 
 use super::*;
 use memtrace_trace::Row;

@@ -77,7 +77,8 @@ impl Memory {
         memory
     }
 
-    /// Returns the segment or mapped range that contains an address.
+    /// Returns the segment or mapped range that contains an address, or `None` if the address is not
+    /// reserved.
     pub(super) fn around(&self, addr: i64) -> Option<&Reserved> {
         self.reserved
             .range(..=addr)

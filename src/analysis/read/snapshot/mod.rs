@@ -48,7 +48,7 @@ type Key = (u64, u64, u64, i64, i64);
 
 static KEPT: Mutex<Vec<(Key, Arc<Snapshot>)>> = Mutex::new(Vec::new());
 
-/// Returns true if a file begins like a pickle of protocol 2 or later.
+/// Returns true if a file begins like a pickle of protocol 2 to 5.
 pub(super) fn is_pickle(start: &[u8]) -> bool {
     matches!(start, [0x80, 2..=5, ..])
 }

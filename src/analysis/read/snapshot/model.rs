@@ -230,7 +230,7 @@ keys! {
     State = "state",
 }
 
-/// The fields of a dict.
+/// The values of a dict, indexed by `Key`. Values of unknown keys are left out.
 struct Fields([Option<Value>; KEYS.len()]);
 
 impl Fields {

@@ -75,7 +75,8 @@ impl Default for Owners {
 }
 
 impl Owners {
-    /// Returns the index of a frame.
+    /// Returns the index of a frame, after adding the frame if it is new. A frame that is neither an op nor a
+    /// Python line is represented by the frame in [`PLAIN`] with the same phase.
     pub(super) fn frame(&mut self, name: &str, file: &str, line: i64) -> u32 {
         let phase = phase_of(name, file);
         let (kind, text) = if let Some(op) = op_of(name) {
@@ -117,7 +118,7 @@ impl Owners {
         self.stacks.get(stack.0 as usize).copied().unwrap_or_default()
     }
 
-    /// Returns the op of an owner.
+    /// Returns the op of an owner, or `None` if the owner's stack names no op.
     pub(super) fn op(&self, owner: Owner) -> Option<&str> {
         (owner.op != 0).then(|| &*self.frames[owner.op as usize].text)
     }

@@ -91,7 +91,8 @@ pub(super) struct Values {
 }
 
 impl Values {
-    /// Returns the index of a text.
+    /// Returns the index of a text, after adding the text if it is new. Fails if all texts together exceed
+    /// [`MOST_TEXT`].
     fn intern(&mut self, text: &str) -> Result<u32, String> {
         if let Some(index) = self.by_text.get(text) {
             return Ok(*index);
@@ -125,7 +126,8 @@ impl Values {
         }
     }
 
-    /// Returns the numbers of the events in a list of consecutive events.
+    /// Returns the numbers of the events in a list of consecutive events, or `None` if the value is not such
+    /// a list.
     pub(super) fn events(&self, value: Value) -> Option<Range<u32>> {
         match self.node(value)? {
             Node::Events(events) => Some(events.clone()),
@@ -142,7 +144,7 @@ impl Values {
         }
     }
 
-    /// Returns the value of a key of a dict that no fold replaced.
+    /// Returns the value of a key in a dict, or `None` if a fold replaced the dict or the key is missing.
     pub(super) fn get(&self, dict: Value, key: &str) -> Option<Value> {
         let Node::Dict(items) = self.node(dict)? else { return None };
         items.iter().find(|(name, _)| &*self.texts[*name as usize] == key).map(|(_, value)| *value)
@@ -211,7 +213,8 @@ impl Values {
         let next = self.memo.len();
         match self.memo.get_mut(index) {
             Some(place) => *place = entry,
-            // A memoized value takes at least two opcodes: one to make it and one to memoize it.
+            // Each new entry takes at least two opcodes, one to make the value and one to memoize it. A memo
+            // that grows faster is invalid.
             None if index == next && index as u64 <= read / 2 => self.memo.push(entry),
             None => return Err(format!("its memo jumps to entry {index}")),
         }

@@ -21,7 +21,8 @@ const SOURCE: &str = "libc10_cuda.so";
 /// The CUDA error `cudaErrorMemoryAllocation`.
 const OUT_OF_MEMORY: i32 = 2;
 const ALLOCATOR: &str = "caching_allocator";
-/// The `name` of the rows that list the memory that exists when the history begins.
+/// The `name` of the rows that list the memory that exists when the history begins, and of segments that are
+/// added after the history because the file lists them.
 const LIVE: &str = "live";
 
 /// The reason in the `lost` row.
@@ -112,7 +113,7 @@ struct Device<'a> {
 }
 
 impl Device<'_> {
-    /// Returns the time of the next event.
+    /// Returns the time of the next event in µs, or `None` after the last event.
     fn time(&self) -> Option<i64> {
         self.events.get(self.next).map(|event| event.time_us)
     }
@@ -348,7 +349,8 @@ impl<W: Write> Rows<'_, W> {
         for addr in extra {
             self.free(at, addr, false)?;
         }
-        // The file may divide the mapped ranges differently.
+        // Compare the addresses that the ranges cover, because the file may divide mapped memory into other
+        // ranges.
         let covers = |from: &Memory, addr: i64, end: i64| {
             let mut at = addr;
             while at < end {

@@ -302,7 +302,7 @@ fn a_segment_whose_totals_differ_from_its_blocks_is_noted() {
 
 #[test]
 fn values_that_are_listed_twice_are_refused() {
-    // Entry 0 of the memo refers to each value, and the list contains it again.
+    // Returns a list that contains a dict and, by entry 0 of the memo, the same dict again.
     let again = |one: &Fields| {
         [b"](".to_vec(), b"}\x94(".to_vec(), dict(one)[2..].to_vec(), b"h\0e".to_vec()].concat()
     };
@@ -314,7 +314,7 @@ fn values_that_are_listed_twice_are_refused() {
     assert!(top(list(&[]), list(&[again(&event("alloc", 0, 1, 1))])).is_err());
     let blocks = with(segment(0, 2048, &[]), "blocks", again(&free));
     assert!(top(list(&[dict(&blocks)]), list(&[])).is_err());
-    // Two devices share a history.
+    // The histories of two devices are the same list.
     let events = [b"]\x94(".to_vec(), dict(&event("alloc", 0, 1, 1)), b"e".to_vec()].concat();
     let twice = [b"](".to_vec(), events, b"h\0e".to_vec()].concat();
     assert!(top(list(&[]), twice).unwrap_err().contains("twice"));

@@ -11,8 +11,9 @@ const JUMP: f64 = 0.8;
 const SETTLED: f64 = 0.04;
 /// The growth slows down if the last quarter of the steps has less than this share of it.
 const SLOWING: f64 = 0.15;
-/// Sizes of steps have no clear upper bound if the largest is at least this multiple of the need that nine of
-/// ten steps do not exceed. Evenly spread sizes have 1.1, those of an exponential distribution 2.
+/// A still larger step is likely if the largest step needs at least this multiple of the need that nine of
+/// ten steps do not exceed. The multiple is about 1.1 for evenly spread needs and about 2 for exponentially
+/// distributed ones.
 const LONG_TAIL: f64 = 1.5;
 const FEWEST_TO_COMPARE: usize = 20;
 
@@ -23,11 +24,11 @@ pub(super) enum Forecast {
     Jumped { at: usize },
     /// The last quarter of the steps hardly grew.
     Settled,
-    /// The last quarter of the steps hardly grew, but growth has paused for longer before: for `longest` levels,
-    /// and now for `now`.
+    /// The last quarter of the steps hardly grew, but growth may go on: the current pause, of `now` levels,
+    /// is shorter than the longest one before, of `longest` levels.
     Paused { now: usize, longest: usize },
-    /// It hardly grew since `now` levels, but the largest step needs `times` what nine of ten steps need at most:
-    /// a larger one is to be expected.
+    /// Memory has hardly grown for `now` levels, but may grow with a still larger step: the largest step
+    /// needs `times` as much as nine of ten steps need at most.
     Varies { now: usize, times: f64 },
     /// The growth slows down in the last quarter of the steps. `level` is the level in bytes at which memory
     /// settles if the growth continues to slow down as in the last half; `None` if the last quarter did not
@@ -139,8 +140,9 @@ impl Forecast {
     }
 }
 
-/// Returns the need of the largest step as a multiple of the need that nine of ten steps do not exceed. `None`
-/// for fewer than [`FEWEST_TO_COMPARE`] levels, and if these need nothing.
+/// Returns the need of the largest step as a multiple of the need that nine of ten steps do not exceed.
+/// Returns `None` for fewer than [`FEWEST_TO_COMPARE`] levels, or if nine of ten steps need nothing beyond
+/// the memory that they keep.
 fn largest_need(levels: &[Level]) -> Option<f64> {
     let mut needs: Vec<i64> = levels.iter().map(|level| level.peak - level.allocated).collect();
     needs.sort_unstable();
@@ -214,18 +216,19 @@ mod tests {
         let slower: Vec<i64> = (0..20).map(|step| 100 + 20 * step.min(10) + 5 * (step - 10).max(0)).collect();
         // The last quarter adds as much as the quarter before, so the forecast has no level.
         assert!(matches!(of(&slower), Forecast::Slowing { .. }), "{:?}", of(&slower));
-        // Each step adds 85 % of the step before.
+        // Each step adds 85 % of what the step before added: the forecast finds the limit of 900 MiB.
         let converges: Vec<i64> = (0..=16).map(|step| 900 - (800.0 * 0.85_f64.powi(step)) as i64).collect();
         let Forecast::Slowing { level } = of(&converges) else { panic!("{:?}", of(&converges)) };
         assert!((890..=910).contains(&(level.unwrap() / MIB)), "{level:?}");
         assert_eq!(of(&[100; 20]), Forecast::Settled);
-        // It has risen at 5, 20 and 25 of 34 steps.
+        // Memory rises at steps 5, 20 and 25. The current pause is shorter than the longest one before after
+        // 34 steps, and longer after 45 steps.
         let rises = |step: i64| 100 + [5, 20, 25].iter().filter(|at| **at <= step).count() as i64 * 100;
         let jumps: Vec<i64> = (0..34).map(rises).collect();
         assert_eq!(of(&jumps), Forecast::Paused { now: 8, longest: 15 });
         let longer: Vec<i64> = (0..45).map(rises).collect();
         assert_eq!(of(&longer), Forecast::Settled);
-        // Steps 5 and 12 need 400 and 700 MiB, the others 100: a larger one may come.
+        // Steps 5 and 12 need 400 and 700 MiB, all others 100 MiB: the forecast expects a larger step.
         let needs =
             |step: i64| [(5, 400), (12, 700)].iter().find(|(at, _)| *at == step).map_or(100, |need| need.1);
         let tail: Vec<[i64; 4]> = (0..40)

@@ -32,10 +32,11 @@ pub(super) struct FreePlaces {
 pub(crate) struct Holders {
     layout: Layout,
     graph_pools: FxHashSet<i64>,
-    /// The live memory outside PyTorch, by `alloc_id`, and its bytes.
+    /// The live memory outside PyTorch.
     libraries: Libraries,
-    /// The most of it so far that was followed by a free, within a twentieth: a program that ends well destroys
-    /// its communicators.
+    /// A copy of `libraries` from its highest total so far, or from a total at most a twentieth lower. It is
+    /// made when memory is freed, because a program that ends well destroys its communicators before the
+    /// trace ends.
     most_libraries: Libraries,
 }
 
@@ -46,14 +47,14 @@ struct Libraries {
     taken: FxHashMap<i64, Taken>,
 }
 
-/// Memory of one call.
+/// The memory that one call allocated.
 #[derive(Clone, Copy)]
 struct Taken {
     device: i32,
     step: i64,
     bytes: i64,
     library: Symbol,
-    /// What the library works for, such as a communicator.
+    /// The purpose of the memory, such as a communicator; [`Symbol::NONE`] if unknown.
     user: Symbol,
 }
 

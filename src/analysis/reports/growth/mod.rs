@@ -42,8 +42,8 @@ use crate::state::replay_trace::{Replayed, replay_trace};
 /// [`FEWEST_SLICES`] slices of time.
 pub(super) const FEWEST_STEPS: usize = 3;
 const FEWEST_SLICES: usize = 8;
-/// Growth of less than this many bytes, or of less than one part in this many of the memory in use, counts as
-/// flat.
+/// Growth counts as flat if it is less than this many bytes (the first number), or less than one part in this
+/// many of the memory in use (the second number).
 const FLAT: (i64, i64) = (2 << 20, 100);
 /// `summary` reports growth only if its largest part is at least this fraction of the memory in use: one part
 /// in 20.
@@ -152,19 +152,19 @@ pub(super) struct Growth {
     all: Vec<[i64; 4]>,
     /// The index of the first level that counts. Growth before that level only fills caches.
     from: usize,
-    /// True if the trace ends inside a step, at the last level.
+    /// True if the last level is an unfinished step, which used more memory than the last finished step.
     is_cut: bool,
     capacity: i64,
     forecast: Forecast,
     is_expandable: bool,
     /// True if `memtrace oom` names memory that is kept without need in the step that ran out of memory.
     pub(super) is_kept_at_oom: bool,
-    /// The number of different large sizes, and the number of large sizes that occur in only one step.
+    /// The number of different sizes of large blocks, and the number of those that occur in only one step.
     sizes: (usize, usize),
     /// The ops with most of the sizes that occur in only one step, and the number of these sizes per op.
     size_symbols: Vec<(Symbol, usize)>,
     size_ops: Vec<(String, usize)>,
-    /// The places of the allocator's free memory.
+    /// The distribution of the allocator's free memory.
     free: FreePlaces,
     /// The changes that explain each part, if they were searched for, in the order of [`Part::ALL`].
     changes: [Vec<Change>; 4],
@@ -226,8 +226,8 @@ impl Growth {
         })
     }
 
-    /// Sets the names of the ops with sizes of a single step. `symbols` must be from the reading that
-    /// produced the levels.
+    /// Looks up the names of the ops of `size_symbols`. `symbols` must be from the reading that produced the
+    /// levels.
     pub(super) fn name_ops(&mut self, symbols: &SymbolTable) {
         let named = std::mem::take(&mut self.size_symbols).into_iter();
         let named = named.map(|(op, sizes)| (symbols.or_dash(op), sizes));

@@ -132,8 +132,8 @@ impl Growth {
         }
     }
 
-    /// Returns the ops that allocated the most sizes of a single step, each with its number of sizes. Empty
-    /// if no op is known.
+    /// Returns the ops that allocated most of the sizes that occur in only one step, each with the number of
+    /// these sizes. Empty if no op is known.
     fn of_ops(&self) -> String {
         let ops: Vec<String> =
             self.size_ops.iter().map(|(op, sizes)| format!("{op} {}", count(*sizes as u64))).collect();

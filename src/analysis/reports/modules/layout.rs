@@ -19,7 +19,7 @@ use crate::state::module_layers::Layers;
 use crate::state::replay::{HOST, Replay};
 
 /// A row of the table: a module, or repeated layers. Sizes are in bytes; `modules`, `calls` and `recomputed`
-/// are numbers.
+/// are counts.
 #[derive(Default)]
 struct ModuleRow {
     path: String,

@@ -88,7 +88,7 @@ fn modules_stay_in_backward_while_a_gradient_is_accumulated() {
     let mut trace = TraceBuilder::default();
     trace.alloc(8 * KIB, Row::default());
     let forward = Row { module: "Net.fc", phase: "forward", step: 0, ..Row::default() };
-    // Two forwards, so that two backwards are two calls.
+    // With two forwards, the two parts of the backward are two calls.
     for _ in 0..2 {
         forward_of_net(&mut trace, forward);
     }
@@ -128,7 +128,8 @@ fn modules_have_one_backward_for_each_forward_whatever_comes_between_its_rows() 
         let (forward, backward) = (Row { step, ..forward }, Row { step, ..backward });
         forward_of_net(&mut trace, forward);
         trace.alloc(KIB, backward);
-        // A sample of the device, pinned memory that a loader's thread allocates, and its copy to the device.
+        // None of these rows ends the backward: a sample of the device, pinned memory that a loader's thread
+        // allocates, and the copy of the batch on the device.
         trace.raw(Row { event: EventName::Sample, device: 0, name: "total=9 free=9", ..Row::default() });
         let loader = Row { tid: 9, phase: "dataloader", step, ..Row::default() };
         trace.change(

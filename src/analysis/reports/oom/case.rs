@@ -52,8 +52,8 @@ pub(super) struct RowsBefore {
     /// The number of failed calls since the last successful one, which are the failed calls of this request.
     failed: u64,
     failed_of_oom: u64,
-    /// For each device: the bytes that a sample found in use although no row accounts for them, and the parts
-    /// of these bytes in other processes and on the host, if known.
+    /// For each device: the bytes in use at the last sample for which no row accounts and, if known, how many
+    /// of them belong to other processes and to this process's memory on the host.
     foreign: Vec<(i32, i64, Option<i64>, Option<i64>)>,
     /// For each device: the current step, its totals so far, and the finished steps.
     steps: Vec<(i32, i64, StepTotals, Vec<StepTotals>)>,
@@ -161,8 +161,9 @@ struct LayersLeft {
 }
 
 impl LayersLeft {
-    /// Returns the layers that were not complete at the request in `module`, or `None` if `module` is not in
-    /// a repeated layer. The memory of these layers is estimated from the live blocks of the layers before.
+    /// Returns the layers that were not complete at the request in `module`. Their memory is estimated from
+    /// the blocks of the layers before. Returns `None` if `module` is not in a repeated layer or is in the
+    /// first one. `live` has the module, category and bytes of each live block.
     fn find(module: &str, layers: &Layers, live: &[(String, Category, i64)]) -> Option<LayersLeft> {
         let joined = layers.joined(module);
         let mut end = 0;
@@ -274,7 +275,8 @@ pub(super) struct OomCase<'a> {
     pub(super) holes: Vec<i64>,
     /// The repeated layers that the forward had not reached.
     layers: Option<LayersLeft>,
-    /// Memory that only this step holds, if the step is larger than earlier ones.
+    /// Memory that is much larger than in earlier steps, if the program needs too much and this step is
+    /// larger than earlier ones.
     differences: Vec<Difference>,
     /// True if the request is in a forward and no backward has run so far.
     pub(super) is_untrained: bool,
@@ -405,7 +407,8 @@ impl<'a> OomCase<'a> {
             needed: trace.needed_bytes(),
         };
         let mut facts = facts;
-        // The temporary results of the optimizer's step are the problem only if all of its state fits.
+        // The temporary results are allocated after all state, so they are not what is missing if the rest of
+        // the state does not fit.
         if 20 * facts.to_come >= facts.step_temporaries && facts.needs_at_least() + facts.to_come > capacity {
             facts.step_temporaries = 0;
         }
@@ -548,8 +551,8 @@ impl<'a> OomCase<'a> {
                     )
                 });
                 let held = kept.as_ref().map(|(holder, _)| match growth {
-                    // The holder grows more slowly than the memory in all, so the line says which rate is
-                    // which.
+                    // The holder grows more slowly than all memory together, so its line says that its rate
+                    // is only a part of the growth.
                     Some(growth) if holder.bytes_per_step() < Some(growth.per_step) => {
                         holder.line_with(units, "of it a step")
                     }

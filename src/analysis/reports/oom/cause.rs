@@ -115,7 +115,7 @@ pub(super) struct Facts {
     pub(super) steps: Vec<StepTotals>,
     /// The bytes that were allocated when the step of the request began.
     pub(super) step_began: i64,
-    /// The number of forwards of a root module since the last backward began.
+    /// The number of forwards since the last backward began, of the root module with the most such forwards.
     pub(super) forwards: u64,
     /// The bytes that these forwards, except the last, have left allocated.
     pub(super) left_by_forwards: i64,
@@ -146,7 +146,7 @@ pub(super) struct Facts {
     pub(super) private: i64,
     /// The live parameters that were allocated after training began.
     pub(super) copies: Copies,
-    /// True if autograd may be enabled; false if the search at the OOM found no graph of autograd.
+    /// True if autograd may be enabled; false if a complete search at the OOM found no graph of autograd.
     pub(super) has_autograd: bool,
     /// True if a backward has run.
     pub(super) has_backward: bool,
@@ -390,7 +390,8 @@ impl Facts {
         {
             return (self.step < 0).then_some(Kept::Loading);
         }
-        // Tensors that torch gathers for the state of a sharded model. Parameters themselves have no holder.
+        // A search leaves out the parameters themselves. So tensors that a function for `state_dict` holds
+        // are the state of a sharded model, which torch gathers to save it.
         let is_state = text("file").contains("state_dict") && holder.graphs == 0;
         if is_state && holder.tensors >= FEWEST_GATHERED {
             return Some(Kept::FullState);
@@ -415,7 +416,8 @@ impl Facts {
         }
         if last < 0 && self.step >= 0 {
             // A data set on the GPU has one or two tensors; a second copy of the weights has as many tensors
-            // as the model. Averaged weights belong to an object, and are used in each step.
+            // as the model. Averaged weights are used in each step; they belong to an object, so their name
+            // has a dot.
             let is_copy =
                 holder.tensors >= 8 && self.parameters > 0 && 4 * holder.bytes >= 3 * self.parameters;
             return (is_copy && !text("name").contains('.')).then_some(Kept::Loaded);
@@ -500,8 +502,9 @@ impl Facts {
         found
     }
 
-    /// If this step took much more than all of several earlier ones, returns the bytes that were allocated
-    /// when it began, and the maximum that an earlier step took.
+    /// Returns the bytes that were allocated when this step began, and the maximum that an earlier step took.
+    /// Returns `None` unless this step took much more than each earlier step, and at least [`FEWEST_STEPS`]
+    /// steps have ended.
     pub(super) fn larger_step(&self) -> Option<(i64, i64)> {
         let usual = self.steps.iter().map(|step| step.peak - step.began).max()?;
         (self.steps.len() >= FEWEST_STEPS && self.is_larger_than_before()).then_some((self.step_began, usual))
@@ -555,7 +558,8 @@ fn growth(steps: &[StepTotals]) -> Option<Growth> {
     let grown = more.iter().filter(|bytes| **bytes > 0).count();
     let total = steps.last()?.ended - steps.first()?.ended;
     let per_step = total / i64::try_from(more.len()).ok()?;
-    // A leak may occur only in every second or third step. Memory for a longer input is freed again.
+    // A leak may occur only in every third step, so at least a third of the steps must grow. Memory for a
+    // longer input is freed again, so the total must be more than twice what the steps freed.
     let falls: i64 = more.iter().filter(|bytes| **bytes < 0).sum();
     (total > 0 && 3 * grown >= more.len() && -2 * falls < total).then_some(Growth {
         per_step,
@@ -621,11 +625,12 @@ mod tests {
         assert_eq!(holes.judge().0, Cause::Fragmentation);
         assert_eq!(Facts { needed: Some(34 * GIB), ..holes.clone() }.judge().0, Cause::TooBig);
         assert_eq!(Facts { largest_hole: 2 * GIB, ..holes.clone() }.judge().0, Cause::TooBig);
-        // The memory that earlier steps took does not fit on top of the memory at the start of this step.
+        // A step as large as the earlier one does not fit if 14 GiB are allocated at its start; it fits with
+        // 13 GiB.
         let began = Facts { steps: steps(&[GIB]), step_began: 14 * GIB, ..holes.clone() };
         assert_eq!(began.judge().0, Cause::TooBig);
         assert_eq!(Facts { step_began: 13 * GIB, ..began }.judge().0, Cause::Fragmentation);
-        // Small holes are the cause if an earlier step held as much.
+        // Small holes are the cause if an earlier step held as much memory as now.
         assert_eq!(Facts { steps: steps(&[13 * GIB]), ..full() }.judge().0, Cause::Fragmentation);
     }
 
@@ -669,20 +674,22 @@ mod tests {
         assert_eq!(why(&Facts { holders: vec![saves], ..facts.clone() }, now(24)), Some(Kept::FullState));
         let hook = json!({ "tensors": 88, "file": "/lib/torch/distributed/fsdp/_state_dict_utils.py" });
         assert_eq!(why(&facts, hook), Some(Kept::FullState));
-        // Two forwards before a backward are common.
+        // Two forwards before a backward are common, so their graph is needed. Eight are a loop that keeps
+        // graphs.
         let graph = || json!({ "graphs": 1, "bytes": 12 * GIB, "first_step": 3, "last_step": 3 });
         assert_eq!(why(&Facts { forwards: 2, ..facts.clone() }, graph()), None);
         let eight = Facts { forwards: 8, left_by_forwards: 11 * GIB, ..facts.clone() };
         assert_eq!(why(&eight, graph()), Some(Kept::Graphs));
-        // The earlier forwards were evaluations without graphs.
+        // If the earlier forwards left no memory, they were evaluations without graphs: the graph is needed.
         assert_eq!(why(&Facts { left_by_forwards: 0, ..eight }, graph()), None);
-        // After steps with one forward per backward, a second graph is kept in vain.
+        // The second graph is kept in vain if earlier steps had one forward per backward, and needed if they
+        // had two.
         let second = Facts { forwards: 2, usual_forwards: 1, left_by_forwards: 12 * GIB, ..facts.clone() };
         assert_eq!(why(&second, graph()), Some(Kept::Graphs));
         assert_eq!(why(&Facts { usual_forwards: 2, ..second }, graph()), None);
         let earlier = json!({ "graphs": 1, "first_step": 2, "last_step": 2 });
         assert_eq!(why(&facts, earlier), Some(Kept::EarlierGraph));
-        // The graph of the first forward, before the first step: in its own optimizer's step, and later.
+        // The graph of a forward before the first step is needed in step 0, and kept in vain in step 1.
         let first = || json!({ "graphs": 1, "first_step": -1, "last_step": -1 });
         assert_eq!(why(&Facts { step: 0, ..facts.clone() }, first()), None);
         assert_eq!(why(&Facts { step: 1, ..facts.clone() }, first()), Some(Kept::EarlierGraph));
@@ -700,7 +707,7 @@ mod tests {
         let joined = with_inputs_of_checkpoints(&[of_checkpoint(0), graph.clone()]);
         assert_eq!(joined.len(), 1);
         assert_eq!((joined[0].text("name"), joined[0].bytes), ("total", 16 * GIB));
-        // No graph waits for them, or only a graph of another step.
+        // The inputs stay a holder of their own if no graph waits for them, or only a graph of another step.
         assert_eq!(with_inputs_of_checkpoints(&[of_checkpoint(0)]).len(), 1);
         assert_eq!(with_inputs_of_checkpoints(&[of_checkpoint(1), graph]).len(), 2);
     }
@@ -711,7 +718,8 @@ mod tests {
         let joins = Facts { step: 3, is_join: true, request: 16 * GIB, ..full() };
         assert_eq!(joins.why_kept(&holder(results.clone())), Some(Kept::Joined));
         assert_eq!(Facts { is_join: false, ..joins.clone() }.why_kept(&holder(results.clone())), None);
-        // Two parts of the same size are an ordinary pair, and a graph is needed for a backward.
+        // A request for twice the size joins an ordinary pair, and a holder with a graph is needed for a
+        // backward: neither is kept in vain.
         assert_eq!(Facts { request: 24 * GIB, ..joins.clone() }.why_kept(&holder(results.clone())), None);
         let mut graph = results;
         graph["graphs"] = 1.into();
@@ -725,13 +733,13 @@ mod tests {
         assert_eq!(Facts { others: GIB, ..others }.judge().0, Cause::TooBig);
         let outside = Facts { outside: 4 * GIB, reserved: 19 * GIB, allocated: 19 * GIB, ..full() };
         assert_eq!(outside.judge().0, Cause::OutsideTorch);
-        // Device and host share one memory: the host's part is more than half of torch's blocks, then less
-        // than half.
+        // Device and host share one memory. The host is the cause if its part is at least half of torch's
+        // blocks, but not if it is less.
         let host = Facts { host: Some(10 * GIB), reserved: 13 * GIB, allocated: 13 * GIB, ..full() };
         assert_eq!(host.judge().0, Cause::HostMemory);
         let host = Facts { host: Some(4 * GIB), reserved: 19 * GIB, allocated: 19 * GIB, ..full() };
         assert_eq!(host.judge().0, Cause::TooBig);
-        // A context is not a cause unless it is far larger than usual.
+        // A context of 4 GiB is the cause, because it is far larger than usual; one of half a GiB is not.
         let context = Facts { unknown: 4 * GIB, reserved: 19 * GIB, allocated: 19 * GIB, ..full() };
         assert_eq!(context.judge().0, Cause::OutsideTorch);
         let usual = Facts { capacity: 4 * GIB, unknown: GIB / 2, request: GIB, room: 0, ..Facts::default() };

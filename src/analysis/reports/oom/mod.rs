@@ -114,7 +114,8 @@ impl Report for Oom {
             value["not_advised_because"] = why_not.into();
             cases.push(value);
         }
-        // When the host's memory runs out, no request fails: the kernel kills a process.
+        // When the host's memory runs out, no request fails, but the kernel kills a process. So the report
+        // lists killed processes, too.
         let mut killed = Vec::new();
         for trace in &input.traces {
             let memory = HostMemory::read(trace, options)?;

@@ -11,7 +11,7 @@ use crate::state::retained::Holder;
 const SCORES: [&str; 6] = ["softmax", "bmm", "matmul", "masked_fill", "::where", "dropout"];
 /// The size in bytes of the pages by which expandable segments of large blocks grow and shrink.
 const PAGE: i64 = 20 << 20;
-/// If a step moves at least this many tensors to the GPU, they are a model.
+/// If a step moves at least this many tensors to the GPU, they are taken for a model.
 const FEWEST_OF_MODEL: usize = 8;
 /// The text after a saving that may be smaller than the missing memory.
 const UNSURE: &str = ", may not be enough alone";

@@ -24,7 +24,7 @@ use crate::state::replay_trace::replay_trace;
 /// The share of the card to which vLLM limits itself.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct ServerPart {
-    /// `gpu_memory_utilization`.
+    /// `gpu_memory_utilization`, from 0 to 1.
     part: f64,
     /// The number of blocks of vLLM's KV cache; 0 if it has no cache. If only the existence of a cache is
     /// known, the value is 1.
@@ -296,7 +296,7 @@ mod tests {
             first(&small),
             "gpu_memory_utilization above 0.19, at most 0.96 here: each 0.01 more is 81.92 MiB of KV cache"
         );
-        // Some memory is left, but no sequence fits.
+        // If some memory is left but no sequence fits, the reason names the memory that is left.
         assert!(Refused { part: 0.2, ..small }.because(Unit::default()).contains("102.40 MiB that is left"));
         // The share exceeds the free memory. First no other process holds memory, then another process does.
         let large = Refused { part: 0.99, needed: 0, ..small };
@@ -307,7 +307,7 @@ mod tests {
         let taken = Refused { part: 0.9, free: 5 * GIB, others: 3 * GIB, needed: 0, ..small };
         assert_eq!(taken.verdict(), "another process");
         assert_eq!(taken.tries(Unit::default()).len(), 2);
-        // No larger share helps.
+        // If no larger share helps, the first remedy is a smaller trial forward.
         let full = Refused { part: 0.9, needed: 8 * GIB - GIB / 3, ..small };
         assert!(first(&full).starts_with("a smaller max_num_batched_tokens"));
     }

@@ -141,7 +141,8 @@ impl StepGroups {
             .collect();
         all.sort_by(|a, b| (b.bytes - b.usual, &a.op, &a.module).cmp(&(a.bytes - a.usual, &b.op, &b.module)));
         all.truncate(SHOWN);
-        // An input is small, but may be the reason for all other differences.
+        // A larger input may be the reason for all other differences, although it is too small to be one of
+        // them. So the input that grew most is added.
         let inputs = self.inputs.now.iter().map(|(group, bytes)| Difference {
             op: symbols.or_dash(group.0).to_string(),
             module: symbols.or_dash(group.1).to_string(),

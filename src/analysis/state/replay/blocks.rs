@@ -20,8 +20,9 @@ impl Replay {
         (live.fold(device.unowned.all.wrapping_sub(inferred), i64::wrapping_add), device.total_allocated)
     }
 
-    /// Returns true if categories are inferred. This requires that the trace has no tags so far, and that a
-    /// forward or backward pass was seen or that an earlier reading inferred categories.
+    /// Returns true if categories are inferred, which requires a trace without tags so far. If `known` has a
+    /// map of categories, the map must not be empty. Otherwise, a forward pass must have begun, or the first
+    /// backward pass must have freed an activation.
     #[must_use]
     pub fn infers(&self) -> bool {
         let by_phase = self.first_forward.is_some() || self.passes.first_activation.is_some();
@@ -53,7 +54,8 @@ impl Replay {
         InferenceState { phases, first_forward, step, phase, passes, last_alloc }
     }
 
-    /// Sets the inferred categories of `blocks`; `last_alloc` is the `seq` of the last allocation.
+    /// Sets the inferred categories of `blocks`. A block that was freed after `last_alloc`, the `seq` of the
+    /// last allocation, counts as never freed; `i64::MAX` makes every free count.
     pub(super) fn infer_categories(&self, blocks: &mut [Block], last_alloc: i64) {
         if self.known.is_none() {
             categories::infer(blocks, &self.inference_state(last_alloc));
@@ -62,7 +64,8 @@ impl Replay {
         }
     }
 
-    /// Gives live blocks the categories of `blocks`, which later rows have tagged.
+    /// Sets the category of each live block that is also in `blocks` to its category there, which a later
+    /// `tag` row set.
     pub(in crate::state) fn set_categories(&mut self, blocks: &[Block]) {
         for tagged in blocks {
             if let Some(block) = self.memory.live.get_mut(tagged.id) {
@@ -71,7 +74,8 @@ impl Replay {
         }
     }
 
-    /// Returns true if blocks of `kind` count as blocks of the device `ordinal`.
+    /// Returns true if blocks of `kind` count as blocks of the device `ordinal`. Memory outside torch's
+    /// allocator counts only if the memory in use is tracked.
     pub(super) fn is_of(&self, kind: MemoryKind, ordinal: i32) -> bool {
         match kind {
             MemoryKind::Block => true,

@@ -44,7 +44,8 @@ impl Replay {
 
     /// Processes a sample of a device.
     pub(super) fn sample(&mut self, row: &Record) {
-        // The kernel's samples of the host do not cover pinned memory.
+        // A host sample has the process's memory as the kernel counts it, not the pinned memory, which is
+        // what the device `HOST` stands for in a replay.
         if row.device == HOST {
             return;
         }
@@ -152,7 +153,7 @@ impl Replay {
         self.totals(row);
     }
 
-    /// Records the address range of a block, in which no other block may be live.
+    /// Records the address range of a new block, and counts a problem if another block is live there.
     fn place(&mut self, row: &Record) {
         let end = row.addr.saturating_add(row.delta_bytes);
         if row.delta_bytes <= 0 || row.addr == 0 {
@@ -191,7 +192,8 @@ impl Replay {
         self.totals(row);
     }
 
-    /// Accounts for a freed block.
+    /// Updates the state after a block was freed: its address range, its device's counts, the backward passes
+    /// and the blocks of the peak.
     fn account_freed(&mut self, row: &Record, freed: FreedSlot) {
         let Some(block) = self.memory.live.removed(freed) else { return };
         let (id, device, bytes, place) = (block.id, block.device, block.bytes, (block.device, block.addr));

@@ -30,7 +30,7 @@ use crate::state::live_blocks::{FreedSlot, LiveBlocks};
 use crate::state::module_layers::{ModuleClasses, RANGE_COLUMNS};
 pub use crate::state::problems::{Counts, Problems};
 
-/// The columns that every row needs.
+/// The columns that every row needs, except the row of a free.
 const ANY: Columns = Columns::of(&["seq", "step", "phase"]);
 /// The columns that a row about memory needs.
 const MEMORY: Columns = Columns::of(&[
@@ -81,7 +81,7 @@ pub struct Replay {
     pub problems: Problems,
     /// The `seq` of the last row.
     pub seq: i64,
-    /// The time of the last row, in ns since the start of the trace.
+    /// The highest time of a row so far, in ns since the start of the trace.
     pub ts_ns: i64,
     /// The current step; -1 before the first.
     pub step: i64,
@@ -298,8 +298,8 @@ impl Replay {
         self.inside
     }
 
-    /// The devices on which the process has a context and no memory: the ordinal, the bytes of the context,
-    /// and the bytes of other processes.
+    /// Returns the devices on which the process has a context but no memory: the ordinal, the bytes of the
+    /// context, and the bytes of other processes.
     pub fn contexts(&self) -> impl Iterator<Item = (i32, i64, i64)> {
         self.memory.devices.contexts()
     }

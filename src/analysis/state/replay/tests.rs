@@ -74,7 +74,8 @@ fn a_run_ended_in_an_oom_unless_a_later_step_allocates() {
         allocated(&trace.finish()).ended_in_oom()
     };
     assert!(ended(&|_, _| {}));
-    // A trainer that cleans up runs ops without an allocation, and frees.
+    // The next step has only an op and a free, as in a trainer that cleans up. The run still ended in the
+    // OOM.
     assert!(ended(&|trace, a| {
         trace.raw(Row { event: EventName::Op, ..step(1) });
         trace.free(a, 512, step(1));
@@ -231,7 +232,8 @@ fn a_contradiction_between_rows_is_counted_once() {
     assert_eq!(problems.examples.len(), 3);
 }
 
-/// A sample of the device has no step and may be written between a backward and the tags of its gradients.
+/// A row without a step, such as a sample, may be written between a backward and the tags of its gradients.
+/// It must not end a window of steps.
 #[test]
 fn a_window_of_steps_continues_after_rows_without_a_step() {
     for event in [EventName::Sample, EventName::Lost, EventName::Meta] {

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The number of tables of all devices. It is zero in most programs, for which the tables then cost nothing.
+/// The number of tables of all devices. Most programs have no table and skip all work for tables.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// The maximum number of targets. If there are more, every address counts as a target.

@@ -2,14 +2,15 @@
 
 use crate::core::vram;
 
-/// Calls `found` with each device address at a multiple of four bytes, and with the offset of the
-/// address. An address has eight bytes: ordinary structs hold it at a multiple of eight, and packed
-/// structs hardly ever at an odd offset.
+/// Calls `found` with each device address at a multiple of four bytes, and with the offset of the address.
+/// Ordinary structs align an address to eight bytes. A packed struct may align it to four, but hardly ever to
+/// less.
 pub(crate) fn in_parameter(bytes: &[u8], found: impl FnMut(usize, usize)) {
     scan(bytes, 4, found);
 }
 
-/// Calls `found` with each device address at a multiple of eight bytes in a table.
+/// Calls `found` with each device address at a multiple of eight bytes. `bytes` must start at a multiple of
+/// eight in the table.
 pub(crate) fn in_table(bytes: &[u8], mut found: impl FnMut(usize)) {
     scan(bytes, 8, |address, _| found(address));
 }

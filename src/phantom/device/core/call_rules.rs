@@ -1,15 +1,16 @@
-//! The rules by which the name of a call refuses it: before the driver is initialized, and while a stream is
-//! captured. The macros that define the exported functions evaluate [`CallRules::of`] at compile time.
+//! The rules that make a call fail before it does any work: the driver is not initialized, a fault is
+//! injected, or a stream is captured. The name of a call determines its rules. The macros that define the
+//! exported functions evaluate [`CallRules::of`] at compile time.
 //!
 //! "If cuInit() has not been called, any function from the driver API will return
 //! CUDA_ERROR_NOT_INITIALIZED" (CUDA Driver API, Initialization). The runtime initializes the driver by
 //! itself (CUDA C++ Programming Guide, Initialization).
 //!
 //! While a stream is captured, "some actions, such as a call to cudaMalloc, may be unsafe"
-//! (`cudaThreadExchangeStreamCaptureMode` in `cuda_runtime_api.h`). NVIDIA lists no others. The calls assumed
-//! to be unsafe here are those that allocate or free at once, or that wait for the device; ROCm refuses the
-//! same calls, "to match the behavior of CUDA" (its release notes, Stream capture). Calls with a stream or an
-//! event have their rules where they are answered.
+//! (`cudaThreadExchangeStreamCaptureMode` in `cuda_runtime_api.h`). NVIDIA does not list the other unsafe
+//! calls. This module assumes that a call is unsafe if it allocates or frees at once, or waits for the
+//! device. ROCm refuses the same calls, "to match the behavior of CUDA" (its release notes, Stream capture).
+//! The functions that take a stream or an event check the capture rules for it themselves.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -64,7 +65,8 @@ impl CallRules {
     #[cold]
     fn fault(self) -> Option<Status> {
         let status = faults::refusal(self.name, self.part, current().card, code_of(self.name))?;
-        // `cudaGetLastError` "returns the last error", so the error of an unusable context stays.
+        // `cudaGetLastError` only reports the error of an unusable context. It must not store the error
+        // again.
         Some(if self.is_runtime && self.part != Part::LastError { fail(status) } else { status })
     }
 }
@@ -104,8 +106,8 @@ const fn part_of(name: &str) -> Part {
     }
 }
 
-/// Returns a function that converts a status of the runtime to the status with which the library of this call
-/// reports a failed kernel.
+/// Returns a function that converts a runtime status of an injected fault to the status that the library of
+/// this call would return. Math libraries and NCCL have one status for every CUDA error.
 fn code_of(name: &str) -> fn(Status) -> Status {
     match name {
         _ if name.starts_with("cublas") => |_| 13, // CUBLAS_STATUS_EXECUTION_FAILED
@@ -257,7 +259,7 @@ impl Initialization {
     }
 }
 
-/// `CUDA_ERROR_NOT_INITIALIZED`.
+/// The status of a driver call before `cuInit` (`CUDA_ERROR_NOT_INITIALIZED`).
 const NOT_INITIALIZED: Status = cudarc::driver::sys::cudaError_enum::CUDA_ERROR_NOT_INITIALIZED as Status;
 
 static INITIALIZED: AtomicBool = AtomicBool::new(false);

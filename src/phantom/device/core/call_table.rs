@@ -99,8 +99,8 @@ macro_rules! answers {
 
         $(
             $(#[$doc])*
-            // SAFETY: no other definition of this name is linked into the library. The library exists to
-            // replace the one of NVIDIA's libraries.
+            // SAFETY: no other definition of this name is linked into the library. The function intentionally
+            // replaces the function of this name in NVIDIA's libraries.
             #[unsafe(no_mangle)]
             unsafe extern "C" fn $name(
                 $($arg: $type),*

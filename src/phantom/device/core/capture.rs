@@ -104,7 +104,8 @@ pub(crate) struct CapturedStream {
     pub(crate) blocking: bool,
 }
 
-/// Nodes of a capture: for each stream, the number of its first nodes that are included.
+/// A set of nodes of a capture. For each stream (by id), the set contains this many nodes, counted from the
+/// first node of the stream.
 #[derive(Clone, Default)]
 pub(crate) struct Nodes(HashMap<u64, u64>);
 
@@ -229,7 +230,7 @@ pub(crate) fn end(number: u64, stream: u64) -> End {
     result
 }
 
-/// Returns the status of a stream that joined this capture.
+/// Returns the status of the streams that joined this capture. It is `None` after the capture has ended.
 pub(crate) fn status(number: u64) -> CaptureStatus {
     match open().as_ref().and_then(|open| open.get(&number)) {
         None => CaptureStatus::None,
@@ -248,8 +249,8 @@ pub(crate) fn add_node(number: u64, stream: u64, cost_ns: u64) {
     }
 }
 
-/// Returns the nodes before the next node of a stream, which are the work that an event
-/// recorded there would cover.
+/// Returns the nodes that the next node of a stream depends on. An event that is recorded in the stream now
+/// covers these nodes.
 pub(crate) fn nodes_before(number: u64, stream: u64) -> Nodes {
     let mut open = open();
     let capture = open.as_mut().and_then(|open| open.get_mut(&number));

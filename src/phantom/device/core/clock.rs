@@ -9,7 +9,8 @@ pub(crate) struct DeviceClock {
     /// The device time of the work launched so far, in nanoseconds. Only work advances it, so it
     /// is the same in every run.
     time_ns: AtomicU64,
-    /// The word with a copy of the time that other processes can see. It is set once.
+    /// A word in shared memory that holds a copy of the time, for other processes. It is unset until
+    /// [`show`](Self::show) is called.
     shown: OnceLock<&'static AtomicU64>,
 }
 
@@ -27,7 +28,7 @@ impl DeviceClock {
         }
     }
 
-    /// From now on also stores the device time in this word.
+    /// Stores the device time in this word, too, from now on. Only the first call has an effect.
     pub(crate) fn show(&self, word: &'static AtomicU64) {
         let _ = self.shown.set(word);
     }

@@ -81,8 +81,8 @@ impl Device {
         self.pool().trim(&self.vram, keep);
     }
 
-    /// Trims the default memory pool to its release threshold. The caller is a call in which the
-    /// program waited for the device.
+    /// Trims the default memory pool to its release threshold. Called when the program has waited for the
+    /// device.
     pub(crate) fn synchronize_pool(&self) {
         self.pool().synchronize(&self.vram);
     }
@@ -97,7 +97,8 @@ pub(crate) fn context_handle(device: usize) -> usize {
     CONTEXT_BASE + device * CONTEXT_STEP
 }
 
-/// Returns the device of a primary context.
+/// Returns the index of the device whose primary context has this handle. The index may be out of range,
+/// because the handle is not checked.
 pub(crate) fn device_of_context(context: usize) -> usize {
     context.wrapping_sub(CONTEXT_BASE) / CONTEXT_STEP
 }

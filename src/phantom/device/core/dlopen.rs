@@ -40,7 +40,7 @@ unsafe extern "C" fn dlopen(name: *const c_char, flags: c_int) -> *mut c_void {
         "add rsp, 8",
         "pop rsi",
         "pop rdi",
-        // rax: our handle or null; rdx: the dlopen of glibc.
+        // rax: the handle to return, or null to continue in glibc; rdx: the dlopen of glibc.
         "test rax, rax",
         "jne 2f",
         "jmp rdx",
@@ -52,7 +52,8 @@ unsafe extern "C" fn dlopen(name: *const c_char, flags: c_int) -> *mut c_void {
 /// The value that is returned in `rax` and `rdx`.
 #[repr(C)]
 struct Redirect {
-    /// The handle of this library, or null for any other name.
+    /// The handle that the program gets: this library, or the global scope for a library whose functions this
+    /// library defines. Null if glibc's `dlopen` must handle the call.
     ours: *mut c_void,
     /// The address of glibc's `dlopen`.
     real: *mut c_void,
@@ -109,9 +110,8 @@ fn is_answered(name: &[u8]) -> bool {
     matches!(without_hash.strip_prefix(b".so"), Some([] | [b'.', ..]))
 }
 
-/// Returns true if a path names a library of JAX's plugin for CUDA, which its folder shows:
-/// `jax_cuda13_plugin/_versions.so` is the first that JAX loads. JAX looks for NVIDIA's device files
-/// before it asks the driver.
+/// Returns true if a path names a library of JAX's CUDA plugin. The name of the folder shows it: JAX first
+/// loads `jax_cuda13_plugin/_versions.so`. JAX looks for NVIDIA's device files before it calls the driver.
 fn is_jax_plugin(name: &[u8]) -> bool {
     let Some(folder) = name.rsplit(|&byte| byte == b'/').nth(1) else { return false };
     folder.starts_with(b"jax_cuda") && folder.ends_with(b"_plugin")

@@ -44,7 +44,8 @@ struct Armed {
     /// The number of calls so far of the function that the fault names.
     calls: AtomicU64,
     has_begun: AtomicBool,
-    /// The number of failures that the fault still causes, if the request states a number.
+    /// The number of failures that the fault still causes. It is 0 if the request does not state a number
+    /// (`times`).
     left: AtomicU32,
     /// The number of failures that the fault has caused.
     failures: AtomicU32,
@@ -57,8 +58,8 @@ static FAULTS: OnceLock<Vec<Armed>> = OnceLock::new();
 static LAST: Mutex<Option<&'static str>> = Mutex::new(None);
 
 thread_local! {
-    /// The index of the fault that makes this thread's request fail, and the maximum
-    /// number of further failures.
+    /// The fault that makes this thread's request for memory fail, as an index, and the number of retries
+    /// that still fail. `None` if no request is failing.
     static REQUEST: Cell<Option<(usize, u32)>> = const { Cell::new(None) };
 }
 
@@ -162,8 +163,8 @@ pub(crate) fn refusal(
         }
     }
     if is_allocation {
-        // The request that failed before has now succeeded on a retry, or the program
-        // gave it up and reported it.
+        // The allocation is not refused, so the last failure is over: the request succeeded on a retry, or
+        // the program gave it up. Its text must not be attributed to a later failure.
         take_last();
     }
     None
@@ -174,14 +175,14 @@ fn is_named(wanted: &str, name: &str) -> bool {
     wanted == name || name.strip_prefix("__") == Some(wanted)
 }
 
-/// Returns true if an injected fault makes an allocation fail that would bring the process to
-/// this many bytes on a card.
+/// Returns true if an injected fault makes an allocation fail that would raise the process's memory on a card
+/// to this many bytes.
 pub(crate) fn fails_at(bytes: u64, card: usize) -> bool {
     let faults = FAULTS.get().map_or(&[][..], Vec::as_slice);
     for (index, armed) in faults.iter().enumerate() {
         let here = armed.fault.card.is_none_or(|wanted| wanted as usize == card);
         if here && matches!(armed.fault.moment, Moment::Bytes(limit) if bytes > limit) {
-            // An unusable context takes effect at the next call.
+            // An ECC error or a lost card also begins here, but only later calls fail.
             if begin(index, armed, "an allocation", card) == Some(OUT_OF_MEMORY) {
                 return true;
             }
@@ -199,8 +200,9 @@ pub(crate) fn sticky(card: usize) -> Option<Status> {
     machine::table().is_some_and(|table| table.is_lost(card)).then_some(UNKNOWN)
 }
 
-/// Counts the next failure of a request that has begun to fail, or of a fault whose request states a number,
-/// and returns its status. Returns `None` if there is no such failure.
+/// Returns the status of an allocation that must fail because an earlier one did: this thread's request has
+/// retries left that fail, or a fault with a stated number of failures has not caused all of them. Counts the
+/// failure. Returns `None` if the allocation need not fail.
 fn continue_request(faults: &[Armed], name: &'static str) -> Option<Status> {
     if let Some((index, left)) = REQUEST.try_with(Cell::get).ok().flatten() {
         let _ = REQUEST.try_with(|request| request.set((left > 1).then_some((index, left - 1))));
@@ -224,7 +226,8 @@ impl Armed {
     }
 }
 
-/// Begins a fault, unless it has begun before.
+/// Begins a fault, prints it, and returns the status of the call. Returns `None` if the fault has begun
+/// before.
 fn begin(index: usize, armed: &'static Armed, name: &'static str, card: usize) -> Option<Status> {
     if armed.has_begun.swap(true, Ordering::Relaxed) {
         return None;

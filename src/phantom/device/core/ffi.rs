@@ -76,7 +76,7 @@ impl<'call, T: Copy> In<'call, T> {
         (!self.0.is_null()).then(|| unsafe { self.0.read_unaligned() })
     }
 
-    /// Returns the pointer to a place whose address the program passed as a number.
+    /// Returns a pointer to the value at an address that the program passed as a number.
     ///
     /// # Safety
     /// `address` is null or good for reads of a `T`.
@@ -92,10 +92,10 @@ impl<'call, T: Copy> In<'call, T> {
         if self.0.is_null() { self } else { Self(self.0.wrapping_add(index), PhantomData) }
     }
 
-    /// Returns a pointer to the same place with another type.
+    /// Returns a pointer to the same address with another type.
     ///
     /// # Safety
-    /// The place is null or good for a read of a `U`.
+    /// The pointer is null or good for a read of a `U`.
     pub(crate) unsafe fn cast<U>(self) -> In<'call, U> {
         In(self.0.cast(), PhantomData)
     }
@@ -120,7 +120,7 @@ impl<T> Clone for Out<'_, T> {
 impl<T> Copy for Out<'_, T> {}
 
 impl<'call, T> Out<'call, T> {
-    /// Returns a pointer to a place in this library, to pass to a real library.
+    /// Returns a pointer to a variable of this library, to pass to a function of another library.
     pub(crate) fn of(place: &'call mut T) -> Self {
         Self(place, PhantomData)
     }
@@ -130,8 +130,7 @@ impl<'call, T> Out<'call, T> {
         Self(std::ptr::null_mut(), PhantomData)
     }
 
-    /// Returns the pointer to a place whose address the program passed in another way
-    /// than as a typed argument.
+    /// Returns a pointer to the memory at an address that the program passed as a number.
     ///
     /// # Safety
     /// The address is null or good for a write of a `T` during `'call`.
@@ -170,10 +169,10 @@ impl<'call, T> Out<'call, T> {
         if self.is_null() { self } else { Self(self.0.wrapping_add(index), PhantomData) }
     }
 
-    /// Returns a pointer to the same place with another type.
+    /// Returns a pointer to the same address with another type.
     ///
     /// # Safety
-    /// The place is null or good for a write of a `U`.
+    /// The pointer is null or good for a write of a `U`.
     pub(crate) unsafe fn cast<U>(self) -> Out<'call, U> {
         Out(self.0.cast(), PhantomData)
     }

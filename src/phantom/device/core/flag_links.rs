@@ -26,7 +26,8 @@ impl FlagLinks {
     /// Records that the flags at `to` became a copy of the flags at `from`, or their opposite.
     pub(crate) fn add(&mut self, from: usize, to: usize, size: usize, is_opposite: bool) {
         if from < to + size && to < from + size {
-            // The flags were changed in place. Keeping the group would mean to invert its other ranges, too.
+            // The flags were changed in place. To stay in its group, the range would need the inverse
+            // relation to every other range of the group, so the link is removed instead.
             return self.forget(to, to + size);
         }
         let source = match self.ranges.get(&from).filter(|source| source.end == from + size) {

@@ -1,10 +1,12 @@
 //! Host memory whose content is not kept (`--no-host-values`): many address ranges that share few pages.
 //!
 //! A plan for a model that is larger than the host needs the addresses and sizes of its CPU tensors, not
-//! their values. So each range maps the same [`PAGES`] bytes of memory, again and again if it is larger.
+//! their values. So each range maps the same [`PAGES`] bytes of memory. A range that is larger than these
+//! bytes maps them repeatedly.
 //!
-//! A program may have only so many mappings (65,530 by default). So the place in these pages follows from the
-//! address: the kernel then merges neighbours into one mapping, however many tensors there are.
+//! The kernel limits the number of mappings of a process (65,530 by default). So the address of a range
+//! determines its offset in the shared bytes. The kernel then merges adjacent ranges into one mapping,
+//! however many tensors there are.
 //!
 //! No file descriptor is involved: a program that closes or reuses descriptors could otherwise map a file of
 //! its own here. A shared anonymous mapping is duplicated with `mremap`.
@@ -43,7 +45,8 @@ pub(crate) fn are_values_kept() -> Option<bool> {
     }
 }
 
-/// Lets [`alloc`] hand out ranges, before the program starts.
+/// Turns on the ranges without values. Called before the program starts. They stay off if the fork handlers
+/// cannot be installed.
 pub(crate) fn turn_on() {
     // A child of a fork must not inherit a lock that another thread held.
     // SAFETY: the functions live as long as the process, because a preloaded library is never unloaded.
@@ -166,7 +169,8 @@ fn reserve_all() -> bool {
     true
 }
 
-/// Maps the pages at an address, again and again up to `size` bytes.
+/// Maps the shared pages at an address, repeatedly if `size` is larger. Returns false if the kernel refuses a
+/// mapping.
 ///
 /// # Safety
 /// The range is reserved and not in use.
@@ -267,7 +271,7 @@ mod tests {
         assert_eq!(mappings(), before, "neighbours are one mapping");
         many.into_iter().for_each(free);
 
-        // A second free, and one of no range, do nothing.
+        // Freeing a range twice, or freeing an address without a range, has no effect.
         free(first);
         free(first);
         free(RANGE.start);

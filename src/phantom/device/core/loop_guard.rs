@@ -1,10 +1,10 @@
 //! Stops programs that loop on invented values: a program that waits for a value that no kernel
 //! computes would never end.
 //!
-//! Two bounds stop such a program. The first counts all small reads of invented values without input from the
-//! host. The second counts the reads of one place with one answer while every input from the host repeats an
-//! earlier one. It stops a program that sends and reads the same values again and again, as a server does
-//! whose sequences never grow.
+//! Two bounds stop such a program. The first counts all small reads of invented values since the last large
+//! input from the host. The second counts identical reads (same range, same answer) while every input from
+//! the host repeats an earlier one. It stops a program that sends and reads the same values again and again,
+//! as a server does whose sequences never grow.
 
 use std::collections::HashMap;
 use std::hash::Hasher;
@@ -17,28 +17,28 @@ use crate::core::lock::lock;
 
 /// An input of at least this many bytes from the host means that the program makes progress.
 const PROGRESS_INPUT: usize = 1 << 10;
-/// After this many invented flags without input from the host, one reads true: a loop that waits for
+/// After this many invented flags since the last large input, one reads true: a loop that waits for
 /// "finished" ends as it would at its length limit.
 const MAX_IDLE_FLAGS: u64 = 4096;
-/// After this many invented values without input from the host, reads fail.
+/// After this many small reads of invented values since the last large input, reads fail.
 const MAX_IDLE_READS: u64 = 100_000;
 
 /// The environment variable that holds the second bound.
 pub(crate) const READS_VARIABLE: &str = "MEMTRACE_PHANTOM_READS";
 /// The second bound when the variable is not set.
 const DEFAULT_READS: u64 = 20_000;
-/// The maximum number of places that are counted. A program that loops reads only a few places.
+/// The maximum number of different reads that are counted. A program that loops repeats only a few reads.
 const MOST_PLACES: usize = 4096;
 /// The number of recent inputs that are remembered.
 const RECENT_INPUTS: usize = 4096;
 
-/// The number of reads of invented values since the last input from the host. [`IDLE_FLAGS`] counts those
-/// that read one byte which is zero.
+/// The number of small reads of invented values since the last large input ([`PROGRESS_INPUT`]).
+/// [`IDLE_FLAGS`] counts the reads of a single byte whose answer was zero.
 static IDLE_READS: AtomicU64 = AtomicU64::new(0);
 static IDLE_FLAGS: AtomicU64 = AtomicU64::new(0);
-/// A place and its answer: the address, the size and the number that was read.
+/// The key of identical reads: the address, the size and the number that was read.
 type CallPlace = (usize, usize, u64);
-/// The number of reads of each place and answer since the last new input.
+/// How often each read occurred since the last new input.
 static PLACES: LazyLock<Mutex<HashMap<CallPlace, u64>>> = LazyLock::new(Mutex::default);
 /// The hashes of recent inputs. Each is at the index that the hash selects.
 static INPUTS: [AtomicU64; RECENT_INPUTS] = [const { AtomicU64::new(0) }; RECENT_INPUTS];
@@ -90,7 +90,7 @@ pub(crate) fn read(address: usize, size: usize, answer: u64) -> Verdict {
     Verdict::Continue
 }
 
-/// Counts a read of a place with one answer, and returns true if it has occurred too often.
+/// Counts a read, and returns true if identical reads have reached the second bound.
 fn is_repeated(address: usize, size: usize, answer: u64) -> bool {
     let most = most_reads();
     if most == 0 {
@@ -105,15 +105,15 @@ fn is_repeated(address: usize, size: usize, answer: u64) -> bool {
     *count >= most
 }
 
-/// Counts an input from the host whose bytes are not examined. It shows that the program is not waiting for
-/// an invented value.
+/// Resets both bounds, because a copy from the host that is too large to be examined shows progress.
 pub(crate) fn count_large_input() {
     IDLE_READS.store(0, Ordering::Relaxed);
     IDLE_FLAGS.store(0, Ordering::Relaxed);
     lock(&PLACES).clear();
 }
 
-/// Counts an input from the host.
+/// Records an input from the host. An input of at least [`PROGRESS_INPUT`] bytes resets the first bound. An
+/// input that repeats no recent one resets the second bound.
 pub(crate) fn count_input(bytes: &[u8]) {
     if bytes.len() >= PROGRESS_INPUT {
         IDLE_READS.store(0, Ordering::Relaxed);
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn a_place_that_gives_one_answer_again_and_again_stops_unless_the_input_is_new() {
-        // The places are shared by the tests of this process, so the address is this test's own.
+        // All tests of this process share the counts, so no other test uses this address.
         let repeats = |times: u64| (0..times).any(|_| is_repeated(0xabc0, 16, 3));
         count_input(b"a first input");
         assert!(!repeats(DEFAULT_READS / 2));

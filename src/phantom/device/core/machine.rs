@@ -125,8 +125,9 @@ impl Share {
         }
     }
 
-    /// Stores the bytes that the process has allocated, and returns true, if their sum with the other
-    /// processes' bytes is at most `limit`.
+    /// Stores the bytes that the process has allocated on the card, and returns true if their sum with the
+    /// other processes' bytes is at most `limit`. Otherwise stores `before`, the process's bytes before this
+    /// allocation, and returns false.
     pub(crate) fn try_set(&self, bytes: u64, before: u64, limit: u64) -> bool {
         self.enter();
         let limit = if limit == u64::MAX { limit } else { limit.saturating_sub(self.host()) };
@@ -158,13 +159,13 @@ impl Share {
         }
     }
 
-    /// Returns the host memory of the machine's programs if the card shares that memory, else 0.
+    /// Returns the host memory in bytes that the machine's programs use, or 0 if the card has its own memory.
     fn host(&self) -> u64 {
         if self.is_unified { unified::host_bytes(table()) } else { 0 }
     }
 
-    /// Returns the bytes of the card that this process's allocations leave to others: the use by the
-    /// machine's other processes, and with unified memory also the host memory of the machine's programs.
+    /// Returns the bytes of the card that this process cannot allocate because others use them: the other
+    /// processes of the machine, and on a card with unified memory also the host memory of all programs.
     pub(crate) fn others(&self) -> u64 {
         let Some((table, slot)) = slot() else { return self.host() };
         table.clear_dead();

@@ -20,7 +20,7 @@ pub(crate) fn state() -> Machine {
     machine
 }
 
-/// Returns the use by this process, on a machine without a table.
+/// Returns the use of the cards by this process, for a process that has its cards for itself.
 fn alone(host: &HostState) -> ProcessUse {
     let mut cards = vec![CardUse::default(); host.spec.count as usize];
     for device in &host.devices {

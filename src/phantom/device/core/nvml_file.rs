@@ -22,7 +22,8 @@ const PROGRAM_HEADERS: u64 = 3;
 const NAMES: u64 = FILE_HEADER + PROGRAM_HEADERS * PROGRAM_HEADER;
 const SYMBOL: u64 = NAMES + 24;
 const DYNAMIC: u64 = SYMBOL + 24;
-/// Pairs of a tag and its value: STRTAB, SYMTAB, STRSZ, SYMENT, SONAME, NULL.
+/// The entries of the dynamic section, as pairs of a tag and its value: STRTAB, SYMTAB, STRSZ, SYMENT,
+/// SONAME, NULL.
 const ENTRIES: [[u64; 2]; 6] =
     [[5, NAMES], [6, SYMBOL], [10, 1 + SONAME.len() as u64], [11, 24], [14, 1], [0, 0]];
 const SIZE: u64 = DYNAMIC + 16 * ENTRIES.len() as u64;
@@ -56,8 +57,8 @@ fn bytes() -> Vec<u8> {
     file
 }
 
-/// Loads the empty library once. After a failure, the loader reports which file it misses,
-/// as without this function.
+/// Loads the empty library once. If that fails, a library that needs NVML fails to load, and the loader
+/// prints the name of the missing file.
 pub(crate) fn load(dlopen: Dlopen) {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -82,8 +83,9 @@ pub(crate) fn load(dlopen: Dlopen) {
         }
         // SAFETY: a descriptor that nobody else has.
         let mut file = unsafe { std::fs::File::from_raw_fd(file) };
-        // The loader knows a library by the name that it was loaded with. The program may load one from a descriptor,
-        // too, and this one is free again then; nobody else writes the name with a dot.
+        // The loader compares path names before it opens a file. This descriptor is closed afterwards, so the
+        // program may reuse its number and load a library through `/proc/self/fd/N`. The `.` in the path
+        // makes sure that the two names differ.
         let path = CString::new(format!("/proc/self/fd/./{}", file.as_raw_fd())).unwrap_or_default();
         if file.write_all(&bytes()).is_ok() {
             // SAFETY: a C string, and a library without code.
@@ -102,7 +104,8 @@ mod tests {
         // SAFETY: C strings, and a library without code.
         unsafe {
             let flags = libc::RTLD_LAZY | libc::RTLD_NOLOAD;
-            // The `dlopen` of this library, which loads it at the first call. `load` itself must get glibc's.
+            // The first call of this library's own `dlopen` loads the empty library. `load` cannot be called
+            // with this `dlopen`, because it needs glibc's.
             libc::dlopen(c"libc.so.6".as_ptr(), flags);
             let loaded = libc::dlopen(SONAME.as_ptr().cast(), flags);
             assert!(!loaded.is_null());

@@ -41,12 +41,13 @@ impl Caller {
 enum Request {
     New,
     Refused,
-    /// A page of the request was granted, so its other pages are, too.
+    /// One page of the request was granted past the capacity, so its remaining pages are granted at once.
     Granted,
 }
 
 static IS_ON: AtomicBool = AtomicBool::new(false);
-/// The highest use of a card so far by allocations and by other processes, in bytes.
+/// The highest use of any card so far, in bytes: the allocations of this process and the use by the machine's
+/// other processes.
 static PEAK: AtomicU64 = AtomicU64::new(0);
 /// The state of the process's first grant: [`NOT_YET`], [`UNREPORTED`] or [`REPORTED`].
 static FIRST_GRANT: AtomicU8 = AtomicU8::new(NOT_YET);
@@ -78,7 +79,7 @@ pub(crate) fn is_on() -> bool {
     IS_ON.load(Ordering::Relaxed)
 }
 
-/// Returns true if a request that does not fit is granted.
+/// Returns true if a request that does not fit is granted. Records the answer, because a retry depends on it.
 pub(crate) fn grants(caller: Caller) -> bool {
     if !is_on() {
         return false;
@@ -107,13 +108,13 @@ pub(crate) fn request_ends() {
     }
 }
 
-/// Updates the peak with the bytes that are allocated on a card, including other processes' bytes.
+/// Raises the peak to the bytes in use on a card, if they are more. Other processes' bytes are included.
 pub(crate) fn note_use(bytes: u64) {
     PEAK.fetch_max(bytes, Ordering::Relaxed);
 }
 
-/// Returns the highest use so far of a card by allocations and by other processes, in bytes, or
-/// `None` without `--past-oom`.
+/// Returns the highest use of any card so far, in bytes: the allocations of this process and the use by the
+/// machine's other processes. Returns `None` without `--past-oom`.
 pub(crate) fn peak() -> Option<u64> {
     is_on().then(|| PEAK.load(Ordering::Relaxed))
 }

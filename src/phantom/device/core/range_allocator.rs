@@ -22,7 +22,8 @@ impl RangeAllocator {
         Self { start, end, holes: BTreeMap::new(), top: start }
     }
 
-    /// Allocates `size` bytes at a multiple of `align`, which is a power of two.
+    /// Allocates `size` bytes at a multiple of `align`, which is a power of two. Returns `None` if no free
+    /// range is large enough.
     pub(crate) fn alloc(&mut self, size: usize, align: usize) -> Option<usize> {
         let up = |address: usize| address.checked_add(align - 1).map(|a| a & !(align - 1));
         let found = self.holes.iter().find_map(|(&start, &len)| {

@@ -4,9 +4,9 @@
 //! it, or when the device has worked [`LAG_NS`] longer. Time is device time ([`DeviceClock`]), so it is the
 //! same in every run.
 //!
-//! An event, a wait and a synchronization cover an exact amount of work: a position in each of some streams
-//! ([`Work`]). A wait in a stream adds the event's positions to all later work of that stream, and events
-//! that are recorded there later include them, whatever devices the streams belong to.
+//! An event, a wait and a synchronization each cover an exact amount of work ([`Work`]): for some streams,
+//! all launches up to a position. A stream that waits for an event also waits for this work. An event that is
+//! recorded later in that stream includes the work, even if it belongs to a stream of another device.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -20,8 +20,8 @@ use crate::core::lock::lock;
 /// The lag of the device behind the program: the time of a few hundred kernels.
 pub(crate) const LAG_NS: u64 = 500_000;
 
-/// The number of polls without other work after which everything queued counts as done, so that polling loops
-/// end.
+/// The number of unsuccessful polls after which the next poll marks all queued work as done, so that polling
+/// loops end.
 pub(crate) const MAX_POLLS: u64 = 64;
 
 /// `cudaStreamNonBlocking`, with which the stream and the legacy default stream do not wait for each other.
@@ -191,8 +191,8 @@ impl Stream {
         lock(&self.waits).add(work);
     }
 
-    /// Returns true if all queued work is done. After [`MAX_POLLS`] unsuccessful polls, the next one
-    /// succeeds.
+    /// Returns true if all queued work is done. After [`MAX_POLLS`] unsuccessful polls, the next poll marks
+    /// the work as done, and the poll after it returns true.
     pub(crate) fn poll(&'static self) -> bool {
         let work = self.work();
         if work.reached() {
@@ -260,7 +260,8 @@ mod tests {
         second.wait_for(&first.work());
         event.complete();
         assert!(!first.work().reached() && !third.work().reached());
-        // Nor does work that another stream queued after the event for which this one waits.
+        // A wait for `early` completes only the work before `early`, not the second launch of the first
+        // stream.
         let early = first.work();
         first.launch(1000);
         second.wait_for(&early);

@@ -44,7 +44,7 @@ pub(crate) fn report(address: usize, size: i64) {
         return;
     }
     let end = address.saturating_add(size as usize);
-    // The report of a free may be missing. The block overlaps an older one, so that block is removed.
+    // An older block that overlaps the new one must have been freed, although its free was not reported.
     while let Some((&start, _)) = blocks.sorted.range(..end).next_back().filter(|&(_, &stop)| stop > address)
     {
         blocks.remove(start);
@@ -67,8 +67,8 @@ pub(crate) fn count() -> u64 {
     lock(&BLOCKS).count
 }
 
-/// Returns the number of the live block that begins at an address, which is the number of blocks that
-/// were handed out before it.
+/// Returns the number of the live block that begins at an address: how many blocks were handed out before it.
+/// Returns `None` if no live block begins there.
 pub(crate) fn number(start: usize) -> Option<u64> {
     lock(&BLOCKS).hashed.get(&start).map(|&(_, number)| number)
 }

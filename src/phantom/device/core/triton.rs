@@ -12,8 +12,9 @@ use crate::core::loaded_library::library_of;
 /// The reason why the folder for Triton could not be created.
 static FAILURE: OnceLock<String> = OnceLock::new();
 
-/// Sets [`FOLDER_VARIABLE`] to a folder with this library, unless it names one. Called once, from the library's
-/// constructor: Python copies the environment when it starts.
+/// Sets [`FOLDER_VARIABLE`] to a folder with links to this library, unless the folder that it names already
+/// has such a link. Called once, from the library's constructor: Python copies the environment when it
+/// starts.
 pub(crate) fn find_libcuda() {
     let own = library_of(find_libcuda as *mut libc::c_void).map(PathBuf::from);
     let Some(own) = own.and_then(|file| std::fs::canonicalize(file).ok()) else { return };
@@ -21,7 +22,7 @@ pub(crate) fn find_libcuda() {
     if named.and_then(|link| std::fs::canonicalize(link).ok()).is_some_and(|library| library == own) {
         return;
     }
-    // SAFETY: asks for a number.
+    // SAFETY: only reads the process's user id.
     let user = unsafe { libc::geteuid() };
     let folder = libcuda::folder(&own, user).map_err(|error| error.to_string());
     let text = folder.map(|folder| CString::new(folder.as_os_str().as_bytes()).unwrap_or_default());
@@ -37,7 +38,8 @@ pub(crate) fn find_libcuda() {
     }
 }
 
-/// Prints, in a process that uses CUDA, why Triton will not work.
+/// Prints why Triton will not find the simulated GPU, if that is so. Only a process that uses CUDA calls
+/// this.
 pub(crate) fn report_failure() {
     if let Some(why) = FAILURE.get() {
         eprintln!("memtrace: {why}");

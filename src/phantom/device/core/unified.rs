@@ -17,11 +17,11 @@ use crate::core::lock::lock;
 const PROC: &str = "/proc";
 /// The maximum number of descendants that are counted for each program. Such a machine runs fewer.
 const MOST_PROCESSES: usize = 256;
-/// The time for which a reading is reused, as a multiple of its duration. Readings then take less than one
-/// part in 20 of a program's time.
+/// For how long a measurement is reused, as a multiple of the time that it took. Measurements then take less
+/// than one part in 20 of a program's time.
 const HOLDS: u32 = 20;
-/// The divisor that gives the memory which the kernel keeps free: 3 of 121 GiB on a GB10 full of page cache
-/// (<https://github.com/unslothai/unsloth/pull/10705>), so one part in 40.
+/// The kernel keeps this fraction (one part in 40) of the memory free of page cache: 3 of 121 GiB on a GB10
+/// full of page cache (<https://github.com/unslothai/unsloth/pull/10705>).
 const KEPT_FREE: u64 = 40;
 
 struct Reading {
@@ -64,11 +64,11 @@ fn read_host_bytes(table: Option<Table<'_>>) -> u64 {
     held.chain(alone).map(|bytes| bytes.max(0).cast_unsigned()).fold(0, u64::saturating_add)
 }
 
-/// The page cache that the last call of [`free_of`] subtracted.
+/// The bytes of page cache that the last call of [`free_of`] subtracted.
 static LAST_CACHE: AtomicU64 = AtomicU64::new(0);
 
-/// Returns how many of the `left` bytes that an allocation can get are free now. The page
-/// cache occupies the others.
+/// Returns how many of the `left` bytes are free now. The page cache takes the rest, but an allocation can
+/// still get these bytes, because the kernel then drops page cache.
 pub(crate) fn free_of(left: u64) -> u64 {
     let cache = host_memory::page_cache(Path::new(PROC)).unwrap_or(0).max(0).cast_unsigned();
     let cache = cache.min(left - left / KEPT_FREE);
@@ -76,7 +76,7 @@ pub(crate) fn free_of(left: u64) -> u64 {
     left - cache
 }
 
-/// Returns the page cache that the last answer about free memory counted as used.
+/// Returns the bytes of page cache that the last answer about free memory counted as used.
 #[unsafe(no_mangle)]
 extern "C" fn memtrace_phantom_page_cache() -> u64 {
     LAST_CACHE.load(Ordering::Relaxed)

@@ -30,9 +30,9 @@ pub(crate) enum DynamicSizes {
     /// Every element is nonzero, unique or selected. This gives the largest possible
     /// result and is the default.
     Full,
-    /// Every second element is.
+    /// Every second element is nonzero, unique or selected.
     Half,
-    /// No element is.
+    /// No element is nonzero, unique or selected.
     Empty,
 }
 
@@ -89,7 +89,8 @@ pub(crate) fn invented() -> (u64, u64) {
 pub(crate) enum HostRead {
     /// The host reads the bytes in memory.
     Bytes,
-    /// The host reads the known parts of the range, and zeros as invented numbers elsewhere.
+    /// The host reads the known parts of the range. The rest of the range reads as zero, which is an invented
+    /// value.
     Invented,
     /// The host reads a mask of one byte for each flag. The assumption about dynamic sizes
     /// decides how many flags are true.
@@ -214,7 +215,7 @@ impl KnownValues {
             self.masks.add(address, address + size);
         }
         if !self.is_known(address, size) {
-            // Another process may write to shared memory at any time.
+            // The range is shared with another process, so its content stays unknown.
             return;
         }
         self.answered.add(address, address + size);
@@ -255,7 +256,7 @@ impl KnownValues {
         self.tables.forget(address, address.saturating_add(size));
     }
 
-    /// Marks all memory as unknown.
+    /// Marks all memory as unknown. Unknown flags stay flags, and tables of addresses stay tables.
     pub(crate) fn forget_all(&mut self) {
         self.known.0.clear();
         self.answered.0.clear();

@@ -25,8 +25,8 @@ pub(crate) const PAGE: usize = 2 << 20;
 /// The lowest device address. Nothing else uses this range on x86-64 Linux: the heap of a program is above
 /// 0x5555_0000_0000, libraries and stacks above 0x7000_0000_0000.
 const FIRST: usize = 0x1000_0000_0000;
-/// Each device has a power of two of addresses, one TiB or `Spec::address_bits`: more than its memory, so
-/// that fragmentation never makes it fail.
+/// The number of address bits of each device (`Spec::address_bits`). A device has more addresses than memory,
+/// so that an allocation never fails because its addresses are fragmented.
 static SHARE_BITS: AtomicU32 = AtomicU32::new(40);
 /// The end of the devices' addresses.
 const LAST: usize = FIRST + ADDRESSES as usize;
@@ -51,7 +51,7 @@ pub(crate) fn share_of(address: usize) -> Option<usize> {
     (FIRST..LAST).contains(&address).then(|| (address - FIRST) >> SHARE_BITS.load(Ordering::Relaxed))
 }
 
-/// Sets the addresses of each device, before the first device is created.
+/// Sets the number of address bits of each device. Called before the first device is created.
 pub(crate) fn set_share_bits(bits: u32) {
     SHARE_BITS.store(bits, Ordering::Relaxed);
 }

@@ -1,5 +1,5 @@
-//! Copies and fills. [`values`] decides which bytes are really moved: small ranges of known content. A large
-//! copy moves nothing, because its bytes cannot be read back.
+//! Copies and fills. Bytes are copied to or from a device only in small ranges of known content ([`values`]).
+//! The content of a large range counts as unknown, so a large copy to a device moves no bytes.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -58,7 +58,7 @@ unsafe fn set_bytes(to: usize, value: u8, size: usize) {
     unsafe { std::ptr::write_bytes(to as *mut u8, value, size) }
 }
 
-/// Copies `size` bytes between any two places.
+/// Copies `size` bytes between host memory and device memory, in any direction.
 ///
 /// # Safety
 /// A range that is not device memory is host memory, good for `size` bytes.
@@ -148,7 +148,8 @@ unsafe fn copy_on_devices(target: &Device, to: usize, source: &Device, from: usi
     }
 }
 
-/// Remembers the device addresses at the beginning of data of `size` bytes.
+/// Marks the range at `to` as a table of addresses if its `beginning` holds addresses of mapped device
+/// memory. Kernels can also use the addresses in a global variable later, so these are held.
 fn note_addresses(device: &Device, to: usize, beginning: &[u8], size: usize) {
     let aligned = beginning.get(to.next_multiple_of(8) - to..).unwrap_or_default();
     let mut targets = Targets::default();
@@ -230,7 +231,7 @@ unsafe fn remember(device: &Device, from: usize, answer: &[u8]) {
     }
 }
 
-/// Returns an answer as a number, or `None` if it has more bytes than a number.
+/// Returns an answer of at most 8 bytes as a number, or `None` if the answer is longer.
 fn number(answer: &[u8]) -> Option<u64> {
     let mut word = [0; size_of::<u64>()];
     word.get_mut(..answer.len())?.copy_from_slice(answer);
@@ -259,7 +260,8 @@ pub(crate) unsafe fn answer_flags(from: usize, size: usize) -> Option<Vec<u8>> {
     Some(flags)
 }
 
-/// Returns the known bytes at the beginning of a small range, or `None` if no byte is known.
+/// Returns the known bytes at the beginning of a range, or `None` if the first byte is unknown. Host memory
+/// counts as known.
 ///
 /// # Safety
 /// `from` is device memory, or host memory good for `size` bytes.
@@ -283,14 +285,14 @@ pub(crate) unsafe fn read_prefix(from: usize, size: usize) -> Option<Vec<u8>> {
     (known > 0).then_some(bytes)
 }
 
-/// The known content of a small range.
+/// The content of a range, all of which is known.
 pub(crate) struct Known {
     pub(crate) bytes: Vec<u8>,
     /// True if a part of the content is an answer, which no kernel computed.
     pub(crate) is_answer: bool,
 }
 
-/// Returns the content of a small range if all of it is known.
+/// Returns the content of a range if all of it is known.
 ///
 /// # Safety
 /// As for [`read_prefix`].

@@ -27,7 +27,7 @@ struct Rows {
 /// As for [`copy`], for each row.
 unsafe fn copy_rows(to: Rows, from: Rows, width: usize, height: usize) -> Status {
     if to.pitch == width && from.pitch == width {
-        // SAFETY: the caller's promise; the rows touch each other.
+        // SAFETY: the caller's promise; the rows are contiguous.
         return unsafe { copy(to.address, from.address, width.saturating_mul(height)) };
     }
     for row in 0..height {
@@ -58,7 +58,7 @@ unsafe fn queue_copy(to: usize, from: usize, size: usize, stream: StreamHandle) 
     })
 }
 
-/// Returns true if an address is in memory of a device or in pinned memory.
+/// Returns true if an address is a device address or is in pinned or registered host memory.
 fn is_there(address: usize) -> bool {
     vram::is_device(address) || memory::pointer_kind(address) == PointerKind::Host
 }
@@ -109,18 +109,19 @@ unsafe fn hold_addresses(from: usize, size: usize) -> Status {
     OK
 }
 
-/// Synchronizes the current stream after a copy for which the program waits, and returns the copy's status.
+/// Synchronizes the legacy default stream of the current device after a copy for which the program waits.
+/// Returns the copy's status.
 fn synchronous(status: Status) -> Status {
     streams::synchronize(&current().stream);
     status
 }
 
-/// Returns the bytes of an element of 8 bits, for a fill.
+/// Returns the byte with which a fill of 8-bit elements writes each element.
 fn low_byte(value: u32) -> [u8; 1] {
     [value as u8]
 }
 
-/// Returns the bytes of an element of 16 bits, for a fill.
+/// Returns the two bytes with which a fill of 16-bit elements writes each element.
 fn low_half(value: u32) -> [u8; 2] {
     (value as u16).to_le_bytes()
 }

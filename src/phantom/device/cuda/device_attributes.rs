@@ -134,7 +134,8 @@ codes!(pub(crate) CUdevice_attribute {
     CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID,
 });
 
-/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`, the kind of handle by which a memory pool can be shared.
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`: the only kind of handle for shared memory pools that the
+/// simulated card reports.
 const POSIX_FILE_DESCRIPTOR: c_int = 1;
 
 /// Returns the value of a `CUdevice_attribute`, or of the `cudaDeviceAttr` with the same number. The value of

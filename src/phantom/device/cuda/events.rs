@@ -125,8 +125,8 @@ fn record(event: Handle<Event>, stream: StreamHandle, flags: u32) -> Status {
     }
 }
 
-/// The flag of `cudaEventRecordExternal` and `cudaEventWaitExternal`, with which the call becomes a node of
-/// the graph into which the stream is captured.
+/// `cudaEventRecordExternal` and `cudaEventWaitExternal`: if the stream is captured, the call becomes a node
+/// of the graph.
 const EXTERNAL: u32 = 1;
 
 /// Refuses a query of an event's progress. An event of captured work is refused in every mode ("It is invalid

@@ -18,7 +18,7 @@ use crate::core::lock::lock;
 use crate::core::past_oom::Caller;
 use crate::core::vram::PAGE;
 
-/// The estimated bytes of a node. [`GRAPH_BYTES`] are those of a graph without nodes.
+/// The estimated bytes that a node takes. [`GRAPH_BYTES`] is the estimate for a graph without nodes.
 const NODE_BYTES: u64 = 10 << 10;
 const GRAPH_BYTES: u64 = 128 << 10;
 
@@ -31,7 +31,7 @@ pub(crate) struct GraphInstance {
     bytes: u64,
 }
 
-/// Returns the charged bytes for this many used bytes.
+/// Returns the bytes that are charged for this many bytes: whole pages.
 const fn pages(bytes: u64) -> u64 {
     bytes.next_multiple_of(PAGE as u64)
 }

@@ -265,11 +265,12 @@ pub(crate) fn reset_high_water_mark(index: c_int, attribute: c_int) -> Status {
     OK
 }
 
-/// Returns reserved memory that no launch left allocated. A launch is over when its call returns.
+/// Gives back to the device the reserved memory that no launch left allocated. Launches need no check,
+/// because a launch is complete when its call returns.
 pub(crate) fn trim(index: c_int) -> Status {
     let Some(device) = device(index) else { return fail(INVALID_DEVICE) };
     let tables = &mut *lock(&TABLES);
-    // A graph reserves memory again when it is launched again.
+    // These graphs have no reservation any more, so their next launch reserves memory again.
     for needs in tables.launched.values_mut() {
         needs.retain(|&(of, _)| of != device.index);
     }

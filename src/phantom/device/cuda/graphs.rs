@@ -56,8 +56,8 @@ impl Graph {
         lock(&self.effects).push(NodeEffect { position: self.work.nodes(), run: Arc::from(effect) });
     }
 
-    /// Runs the effects of the nodes. The nodes between them belong to child graphs,
-    /// and their effect is unknown.
+    /// Runs the effects of the nodes, in order. A node without a recorded effect, such as a child graph,
+    /// counts as writing anything, so all memory becomes unknown at its position.
     fn run(&self, stream: &'static Stream) {
         let effects = lock(&self.effects).clone();
         let mut next = 0;
@@ -68,7 +68,8 @@ impl Graph {
             (effect.run)(stream);
             next = effect.position + 1;
         }
-        // The nodes of a graph without recorded nodes are not known, because it was not captured.
+        // The last nodes may have no effect, too. A graph without any recorded effect may have been built
+        // without a capture, so its nodes are not known.
         if self.work.nodes() > next || next == 0 {
             forget_everything();
         }
@@ -208,8 +209,8 @@ answers! {
     Real fn cudaGraphGetRootNodes(graph: Handle<Graph>, list: Out<usize>, count: InOut<usize>) {
         by_contract!(nodes(graph, list, count))
     }
-    /// This function has the arguments of CUDA 13. CUDA 12 has `count` in the place of `edges`,
-    /// and no argument after it.
+    /// This function has the arguments of CUDA 13. CUDA 12 has no `edges`: its third and last argument is
+    /// `count`.
     Guess fn cudaGraphNodeGetDependencies(_node: Word, _list: Word, edges: Out<usize>, count: Out<usize>) {
         edges.put(0);
         if driver_version() >= 13000 {

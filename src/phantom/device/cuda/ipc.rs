@@ -33,7 +33,7 @@ const _: () = assert!(size_of::<IpcHandle>() == size_of::<cudaIpcEventHandle_t>(
 const _: () = assert!(size_of::<IpcHandle>() == size_of::<CUipcMemHandle>());
 const _: () = assert!(size_of::<IpcHandle>() == size_of::<CUipcEventHandle>());
 
-/// The first word of a memory handle. [`EVENT`] is that of an event handle.
+/// The first word of a memory handle. [`EVENT`] is the first word of an event handle.
 const MEMORY: u64 = u64::from_le_bytes(*b"ph memor");
 const EVENT: u64 = u64::from_le_bytes(*b"ph event");
 

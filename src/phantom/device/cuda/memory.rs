@@ -275,10 +275,10 @@ unsafe fn pointer_attribute(out: Out<u64>, attribute: c_int, address: usize) -> 
     }
 }
 
-/// Writes the value of each of several attributes to its own place.
+/// Writes the values of several attributes, each to its own address.
 ///
 /// # Safety
-/// Both arrays are null or have `count` elements, and each place is null or good for a write of its
+/// Both arrays are null or have `count` elements, and each address is null or good for a write of its
 /// attribute's type.
 unsafe fn several_pointer_attributes(
     count: u32,
@@ -348,8 +348,8 @@ answers! {
     Guess fn cudaMallocManaged(out: Out<usize>, size: usize, _flags: Word) {
         alloc(out, size, BlockPurpose::Managed, Caller::GivesUp)
     }
-    // The place is a device before CUDA 13 and a `cudaMemLocation` since. It occupies one register in
-    // both, and the call ignores it.
+    // `_place` is a device before CUDA 13 and a `cudaMemLocation` since. Both occupy one register, which this
+    // call ignores.
     Real fn cudaMemPrefetchAsync(address: Word, size: usize, _place: Word) { managed_range(address, size) }
     Real fn cudaMemPrefetchAsync_v2(address: Word, size: usize, _place: Word) { managed_range(address, size) }
     Real fn cudaMemAdvise(address: Word, size: usize, _advice: Word) { managed_range(address, size) }

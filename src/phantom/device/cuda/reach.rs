@@ -20,8 +20,8 @@ use crate::core::torch_blocks;
 use crate::core::vram::{self, BlockPurpose};
 use crate::cuda::{memory, vmm};
 
-/// The maximum number of bytes of host memory in which addresses are searched when a kernel
-/// is given an address there.
+/// The maximum number of bytes of a host range that are searched for addresses if a kernel gets a pointer
+/// into the range.
 const HOST_TABLE: usize = 64 << 10;
 
 /// The memory at an address.
@@ -91,7 +91,7 @@ impl Extent {
         }
     }
 
-    /// Makes the memory a table.
+    /// Makes device memory a table. Host memory needs no table, because each launch searches its bytes.
     fn add_table(self, targets: &Targets) {
         if let Self::Device { start, end } = self {
             for device in devices_of(start) {
@@ -132,7 +132,7 @@ pub(crate) fn devices_of(address: usize) -> impl Iterator<Item = &'static crate:
     all[range].iter()
 }
 
-/// The holder of addresses that kernels or library calls may have without an argument.
+/// What holds device addresses that a launch can use although they are not among its arguments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Holder {
     /// Global variables of kernels hold the address.
@@ -142,10 +142,10 @@ pub(crate) enum Holder {
 }
 
 static HELD: [Mutex<Targets>; 2] = [const { Mutex::new(Targets::new()) }; 2];
-/// Whether kernels and libraries hold any address. In most programs they hold none.
+/// Whether each [`Holder`] holds an address. In most programs neither does.
 static IS_HELD: [AtomicBool; 2] = [const { AtomicBool::new(false) }; 2];
 
-/// Remembers an address that later launches may write to without an argument.
+/// Remembers a device address that later launches may write to although it is not among their arguments.
 pub(crate) fn hold(holder: Holder, address: usize) {
     if vram::is_device(address) {
         lock(&HELD[holder as usize]).add(address);
@@ -153,7 +153,7 @@ pub(crate) fn hold(holder: Holder, address: usize) {
     }
 }
 
-/// Returns the addresses that kernels or libraries may have without an argument.
+/// Returns the addresses that were remembered for this holder.
 fn held(holder: Holder) -> Targets {
     if IS_HELD[holder as usize].load(Ordering::Acquire) {
         lock(&HELD[holder as usize]).clone()
@@ -243,7 +243,8 @@ impl Launch {
         if !forget_targets(&mut targets, &self.written) {
             return forget_everything();
         }
-        // A kernel over plain numbers has one address: its output.
+        // A kernel such as `arange` stores addresses only if it got one to start from. Over plain numbers,
+        // its output is its only address.
         let stores_addresses = self.stores_addresses && self.written.len() + self.read.len() > 1;
         if stores_addresses {
             for extent in self.written.iter().chain(&self.read) {
@@ -259,8 +260,9 @@ impl Launch {
     }
 }
 
-/// Marks the memory around the targets, and all memory to which it leads, as unknown. Adds the addresses in
-/// that memory to the targets. Returns false if any address is possible.
+/// Marks the blocks that contain the targets as unknown, then the blocks whose addresses these blocks hold,
+/// and so on. `done` lists blocks that are already marked. Adds the addresses that are found to `targets`.
+/// Returns false if any address is possible.
 fn forget_targets(targets: &mut Targets, done: &[Extent]) -> bool {
     let mut done = done.to_vec();
     loop {

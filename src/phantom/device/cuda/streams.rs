@@ -112,7 +112,7 @@ pub(crate) fn device_of(stream: &Stream) -> &'static Device {
     host_state().devices.get(stream.device).unwrap_or_else(current)
 }
 
-/// Every stream that the program created.
+/// Every stream that the program created, even if destroyed since, and the default streams of threads.
 static CREATED: Mutex<Vec<Handle<Stream>>> = Mutex::new(Vec::new());
 
 fn create(out: Out<Handle<Stream>>, flags: u32, priority: c_int) -> Status {

@@ -1,8 +1,8 @@
-//! The reports of PyTorch's caching allocator, from which the blocks inside its segments are
-//! known ([`torch_blocks`]).
+//! Intercepts the reports of PyTorch's caching allocator, which show the blocks inside its segments
+//! ([`torch_blocks`]).
 //!
 //! The allocator reports under its mutex, so a report does not look up the real function if it was found
-//! before. The first look-up is made when the driver is initialized.
+//! before. The first lookup is made when a library that contains kernels has been loaded.
 
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -17,8 +17,8 @@ const NAME: &CStr = c"_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE";
 
 static REAL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Returns the real function, or null if it is not found. Looks it up after this
-/// library or in PyTorch's library.
+/// Returns PyTorch's own function, or null if it is not found. Searches the libraries loaded after this one,
+/// then `libc10.so`.
 pub(crate) fn find_report() -> *mut c_void {
     let known = REAL.load(Ordering::Relaxed);
     if !known.is_null() {

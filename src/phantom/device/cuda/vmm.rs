@@ -204,7 +204,7 @@ fn unmap(address: usize, size: usize) -> Status {
         if mapping.accessible {
             // SAFETY: `make_accessible` mapped the range, and its entry has been removed.
             unsafe { vram::unmap(start, mapping.size) };
-            // Another mapping in this range reads as zero.
+            // A later mapping of this range reads as zero, so the known content is dropped.
             for device in &host_state().devices {
                 device.values().free(start, mapping.size);
             }

@@ -65,7 +65,8 @@ fn sections(elf: &[u8]) -> Option<(Vec<Section>, usize)> {
     Some((all, names))
 }
 
-/// Returns the length of an ELF file from its first bytes: the end of its last part.
+/// Returns the length of an ELF file: the end of its last section or of the section table. `header` has the
+/// first 64 bytes of the file, and `read` returns the bytes at an offset and with a length.
 pub(crate) fn elf_length(header: &[u8; 64], read: impl Fn(usize, usize) -> Option<Vec<u8>>) -> Option<usize> {
     let table = size_at(header, 0x28)?;
     let (entry, count) = (number::<2>(header, 0x3a)? as usize, number::<2>(header, 0x3c)? as usize);
@@ -117,8 +118,8 @@ fn of_attributes(mut rest: &[u8]) -> Option<Box<[Parameter]>> {
         let values = rest.get(..length)?;
         rest = &rest[length..];
         if attribute == KPARAM_INFO {
-            // The fields are an index, the position and the offset, followed by the size, which is above 18
-            // bits of placement.
+            // The value has four fields: an index (unused), the position, the offset, and a word whose bits
+            // above the lowest 18 are the size.
             let (index, offset) = (number::<2>(values, 4)? as usize, number::<2>(values, 6)? as usize);
             all.push(Parameter { index, offset, size: (number::<4>(values, 8)? >> 18) as usize });
         }

@@ -73,7 +73,7 @@ impl ElementwiseLaunch {
         unsafe { read(self.functor) }
     }
 
-    /// Returns bytes of the functor.
+    /// Returns `length` bytes of the functor at an offset.
     fn functor_bytes(&self, offset: usize, length: usize) -> Vec<u8> {
         // SAFETY: the functor has these members.
         unsafe { std::slice::from_raw_parts((self.functor + offset) as *const u8, length) }.to_vec()
@@ -85,14 +85,15 @@ impl ElementwiseLaunch {
         self.functor_bytes(width.max(4), width)
     }
 
-    /// Returns an input of known flags, up to a large number of them.
+    /// Returns the flags of an input, or `None` if a flag is unknown or if there are more than
+    /// [`MOST_ORDINARY`].
     fn flags(&self, index: usize) -> Option<Known> {
         let from = self.operand(index)?;
         // SAFETY: an input of the kernel, readable for its number of elements.
         (self.count <= MOST_ORDINARY).then(|| unsafe { read_known(from, self.count) }).flatten()
     }
 
-    /// Returns the elements of an input if they are few and known.
+    /// Returns the elements of an input, or `None` if one is unknown or if they have more than `SMALL` bytes.
     fn input(&self, index: usize, data_type: DataType) -> Option<Known> {
         let from = self.operand(index)?;
         let size = small_size(self.count, data_type)?;

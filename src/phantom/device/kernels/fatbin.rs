@@ -31,7 +31,8 @@ const ENTRY_HEADER: usize = 64;
 pub(crate) struct FatBinary {
     /// The code for each architecture. The number of an architecture is 86 for 8.6.
     entries: Vec<Entry>,
-    /// The parameters of the kernels in the first entries, which are read when they are needed.
+    /// The parameters of the kernels in the entries that were read so far, in the order of the entries. An
+    /// entry is read on demand.
     read: Mutex<Vec<KernelParameters>>,
 }
 
@@ -219,7 +220,8 @@ pub(crate) unsafe fn image_parameters(image: usize) -> KernelParameters {
 pub(crate) unsafe fn register(wrapper: usize) -> Handle<FatBinary> {
     // SAFETY: the caller's promise.
     let mut entries = unsafe { entries(header_of(wrapper)) };
-    // Compiled code comes before PTX, and small code before large code.
+    // Compiled code comes before PTX and small code before large code, because entries are read in this order
+    // until one contains the kernel.
     entries.sort_by_key(|entry| (entry.kind != CUBIN, entry.whole_size));
     Handle::new(FatBinary { entries, read: Mutex::default() })
 }

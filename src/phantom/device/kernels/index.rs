@@ -1,4 +1,4 @@
-//! Kernels that select places by indices: `batch[order]`, `gather`, and `scatter` into one dimension.
+//! Kernels that select positions by indices: `batch[order]`, `gather`, and `scatter` into one dimension.
 //!
 //! A program that sorts or samples uses indices that no kernel computed. If the program selects from a small
 //! known tensor, the result must consist of values of that tensor, because sizes are derived from them: the
@@ -20,7 +20,7 @@ const STRIDES: usize = 4 + 12 * MOST_DIMENSIONS;
 /// The size of an offset calculator, up to the next address.
 const CALCULATOR: usize = (STRIDES + 4 * OPERANDS * MOST_DIMENSIONS).next_multiple_of(8);
 
-/// A kernel that selects places by indices. Its arguments are the number of elements and a struct.
+/// A kernel that selects positions by indices. Its arguments are the number of elements and a struct.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct IndexKernel {
     layout: IndexLayout,
@@ -39,7 +39,7 @@ enum IndexLayout {
     /// the size of the dimension, the functor, the address of the output, the stride in elements, the number
     /// of elements, and the address of the input.
     Gather,
-    /// The same layout as `Gather`, but the index selects a place in the output.
+    /// The same layout as `Gather`, but the index selects a position in the output.
     Scatter,
 }
 
@@ -72,9 +72,9 @@ struct Choice {
     dimensions: Vec<(usize, [usize; OPERANDS])>,
     /// The addresses of the output, the input and the indices.
     addresses: [usize; OPERANDS],
-    /// The number of places from which an index selects.
+    /// The number of positions that an index can select.
     places: usize,
-    /// The distance between two places in bytes.
+    /// The distance between two neighboring positions in bytes.
     stride: usize,
     index_width: usize,
 }
@@ -128,7 +128,7 @@ impl Choice {
         self.dimensions.iter().map(last).fold(width, usize::saturating_add)
     }
 
-    /// Returns the distance in bytes from the first to the last place that an index can select.
+    /// Returns the distance in bytes from the first to the last position that an index can select.
     fn span(&self) -> usize {
         (self.places - 1).saturating_mul(self.stride)
     }

@@ -265,7 +265,7 @@ answers! {
         by_contract!(fatbin::register(wrapper))
     }
     /// The library that contains this binary is loaded now. If it belongs to PyTorch, the library with
-    /// PyTorch's report function is loaded, too.
+    /// PyTorch's report function is loaded, too, so the function is looked up here.
     Real fn __cudaRegisterFatBinaryEnd(_handle: Word) -> () {
         torch_reports::find_report();
     }

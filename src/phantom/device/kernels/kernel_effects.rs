@@ -81,7 +81,7 @@ pub(crate) enum KernelEffect {
     Or,
     /// The elementwise logical "not" of a flag.
     Not,
-    /// A selection of places by indices: (count, struct).
+    /// A selection of positions by indices: (count, struct).
     Index(IndexKernel),
     /// A comparison of two strided inputs, whose addresses are inside the functor.
     CompareStrided {
@@ -342,14 +342,16 @@ fn effect_of(kernel: usize) -> Option<KernelEffect> {
 }
 
 thread_local! {
-    /// The count that the running op finds in a known input.
+    /// The result of the running op's counts if it is known or assumed before the kernels run. Otherwise
+    /// `None`.
     static COUNT: Cell<Option<u64>> = const { Cell::new(None) };
     /// The address of the partial counts that the next reduction finishes, and the
     /// number of counted elements.
     static PARTIAL_COUNT: Cell<(usize, u64)> = const { Cell::new((0, 0)) };
 }
 
-/// Sets the result of counts on the calling thread while an op with a known input runs.
+/// Sets the result that counting kernels on the calling thread report from now on. An op sets it before its
+/// kernels run, and resets it to `None` at its end.
 pub(crate) fn set_count(count: Option<u64>) {
     let _ = COUNT.try_with(|cell| cell.set(count));
 }
@@ -385,8 +387,8 @@ impl<'call> KernelArguments<'call> {
         self.address(index).and_then(|address| unsafe { read::<u32>(address) }).map(u64::from)
     }
 
-    /// Returns the count that the op finds if its input is known. Otherwise returns the assumed part of the
-    /// total in argument `index`.
+    /// Returns the count that the running op set with [`set_count`]. If it set none, applies the user's
+    /// assumption to the total in argument `index`.
     fn assumed(self, index: usize) -> Option<u64> {
         let known = COUNT.try_with(Cell::get).ok().flatten();
         known.or_else(|| self.count(index).map(|all| host_state().dynamic.count_of(all)))
@@ -432,7 +434,7 @@ pub(crate) unsafe fn launch_of(kernel: usize, arguments: In<usize>, blocks: u32)
     signature::of(kernel).and_then(|signature| unsafe { signature.launch_with(arguments, blocks) })
 }
 
-/// Applies a launch of which only the arguments are known: the memory that it reaches becomes unknown.
+/// Applies a launch whose effect is not known: the memory that its arguments reach becomes unknown.
 ///
 /// # Safety
 /// Same as for [`launch_of`].
@@ -444,7 +446,8 @@ unsafe fn forget_reached(kernel: usize, arguments: In<usize>, blocks: u32) {
     }
 }
 
-/// Applies the known effect of a launch. `blocks` is the number of blocks in the first dimension.
+/// Applies the effect of a launch. If the effect is not known, the memory that the launch reaches becomes
+/// unknown. `blocks` is the number of blocks in the first dimension.
 ///
 /// # Safety
 /// `arguments` is the argument list in a launch of this kernel: an array with the address of each argument.

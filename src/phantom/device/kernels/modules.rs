@@ -45,7 +45,8 @@ fn load_file(out: Out<Handle<Module>>, path: &Text) -> Status {
     unsafe { load(out, image.as_ptr() as usize) }
 }
 
-/// Returns the handle of a kernel.
+/// Writes a new handle for the kernel with this name. A name that the module does not contain gets a handle,
+/// too, and a launch of it makes all memory unknown.
 fn kernel_of(out: Out<usize>, module: Handle<Module>, name: &Text) -> Status {
     let kernel = opaque_handle();
     let parameters = module.get().and_then(|module| module.kernels.get(name.bytes()));

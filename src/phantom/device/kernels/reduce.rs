@@ -100,11 +100,12 @@ fn f64_to_half(value: f64) -> u16 {
     if magnitude >= 65520.0 {
         return sign | 0x7c00;
     }
-    // The step between neighboring values at this magnitude. Below the smallest normal number, it is
-    // constant.
+    // The exponent gives the distance between two adjacent half-precision numbers at this magnitude. The
+    // distance is the same for all numbers below the smallest normal one.
     let exponent = if magnitude < 2f64.powi(-14) { -14 } else { magnitude.log2().floor() as i32 };
     let steps = (magnitude / 2f64.powi(exponent - 10)).round_ties_even() as u16;
-    // The steps of a normal number carry over into the exponent.
+    // A normal number has at least 1024 steps. The addition carries the 1024 into the exponent field, which
+    // is why the exponent is one too small here.
     sign | (((exponent + 14) as u16) * 1024 + steps)
 }
 

@@ -33,7 +33,7 @@ enum Outputs {
     All,
     /// The addresses in the first parameter.
     FirstParameter,
-    /// The addresses in all parameters except this number of first ones.
+    /// The addresses in all parameters except the first N, where N is the value.
     AllButParameters(usize),
     /// Of the addresses in the last parameter after offset calculators of `offset` bytes: the first of the
     /// `operands` operands, and the addresses after the operands.
@@ -162,7 +162,8 @@ impl Signature {
         launch
     }
 
-    /// Adds the addresses in one parameter to a launch with this number of blocks.
+    /// Adds the addresses in the parameter at position `place` to a launch with this number of blocks.
+    /// `bytes` is the value of the parameter.
     fn add(&self, launch: &mut Launch, bytes: &[u8], place: usize, blocks: u32) {
         const ADDRESS: usize = size_of::<usize>();
         let Type { is_constant, addresses } = self.parameters[place].1;

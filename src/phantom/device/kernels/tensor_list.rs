@@ -9,14 +9,14 @@ use crate::core::addresses::may_be_address;
 
 /// The capacity of a list with 1 to 6 rows of tensors.
 struct Limits {
-    /// The number of tensors in a list.
+    /// The maximum number of tensors in a list without scalars, for each number of rows.
     tensors: [usize; 6],
-    /// The number of tensors in a list with a scalar for each tensor.
+    /// The maximum number of tensors in a list that has a scalar for each tensor.
     with_numbers: [usize; 6],
-    /// The number of tensors in a list whose scalars are complex numbers of two doubles. Only the numbers of
-    /// rows for which it differs are listed.
+    /// The maximum number of tensors in a list whose scalars are complex numbers of two doubles, for 1 to 4
+    /// rows.
     with_complex_doubles: [usize; 4],
-    /// The number of blocks of threads.
+    /// The maximum number of blocks of threads, for each number of rows.
     blocks: [usize; 6],
 }
 
@@ -199,11 +199,12 @@ mod tests {
         bytes[blocks..blocks + 4].copy_from_slice(&[0, 0, 1, 60]);
         assert_eq!(found(list, &bytes, 3), [FIRST, FIRST + 64 * 512, FIRST + 512, FIRST + 65 * 512]);
         assert_eq!(found(list, &bytes, 0), []);
-        // More blocks than the list has space for, and fewer bytes than the list has.
+        // More blocks than the list has space for count as its maximum. A list that is cut off has no
+        // addresses.
         assert!(found(list, &bytes, u32::MAX).len() >= 6);
         assert_eq!(found(list, &bytes[..100], 3), []);
         assert_eq!(found(list, &[], u32::MAX), []);
-        // A number past the end of the row is outside the list, but inside the bytes.
+        // A tensor number past the end of the row reads other bytes of the parameter, but never past its end.
         bytes[blocks] = 255;
         assert!(found(list, &bytes, 1).len() <= 2);
     }

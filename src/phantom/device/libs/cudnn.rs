@@ -309,7 +309,7 @@ unsafe fn stand_in(name: c_int, count: Out<i64>, values: usize) -> Status {
     OK
 }
 
-/// The device addresses in each descriptor of a variant pack.
+/// The device addresses in each descriptor of a variant pack, by descriptor.
 static ADDRESSES: LazyLock<Mutex<HashMap<usize, Vec<usize>>>> = LazyLock::new(Mutex::default);
 
 /// Stores the addresses that the program gives a descriptor.
@@ -355,7 +355,8 @@ answers! {
     }
     Success fn cudnnBackendExecute(handle: Word, _plan: Word, values: Word) {
         let addresses = lock(&ADDRESSES).get(&values).cloned();
-        // A stand-in reuses no descriptor, and the real library's have been seen.
+        // The addresses of another descriptor are never found here: destroying a descriptor removes its
+        // addresses, and the stand-in gives every descriptor a new address.
         launch_library(stream_of(handle), addresses.map(|addresses| launch_of(&addresses)))
     }
     /// The descriptor holds the address of the generator's state, which later calls advance.

@@ -95,7 +95,8 @@ pub(crate) fn launch(effect: CallEffect, codes: Option<SolverCodes>, arguments: 
         launch.add(&launch_of(&arguments.stack[..on_stack.min(STACK_WORDS)]));
         launch
     });
-    // The handle is the first argument, or the plan of cuFFT, an `int`.
+    // The handle is the first argument. The plan of cuFFT is an `int`, so the upper half of its register is
+    // undefined.
     let handle = arguments.registers[0];
     let known = known_stream(handle).or_else(|| known_stream(handle & u32::MAX as usize));
     let status = match known {
@@ -133,7 +134,7 @@ mod tests {
             ("cublasGemmEx", CallEffect::Arguments),
             ("cublasSgemmStridedBatched", CallEffect::Arguments),
             ("cudnnRNNForward", CallEffect::Arguments),
-            // The launch follows the arrays of addresses among its arguments.
+            // The batched functions get arrays of addresses. The launch finds them through its arguments.
             ("cublasSgemmBatched", CallEffect::Arguments),
             ("cusolverDnSpotrsBatched", CallEffect::Arguments),
             ("cusparseSpMM", CallEffect::Everything),

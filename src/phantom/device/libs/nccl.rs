@@ -38,7 +38,7 @@ struct Communicator {
     place: RankPlace,
     /// The index of the communicator's device.
     device: usize,
-    /// The name of the ranks' shared memory, or `None` if the ranks cannot be reached.
+    /// The number in the name of the shared memory of the ranks, or `None` if the ranks cannot be reached.
     name: Option<u64>,
     mailbox: OnceLock<Option<RankMailbox>>,
     /// The number of communicators that a split or a shrink derived from this one.
@@ -159,8 +159,8 @@ impl Communicator {
         self.mailbox.get_or_init(attach).as_ref()
     }
 
-    /// Returns the contributions of all ranks to an operation. For ranks that cannot be reached, this rank's
-    /// own contribution is used.
+    /// Returns the contributions of all ranks to an operation. If the exchange is not possible or times out,
+    /// this rank's contribution is used for every rank.
     fn exchange(&self, mine: Contribution) -> Vec<Contribution> {
         let all = self.mailbox().and_then(|mailbox| mailbox.exchange(mine.as_deref()));
         all.unwrap_or_else(|| vec![mine; self.ranks])
@@ -406,7 +406,8 @@ impl Operation {
                 }
                 Action::Reduce(..) => OK,
                 Action::Broadcast(root) => {
-                    // When the root cannot be reached, its contribution is unknown to all other ranks.
+                    // If the ranks cannot be reached, every rank but the root has no contribution here, so
+                    // its output becomes unknown.
                     let bytes = all.get(root).and_then(|bytes| slice(bytes, 0, part));
                     write_known(self.to, bytes.as_deref(), part)
                 }

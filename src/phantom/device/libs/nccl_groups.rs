@@ -17,7 +17,7 @@ use crate::core::host_state::host_state;
 use crate::core::lock::lock;
 use crate::libs::stand_ins;
 
-/// The place of a rank in its communicator.
+/// The position of a rank in its communicator, and the distribution of the ranks over machines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RankPlace {
     pub(crate) ranks: usize,
@@ -32,8 +32,9 @@ impl RankPlace {
         rank / self.near.max(1) == self.rank / self.near.max(1)
     }
 
-    /// Creates a place from the number of ranks of the communicator and, if known, the number of them
-    /// on this machine (`near`).
+    /// Creates the position of `rank` among `ranks` ranks. `near` is the number of ranks on this machine, if
+    /// known. The default is the number of cards if the other ranks are stand-ins, otherwise
+    /// `LOCAL_WORLD_SIZE`, or all ranks if that variable is not set.
     pub(crate) fn new(ranks: usize, rank: usize, near: Option<usize>) -> RankPlace {
         let number = |name: &str| std::env::var(name).ok()?.trim().parse().ok().filter(|number| *number > 0);
         let of_machine = match stand_ins::exist() {

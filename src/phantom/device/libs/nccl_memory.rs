@@ -14,9 +14,10 @@
 //!   the shared buffers of the network (`sharedBuffersInit` in `transport/net.cc`, even without a network) come
 //!   with the communicator; since v2.22 each comes with the first operation that uses it.
 //!
-//! Public figures that this meets: four A100 cards, 544 MiB in groups of two and 688 in larger ones
-//! (NVIDIA/nccl issue 964); a shared buffer of 536,870,912 bytes in a communicator of one rank with 64 channels
-//! (issue 2363); 12 MiB for each channel and peer of an all-to-all between H100 cards (issue 1685).
+//! The computed sizes match these public figures: four A100 cards take 544 MiB in communicators of two ranks
+//! and 688 MiB in larger ones (NVIDIA/nccl issue 964); a communicator of one rank with 64 channels has a
+//! shared buffer of 536,870,912 bytes (issue 2363); an all-to-all between H100 cards takes 12 MiB for each
+//! channel and peer (issue 1685).
 //!
 //! A communicator over several machines, read at v2.28.9:
 //!
@@ -51,12 +52,12 @@ const MAX_BUFFER: usize = 1 << 32;
 const STEPS: usize = 8;
 const SHARED_STEPS: usize = 16;
 
-/// The size of NCCL's kernel code on a card of capability 9.0, in bytes. The code is loaded with the
-/// first communicator. [`HOPPER_FIRST_KERNEL`] is the additional memory of the first kernel: its stack,
-/// for each thread that the card can hold. No source documents these sizes. They are a public figure
-/// minus the buffers: `nvidia-smi` in the logs of <https://github.com/KellerJordan/modded-nanogpt> shows,
-/// with NCCL 2.26 to 2.28 after a barrier and less the 614 MiB of a process without NCCL, 560 MiB for one
-/// rank and 896 for each of eight.
+/// The size of NCCL's kernel code on a card of capability 9.0, in bytes. The code is loaded with the first
+/// communicator. [`HOPPER_FIRST_KERNEL`] is the additional memory of the first kernel: its stack, for each
+/// thread that the card can hold. No source documents these sizes. We derive them from `nvidia-smi` in the
+/// logs of <https://github.com/KellerJordan/modded-nanogpt> (NCCL 2.26 to 2.28, after a barrier). NCCL takes
+/// 560 MiB there for one rank and 896 MiB for each of eight, if 614 MiB of a process without NCCL are
+/// subtracted. Both sizes are what remains without the computed buffers.
 pub(crate) const HOPPER_CODE: u64 = 172 << 20;
 pub(crate) const HOPPER_FIRST_KERNEL: u64 = 206 << 20;
 
@@ -123,7 +124,8 @@ impl NcclMemory<'_> {
         sizes
     }
 
-    /// Returns the sizes of the allocations that come with the first operation among several ranks.
+    /// Returns the sizes in bytes of the allocations that come with the first operation among several ranks.
+    /// Empty if they already came with the communicator.
     pub(crate) fn at_first_operation(&self) -> Vec<usize> {
         if self.connects_later() { self.ring() } else { Vec::new() }
     }
@@ -345,7 +347,8 @@ mod tests {
 
     #[test]
     fn nccl_before_and_after_an_all_to_all_takes_what_issue_1685_shows() {
-        // 1.06 and 4.34 GB outside PyTorch's allocator, with the context (610 MiB, to 2).
+        // The issue shows 1.06 GB before the exchange and 4.34 GB after it, outside PyTorch's allocator. The
+        // context (610 MiB) is included. The computed value after the exchange may differ by 5%.
         let memory = rank_of(22602, 8, 0, (9, 0));
         let before = mib(&memory.at_creation()) as u64 + (HOPPER_CODE >> 20) + 610;
         let messages = 7 * (mib(&memory.for_peer(true)) + mib(&memory.for_peer(false))) as u64;
@@ -377,8 +380,9 @@ mod tests {
         // receiver has 10 MiB for each connection. The sender has 2 MiB for a connection to a card and 10 MiB
         // for one to a machine.
         assert_eq!(mib(&of(8).at_first_operation()), 16 * 10 + 14 * 2 + 2 * 10);
-        // One card of each machine, such as a group of data-parallel ranks when tensor parallelism is used
-        // inside the machines.
+        // With one rank per machine, such as a data-parallel group with tensor parallelism inside the
+        // machines, each of the four channels enters and leaves the machine at this card: eight buffers of 10
+        // MiB.
         assert_eq!(of(1).at_first_operation(), [10_485_760; 8]);
         // 16 channels of 16 steps of 128 KiB, shared by all machines. In 2.21 this buffer exists from the
         // start.

@@ -19,19 +19,19 @@ use crate::core::ffi::{InOut, OK, Out, Status, Text, Word};
 use crate::core::host_state::host_state;
 use crate::core::{machine, machine_state};
 
-/// `NVML_ERROR_UNINITIALIZED`.
+/// `NVML_ERROR_UNINITIALIZED`: `nvmlInit` was not called, or as many calls of `nvmlShutdown` followed.
 pub(super) const UNINITIALIZED: Status = 1;
-/// `NVML_ERROR_INVALID_ARGUMENT`.
+/// `NVML_ERROR_INVALID_ARGUMENT`: an out-parameter is null, or no card has this handle or index.
 pub(super) const INVALID_ARGUMENT: Status = 2;
-/// `NVML_ERROR_NOT_SUPPORTED`.
+/// `NVML_ERROR_NOT_SUPPORTED`: the simulated card does not report this value.
 pub(super) const NOT_SUPPORTED: Status = 3;
-/// `NVML_ERROR_NOT_FOUND`.
+/// `NVML_ERROR_NOT_FOUND`: no card has this PCI address or UUID, or no process has this id.
 const NOT_FOUND: Status = 6;
-/// `NVML_ERROR_INSUFFICIENT_SIZE`.
+/// `NVML_ERROR_INSUFFICIENT_SIZE`: the caller's buffer is too small.
 const INSUFFICIENT_SIZE: Status = 7;
-/// `NVML_ERROR_GPU_IS_LOST`.
+/// `NVML_ERROR_GPU_IS_LOST`: an injected fault made the card fall off the bus.
 const GPU_IS_LOST: Status = 15;
-/// `NVML_ERROR_ARGUMENT_VERSION_MISMATCH`.
+/// `NVML_ERROR_ARGUMENT_VERSION_MISMATCH`: the caller's struct has a version that is not supported.
 const VERSION_MISMATCH: Status = 25;
 
 /// The number of calls of `nvmlInit` minus the number of calls of `nvmlShutdown`.
@@ -63,7 +63,8 @@ pub(super) fn card_of(handle: usize) -> Result<usize, Status> {
     if machine::table().is_some_and(|table| table.is_lost(card)) { Err(GPU_IS_LOST) } else { Ok(card) }
 }
 
-/// Writes a value for the card of a handle.
+/// Writes a value for the card of a handle. Fails if the handle is not a card, the card is lost, or `out` is
+/// null.
 pub(super) fn give<T>(handle: usize, out: Out<T>, value: impl FnOnce(usize) -> T) -> Status {
     match card_of(handle) {
         Ok(_) if out.is_null() => INVALID_ARGUMENT,
@@ -92,7 +93,7 @@ unsafe fn give_text(
     }
 }
 
-/// Writes a text, which must fit.
+/// Writes a text. Fails if it does not fit with its terminating zero.
 ///
 /// # Safety
 /// `out` is null or has as many elements as `capacity`.
@@ -183,8 +184,8 @@ fn memory_info_2(handle: usize, place: InOut<MemoryInfo2>) -> Status {
     })
 }
 
-/// The process id that is reported for all processes outside the machine. It is 1, the first process of a
-/// host, which uses no device.
+/// The process id of the entry that stands for the simulated other processes (`others=`). It is 1, the id of
+/// a host's first process, which uses no device.
 pub(crate) const OTHER_PID: u32 = 1;
 
 /// Lists the processes with a context on a card.
@@ -227,7 +228,7 @@ fn info(pid: u32, used_bytes: u64) -> ProcessInfo {
     ProcessInfo { pid, used_bytes, gpu_instance: u32::MAX, compute_instance: u32::MAX }
 }
 
-/// Answers that no process does this kind of work on a card.
+/// Reports an empty list, for the kinds of processes that never run on a simulated card.
 fn no_processes(handle: usize, count: InOut<u32>) -> Status {
     match card_of(handle) {
         Ok(_) => count.output().give(0),

@@ -115,7 +115,7 @@ fn max_clock(handle: usize, kind: c_int, out: Out<u32>) -> Status {
     }
 }
 
-/// Writes two values for the card of a handle.
+/// Writes the same value to two out-parameters, for the card of a handle.
 fn give_two<T: Copy>(handle: usize, first: Out<T>, second: Out<T>, value: T) -> Status {
     if second.is_null() {
         return INVALID_ARGUMENT;

@@ -45,7 +45,7 @@ pub(crate) fn programs() -> (u64, u64) {
 /// The handles of the programs that were not compiled, until they are destroyed.
 static SKIPPED: LazyLock<Mutex<HashSet<usize>>> = LazyLock::new(Mutex::default);
 
-/// Calls a function. During the call, this thread compiles no programs.
+/// Calls a function. Programs that this thread compiles during the call are not really compiled.
 pub(crate) fn without_compiling<T>(function: impl FnOnce() -> T) -> T {
     let before = IS_SKIPPED.try_with(|cell| cell.replace(true)).unwrap_or(false);
     let result = function();

@@ -2,8 +2,8 @@
 //!
 //! A rank publishes its contribution to its n-th operation and waits until the other ranks have published
 //! theirs. So object collectives, barriers and reductions of metrics give their real results. Large data is
-//! never exchanged, so training never waits. If a rank does not answer within [`PATIENCE`], the others print
-//! one line on stderr and stop waiting for it, so that no rank hangs forever.
+//! never exchanged, so training never waits. If a rank waits for another one longer than [`PATIENCE`], it
+//! prints one line on stderr and then never waits for a rank of this communicator again.
 
 use std::ffi::CString;
 use std::ptr::NonNull;
@@ -148,8 +148,8 @@ impl RankMailbox {
         Some(bytes)
     }
 
-    /// Waits until a condition on another rank holds. Returns false if this process
-    /// stops waiting for that rank.
+    /// Waits until a condition on another rank holds. Returns false if this process waited too long, now or
+    /// before.
     fn wait_until(&self, condition: impl Fn() -> bool) -> bool {
         let started = Instant::now();
         let mut rounds = 0u32;
@@ -200,7 +200,8 @@ impl RankMailbox {
         Some(all)
     }
 
-    /// Sends a message to one rank. Waits only while that rank has not received the last message.
+    /// Sends a message to one rank. Waits while that rank has not received the last message, and drops the
+    /// message if this process has stopped waiting for other ranks.
     pub(crate) fn send(&self, to: usize, bytes: Option<&[u8]>) {
         let mailbox = self.pair(self.rank, to);
         let control = self.control(mailbox);
@@ -210,7 +211,7 @@ impl RankMailbox {
         }
     }
 
-    /// Receives a message from one rank. Returns `None` if this process has stopped waiting for that rank.
+    /// Receives a message from one rank. Returns `None` if this process has stopped waiting for other ranks.
     pub(crate) fn receive(&self, from: usize) -> Option<Contribution> {
         let mailbox = self.pair(from, self.rank);
         let control = self.control(mailbox);

@@ -70,7 +70,7 @@ struct TensorShape {
     strides: [c_int; MAX_RANK],
 }
 
-/// A descriptor of any of the three types.
+/// A descriptor of a network, of sequences or of a tensor. Only the shape of its own type is used.
 #[derive(Default)]
 struct Descriptor {
     network: Mutex<RnnShape>,
@@ -115,8 +115,7 @@ impl RnnShape {
         if self.projected > 0 { self.projected } else { self.hidden }
     }
 
-    /// Returns the rows and columns of one matrix. The input matrices of the gates come first, then the
-    /// recurrent ones, then the projection.
+    /// Returns the number of features that one direction outputs in each step.
     fn matrix(self, pseudo_layer: usize, linear: usize) -> (usize, usize) {
         let gates = self.gates();
         if linear >= 2 * gates {
@@ -318,8 +317,8 @@ answers! {
         let (Some(network), Some(data)) = (network.get(), data.get()) else { return NOT_INITIALIZED };
         let (shape, sequences) = (*lock(&network.network), *lock(&data.sequences));
         let step = shape.layers * shape.directions * sequences.batch * shape.hidden * width(shape.data_type);
-        // The workspace holds the gates of each step of one layer. In training, the reserve holds the gates,
-        // the cell and the output of each step of all layers for the backward pass.
+        // The workspace holds the gates of one time step of all layers, twice. In training, the reserve holds
+        // the gates, the cell and the output of every time step of all layers for the backward pass.
         workspace.put(step * shape.gates() * 2);
         reserve.put(if training == 0 { 0 } else { step * sequences.steps * (shape.gates() + 2) });
         OK

@@ -16,8 +16,8 @@ pub(crate) struct SolverCodes {
     count: Option<usize>,
 }
 
-/// The place of the codes for each part of a function's name after the type of the elements. The first part
-/// that occurs in a name counts.
+/// The positions of the codes, by a part of the function's name. The first entry whose part occurs in the
+/// name counts, so a longer part precedes the shorter one that it contains.
 const CUSOLVER: [(&str, SolverCodes); 28] = [
     ("XsyevBatched", many(15, 16)),
     ("Xsyevd", one(15)),
@@ -53,7 +53,7 @@ const CUBLAS: [(&str, SolverCodes); 6] = [
     ("getriBatched", many(7, 8)),
     ("matinvBatched", many(6, 7)),
     ("gelsBatched", many(10, 11)),
-    // The next two functions return a single code in host memory, for invalid arguments.
+    // For the next two functions, NVIDIA documents a single code in host memory, for invalid arguments.
     ("getrsBatched", many(9, 10)),
     ("geqrfBatched", many(6, 7)),
 ];
@@ -108,7 +108,8 @@ impl SolverCodes {
         let count = self.count.map_or(1, |place| arguments.word(place) as u32 as usize);
         if count <= MOST && device_of(address).is_some() {
             let codes = Known { bytes: vec![0; 4 * count], is_answer: false };
-            // SAFETY: device memory. A range that is longer than the program's memory is refused there.
+            // SAFETY: the address is device memory. `write_computed` refuses a range that is not mapped
+            // completely.
             unsafe { write_computed(address, &codes) };
         }
     }

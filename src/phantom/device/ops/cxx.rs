@@ -110,7 +110,7 @@ pub(super) fn catching<R>(work: impl FnOnce() -> R) -> Option<R> {
         result: Option<R>,
     }
     unsafe extern "C-unwind" fn run<W: FnOnce() -> R, R>(context: *mut c_void) {
-        // SAFETY: `context` is the address of the call below, which is used only here meanwhile.
+        // SAFETY: `context` is the address of `call` below, which nothing else uses while this function runs.
         let call = unsafe { &mut *context.cast::<Call<W, R>>() };
         call.result = call.work.take().map(|work| work());
     }

@@ -312,7 +312,7 @@ pub(super) unsafe fn end(started: Started, outputs: &[Value]) {
     if op.has_count {
         kernel_effects::set_count(None);
     }
-    // The bytes around the written memory have not changed.
+    // The op changed only the written memory. The rest of the blocks around it is known again.
     keep(&kept, &written);
     if let Some(output) = outputs.first().filter(|_| Related::is_made_by(op.base)) {
         // SAFETY: by the contract.
@@ -385,7 +385,8 @@ unsafe fn target(torch: &Torch, output: &Value, sources: &[TensorMemory]) -> Opt
     (memory.is_small() && !sources.iter().any(|source| source.overlaps(&memory))).then_some(memory)
 }
 
-/// Runs an op on host values and returns its tensors.
+/// Runs an op on host values. Returns its results, or `None` if it threw an exception. A list of tensors is
+/// returned as its elements.
 ///
 /// # Safety
 /// The values are arguments of the op.
@@ -406,7 +407,8 @@ unsafe fn run(torch: &Torch, operator: &Operator, values: &mut Values) -> Option
     }
 }
 
-/// Returns the elements of a result, converted to the type of the output.
+/// Returns the elements of a result, converted to the type of the output. Returns `None` if the sizes differ
+/// or the conversion fails. `spare` gets the arguments of the conversion.
 ///
 /// # Safety
 /// `result` is live.

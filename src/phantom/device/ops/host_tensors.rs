@@ -198,21 +198,25 @@ static OPERAND_SIZE: AtomicUsize = AtomicUsize::new(0);
 /// known.
 ///
 /// The operands are a `c10::SmallVector<OperandInfo, 4>`: the address of the first, their number and the
-/// capacity, then room for four. The number of outputs, an `int`, follows. So it was in PyTorch 2.6 to 2.15.
+/// capacity, then space for four. The number of outputs, an `int`, follows. PyTorch 2.6 to 2.15 have this
+/// layout.
 ///
 /// # Safety
 /// `iterator` is a live `TensorIteratorBase`, and `data` returns the addresses of its operands' elements.
 unsafe fn outputs(iterator: usize, data: &dyn Fn(i64) -> usize) -> Option<i64> {
     const WORD: usize = size_of::<usize>();
-    /// The words before the operands: fewer than the operands have themselves.
+    /// The number of words at the start of the iterator in which the vector is searched. All of them are
+    /// readable, because the space for four operands has more words.
     const WORDS_BEFORE: usize = 48;
-    /// The words of the first two operands.
+    /// The number of words after the vector's header in which the addresses of the first two operands are
+    /// searched.
     const WORDS: usize = 64;
     // SAFETY: reads in the iterator, by the contract.
     let word = |at: usize| unsafe { (at as *const usize).read() };
     // SAFETY: as above.
     let half = |at: usize| unsafe { (at as *const u32).read() };
-    // More than four operands are elsewhere, and have no such place.
+    // A vector of more than four operands is stored on the heap and does not have this form, so it is not
+    // found.
     let vector = (1..WORDS_BEFORE)
         .map(|index| iterator + index * WORD)
         .find(|&at| word(at) == at + 2 * WORD && half(at + WORD + 4) == 4)?;

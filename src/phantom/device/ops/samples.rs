@@ -10,7 +10,7 @@ use crate::ops::tensor::TensorMemory;
 use crate::ops::torch::{Tag, Torch};
 use crate::ops::values::Value;
 
-/// An op whose output is spread evenly if nothing computes it.
+/// How the output of an op is assumed if nothing computes it. Most outputs are spread evenly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sample {
     /// The indices of the largest elements.
@@ -27,9 +27,9 @@ pub(super) enum Sample {
     Rest,
     /// Zeros, the initial value of a mask.
     Zeros,
-    /// A number written to selected places of a tensor, such as a mask of zeros.
+    /// A number written to selected elements of a tensor, such as a mask of zeros.
     Scatter,
-    /// The same flags with another type or in another place.
+    /// A copy of flags, possibly with another type.
     Same,
     /// Flags that show whether elements differ from a number, or are greater.
     Test,
@@ -53,8 +53,8 @@ const INT: i32 = 3;
 const LONG: i32 = 4;
 const BOOL: i32 = 11;
 
-/// The maximum number of places over which indices are spread. It is enough for the experts of a router, but
-/// not for a vocabulary.
+/// The maximum number of positions over which indices are spread. It is enough for the experts of a router,
+/// but not for a vocabulary.
 const MOST_PLACES: i64 = 4096;
 
 impl Sample {
@@ -81,7 +81,8 @@ impl Sample {
         usize::from(self == Self::Largest)
     }
 
-    /// Returns true if the output depends on the share of nonzero elements of a tensor of any size.
+    /// Returns true if the output depends on the share of nonzero elements, which is also tracked for tensors
+    /// that are too large for their elements to be followed.
     fn is_of_shares(self) -> bool {
         matches!(self, Self::Zeros | Self::Scatter | Self::Same | Self::Test | Self::Sum)
     }
@@ -110,7 +111,7 @@ impl Sample {
                 if !is_index || rows != output_rows || !(1..=MOST_PLACES).contains(&places) || chosen < 1 {
                     return None;
                 }
-                // A draw starts in the middle, because the first and the last place are often special.
+                // A draw starts in the middle, because the first and the last value are often special.
                 let first = if self == Self::Drawn { places / 2 } else { 0 };
                 whole(&mut (0..count as i64).map(|index| (first + index) % places))
             }
@@ -186,8 +187,8 @@ impl Sample {
     }
 }
 
-/// Returns the start of the next permutation of `count` places. A program that takes the first places of two
-/// permutations then gets different ones.
+/// Returns the first value of the next permutation of `count` numbers. Consecutive permutations start far
+/// apart, so a program that takes the first numbers of two permutations gets different ones.
 fn next_start(count: usize) -> usize {
     static PERMUTATIONS: AtomicUsize = AtomicUsize::new(0);
     /// The golden ratio, with which consecutive starts are far apart.
@@ -250,8 +251,8 @@ fn one(dtype: i32) -> Option<Vec<u8>> {
     })
 }
 
-/// Returns the number of places from which each index tensor in the argument at `position` chooses: the sizes
-/// of the dimensions. Returns `None` if the argument contains no indices.
+/// Returns the number of positions from which each index tensor in the argument at `position` chooses: the
+/// sizes of the indexed dimensions. Returns `None` if the argument contains no indices.
 ///
 /// # Safety
 /// `inputs` are live inputs of an op.

@@ -100,7 +100,7 @@ pub(super) fn load() -> bool {
     }
     let (Some(cpu), Some(c10)) = (library(c"libtorch_cpu.so"), library(c"libc10.so")) else { return false };
     let mut is_first = false;
-    // The keys and the layout of tensors are determined by calls of functions in the table.
+    // `look_up` also calls some of the functions, to determine the dispatch keys and the layout of a tensor.
     let found = TORCH.get_or_init(|| {
         is_first = true;
         // SAFETY: the types below are the ones in PyTorch's headers, 2.6 to 2.13.
@@ -114,7 +114,7 @@ pub(super) fn is_floating_point(dtype: i32) -> bool {
     matches!(dtype, 5..=10 | 15 | 23..=26 | 44)
 }
 
-/// Returns the handle of a loaded library.
+/// Returns the handle of a library, or `None` if it is not loaded.
 pub(super) fn library(name: &CStr) -> Option<usize> {
     // SAFETY: a lookup without side effects.
     let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
@@ -248,7 +248,7 @@ impl Torch {
     }
 }
 
-/// The offset that `UInt`, which newer versions have, adds to the tags after `Int`. It is
+/// Newer versions have the tag `UInt` after `Int`. This offset (0 or 1) is added to all later tags. It is
 /// `u32::MAX` until it is known.
 static SHIFT: AtomicU32 = AtomicU32::new(u32::MAX);
 

@@ -18,7 +18,8 @@ pub(super) struct Value {
 
 const _: () = assert!(size_of::<Value>() == 16);
 
-/// `c10::DeviceType::CUDA`, and the payload for the host.
+/// `c10::DeviceType::CUDA`. [`HOST_DEVICE`] is the payload of a `c10::Device` for the CPU: type 0 and index
+/// -1.
 const CUDA: usize = 1;
 const HOST_DEVICE: usize = 0xFF00;
 

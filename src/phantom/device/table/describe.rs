@@ -81,7 +81,7 @@ fn description() -> String {
         );
     }
     if let Some(peak) = past_oom::peak() {
-        // A card without any allocation is not needed.
+        // A program that allocated nothing needs no card, so its context does not count, either.
         let needed = if peak > 0 { peak + spec.context + spec.others } else { 0 };
         let _ = write!(text, ",\"needed_bytes\":{needed}");
     }

@@ -3,8 +3,8 @@
 //! An op that creates a node of autograd's graph has a sequence number, counted per thread, and the node's
 //! backward function has the same number: (forward thread, number) identifies both. The number is a field of
 //! torch's `RecordFunction` without a symbol. While an op starts, the field equals the result of the exported
-//! `at::sequence_number::peek`, so its place is found by watching ops. The id of the forward thread is at one
-//! of two distances after the number (`RecordFunction` in ATen/record_function.h, 2.1 to 2.15).
+//! `at::sequence_number::peek`, so its position is found by watching ops. The id of the forward thread
+//! follows the number at one of two distances (`RecordFunction` in ATen/record_function.h, 2.1 to 2.15).
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -38,9 +38,9 @@ static PLACE: AtomicUsize = AtomicUsize::new(0);
 const NOT_FOUND: usize = usize::MAX;
 /// The number of words of a `RecordFunction` that are searched. The object is longer in every version.
 const WORDS: usize = 32;
-/// The distances in words from the sequence number to the forward thread's id, without and with named inputs,
-/// and to the named inputs. The inputs and outputs are between the number and the id. In later versions of
-/// torch, the named inputs, a `std::unordered_map`, are there, too.
+/// Distances in words from the sequence number. The forward thread's id is at `TO_THREAD`, after the inputs
+/// and outputs. Later versions of torch also have named inputs, a `std::unordered_map` at `TO_NAMES`. In
+/// these versions, the id is at `TO_THREAD_WITH_NAMES`.
 const TO_THREAD: usize = 6;
 const TO_THREAD_WITH_NAMES: usize = 13;
 const TO_NAMES: usize = 3;
@@ -49,8 +49,9 @@ const TO_BUCKET: usize = 6;
 /// The distance that this torch uses, `TO_THREAD` or `TO_THREAD_WITH_NAMES`; 0 before the first backward
 /// function.
 static DISTANCE: AtomicUsize = AtomicUsize::new(0);
-/// The number of ops that must agree on a word. `tracer/known_objects.py` runs more than twice as many when
-/// the tracer starts, so that the place is known before the first forward.
+/// The number of ops at which a word must equal the next sequence number before the word is accepted.
+/// `tracer/known_objects.py` runs more than twice this number of ops when the tracer starts, so that the word
+/// is known before the first forward.
 const ENOUGH: u32 = 8;
 /// The search fails after this many ops.
 const TOO_MANY: u32 = 20_000;
@@ -72,14 +73,15 @@ static CALL_OF: [AtomicU64; PLACES] = [const { AtomicU64::new(0) }; PLACES];
 /// The Python stack of each recent sequence number. Filled only with `MEMTRACE_STACKS=python`.
 static PYTHON_OF: [AtomicU64; PLACES] = [const { AtomicU64::new(0) }; PLACES];
 /// The number of entries in each table: enough for the nodes of all live graphs. Older entries are
-/// overwritten. A thread numbers its nodes consecutively, so two of its numbers collide only this far apart.
+/// overwritten. A thread numbers its nodes consecutively, so two of its nodes share an entry only if their
+/// numbers differ by a multiple of this length.
 const PLACES: usize = 1 << 19;
 
 /// Returns the table index of a thread's sequence number, and its key. An entry of a table has the key in its
 /// upper half and the value in its lower half.
 fn place_of(thread: u64, number: u64) -> (usize, u64) {
-    // The multiplication spreads the threads over the table, so that their consecutive numbers rarely
-    // collide.
+    // The multiplication spreads the threads over the table, so that the consecutive numbers of different
+    // threads rarely share an entry.
     let first = thread.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20;
     let index = first.wrapping_add(number) as usize % PLACES;
     let key = (thread & 0xFFFF) << 16 | (number / PLACES as u64) & 0xFFFF;
@@ -106,7 +108,8 @@ pub(crate) fn modules_are_known() {
     MODULES.store(true, Ordering::Release);
 }
 
-/// Returns the module of an op that runs outside every module: the script, or 0 while modules are unknown.
+/// Returns the text id of the script, which is the module of an op outside every module. Returns 0 while
+/// module paths are unknown.
 pub(crate) fn script_module() -> TextId {
     static SCRIPT_MODULE: FixedText = FixedText::new(SCRIPT);
     if MODULES.load(Ordering::Relaxed) { SCRIPT_MODULE.id() } else { 0 }
@@ -117,7 +120,7 @@ fn query(function: &Symbol<Query>) -> u64 {
     function.cached().map_or(0, |function| unsafe { function() })
 }
 
-/// Returns torch's id of the thread of `state`.
+/// Returns torch's id of the thread of `state`. The id is looked up once and then cached in `state`.
 fn thread_id(state: &ThreadState) -> u64 {
     if state.torch_id.get() == 0 {
         state.torch_id.set(query(&CURRENT_THREAD_ID));
@@ -136,7 +139,7 @@ unsafe fn word(record: *const c_void, index: usize) -> u64 {
 }
 
 /// Returns the sequence number of the node that a starting op may create. Returns `None` for an op that
-/// creates no node, while the place of the number is unknown, and if neither modules nor Python stacks are
+/// creates no node, while the position of the number is unknown, and if neither modules nor Python stacks are
 /// recorded.
 ///
 /// # Safety
@@ -172,7 +175,8 @@ pub(crate) fn remember(state: &ThreadState, number: u64, module: TextId, python:
 /// Returns the id of the thread that ran the forward of a backward function.
 ///
 /// # Safety
-/// `record` is the live `RecordFunction` of a backward function, and `place` the place of its number.
+/// `record` is the live `RecordFunction` of a backward function, and `place` is the index of the word with
+/// its number.
 unsafe fn forward_thread(record: *const c_void, place: usize) -> u64 {
     let mut distance = DISTANCE.load(Ordering::Relaxed);
     if distance == 0 {
@@ -189,7 +193,8 @@ unsafe fn forward_thread(record: *const c_void, place: usize) -> u64 {
     unsafe { word(record, place + distance) }
 }
 
-/// Returns the origin of a backward function's node, if it is known.
+/// Returns the origin of a backward function's node. Returns `None` if the node has no sequence number, if
+/// the tables have no entry for it, or while the position of the number is unknown.
 ///
 /// # Safety
 /// `record` is the live `RecordFunction` of a backward function.
@@ -245,7 +250,9 @@ pub(crate) fn is_main_unknown() -> bool {
     MAIN.load(Ordering::Relaxed) == UNKNOWN
 }
 
-/// Returns true if the main thread ran the forward op of this backward function, or if that is unknown.
+/// Returns true if the main thread ran the forward op of this backward function. Also returns true while the
+/// position of the number is unknown or the tracer has not started. Returns false while [`MAIN`] is
+/// [`UNKNOWN`].
 ///
 /// # Safety
 /// `record` is the live `RecordFunction` of a backward function.
@@ -286,8 +293,8 @@ pub(crate) fn keeping_number<R>(work: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Compares the words of a starting op with the next sequence number. The place of the number is found when
-/// one word has matched at [`ENOUGH`] ops and at more than twice as many as any other word.
+/// Compares the words of a starting op with the next sequence number. A word is accepted once it has matched
+/// at [`ENOUGH`] ops, if it has matched more than twice as often as any other word.
 ///
 /// # Safety
 /// `record` is a live `RecordFunction`.
@@ -303,7 +310,8 @@ unsafe fn watch(state: &ThreadState, record: *const c_void) {
         return;
     }
     let next = query(&PEEK);
-    // Small values occur in many words, and a repeated number proves nothing.
+    // Skip small numbers, because many words have small values, and repeated numbers, because a constant word
+    // would match again.
     if next < 2 || LAST.swap(next, Ordering::Relaxed) == next {
         return;
     }

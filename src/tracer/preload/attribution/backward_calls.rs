@@ -18,9 +18,10 @@ static CALLS: [AtomicU64; KEPT] = [const { AtomicU64::new(0) }; KEPT];
 /// The number of the newest call.
 static NEWEST: AtomicU32 = AtomicU32::new(0);
 /// The number of outermost module calls (calls outside every other call) so far. It grows between two passes
-/// of a training loop, but not during a backward.
+/// of a training loop, but not during a backward. If it has changed, the backwards that a thread has recorded
+/// belong to an earlier pass.
 static OUTERMOST: AtomicU64 = AtomicU64::new(0);
-/// The depth to which calls inside calls are followed.
+/// The maximum number of nested calls that are followed from a call outwards.
 const MAX_DEPTH: usize = 256;
 
 /// Records a new call of the module at `path` and returns its number. `around` is the number of the enclosing
@@ -32,13 +33,14 @@ pub(crate) fn begins(path: TextId, around: u32) -> u32 {
     number
 }
 
-/// Counts an outermost call that begins in a forward.
+/// Counts an outermost call that begins in a forward, not in a recomputation on one of autograd's threads.
 #[inline]
 pub(crate) fn outermost_begins() {
     OUTERMOST.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Returns the path of a call and the number of the enclosing call, or `None` if the call is too old.
+/// Returns the path of a call and the number of the enclosing call, or `None` if `call` is 0 or the call is
+/// too old.
 fn of(call: u32) -> Option<(TextId, u32)> {
     let age = NEWEST.load(Ordering::Relaxed).wrapping_sub(call) as usize;
     let entry = CALLS[call as usize % KEPT].load(Ordering::Relaxed);
@@ -47,7 +49,7 @@ fn of(call: u32) -> Option<(TextId, u32)> {
 
 /// Tracks the module calls to which the backward functions of a thread belong.
 pub(crate) struct BackwardCalls {
-    /// The number of the call of the last backward function.
+    /// The number of the module call to which the last backward function belonged; 0 before the first one.
     last: u32,
     /// The value of [`OUTERMOST`] when the last new call was entered.
     outermost: u64,
@@ -86,14 +88,14 @@ impl BackwardCalls {
         Some(path)
     }
 
-    /// Adds a call and its enclosing calls. Returns the path of the outermost module among them whose
-    /// backward ran for another call before.
+    /// Adds a call and its enclosing calls. Returns the path of the outermost of these calls' modules for
+    /// which the backward of another call ran before, or `None` if there is no such module.
     fn add(&mut self, call: u32) -> Option<TextId> {
         let (mut next, mut chain) = (call, FxHashMap::default());
         let mut again = None;
         for _ in 0..MAX_DEPTH {
             let Some((path, around)) = of(next) else { break };
-            // If a module calls itself, its outermost call counts.
+            // If a module calls itself, keep its outermost call, which this loop reaches last.
             chain.insert(path, next);
             if self.open.get(&path).is_some_and(|before| *before != next) {
                 again = Some(path);

@@ -10,9 +10,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// The number of backward functions that have begun, plus the calls of [`runs_unseen`].
 static FUNCTIONS: AtomicU64 = AtomicU64::new(0);
-/// True if the next backward pass has gradients to report.
+/// True if gradients must be reported after the next backward pass.
 static ARE_GRADIENTS_DUE: AtomicBool = AtomicBool::new(true);
-/// Schedules the report of gradients. Returns false on failure.
+/// The function that schedules the report of gradients and returns false on failure. Unset until the tracer
+/// is installed.
 static SCHEDULE: OnceLock<fn() -> bool> = OnceLock::new();
 
 /// Sets the function that schedules the report of gradients on the main thread. The Python side calls this
@@ -23,7 +24,8 @@ pub(crate) fn set_schedule(schedule: fn() -> bool) {
 
 /// Counts a backward function that begins, on any thread. `is_of_main` is true if the main thread ran the
 /// function's forward op. The main thread then waits for this pass, so the report of gradients is scheduled.
-/// For the pass of another thread nothing is scheduled, because that thread reports its gradients itself.
+/// For the pass of another thread, nothing is scheduled, because that thread reports its gradients itself at
+/// its next forward.
 #[inline]
 pub(crate) fn function_begins(is_of_main: bool) {
     FUNCTIONS.fetch_add(1, Ordering::Relaxed);
@@ -37,14 +39,15 @@ pub(crate) fn function_begins(is_of_main: bool) {
     }
 }
 
-/// Counts backward work that is detected by an allocation, because torch reports no backward functions
-/// outside the detailed steps.
+/// Counts an allocation on one of autograd's threads outside the detailed steps. There, torch reports no
+/// backward functions, so the allocation is the only sign of a backward.
 pub(crate) fn runs_unseen() {
     FUNCTIONS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Records that a forward, an optimizer's step or `zero_grad` runs, after which the next backward pass has
-/// gradients to report.
+/// Records that the next backward pass has gradients to report. Called when a forward begins and when torch's
+/// scope of an optimizer or a `DataLoader` begins. Until an optimizer has stepped, it is also called when the
+/// first backward function after a forward begins.
 #[inline]
 pub(crate) fn gradients_are_due() {
     if !ARE_GRADIENTS_DUE.load(Ordering::Relaxed) {
@@ -52,7 +55,8 @@ pub(crate) fn gradients_are_due() {
     }
 }
 
-/// Returns the number of backward functions that have begun.
+/// Returns the number of backward functions that have begun. Outside the detailed steps, it grows with other
+/// signs of a backward (see [`runs_unseen`]).
 pub(crate) fn functions() -> u64 {
     FUNCTIONS.load(Ordering::Relaxed)
 }

@@ -54,7 +54,7 @@ pub(crate) fn freed(address: u64) {
     }
 }
 
-/// A live block.
+/// The allocation step and the size of a live block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Birth {
     /// The step in which it was allocated; -1 before training.

@@ -14,7 +14,7 @@ use crate::runtime::thread;
 
 /// The maximum number of communicators known at once. The memory of further communicators has no name.
 const MOST: usize = 256;
-/// The value instead of a text if one group has operations of several communicators.
+/// The sentinel in place of a text id for a group that has operations of several communicators.
 const SEVERAL: TextId = TextId::MAX;
 
 /// A live communicator.
@@ -25,7 +25,7 @@ struct KnownCommunicator {
     text: AtomicU32,
     /// True once an operation on the communicator has succeeded.
     used: AtomicBool,
-    /// True once the name of the communicator's group was recorded.
+    /// True once memtrace has recorded the name of the communicator's process group.
     named: AtomicBool,
 }
 
@@ -38,14 +38,15 @@ static KNOWN: [KnownCommunicator; MOST] = [const {
         named: AtomicBool::new(false),
     }
 }; MOST];
-/// The number of the last communicator.
+/// The number of the newest communicator; 0 before the first one.
 static LAST_NUMBER: AtomicU32 = AtomicU32::new(0);
 /// The number of communicators that have had an operation.
 static USED: AtomicU32 = AtomicU32::new(0);
-/// True if a call has returned before it was done, which means that at least one communicator is
+/// True once a call has returned before its work was done. This means that at least one communicator is
 /// non-blocking.
 static IN_PROGRESS: AtomicBool = AtomicBool::new(false);
-/// The number of open calls of NCCL, and the communicator of the call that began last.
+/// The number of open calls of NCCL in all threads. [`LAST_OPENED`] is the text id of the communicator of the
+/// call that began last.
 static OPEN: AtomicU32 = AtomicU32::new(0);
 static LAST_OPENED: AtomicU32 = AtomicU32::new(0);
 
@@ -114,7 +115,7 @@ pub(crate) fn used(handle: usize) {
     }
 }
 
-/// Records that a call returned before it was done, which means that a communicator is non-blocking.
+/// Records that a call returned before its work was done, which means that a communicator is non-blocking.
 pub(crate) fn is_in_progress() {
     IN_PROGRESS.store(true, Ordering::Relaxed);
 }
@@ -126,8 +127,8 @@ pub(crate) fn nameable() -> u32 {
     if IN_PROGRESS.load(Ordering::Relaxed) { 0 } else { USED.load(Ordering::Relaxed) }
 }
 
-/// Marks the communicator's group as named and returns the communicator's number. Returns `None` if the group
-/// has a name already or the communicator is unknown.
+/// Marks the communicator's process group as named and returns the communicator's number. Returns `None` if
+/// the group has a name already or the communicator is unknown.
 pub(crate) fn name(handle: usize) -> Option<u32> {
     let known = find(handle)?;
     (!known.named.swap(true, Ordering::Relaxed)).then(|| known.number.load(Ordering::Relaxed))
@@ -187,8 +188,8 @@ pub(crate) fn group_begins() {
     });
 }
 
-/// Ends a group on this thread. Returns the communicator of its operations, or 0 if there were several or
-/// none.
+/// Ends a group on this thread. Returns the text id of the communicator of the group's operations, or 0 if
+/// the group had no operations or operations of several communicators.
 pub(crate) fn group_ends() -> TextId {
     let text = thread::with(|state| {
         state.group_depth.set(state.group_depth.get().saturating_sub(1));
@@ -197,7 +198,7 @@ pub(crate) fn group_ends() -> TextId {
     text.filter(|text| *text != SEVERAL).unwrap_or(0)
 }
 
-/// Returns the communicator for which NCCL allocates now; 0 if unknown.
+/// Returns the text id of the communicator for which NCCL allocates now; 0 if unknown.
 pub(crate) fn current() -> TextId {
     let own = thread::with(|state| state.communicator.get()).unwrap_or(0);
     if own != 0 {
@@ -273,7 +274,8 @@ mod tests {
                 let _call = OpenCall::of(two.text);
                 began.wait();
                 may_end.wait();
-                // The reset below forgets this call, so its end must not lower the count.
+                // The reset below no longer counts this call. Count the call again, because its end lowers
+                // the count.
                 OPEN.fetch_add(1, Ordering::Relaxed);
             });
             began.wait();

@@ -135,7 +135,7 @@ unsafe extern "C" {
 
 /// Returns true if `caller` is in torch's device guard. The guard is in the same library as the allocator,
 /// but the events that it records (for `torch.Event` and for autograd's streams) belong to no block. The
-/// answers for the first 8 call sites are cached; torch has few.
+/// results for the first 8 call sites are cached, because torch has only a few call sites.
 fn is_device_guard(caller: *const c_void) -> bool {
     /// Call sites, shifted left by one bit. The lowest bit is set if the site is in the guard.
     static KNOWN: [AtomicUsize; 8] = [const { AtomicUsize::new(0) }; 8];

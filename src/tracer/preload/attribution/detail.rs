@@ -18,16 +18,16 @@ use crate::runtime::fixed_text::FixedText;
 use crate::runtime::fork::ForkSafe;
 use crate::runtime::state_version;
 
-/// A peak triggers detail if it exceeds the last peak that had detail by more than one part in `GROWTH`.
-/// Memory that grows without end therefore triggers detail less and less often.
+/// A peak triggers detail if it exceeds the last peak that had detail by more than 1/`GROWTH` of that peak
+/// (5%). Memory that grows without end therefore triggers detail less and less often.
 const GROWTH: u64 = 20;
-/// The number of first OOMs that each trigger detail. After these, only an OOM whose number is a power of two
-/// does.
+/// The number of OOMs at the beginning of a run that each trigger detail. After these, only an OOM whose
+/// number is a power of two triggers detail.
 const FIRST_OOMS: u32 = 8;
 /// The maximum number of devices whose peaks are watched.
 const DEVICES: usize = 64;
 
-/// The schedule from `MEMTRACE_DETAIL`; unset until the tracer has loaded.
+/// The schedule from `MEMTRACE_DETAIL`; unset until memtrace's library has loaded.
 static SCHEDULE: OnceLock<Detail> = OnceLock::new();
 /// True while detail is on: ops, modules, tags and stacks are recorded.
 static IS_ON: AtomicBool = AtomicBool::new(true);
@@ -51,7 +51,8 @@ pub(crate) fn set_schedule(schedule: &Detail) {
     let _ = SCHEDULE.set(schedule.clone());
 }
 
-/// Sets the function that enables and disables torch's callbacks, which are installed and enabled now.
+/// Sets the function that enables and disables torch's callbacks. Called when the callbacks have just been
+/// installed, which enables them. Disables them at once if detail is off.
 pub(crate) fn set_switch(switch: fn(bool)) {
     CHANGING.with(|()| {
         let _ = SWITCH.set(switch);
@@ -61,7 +62,7 @@ pub(crate) fn set_switch(switch: fn(bool)) {
     });
 }
 
-/// Returns true while detail is on.
+/// Returns true while ops, modules, tags and stacks are recorded.
 #[inline]
 pub(crate) fn is_on() -> bool {
     IS_ON.load(Ordering::Relaxed)

@@ -1,8 +1,8 @@
-//! The Python lines with which the process first uses each of its devices, as marks.
+//! Records a mark with the Python stack of the process's first use of each device.
 //!
 //! A process that uses one device has no such mark, unless it is a worker process of `multiprocessing`. In a
-//! distributed job, a second device mostly belongs to another rank: its context alone takes some 500 MiB, and
-//! the call that made it may allocate nothing.
+//! distributed job, a second device usually belongs to another rank, so the process uses it by mistake. The
+//! context on this device takes about 500 MiB, even if the call that created the context allocates nothing.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -16,12 +16,13 @@ use crate::runtime::{command_line, session, thread};
 
 /// The devices that the process has used, one bit each.
 static USED: AtomicU64 = AtomicU64::new(0);
-/// The first of them: its bit position plus one, and its stack in the upper half. 0 before the first, and
-/// [`RECORDED`] once it has its mark.
+/// The first device that the process used: the device number plus one in the lower half, and the Python stack
+/// of the use in the upper half. 0 before the first use. [`RECORDED`] once the first device has its mark, and
+/// in a worker process, where each device gets its mark at its first use.
 static FIRST: AtomicU64 = AtomicU64::new(0);
 const RECORDED: u64 = u64::MAX;
 
-/// Notes that the process uses a device.
+/// Records that the process uses a device. At the first use of a second device, both devices get their marks.
 #[inline]
 pub(crate) fn note(device: i8) {
     if let Some(bit) = u32::try_from(device).ok().and_then(|device| 1_u64.checked_shl(device))

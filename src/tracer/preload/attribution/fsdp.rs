@@ -17,7 +17,8 @@ const OTHERS: [&str; 4] = ["pre_backward", "all_gather", "forward_prefetch for "
 static PATHS: ForkSafe<Option<FxHashMap<String, Vec<TextId>>>> = ForkSafe::new(None);
 
 /// Returns the module whose parameters this scope gathers: 0 if it is unknown, `None` if the scope gathers
-/// nothing. `near` is any module of the model whose backward runs.
+/// nothing. `near` is a module of the model whose backward runs, or 0; it decides between models that use the
+/// same name.
 pub(crate) fn gathered_module(scope: TextId, near: TextId) -> Option<TextId> {
     let scope = with_tables(|tables| tables.text_of(scope).strip_prefix("FSDP::").map(str::to_owned))?;
     let is_forward = scope.starts_with(FORWARD);

@@ -38,7 +38,8 @@ impl Default for Steps {
 impl Steps {
     const NEW: Steps = Steps { begun: 0, early: u64::MAX, recent: [0; RECENT], next_look: FIRST_LOOK };
 
-    /// Counts a step that begins. Returns true if a search is due and memory is growing.
+    /// Counts a step that begins with `bytes` allocated. Returns true if a search is due and memory is
+    /// growing.
     fn begin(&mut self, bytes: u64) -> bool {
         self.begun += 1;
         if EARLY.contains(&self.begun) {

@@ -1,10 +1,10 @@
 //! The owner of an allocation: ranges and phases, ops, autograd's sequence numbers, private pools, requested
 //! sizes.
 //!
-//! From the bottom up: [`steps`], [`phases`] and [`updates`] belong to the process; [`range_rows`] and
-//! [`shared_ranges`] are the parts of ranges that threads share; [`op_context`] resolves the innermost op;
-//! [`context`] joins them to the context of an event; [`ranges`], [`module_ranges`] and [`op_stack`] change
-//! that context.
+//! From the bottom up: [`steps`], [`phases`] and [`updates`] belong to the process; [`range_rows`] records
+//! the rows of ranges and marks; [`shared_ranges`] holds the ranges that any thread may end; [`op_context`]
+//! resolves the innermost op; [`context`] combines all of this into the context of an event; [`ranges`],
+//! [`module_ranges`] and [`op_stack`] change that context.
 
 pub(crate) mod autograd_seq;
 pub(crate) mod backward_calls;

@@ -63,8 +63,9 @@ fn may_load(state: &ThreadState, base: &Context) -> bool {
 }
 
 impl RunningOps {
-    /// Returns the Python stack of this thread. Inside a backward function, this is the stack of its forward
-    /// op.
+    /// Returns the Python stack of this thread. Inside a backward function, `origin` is the stack of its
+    /// forward op (0 if unknown). The result is then `origin` itself or, on autograd's threads, `origin` with
+    /// this thread's own Python frames on top.
     pub(crate) fn python_stack(&mut self, is_autograd_thread: bool, origin: StackId) -> StackId {
         if origin != 0 && !is_autograd_thread {
             // The thread's own frames would only show the call of `backward()`.
@@ -122,8 +123,8 @@ impl RunningOps {
         if context.op == 0 {
             context.op = top.name;
         }
-        // In a forward, only `backward` replaces the phase: a closure that an optimizer calls runs forwards
-        // and computes their loss inside the optimizer's step.
+        // In a forward, only `backward` replaces the phase. A closure that an optimizer calls runs forwards
+        // inside the optimizer's step, and these must not get the phase `optimizer`.
         let in_forward = context.flags & Context::IN_MODULE != 0 || context.phase == phases::FORWARD.id();
         let is_inferred = context.phase == 0 || context.flags & Context::INFERRED_PHASE != 0;
         if top.phase != 0 && is_inferred && (top.phase == phases::BACKWARD.id() || !in_forward) {
@@ -144,7 +145,7 @@ impl RunningOps {
     }
 }
 
-/// Returns the id of an op's name; 0 if the name is empty.
+/// Returns the text id of an op's name; 0 if the op has no name or an empty one.
 pub(crate) fn name(names: &mut Cache<Vec<u8>, TextId>, op: &RunningOp) -> TextId {
     if op.name != 0 {
         return op.name;

@@ -1,6 +1,6 @@
 //! The torch ops that a thread enters and leaves, as torch's callbacks report them.
 //!
-//! An op that allocates nothing costs a push and a pop.
+//! An op that allocates nothing and gets no row costs only a push and a pop.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +18,8 @@ use crate::runtime::pause;
 use crate::runtime::thread::running_ops::{NameOf, RunningOp, RunningOps, Scope};
 use crate::runtime::thread::{self, ThreadState};
 
-/// The maximum depth of an op stack. A deeper stack means that ops ended on another thread; it is discarded.
+/// The maximum depth of an op stack. A deeper stack means that ops have ended on another thread. The whole
+/// stack is then discarded.
 const MAX_DEPTH: usize = 1024;
 
 /// True if every outermost op gets a row. Set once, from `MEMTRACE_OPS`.
@@ -35,7 +36,8 @@ pub(crate) fn set_rows(outermost: bool, all: bool) {
 /// Pushes an op that begins on this thread.
 ///
 /// # Safety
-/// `record` is torch's `RecordFunction`, alive until [`leave`] is called for it, and `name_of` is its `name`.
+/// `record` is torch's `RecordFunction`, alive until [`leave`] is called for it, and `name_of` is torch's
+/// method `RecordFunction::name`.
 #[inline]
 pub(crate) unsafe fn enter(scope: Scope, record: *const c_void, name_of: NameOf) {
     thread::with(|state| {
@@ -213,8 +215,8 @@ fn end_from(ops: &mut RunningOps, index: usize) {
     }
 }
 
-/// Records the row of the innermost op, which ends now. The op began at `start_ns`, when the thread had
-/// reported `bytes_before`.
+/// Records the row of the innermost op, which ends now. The op began at `start_ns`. `bytes_before` is the
+/// thread's sum of reported bytes at that time.
 fn record_row(state: &ThreadState, start_ns: u64, bytes_before: i64, ending: Ending) {
     let Some(recorder) = Recorder::active() else { return };
     if recorder.is_short() {

@@ -19,19 +19,22 @@ pub(crate) static BACKWARD: FixedText = FixedText::new("backward");
 pub(crate) static OPTIMIZER: FixedText = FixedText::new("optimizer");
 /// The phase before the first forward: the model is built and its weights are loaded.
 pub(crate) static INIT: FixedText = FixedText::new("init");
-/// The phase of loaded memory, which Python code allocates outside every op, in no other phase or in
-/// [`INIT`].
+/// The phase of memory into which data is loaded. Python code allocates such memory outside every op, while
+/// no phase or only [`INIT`] applies.
 pub(crate) static LOAD: FixedText = FixedText::new(text::LOAD);
 
-/// The open phases of the process, each with its id, in the order in which they were opened.
+/// The open phases of the process in the order in which they were opened: the id of the phase, and the id of
+/// its text.
 static OPEN: ForkSafe<Vec<(u64, TextId)>> = ForkSafe::new(Vec::new());
-/// The last phase of [`OPEN`]; 0 if no phase is open.
+/// The text id of the last phase in [`OPEN`]; 0 if no phase is open. A copy that can be read without the
+/// lock.
 static TOP: AtomicU32 = AtomicU32::new(0);
 
 /// The words of `MEMTRACE_PHASES`.
 static MORE_WORDS: OnceLock<Vec<String>> = OnceLock::new();
 
-/// Sets the names that are phases in addition to [`memtrace_trace::ranges`]; once, at load.
+/// Sets the words of `MEMTRACE_PHASES`. Ranges with these names are phases, in addition to the names that
+/// [`memtrace_trace::ranges`] lists. Called once, at load.
 pub(crate) fn set_more_words(words: Vec<String>) {
     let _ = MORE_WORDS.set(words);
 }
@@ -46,7 +49,7 @@ pub(crate) fn top() -> TextId {
     TOP.load(Ordering::Acquire)
 }
 
-/// Opens a phase under a new id.
+/// Opens a phase. `id` is an id that no other range or phase has.
 pub(crate) fn open(id: u64, text: TextId) {
     change(|phases| phases.push((id, text)));
 }
@@ -69,8 +72,8 @@ fn change(change: impl FnOnce(&mut Vec<(u64, TextId)>)) {
     state_version::advance();
 }
 
-/// The thread that computes the loss, or 0. Its outermost module has returned and its backward has not begun;
-/// its work between the two belongs to the forward.
+/// The kernel's id of the thread that computes the loss, or 0. The outermost module of this thread has
+/// returned and its backward has not begun. The thread's work in between belongs to the forward.
 static LOSS_THREAD: AtomicU32 = AtomicU32::new(0);
 
 /// Returns true if this thread computes the loss.
@@ -101,7 +104,8 @@ pub(crate) fn thread_id() -> u32 {
     unsafe { libc::gettid() as u32 }
 }
 
-/// Returns the phase that one of torch's own user scopes implies, or `None` if the scope is another one.
+/// Returns the phase that a user scope implies: torch's own scopes for an optimizer's `step` and `zero_grad`
+/// and for a `DataLoader`. Returns `None` for any other scope.
 pub(crate) fn of_scope(name: TextId) -> Option<TextId> {
     static ZERO_GRAD: FixedText = FixedText::new("zero_grad");
     static DATALOADER: FixedText = FixedText::new("dataloader");

@@ -10,8 +10,8 @@
 //! `endAllocateStreamToPool`, and so does every allocation by a thread whose current stream it is.
 //!
 //! The slot differs between versions. torch's pluggable allocator derives from the same class and exports
-//! both its vtable and these functions, so their position in that vtable is the slot. If they are not found,
-//! `pool` stays 0, and the meta row reports that pools are unknown.
+//! both its vtable and these functions, so the position of a function in that vtable is the slot. If no
+//! function is found, `pool` stays 0, and the meta row reports that pools are unknown.
 
 use std::ffi::{CStr, c_void};
 use std::ptr::null_mut;
@@ -24,8 +24,7 @@ use crate::runtime::fork::ForkSafe;
 use crate::runtime::guard::shielded;
 use crate::runtime::thread::{self, ThreadState};
 
-/// The vtable of `torch::cuda::CUDAPluggableAllocator::CUDAPluggableAllocator`, and the libraries that may
-/// have it.
+/// The vtable of torch's pluggable allocator. It is in one of [`LIBRARIES`], depending on the version.
 const TABLE: &CStr = c"_ZTVN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocatorE";
 const LIBRARIES: [&str; 2] = ["libtorch_cuda.so", "libtorch_python.so"];
 /// An upper bound on the number of virtual functions of the class.
@@ -33,7 +32,8 @@ const FUNCTIONS: usize = 96;
 
 /// A virtual function that we hook.
 struct Hook {
-    /// The symbol of the same function in the pluggable allocator, whose position in the vtable is the slot.
+    /// The symbol of the same function in the pluggable allocator. Its position in that allocator's vtable is
+    /// the slot.
     name: &'static CStr,
     real: &'static AtomicPtr<c_void>,
     ours: fn() -> *mut c_void,
@@ -105,7 +105,7 @@ type BeginStream = unsafe extern "C-unwind" fn(*mut c_void, usize, usize, u64, u
 /// `void endAllocateStreamToPool(int, cudaStream_t)`.
 type EndStream = unsafe extern "C-unwind" fn(*mut c_void, usize, usize);
 
-/// libstdc++'s `std::function`, the same since GCC 4.9.
+/// libstdc++'s `std::function`. Its layout has not changed since GCC 4.9.
 #[repr(C)]
 struct Function {
     data: [usize; 2],
@@ -129,14 +129,15 @@ static POOLS: ForkSafe<Vec<(u64, u64)>> = ForkSafe::new(Vec::new());
 /// A stream that belongs to a pool.
 struct Stream {
     device: i8,
-    /// CUDA's handle and torch's id.
+    /// CUDA's handle of the stream. `id` is torch's id of the same stream.
     handle: usize,
     id: i64,
     pool: u16,
 }
 
 static STREAMS: ForkSafe<Vec<Stream>> = ForkSafe::new(Vec::new());
-/// The length of [`STREAMS`]: 0 except while an old torch captures a graph.
+/// The length of [`STREAMS`]. It is always 0 after torch 2.1. Up to torch 2.1, it is 0 except while a stream
+/// belongs to a pool.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// Returns the pool of the allocation in progress on this thread, which is on `device` with `stream` as the
@@ -247,8 +248,8 @@ unsafe extern "C-unwind" fn manage(to: *mut [usize; 2], from: *const [usize; 2],
     const CLONE: u32 = 2;
     const DESTROY: u32 = 3;
     match operation {
-        // SAFETY: both places belong to function objects, and `from` holds the filter of `begin` or of a
-        // clone.
+        // SAFETY: `to` and `from` point to the contents of function objects, and `from` holds the filter of
+        // `begin` or of a clone.
         GET_POINTER => unsafe { (*to)[0] = (*from)[0] },
         CLONE => {
             // SAFETY: as above; the filter lives until it is destroyed.
@@ -270,8 +271,8 @@ unsafe extern "C-unwind" fn manage(to: *mut [usize; 2], from: *const [usize; 2],
                 unsafe { manager(data, data, operation) };
             }
         }
-        // The remaining operation asks for the C++ type of the content. The answer is null, because a filter
-        // has no such type.
+        // The remaining operation asks for the C++ type of the content. Return null, because a filter has no
+        // such type.
         // SAFETY: as above.
         _ => unsafe { (*to)[0] = 0 },
     }

@@ -1,5 +1,6 @@
-//! Reads the Python lines that made a call. With `MEMTRACE_STACKS=python` this is done for every allocation,
-//! otherwise only for an allocation outside every op that may load data.
+//! Reads the Python lines that made a call. With `MEMTRACE_STACKS=python`, this is done for allocations, for
+//! the rows of ops, and for forward ops that may create a node of autograd's graph. Otherwise it is done only
+//! at the first use of a device and for an allocation outside every op that may load data.
 //!
 //! torch's bindings release the GIL before they run an op, and a hook must not wait for the GIL. So a hook
 //! cannot call a function of Python that changes reference counts or creates objects. But only a thread
@@ -7,7 +8,7 @@
 //! without the GIL. Their layout differs between versions of Python (3.9 to 3.15). [`learn`] derives the
 //! layout once, with the GIL held, from known frames. The layout is used only if every line that memtrace
 //! then reads equals the line that Python reports. If the frames of an interpreter cannot be read, the trace
-//! has no Python stacks, and one line on stderr reports this.
+//! has no Python stacks. With `MEMTRACE_STACKS=python`, one line of the log reports this.
 
 use std::cell::RefCell;
 use std::ffi::c_int;
@@ -81,8 +82,8 @@ impl Functions {
 
 /// The layout and the functions, which [`learn`] sets after it has checked the layout.
 static LAYOUT: OnceLock<(FrameLayout, Functions)> = OnceLock::new();
-/// True if [`LAYOUT`] is set and the run records Python stacks. A separate flag, so that a hook reads only
-/// one atomic.
+/// True if [`LAYOUT`] is set and the run records Python stacks. A separate flag, because a hook can then
+/// check both conditions by reading one atomic.
 static IS_RECORDED: AtomicBool = AtomicBool::new(false);
 
 /// A frame as Python describes it: the address of its code, the byte offset of its instruction, and its line.
@@ -97,17 +98,17 @@ pub(crate) struct KnownFrame {
 pub(crate) struct KnownCode {
     /// The code of the calling frame.
     pub(crate) code: usize,
-    /// The callers, innermost first: at least two, each at a different place in its code.
+    /// The callers, innermost first. There are at least two, and each is at a different position in its code.
     pub(crate) callers: Vec<KnownFrame>,
     /// The addresses of the file name, the name and the line table in the code of the first caller.
     pub(crate) filename: usize,
     pub(crate) name: usize,
     pub(crate) lines: usize,
-    /// The size of a code object before its instructions.
+    /// The number of bytes from the start of a code object to its first instruction.
     pub(crate) code_size: usize,
 }
 
-/// A frame that was read.
+/// The position in the code at which a frame runs, as it was read from the frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct FrameLine {
     code: usize,
@@ -138,7 +139,7 @@ pub(crate) fn are_recorded() -> bool {
 }
 
 /// Returns the address of this thread's innermost frame and its position in the code. Within one op, equal
-/// results mean equal stacks.
+/// results mean equal stacks. Returns zeros if the layout is unknown or the thread runs no Python.
 #[inline]
 pub(crate) fn innermost() -> (usize, usize) {
     let Some((layout, functions)) = LAYOUT.get() else { return (0, 0) };
@@ -183,7 +184,7 @@ unsafe fn first_frame(layout: &FrameLayout, functions: &Functions) -> *const usi
 }
 
 /// Returns this thread's Python lines as a stack on top of `base`, or `base` itself if the thread runs no
-/// Python.
+/// Python or the layout is unknown.
 pub(crate) fn current(base: StackId) -> StackId {
     let Some((layout, functions)) = LAYOUT.get() else { return base };
     let stack = CACHE.with(|cache| {
@@ -219,8 +220,9 @@ pub(crate) fn current(base: StackId) -> StackId {
     stack.flatten().unwrap_or(base)
 }
 
-/// Returns the stack of this thread's Python lines. Returns `None` if the thread runs no Python, or if the
-/// stack contains frames of TorchInductor, whose generated code allocates without ops.
+/// Returns the stack of this thread's Python lines. Returns `None` if the thread runs no Python, if the
+/// layout is unknown, or if the stack contains frames of TorchInductor, whose generated code allocates
+/// without ops.
 pub(crate) fn outside_compiled_code() -> Option<StackId> {
     const COMPILED: &str = "/torch/_inductor/";
     let stack = current(0);
@@ -317,7 +319,7 @@ unsafe fn text(layout: &FrameLayout, functions: &Functions, object: *const usize
 }
 
 /// Derives the layout of this interpreter's frames. Returns true if Python lines can be read from now on.
-/// With `is_recorded`, every allocation is recorded with its Python lines.
+/// With `is_recorded`, Python lines are then recorded as with `MEMTRACE_STACKS=python`.
 ///
 /// # Safety
 /// The GIL is held. `known` describes frames that run on this thread during the call, by addresses of live
@@ -344,8 +346,8 @@ pub(crate) unsafe fn learn(known: &KnownCode, is_recorded: bool) -> bool {
     agrees
 }
 
-/// The numbers of words that are searched in a thread's state, which grows with every version, and in a
-/// frame.
+/// The number of words that are searched in a thread's state, which grows with every version, and the number
+/// of words that are searched in a frame.
 const THREAD_WORDS: usize = 24;
 const FRAME_WORDS: usize = 16;
 

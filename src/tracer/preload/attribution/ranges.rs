@@ -129,8 +129,8 @@ pub(crate) fn mark(api: Api, name: &str) {
     range_rows::record(api, recorder, || Payload::Mark { name: text }, context);
 }
 
-/// Records a mark by `api` without a module, an op or a phase, so that the time after the mark has no owner
-/// either.
+/// Records a mark by `api` that names no module, op or phase, because the mark does not belong to the code
+/// that runs now.
 pub(crate) fn mark_without_owner(api: Api, name: &str) {
     let Some(recorder) = session::recorder() else { return };
     let text = text_id(name);

@@ -38,7 +38,7 @@ static REAL_ALLOCATE: [AtomicPtr<c_void>; MAX_OBJECTS] = [const { AtomicPtr::new
 static HOOKED: [AtomicPtr<c_void>; MAX_OBJECTS] = [const { AtomicPtr::new(null_mut()) }; MAX_OBJECTS];
 /// Our function for each object.
 const OURS: [Allocate; MAX_OBJECTS] = [allocate::<0>, allocate::<1>, allocate::<2>, allocate::<3>];
-/// For each object, whether it reports no blocks. torch's own allocators report them.
+/// For each allocator, true if it reports no blocks. Only torch's own allocators report blocks.
 static REPORTS_NOTHING: [AtomicBool; MAX_OBJECTS] = [const { AtomicBool::new(false) }; MAX_OBJECTS];
 /// True if [`install`] has run.
 static TRIED: AtomicBool = AtomicBool::new(false);
@@ -66,8 +66,8 @@ pub(crate) fn is_inside() -> bool {
     in_progress() >= 0
 }
 
-/// Returns true if the thread is inside an allocator that reports nothing, so that its CUDA calls are the
-/// blocks.
+/// Returns true if the thread is inside an allocator that reports no blocks. The memory of the allocator's
+/// CUDA calls then counts as blocks.
 pub(crate) fn is_inside_unreported() -> bool {
     thread::with(|state| state.unreported.get()).unwrap_or(false)
 }
@@ -79,7 +79,8 @@ pub(crate) fn is_missing() -> bool {
     tried || WRONG.load(Ordering::Relaxed) || find_in_loaded("libc10_cuda.so", ALLOCATOR).is_null()
 }
 
-/// Puts our function into the vtable of torch's current allocator, unless it is already there.
+/// Gives torch's current allocator a vtable with our functions, unless the allocator has one already. Does
+/// nothing if [`MAX_OBJECTS`] other allocators have one.
 pub(crate) fn install() {
     TRIED.store(true, Ordering::Relaxed);
     let place = find_in_loaded("libc10_cuda.so", ALLOCATOR).cast::<*mut c_void>();
@@ -91,7 +92,7 @@ pub(crate) fn install() {
     if object.is_null() {
         return;
     }
-    // The first allocator may still be called after it was replaced.
+    // An allocator that was replaced may still be called, so it keeps its entry.
     let mut hooked = HOOKED.iter().map(|place| place.load(Ordering::Acquire));
     let Some(index) = hooked.position(|known| known.is_null() || known == object) else { return };
     if HOOKED[index].load(Ordering::Acquire) == object {

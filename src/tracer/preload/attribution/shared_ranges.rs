@@ -11,16 +11,16 @@ static STARTED: ForkSafe<Vec<OpenRange>> = ForkSafe::new(Vec::new());
 /// The ids of start/end ranges that another thread ended and that are still on the stack of the thread that
 /// started them.
 static ENDED: ForkSafe<Vec<u64>> = ForkSafe::new(Vec::new());
-/// The next id of a start/end range or a phase. A tool that was loaded before memtrace counts from 1, and the
-/// program keeps its ids, so ours must differ from them.
+/// The next id of a start/end range or a phase. The program may also hold ids of another NVTX tool, which
+/// counts from 1. So our ids start far above, to differ from that tool's ids.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1 << 62);
 
-/// Returns a new id.
+/// Returns an id that no other start/end range or phase of this process has.
 pub(crate) fn new_id() -> u64 {
     NEXT_ID.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Adds a range that has started.
+/// Adds a start/end range to the list of open ranges, so that any thread can end it.
 pub(crate) fn add(range: OpenRange) {
     STARTED.with(|started| started.push(range));
 }
@@ -40,7 +40,8 @@ pub(crate) fn set_has_row(id: u64) {
     });
 }
 
-/// Records that a thread has ended another thread's range, which that thread must drop.
+/// Records that a range was ended by a thread that did not start it. The thread that started the range must
+/// remove it from its stack.
 pub(crate) fn ended_elsewhere(id: u64) {
     ENDED.with(|ended| ended.push(id));
     state_version::advance();

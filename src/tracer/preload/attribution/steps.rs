@@ -1,5 +1,5 @@
-//! The step of the process: counted from the optimizer, from the forwards of a program that trains nothing, or
-//! set by the program.
+//! The step of the process. Steps are set by the program, or counted: by the steps of an optimizer, by other
+//! updates of parameters or, in a program that trains nothing, by its forwards.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -13,8 +13,9 @@ use crate::runtime::{state_version, thread};
 
 /// True if the program numbers its steps itself.
 static SET_BY_PROGRAM: AtomicBool = AtomicBool::new(false);
-/// The optimizer whose steps are counted: the address of its object, or the id of its class's name where
-/// objects are unknown; 0 before the first step, and after the object was destroyed.
+/// The optimizer whose steps are counted: the address of its object or, if the object is unknown, the text id
+/// of the scope of its step, which contains its class name. 0 before the first step, and after the object was
+/// destroyed.
 static COUNTED: AtomicUsize = AtomicUsize::new(0);
 /// True once an optimizer of torch has stepped.
 static HAVE_OPTIMIZER: AtomicBool = AtomicBool::new(false);
@@ -80,7 +81,8 @@ fn next_begins() {
     begins(step);
 }
 
-/// Begins a step for each further forward of the model, in a program without any training. The first forward
+/// Begins the next step, unless the program numbers its steps or an optimizer of torch has stepped. In a
+/// program without any training, this is called for each forward of the model after the first one, which
 /// began step 0.
 pub(crate) fn forward_begins() {
     if !are_set_by_program() && !have_optimizer() {
@@ -94,8 +96,8 @@ pub(crate) fn update_ended() {
     forward_begins();
 }
 
-/// Stores which optimizer object has stepped on this thread, for [`scope_ended`], which is called soon
-/// afterwards.
+/// Stores the address of the optimizer that has stepped on this thread. [`scope_ended`], which is called soon
+/// afterwards, reads it.
 pub(crate) fn optimizer_stepped(optimizer: usize) {
     thread::with(|state| state.stepped_optimizer.set(optimizer));
 }
@@ -128,8 +130,8 @@ pub(crate) fn scope_ended(name: TextId) {
 }
 
 /// Returns true if a step of this optimizer ends a training step. The first optimizer that steps is counted.
-/// Another optimizer replaces it by stepping twice between two steps of the counted optimizer, because it
-/// then belongs to a second stage of the training, or steps more often.
+/// If another optimizer steps twice between two steps of the counted optimizer, it replaces the counted
+/// optimizer, because it belongs to a second stage of the training or steps more often.
 fn is_counted(optimizer: usize) -> bool {
     let first = COUNTED.compare_exchange(0, optimizer, Ordering::Relaxed, Ordering::Relaxed);
     OTHERS.with(|others| {

@@ -23,7 +23,7 @@ const PHASE: u8 = 2;
 const WRITTEN: u8 = 4;
 /// An op has created the next batch.
 const BATCH: u8 = 8;
-/// The thread that updates parameters.
+/// The kernel's id of the thread that updates parameters.
 static THREAD: AtomicU32 = AtomicU32::new(0);
 
 /// The ops that create a batch.
@@ -57,7 +57,8 @@ pub(crate) fn forward_begins() {
     }
 }
 
-/// Ends the update, if there was one, because a forward or a backward begins.
+/// Ends the update, if there was one, because a forward or a backward begins. `seen` is the new value of
+/// [`SEEN`].
 #[cold]
 fn next(seen: u8) {
     let before = SEEN.swap(seen, Ordering::Relaxed);

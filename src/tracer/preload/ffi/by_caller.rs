@@ -3,10 +3,10 @@
 //! the other copy would pass a communicator that this copy does not know.
 //!
 //! So each library that calls a hook gets its own function. The return address identifies the calling
-//! library. The first of these places that has the function wins:
+//! library. The function is taken from the first of these libraries that has it:
 //!
-//! 1. The library to which the caller's other calls are bound: calls of functions of the same family that
-//!    have no hook. The loader chose this library, whatever its search scopes were.
+//! 1. The library to which the loader has bound the caller's calls of other functions of the same family,
+//!    which have no hook. This is the loader's own choice, whatever the search scopes were.
 //! 2. The library that the loader would choose, as far as this can be known later: the global scope if that
 //!    library was loaded before the caller, then the caller and the libraries that it needs, then the rest of
 //!    the global scope. The choice may be a wrong copy if the caller calls only hooked functions, because
@@ -71,7 +71,7 @@ struct KnownCaller {
     code: Range<usize>,
     /// The function; null if the lookup failed.
     function: *mut c_void,
-    /// The state of the libraries for which the entry was valid; see [`KnownCaller::is_valid`].
+    /// The result of [`KnownCaller::state`] when the entry was last found to be valid.
     checked: AtomicU64,
     next: *const KnownCaller,
 }
@@ -133,7 +133,7 @@ impl<F: Copy> ByCaller<F> {
     }
 
     fn known(&self, caller: usize) -> Option<&'static KnownCaller> {
-        // SAFETY: null or an entry, which is never freed.
+        // SAFETY: the pointer is null or points to an entry, which is never freed.
         let newest = unsafe { self.known.load(Ordering::Acquire).as_ref::<'static>() };
         // SAFETY: as above.
         std::iter::successors(newest, |known| unsafe { known.next.as_ref() })
@@ -148,7 +148,8 @@ impl<F: Copy> ByCaller<F> {
         // The result for generated code is not cached, because other code may later be at the same address.
         let Some(library) = library else { return found };
         match known {
-            // A library that is loaded again usually gets the same addresses.
+            // Keep the entry if the result has not changed. A library that is loaded again usually gets the
+            // same addresses.
             Some(known) if known.code == library.code && known.function == found => {
                 known.checked.store(known.state(version), Ordering::Relaxed);
             }
@@ -225,7 +226,7 @@ impl<F: Copy> ByCaller<F> {
     }
 }
 
-/// Returns null if the address is in this library.
+/// Returns `found`, or null if this address is in memtrace's own library.
 fn not_ours(found: *mut c_void) -> *mut c_void {
     if is_ours(found) { null_mut() } else { found }
 }
@@ -235,11 +236,11 @@ fn is_ours(found: *mut c_void) -> bool {
 }
 
 /// Keeps the function's library loaded from now on, and returns the function. Without the hook, the loader
-/// would do that, because it keeps a global library loaded for the libraries that are bound to it, and always
-/// keeps the dependencies of a library.
+/// would keep this library loaded, because the loader keeps a library loaded while other libraries are bound
+/// to it or depend on it.
 fn kept(function: *mut c_void) -> *mut c_void {
     if let Some(library) = library_of(function as usize) {
-        // SAFETY: the path ends in 0; RTLD_NOLOAD loads and runs nothing. The handle is not closed on purpose.
+        // SAFETY: the path ends in 0; RTLD_NOLOAD loads and runs nothing. The handle stays open on purpose.
         unsafe { libc::dlopen(library.path.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
     }
     function

@@ -59,8 +59,9 @@ struct Ranges {
     ranges: Vec<Range>,
 }
 
-/// The table of the code of every loaded library. The table is replaced as a whole, and only when a call
-/// comes from a library that was loaded later. The old table is never freed.
+/// The table of the code of every loaded library. If a call comes from an address that is not in the table,
+/// and libraries were loaded or unloaded since the table was built, a new table replaces it. The old table is
+/// never freed.
 static RANGES: AtomicPtr<Ranges> = AtomicPtr::new(null_mut());
 
 /// Returns the library that contains the code at `address`, or `(unknown)` for generated code.

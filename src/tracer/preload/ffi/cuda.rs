@@ -12,8 +12,9 @@ use crate::ffi::symbols::{Home, RealFn, Symbol};
 static CUDA_GET_DEVICE: RealFn<unsafe extern "C" fn(*mut c_int) -> c_int> =
     unsafe { RealFn::new(c"cudaGetDevice", "libcudart.so") };
 
-/// Returns the calling thread's current device in the runtime, by a read of thread-local state. Called right
-/// after a runtime call on the same thread, which has initialized the runtime.
+/// Returns the calling thread's current device in the runtime, or 0 if it is unknown. The call only reads
+/// thread-local state. Called right after a runtime call on the same thread, which has initialized the
+/// runtime.
 pub(crate) fn current_device() -> i8 {
     ordinal_from(&CUDA_GET_DEVICE)
 }
@@ -22,8 +23,9 @@ pub(crate) fn current_device() -> i8 {
 static CU_CTX_GET_DEVICE: RealFn<unsafe extern "C" fn(*mut c_int) -> c_int> =
     unsafe { RealFn::new(c"cuCtxGetDevice", "libcuda.so") };
 
-/// Returns the device of the calling thread's context, by a read of thread-local state. Used for driver
-/// calls, because the process may not use the runtime.
+/// Returns the device of the calling thread's context, or 0 if it is unknown. The call only reads
+/// thread-local state. Used for driver calls, because a process that calls the driver need not use the
+/// runtime.
 pub(crate) fn current_driver_device() -> i8 {
     ordinal_from(&CU_CTX_GET_DEVICE)
 }
@@ -51,7 +53,7 @@ pub(crate) unsafe fn is_captured(stream: *mut c_void) -> bool {
         return false;
     }
     let mut captured = 0;
-    // SAFETY: a live stream by the contract, and the out-parameter is valid for writes.
+    // SAFETY: the stream is alive by the contract, and the out-parameter is valid for writes.
     IS_CAPTURING
         .get()
         .is_some_and(|ask| unsafe { ask(stream, &raw mut captured) } == SUCCESS && captured != 0)
@@ -87,7 +89,7 @@ static GET_UUIDS: [Symbol<GetUuid>; 2] =
 static GET_BUS_ID: Symbol<unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int> =
     unsafe { Symbol::new(c"cuDeviceGetPCIBusId", DRIVER) };
 
-/// Returns the UUID of a device or of a MIG instance.
+/// Returns the UUID of a device or of a MIG instance, or `None` if the driver does not know it.
 pub(crate) fn device_uuid(ordinal: c_int) -> Option<[u8; 16]> {
     let get = GET_UUIDS.iter().find_map(Symbol::get)?;
     let mut uuid = [0u8; 16];
@@ -110,7 +112,7 @@ pub(crate) fn is_integrated(ordinal: c_int) -> bool {
     GET_ATTRIBUTE.get().map(ask) == Some(SUCCESS) && value != 0
 }
 
-/// Returns the PCI bus id of a device.
+/// Returns the PCI bus id of a device, or `None` if the driver does not know it.
 pub(crate) fn device_bus_id(ordinal: c_int) -> Option<CString> {
     let mut id = [0u8; 32];
     // SAFETY: the passed length is one less than the buffer's, so the last byte stays 0.
@@ -133,7 +135,7 @@ pub(crate) fn describe(meta: &mut Meta) {
     unsafe { count(&raw mut devices) };
     for ordinal in 0..devices {
         let (mut device, mut total, mut name) = (0, 0usize, [0 as c_char; 256]);
-        // SAFETY: as above; the passed length is the buffer's.
+        // SAFETY: as above; the passed length is one less than the buffer's, so the last byte stays 0.
         unsafe {
             if get(&raw mut device, ordinal) != SUCCESS {
                 continue;

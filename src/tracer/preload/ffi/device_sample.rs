@@ -30,10 +30,10 @@ static LOADED: Mutex<Option<Loaded>> = Mutex::new(None);
 static IS_ENDING: AtomicBool = AtomicBool::new(false);
 
 /// Samples each of `devices` (CUDA ordinals). Returns the device, the source and the sample of each device
-/// that answered.
+/// whose memory is known. Returns an empty list if the process is ending.
 pub(crate) fn sample(devices: &[i8]) -> Vec<(i8, Api, Sample)> {
-    // This thread does not wait for the lock, because the lock stays held in the child of a fork if another
-    // thread held it, and at the end of the process.
+    // Do not wait for the lock. In the child of a fork, it is held forever if another thread of the parent
+    // held it during the fork.
     let Ok(mut loaded) = LOADED.try_lock() else { return Vec::new() };
     let pid = std::process::id();
     if loaded.as_ref().is_none_or(|loaded| loaded.pid != pid) {
@@ -65,7 +65,8 @@ pub(crate) fn sample(devices: &[i8]) -> Vec<(i8, Api, Sample)> {
     devices.iter().filter_map(of).collect()
 }
 
-/// Fills in the host's part of the memory that an integrated device shares with the host.
+/// Fills in how much of the memory that an integrated device shares with the host is used by the host: the
+/// page cache, and the memory of this process and its children.
 fn fill_from_host(sample: &mut Sample) {
     let files = HostFiles::default();
     let cache = phantom::page_cache().or_else(|| files.page_cache());

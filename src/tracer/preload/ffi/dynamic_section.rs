@@ -36,7 +36,8 @@ const DT_GNU_HASH: u64 = 0x6fff_fef5;
 const DT_VERSYM: u64 = 0x6fff_fff0;
 const DT_RELACOUNT: u64 = 0x6fff_fff9;
 
-/// The relocation types that hold the address of a symbol.
+/// The types of relocations for which the loader writes the address of a symbol (`R_X86_64_64`,
+/// `R_X86_64_GLOB_DAT`, `R_X86_64_JUMP_SLOT`).
 const ADDRESSES: [u64; 3] = [1, 6, 7];
 /// The accepted symbol types: no type, data, and function. An indirect function is excluded, because only a
 /// call returns its address.
@@ -92,8 +93,8 @@ impl DynamicSection {
             gnu_hash: place(DT_GNU_HASH) as *const u32,
             relocations: [
                 table(DT_JMPREL, DT_PLTRELSZ, 0),
-                // The first `DT_RELACOUNT` relocations have no symbol and are skipped. A torch library has
-                // hundreds of thousands of them.
+                // Skip the first `DT_RELACOUNT` relocations, which have no symbol. A torch library has
+                // hundreds of thousands of these.
                 table(DT_RELA, DT_RELASZ, value(DT_RELACOUNT)),
             ],
         };

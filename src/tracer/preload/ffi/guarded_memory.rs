@@ -28,7 +28,8 @@ impl GuardedMemory {
         if address < LOWEST || !address.is_multiple_of(8) {
             return None;
         }
-        // The raw system call: another tool may hook `write`, read the bytes itself, and crash the process.
+        // Use the raw system call, because another tool may hook `write` and read the bytes itself, which
+        // would crash the process.
         // SAFETY: the kernel reports an unreadable address as an error.
         let written =
             unsafe { libc::syscall(libc::SYS_write, self.ends[1], address as *const c_void, WORDS * 8) };
@@ -40,12 +41,12 @@ impl GuardedMemory {
         (read == (WORDS * 8) as isize).then_some(words)
     }
 
-    /// Reads the word at `address`.
+    /// Reads the word at `address`. Returns `None` if the word is unreadable or `address` is not aligned.
     pub(crate) fn word(&self, address: usize) -> Option<usize> {
         self.words::<1>(address).map(|[word]| word)
     }
 
-    /// Reads the byte at `address`.
+    /// Reads the byte at `address`. Returns `None` if the byte is unreadable.
     pub(crate) fn byte(&self, address: usize) -> Option<u8> {
         Some((self.word(address & !7)? >> (address % 8 * 8)) as u8)
     }

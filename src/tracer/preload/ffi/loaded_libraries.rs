@@ -62,12 +62,12 @@ pub(crate) fn walk(mut visit: impl FnMut(&Visited<'_>) -> ControlFlow<()>) {
         _: usize,
         visit: *mut c_void,
     ) -> c_int {
-        // SAFETY: `visit` is the function below, and `info` is valid during the call.
+        // SAFETY: `visit` is the closure that `walk` passes below, and `info` is valid during the call.
         let (visit, info) = unsafe { (&mut *visit.cast::<F>(), &*info) };
         let path = if info.dlpi_name.is_null() {
             c""
         } else {
-            // SAFETY: the loader's name of the object, a C string that outlives the call.
+            // SAFETY: the name is the loader's own, a C string that outlives the call.
             unsafe { CStr::from_ptr(info.dlpi_name) }
         };
         let headers = if info.dlpi_phdr.is_null() {
@@ -105,8 +105,9 @@ pub(crate) fn loaded_libraries(prefix: &str) -> Vec<CString> {
     found
 }
 
-/// Returns the calling thread's variables in the loaded library named `file`: the first word and the number
-/// of words.
+/// Returns the calling thread's thread-local variables in the loaded library named `file`: the address of the
+/// first word and the number of words. Returns `None` if the library is not loaded or has no variables on
+/// this thread yet.
 pub(crate) fn thread_variables(file: &str) -> Option<(*mut u64, usize)> {
     let mut found = None;
     walk(|library| {

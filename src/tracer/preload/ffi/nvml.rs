@@ -27,7 +27,7 @@ const _: () = assert!(size_of::<ProcessMemory>() == 24 && align_of::<ProcessMemo
 
 /// `NVML_VALUE_NOT_AVAILABLE`, and `u64::MAX - 1`, which some drivers return.
 const NOT_AVAILABLE: [u64; 2] = [u64::MAX, u64::MAX - 1];
-/// The capacity of a process list, which is larger than the number of processes that ever share a device.
+/// The capacity of a process list. No device is shared by this many processes.
 const MAX_PROCESSES: usize = 512;
 /// `NVML_SUCCESS`.
 const SUCCESS: c_int = 0;

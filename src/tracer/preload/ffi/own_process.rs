@@ -9,7 +9,7 @@ use crate::ffi::phantom;
 /// The PID namespace of the host (`PROC_PID_INIT_INO`).
 const HOST_NAMESPACE: &str = "pid:[4026531836]";
 
-/// Returns the index of this process in `processes`, if it is known.
+/// Returns the index of this process in `processes`, or `None` if this process cannot be identified.
 pub(crate) fn index_in(processes: &[ProcessMemory]) -> Option<usize> {
     index_of(processes, &own_pids(), in_namespace())
 }

@@ -44,13 +44,14 @@ pub(crate) fn step_begins(step: i32) {
     }
 }
 
-/// Returns true if an injected out-of-memory error is pending for this step or an earlier one.
+/// Returns true if the phantom device has an out-of-memory error still to inject for this step or an earlier
+/// one.
 pub(crate) fn has_fault_at(step: i32) -> bool {
     // SAFETY: as above.
     FAULT_AT.cached().is_some_and(|ask| unsafe { ask(i64::from(step)) })
 }
 
-/// Returns true once after an allocation failure that was injected.
+/// Returns true once after an allocation that failed because of an injected fault.
 pub(crate) fn take_fault() -> bool {
     // SAFETY: as above.
     TAKE_FAULT.cached().is_some_and(|take| unsafe { take() })
@@ -67,8 +68,8 @@ pub(crate) fn goes_past_oom() -> bool {
     GOES_PAST_OOM.load(Ordering::Relaxed)
 }
 
-/// Returns the page cache, in bytes, in the phantom device's last answer about free memory, or `None` without
-/// a phantom device.
+/// Returns the size in bytes of the page cache that the phantom device included when it last reported free
+/// memory. Returns `None` without a phantom device.
 pub(crate) fn page_cache() -> Option<i64> {
     // SAFETY: it takes no arguments.
     PAGE_CACHE.cached().and_then(|ask| i64::try_from(unsafe { ask() }).ok())
@@ -88,7 +89,8 @@ pub(crate) fn library_of_call() -> Option<&'static CStr> {
     (!name.is_null()).then(|| unsafe { CStr::from_ptr(name) })
 }
 
-/// Returns the phantom device's description of itself as JSON, or null without a phantom device.
+/// Returns the phantom device's description of itself as JSON, or null without a phantom device. Also looks
+/// up the other functions, so that `Symbol::cached` finds them later.
 pub(crate) fn describe() -> serde_json::Value {
     let _ = (DESCRIBE.get(), STEP.get(), FAULT_AT.get(), TAKE_FAULT.get(), TAKE_GRANT.get());
     let _ = PAGE_CACHE.get();
@@ -97,8 +99,8 @@ pub(crate) fn describe() -> serde_json::Value {
     about
 }
 
-/// Same as [`describe`], which must have been called before. This function looks up no symbol, because
-/// another thread may hold the loader's lock.
+/// Same as [`describe`], which must have been called before. Does not look up symbols, because another thread
+/// may hold the loader's lock when the process ends.
 pub(crate) fn describe_at_end() -> serde_json::Value {
     let Some(write) = DESCRIBE.cached() else { return serde_json::Value::Null };
     let mut text = vec![0u8; 16 << 10];

@@ -130,7 +130,8 @@ pub(crate) fn find_in_program(name: &CStr) -> *mut c_void {
     unsafe { find_in(program, name) }
 }
 
-/// Converts a literal that ends in 0 to a C string; for macros that build names.
+/// Converts a literal that ends in 0 to a C string, for macros that build names. Panics if the literal does
+/// not end in 0.
 pub(crate) const fn c_name(literal: &'static str) -> &'static CStr {
     match CStr::from_bytes_with_nul(literal.as_bytes()) {
         Ok(name) => name,
@@ -243,8 +244,8 @@ impl<F: Copy> RealFn<F> {
         unsafe { function(found) }
     }
 
-    /// Returns true if the hook calls `found`, the address that the program looked up under this name. A hook
-    /// that has found no real function yet adopts `found`.
+    /// Returns true if `found`, the address that the program looked up under this name, is the function that
+    /// the hook calls. A hook that has found no real function elsewhere uses `found`.
     ///
     /// # Safety
     /// `found` is a function of type `F`: the one with this name in some library.

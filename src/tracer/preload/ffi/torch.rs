@@ -6,7 +6,7 @@ use crate::ffi::loaded_libraries::loaded_libraries;
 use crate::ffi::symbols::{Home, Symbol};
 
 /// Returns torch's version from `torch/version.py`, which is next to the folder of torch's libraries:
-/// `2.11.0+cu130`.
+/// `2.11.0+cu130`. Returns `None` if torch is not loaded or the file cannot be read.
 pub(crate) fn version() -> Option<String> {
     let c10 = loaded_libraries("libc10.so").into_iter().next()?;
     let folder = Path::new(c10.to_str().ok()?).parent()?.parent()?.to_owned();
@@ -15,7 +15,7 @@ pub(crate) fn version() -> Option<String> {
     Some(line.trim().trim_matches(['\'', '"']).to_owned())
 }
 
-/// Returns the major and the minor number in a version.
+/// Returns the major and the minor version, or `None` if the text does not begin with two numbers.
 pub(crate) fn major_minor(version: &str) -> Option<(u32, u32)> {
     let mut parts = version.split('.');
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
@@ -34,15 +34,16 @@ static CURRENT_STREAM: Symbol<unsafe extern "C" fn(i8) -> Stream> =
     unsafe { Symbol::new(c"_ZN3c104cuda20getCurrentCUDAStreamEa", Home::Loaded("libc10_cuda.so")) };
 
 /// Looks up the functions that a block report needs. A report runs under the allocator's mutex, where a
-/// lookup could deadlock, because it takes the loader's lock, whose holder may run a constructor that waits
-/// for the mutex.
+/// lookup could deadlock: a lookup takes the loader's lock, and the thread that holds this lock may run a
+/// constructor that waits for the mutex.
 pub(crate) fn prepare_reports() {
     let _ = CURRENT_STREAM.get();
 }
 
-/// Returns the id of the thread's current stream on `device`; 0 is the default stream. The lookup reads
-/// thread-local state and takes no lock. The streams are set up, because the allocator, which reports a block
-/// or requests a segment, has just asked for the stream itself.
+/// Returns the id of the thread's current stream on `device`. Returns 0 for the default stream and if the
+/// stream is unknown. The call reads thread-local state and takes no lock. torch's streams must be set up.
+/// This is true while torch's allocator reports a block or requests a segment, because the allocator has just
+/// asked for the stream itself.
 #[inline]
 pub(crate) fn current_stream(device: i8) -> i64 {
     // SAFETY: the allocator uses this device, and the streams are set up, see above.
@@ -56,7 +57,7 @@ static IS_GRAD_ENABLED: Symbol<unsafe extern "C" fn() -> bool> =
 /// Returns true if autograd records this thread's ops, or if this torch lacks the function that reports the
 /// setting.
 pub(crate) fn is_grad_enabled() -> bool {
-    // SAFETY: it takes no arguments and reads thread-local state.
+    // SAFETY: the function takes no arguments and reads thread-local state.
     IS_GRAD_ENABLED.get().is_none_or(|is_enabled| unsafe { is_enabled() })
 }
 

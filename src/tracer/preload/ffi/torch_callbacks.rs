@@ -14,7 +14,7 @@ pub(crate) struct CallbackState {
 }
 
 impl CallbackState {
-    /// Returns true if neither state has callbacks and the flags are equal.
+    /// Returns true if the two states are equivalent: neither has callbacks, and the flags are equal.
     pub(crate) fn is_as(&self, other: &CallbackState) -> bool {
         self.first == self.end && other.first == other.end && self.enabled == other.enabled
     }
@@ -24,12 +24,12 @@ impl CallbackState {
 pub(crate) static SET: RealFn<unsafe extern "C-unwind" fn(*const CallbackState)> =
     unsafe { RealFn::new(c"_ZN2at24set_record_function_tls_ERKNS_17RecordFunctionTLSE", "libtorch") };
 
-// SAFETY: as above; it returns a reference to the thread's state.
+// SAFETY: as above; the function returns a reference to the thread's state.
 pub(crate) static GET: RealFn<unsafe extern "C-unwind" fn() -> *const CallbackState> =
     unsafe { RealFn::new(c"_ZN2at24get_record_function_tls_Ev", "libtorch") };
 
-/// Removes the thread's own callbacks while `work` runs, so that torch reports its ops only to the
-/// process-wide callbacks: memtrace's and, rarely, a process-wide profiler's.
+/// Removes the thread's own callbacks while `work` runs and enables op callbacks, so that torch reports its
+/// ops only to the process-wide callbacks: memtrace's and, rarely, a process-wide profiler's.
 pub(crate) fn without_callbacks_of_thread<R>(work: impl FnOnce() -> R) -> R {
     let (Some(get), Some(set)) = (GET.get(), SET.get()) else { return work() };
     // SAFETY: `get` returns the thread's own state, which only this thread changes.

@@ -40,12 +40,12 @@ impl VtableCopy {
         Some(VtableCopy { words, known, original: functions.cast() })
     }
 
-    /// Returns the address of the original's first function.
+    /// Returns the address of the first function in the original vtable.
     pub(crate) fn original(&self) -> *const c_void {
         self.original
     }
 
-    /// Returns the functions by slot.
+    /// Returns the functions of the copy, indexed by slot.
     pub(crate) fn functions(&mut self) -> &mut [*mut c_void] {
         &mut self.words[HEADER..self.known]
     }
@@ -57,15 +57,15 @@ impl VtableCopy {
     /// `object` is the object that was copied from, and every replaced function has the type of its slot.
     pub(crate) unsafe fn install(self, object: *mut c_void) {
         let words = Box::leak(self.words);
-        // SAFETY: the object's own first word, stored as a whole pointer: a concurrent virtual call sees the
-        // old or the new vtable.
+        // SAFETY: the word is the object's own first word. It is stored atomically, so a concurrent virtual
+        // call sees either the old or the new vtable.
         unsafe { object.cast::<AtomicPtr<*mut c_void>>().as_ref() }
             .inspect(|first| first.store(words[HEADER..].as_mut_ptr(), Ordering::Release));
     }
 }
 
-/// Returns the first functions, at most `most`, of the vtable at the symbol `table`. The symbol points to the
-/// header.
+/// Returns at most `most` functions of the vtable at the symbol `table`, which points to the header. The last
+/// of these words may be past the end of the vtable.
 pub(crate) fn functions_of_table(table: *const *mut c_void, most: usize) -> Vec<*mut c_void> {
     let words = readable_words(table).min(HEADER + most);
     // SAFETY: `readable_words` found this many readable words, and the mapping stays.

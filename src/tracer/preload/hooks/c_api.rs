@@ -38,13 +38,13 @@ fn traced<T>(otherwise: T, work: impl FnOnce() -> T) -> T {
     shielded(work).unwrap_or(otherwise)
 }
 
-/// Returns 1 if the process is traced.
+/// Returns 1 if the process is traced, otherwise 0.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn memtrace_is_traced() -> c_int {
     traced(0, || 1)
 }
 
-/// Pauses the rows of ops and ranges.
+/// Pauses the rows of ops and ranges. Memory is still recorded.
 #[unsafe(no_mangle)]
 extern "C" fn memtrace_pause() {
     traced((), || pause::set_paused(true));
@@ -97,7 +97,7 @@ extern "C" fn memtrace_range_pop() -> c_int {
     })
 }
 
-/// Opens a range that any thread may close, and returns its id.
+/// Opens a range that any thread may close, and returns its id, or 0 if the process is not traced.
 ///
 /// # Safety
 /// `name` is null or a C string.
@@ -119,7 +119,7 @@ extern "C" fn memtrace_step(step: i64) {
     traced((), || ranges::begin_step(step));
 }
 
-/// Requests detail for the next `steps` steps.
+/// Requests detail for the next `steps` steps. A negative number counts as 0.
 #[unsafe(no_mangle)]
 extern "C" fn memtrace_detail(steps: c_int) {
     traced((), || detail::ask(u32::try_from(steps).unwrap_or(0)));

@@ -1,7 +1,8 @@
 //! Hooks of NCCL, which determine the communicator for which NCCL allocates memory.
 //!
-//! The calls are passed on unchanged, to the NCCL of the library that calls. A program that looks up NCCL's
-//! functions with `dlsym` bypasses the hooks; the memory is then attributed to NCCL, without a communicator.
+//! Each call is passed on unchanged, to the copy of NCCL that the calling library uses. A program that looks
+//! up NCCL's functions with `dlsym` bypasses the hooks; the memory is then attributed to NCCL, without a
+//! communicator.
 
 use std::ffi::{c_int, c_void};
 
@@ -42,7 +43,8 @@ fn during(text: impl FnOnce() -> TextId, run: impl FnOnce() -> c_int) -> c_int {
     status
 }
 
-/// Calls a function that creates a communicator and writes its handle to `out`.
+/// Calls a function that creates a communicator and writes its handle to `out`. `what` returns the text for
+/// the communicator with a given number.
 ///
 /// # Safety
 /// `out` is null or good for a handle, by NCCL's contract.

@@ -25,7 +25,8 @@ fn root_of(path: TextId) -> TextId {
     if root.is_empty() || root == NONE || root == SCRIPT { 0 } else { text_id(&root) }
 }
 
-/// Tags the block of a buffer that is about to be reduced, if this thread runs a backward.
+/// Tags the block of a buffer that is about to be reduced as a gradient, if this is one of autograd's
+/// threads.
 pub(super) fn is_reduced(buffer: *const c_void) {
     static NAME: FixedText = FixedText::new("bucket");
     let pointer = buffer as usize;
@@ -33,7 +34,8 @@ pub(super) fn is_reduced(buffer: *const c_void) {
     if pointer == 0 || !has_tags || !thread::is_autograd() {
         return;
     }
-    // Outside the detailed steps, the last known backward function belongs to an earlier step.
+    // Outside the detailed steps, the module is unknown, because the last recorded backward function belongs
+    // to an earlier step.
     let path = if detail::is_on() { root_of(op_stack::backward_module()) } else { 0 };
     let claim = Claim::Reduced;
     tags::record(Tag { pointer, category: Category::Gradient, path, name: NAME.id(), claim });

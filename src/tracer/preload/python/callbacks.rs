@@ -1,5 +1,5 @@
 //! The functions of the tracer that the library calls: after a backward, after an OOM, when the program
-//! registers objects, and to search for what holds memory.
+//! registers objects, and to search for the objects that hold memory.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -96,9 +96,11 @@ fn call_on_main_thread(function: PendingCall) -> bool {
     Functions::get().is_some_and(|functions| unsafe { functions.call_soon(function) })
 }
 
-/// Schedules a call of one of the functions below: on Python's main thread, or on a thread of ours if the
-/// caller is another thread, for which the main thread may be waiting. Returns false if neither is possible.
-/// Autograd's threads work for the main thread, unless it has run no pending call since the tracer started.
+/// Schedules a call of one of the functions below. If the current thread works for Python's main thread, the
+/// main thread makes the call. For any other thread, a thread of ours makes the call if possible, because the
+/// main thread may be waiting for the caller. Autograd's threads count as working for the main thread, unless
+/// the tracer started on another thread and the main thread has run no pending call yet. Returns false if the
+/// call cannot be scheduled.
 fn call_soon(function: PendingCall) -> bool {
     let is_for_main =
         own_threads::is_main_thread() || thread::is_autograd() && !autograd_seq::is_main_unknown();
@@ -106,8 +108,8 @@ fn call_soon(function: PendingCall) -> bool {
 }
 
 /// Makes the tracer tag the tensors of all models after an OOM, so that the message names even a model that
-/// fails while it is loaded. Called before the recorder gets the event, whose message then waits for the
-/// tags.
+/// fails while it is loaded. Called before the OOM is recorded, so that the message about the OOM waits for
+/// the tags.
 pub(crate) fn out_of_memory(recorder: &Recorder) {
     if OUT_OF_MEMORY.is_set() {
         recorder.tags_follow();
@@ -167,7 +169,8 @@ unsafe extern "C" fn memtrace_python_track(arguments: RawObject) {
 }
 
 /// `memtrace.retained` of `python/memtrace/_marks.py`: returns a new reference to the list of holders, or to
-/// `None` if the search is off.
+/// `None` if the search is off. Returns null, with the exception set, if an exception of the program was
+/// raised.
 ///
 /// # Safety
 /// The calling thread holds the GIL (`ctypes.PyDLL`).

@@ -44,7 +44,7 @@ pub(crate) fn take(gil: Gil, place: &str) {
     }
 }
 
-/// Returns the entry for the end row; empty if no exception was raised.
+/// Returns the end row's entry with the number of exceptions; empty if no exception was raised.
 pub(crate) fn end_words() -> String {
     match TOTAL.load(Ordering::Relaxed) {
         0 => String::new(),

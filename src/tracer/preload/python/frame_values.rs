@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::ffi::cpython::{Arguments, Owned, RawObject};
 use crate::ffi::guarded_memory::GuardedMemory;
 
-/// The index of the word of a frame object that points to the interpreter's frame (3.11 on), or 0 if the
-/// values are in the frame object itself.
+/// The index of the word of a frame object that points to the interpreter's frame (Python 3.11 and later), or
+/// 0 if the values are in the frame object itself.
 static THROUGH: AtomicUsize = AtomicUsize::new(0);
 /// The index of the word at which the values begin; 0 while it is unknown.
 static VALUES: AtomicUsize = AtomicUsize::new(0);
@@ -22,7 +22,7 @@ const FRAME_WORD: usize = 3;
 const WORDS: usize = 48;
 /// The tag bits of a value. Since Python 3.14, they show how references to the value are counted.
 const TAG: usize = 3;
-/// The tag of a small integer, which is not an object.
+/// The tag of a small integer. Such a value is not a pointer to an object, and is reported as `None`.
 const INTEGER: usize = 3;
 
 /// `learn_frame_values(frame, first, second, third) -> bool`: learns the offsets from a running frame whose

@@ -81,13 +81,15 @@ impl Tensor<'_> {
 
 /// The gradient of a parameter.
 enum Gradient {
-    /// The parameter has no gradient on a GPU.
+    /// The parameter has no gradient on a GPU, or is not a leaf.
     None,
     /// The storage of the gradient begins at this address.
     At(usize),
 }
 
-/// Returns the gradient of a weakly referenced parameter, or `None` if the tracer must handle the gradient.
+/// Returns the gradient of a parameter, which `reference` refers to weakly. Returns `None` if the tracer must
+/// handle the gradient: the parameter is gone, an exception was raised, or the gradient is not a plain
+/// tensor. A plain tensor has the class `plain` (`torch.Tensor`) and the layout `strided` (`torch.strided`).
 fn gradient(
     gil: Gil,
     names: &'static Names,

@@ -22,7 +22,8 @@ struct Before {
     is_own_python: bool,
 }
 
-/// Runs `work`, which calls Python code of the tracer.
+/// Runs `work`, which calls Python code of the tracer. Meanwhile, the thread's Python tools and torch's op
+/// callbacks are suspended, and so is the garbage collector.
 pub(crate) fn hidden<R>(gil: Gil, work: impl FnOnce() -> R) -> R {
     gil.suspend_tracing();
     let is_own_python = set_own_python(true);

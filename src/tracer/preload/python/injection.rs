@@ -19,7 +19,7 @@ use crate::python::{callbacks, errors, native, own_threads};
 use crate::runtime::guard::shielded;
 use crate::runtime::{log, session, state_version};
 
-/// A file of the tracer: its name, the file name in tracebacks, and its text.
+/// A file of the tracer: the name of its module, the file name that tracebacks show, and its source text.
 struct Source {
     name: &'static CStr,
     file: &'static CStr,
@@ -80,7 +80,7 @@ enum Stage {
     Scheduled = 1,
     /// The tracer is being loaded and started.
     Running = 2,
-    /// The tracer is installed, or it could not be started.
+    /// The tracer is installed or could not be started, or the process has no Python.
     Over = 3,
 }
 
@@ -92,8 +92,8 @@ pub(crate) fn is_wanted() -> bool {
     STAGE.load(Ordering::Relaxed) == Stage::Waiting as u8
 }
 
-/// Asks Python to run the tracer as soon as it can. Hooks call this on any thread, with or without the GIL:
-/// adding a pending call needs neither the GIL nor an interpreter at rest.
+/// Schedules the start of the tracer in the program's Python. Hooks call this on any thread, with or without
+/// the GIL, because a pending call can be added without the GIL and while Python code runs.
 pub(crate) fn schedule() {
     let wanted = |session: &memtrace_record::Session| {
         let settings = &session.settings;

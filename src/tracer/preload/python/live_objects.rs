@@ -6,7 +6,7 @@ use rustc_hash::FxHashMap;
 
 use crate::ffi::cpython::{Arguments, Gil, Object, Owned, RawObject};
 
-/// A search in progress.
+/// The state of one search.
 struct Search<'a> {
     gil: Gil,
     kinds: &'a [Object<'a>],

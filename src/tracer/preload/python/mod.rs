@@ -4,8 +4,8 @@
 //! calls, and [`callbacks`] has the functions that the tracer returns. [`module_calls`] and
 //! [`optimizer_steps`] intercept calls of the program through [`vectorcall`], [`gradients`] and [`tags`]
 //! record the use of blocks, [`op_io`] records the storages of ops, and [`errors`] counts the tracer's
-//! exceptions. [`live_objects`] searches the heap; `referrers`, `frame_values` and `saved_tensors` find what
-//! holds an object.
+//! exceptions. [`live_objects`] searches the heap; `referrers`, `frame_values` and `saved_tensors` find the
+//! objects, variables and autograd nodes that hold a tensor.
 //!
 //! C calls the tracer only through [`hidden`], so that the profilers and debuggers of the program do not see
 //! the tracer.

@@ -18,7 +18,8 @@ use crate::python::vectorcall::{self, Around, TracerFunction, positional, releas
 use crate::runtime::guard::shielded;
 use crate::runtime::thread;
 
-/// The path and the class of each module object, by its address. Only a thread that holds the GIL takes the lock.
+/// The path and the class of each module object, by the object's address. Only a thread that holds the GIL
+/// takes the lock.
 static PATHS: Mutex<Option<FxHashMap<usize, (TextId, TextId)>>> = Mutex::new(None);
 
 fn with_paths<R>(work: impl FnOnce(&mut FxHashMap<usize, (TextId, TextId)>) -> R) -> R {
@@ -37,7 +38,7 @@ pub(crate) fn forget_module(arguments: Arguments<'_>) {
     with_paths(|paths| paths.remove(&module));
 }
 
-/// `enter_module(module)`: records that a call of the module begins.
+/// `enter_module(module) -> int`: records that a call of the module begins. Returns an [`Entered`].
 pub(crate) fn enter_module(arguments: Arguments<'_>) -> i64 {
     enter(arguments.id(0)) as i64
 }
@@ -88,8 +89,9 @@ fn enter_without_tracer(module: usize) -> bool {
         && enter(module) != Entered::Unknown
 }
 
-/// Returns true if a module call outside the detailed steps needs no further work. This excludes the
-/// outermost call of a thread, which sets the phase and which the tracer counts.
+/// Returns true if a module call outside the detailed steps needs no further work. The outermost call of a
+/// thread needs more: it sets the phase, and the tracer counts it. It may also switch detail on after an OOM
+/// (`detail::forward_begins`).
 fn continues_unseen() -> bool {
     let is_outermost = module_ranges::depth() == 0 && !thread::is_autograd();
     if is_outermost {
@@ -98,11 +100,11 @@ fn continues_unseen() -> bool {
     !is_outermost
 }
 
-/// The tracer's functions: before a module call, with the arguments of the call, and after it, with the
-/// module and the result.
+/// The tracer's functions that run before and after a module call. The first gets the arguments of the call;
+/// the second gets the module and the result of the call.
 static AROUND: Around = Around { before: TracerFunction::new(), after: TracerFunction::new() };
 
-/// The tracer's function after the outermost call of a module that waits for it
+/// The tracer's function that runs after the outermost call of the awaited module
 /// ([`ThreadState::awaited_module`](thread::ThreadState::awaited_module)).
 static AFTER_OUTERMOST: TracerFunction = TracerFunction::new();
 
@@ -129,8 +131,8 @@ unsafe extern "C-unwind" fn call_module(
     // SAFETY: the function is hooked.
     let usual = unsafe { usual() };
     if positional(count) == 0 {
-        // SAFETY: the caller's own arguments. The call raises the usual error of a method that is called
-        // without its object.
+        // SAFETY: these are the caller's own arguments. The call raises Python's usual error for a method
+        // that is called without its object.
         return unsafe { usual(function, args, count, names) };
     }
     // SAFETY: the first argument exists, and the caller keeps it alive during the call.

@@ -108,7 +108,8 @@ fn ids<'a>(gil: Gil, items: impl Iterator<Item = (&'a str, i64)>) -> Option<Owne
     Some(dict)
 }
 
-/// Returns the settings that the tracer reads, as integers.
+/// Returns the settings that the tracer reads: the names of the constants in the module `native`, and their
+/// values.
 fn settings() -> [(&'static CStr, i64); 5] {
     let session = session::session();
     let is = |wanted: fn(&memtrace_record::Session) -> bool| i64::from(session.is_some_and(wanted));
@@ -240,8 +241,9 @@ fn finish_op_layout(_: Arguments<'_>) -> bool {
     is_known
 }
 
-/// Learns the layout of Python's frames. The arguments are the code, its size, the first caller's file name,
-/// name and line table, and then, for each caller, its code, the byte of its instruction and its line.
+/// Learns the layout of Python's frames. The arguments are the addresses of the calling code, the size of a
+/// code object, the first caller's file name, name and line table, and then, for each caller, its code, the
+/// byte of its instruction and its line.
 fn learn_frame_layout(arguments: Arguments<'_>) {
     const LOST: &str = "stacks contain only ops and modules";
     let is_recorded = session::session().is_some_and(|session| session.settings.stacks == Stacks::Python);

@@ -1,8 +1,8 @@
 //! Intercepts the steps of optimizers.
 //!
-//! torch's own step hooks would be visible to the program: a debugger sees torch's loop over them, and a
-//! profiler sees each call. So the function that torch wraps as `step` is intercepted in C ([`vectorcall`]).
-//! Its wrapper calls it with `*args, **kwargs`.
+//! torch's own step hooks would be visible to the program: a debugger sees torch's loop over the hooks, and a
+//! profiler sees each call of a hook. So the function that torch wraps as `step` is intercepted in C
+//! ([`vectorcall`]). torch's wrapper calls this function with `*args, **kwargs`.
 
 use std::ptr::null_mut;
 
@@ -27,8 +27,8 @@ unsafe extern "C-unwind" fn call_step(
     // SAFETY: the function is hooked.
     let usual = unsafe { usual() };
     if positional(count) == 0 {
-        // SAFETY: the caller's own arguments. The call raises the usual error of a method that is called
-        // without its object.
+        // SAFETY: these are the caller's own arguments. The call raises Python's usual error for a method
+        // that is called without its object.
         return unsafe { usual(function, args, count, names) };
     }
     // SAFETY: the first argument exists, and the caller keeps it alive during the call. This holds for the

@@ -2,7 +2,7 @@
 //!
 //! A thread of ours runs a call that Python's main thread cannot run while it waits (`thread.join()`). No
 //! Python module takes part, so the program's list of threads and its audit hooks see nothing. All signals
-//! are blocked in it, so that each signal reaches a thread of the program.
+//! are blocked in our threads, so that each signal reaches a thread of the program.
 //!
 //! Up to 3.13, a Python that shuts down unwinds any thread that asks for the GIL. So the functions here keep
 //! no value that must be dropped across such a call.
@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 
 use crate::ffi::cpython::{Arguments, Functions, PendingCall};
 
-/// The start routine of a thread, in the form that `pthread_create` takes, except that it may unwind.
+/// The type of a thread's start routine: the type that `pthread_create` takes, except that the routine may
+/// unwind.
 type Routine = unsafe extern "C-unwind" fn(*mut c_void) -> *mut c_void;
 
 /// The number of our threads that have not ended.
@@ -23,8 +24,8 @@ static ACTIVE: AtomicU32 = AtomicU32::new(0);
 /// True once Python has begun to shut down. No more threads are started then.
 static IS_ENDING: AtomicBool = AtomicBool::new(false);
 
-/// `end_own_threads()`: waits for our threads to end when Python shuts down, because Python would unwind a
-/// thread that is in the tracer.
+/// `end_own_threads()`: waits until our threads have ended, but at most [`LONGEST_WAIT`], and prevents new
+/// ones. Called when Python shuts down, because Python would otherwise unwind a thread that is in the tracer.
 pub(crate) fn end_own_threads(arguments: Arguments<'_>) {
     IS_ENDING.store(true, Ordering::SeqCst);
     let start = Instant::now();

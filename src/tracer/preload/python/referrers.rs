@@ -24,7 +24,7 @@ struct Search {
     targets: FxHashMap<usize, u32>,
     excluded: FxHashSet<usize>,
     found: Vec<(Owned, usize)>,
-    /// The targets that the object being visited refers to.
+    /// The ids of the targets to which the object that is being visited refers.
     of_object: Vec<usize>,
     deadline: Instant,
     seen: u32,
@@ -75,8 +75,9 @@ unsafe extern "C" fn visit(object: RawObject, search: *mut c_void) -> c_int {
 }
 
 /// `find_referrers(get_objects, targets, excluded, milliseconds) -> list | None`: returns the objects that
-/// refer to an object whose `id` is in the list `targets`, each followed by that id, or `None` if the time is
-/// up. `get_objects` is `gc.get_objects`, which is used before Python 3.12.
+/// refer to an object whose `id` is in the list `targets`, each followed by that id, or `None` if the search
+/// has taken longer than `milliseconds`. Objects whose `id` is in the list `excluded` are skipped.
+/// `get_objects` is `gc.get_objects`, which is used before Python 3.12.
 pub(crate) fn find_referrers(arguments: Arguments<'_>) -> Option<Owned> {
     let gil = arguments.gil;
     let ids = |index: usize| -> Vec<usize> {

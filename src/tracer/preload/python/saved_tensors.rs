@@ -28,8 +28,8 @@ const VALUE_WORD: usize = 2;
 /// The number of words that are searched in each object.
 const WORDS: usize = 24;
 
-/// `learn_saved_tensor(saved, tensor, storage, data) -> bool`: learns from a `SavedTensor` and the addresses of
-/// its tensor, its storage and its data.
+/// `learn_saved_tensor(saved, tensor, storage, data) -> bool`: learns the offsets from a `SavedTensor` and
+/// the addresses of its tensor, its storage and its data. Returns true if the offsets are known.
 pub(crate) fn learn_saved_tensor(arguments: Arguments<'_>) -> bool {
     if LAYOUT.get().is_some() {
         return true;

@@ -10,9 +10,9 @@ pub(crate) struct Tag {
     pub(crate) pointer: usize,
     /// The use of the block.
     pub(crate) category: Category,
-    /// The path of the module; 0 for none.
+    /// The path of the module; 0 if unknown.
     pub(crate) path: TextId,
-    /// The name within the module; 0 for none.
+    /// The name within the module; 0 if unknown.
     pub(crate) name: TextId,
     /// The earlier uses of the block that this tag replaces.
     pub(crate) claim: Claim,
@@ -22,7 +22,8 @@ pub(crate) struct Tag {
 pub(crate) fn record(tag: Tag) {
     // Without a trace, no block has been recorded that could get a tag.
     let Some(recorder) = Recorder::active() else { return };
-    // The context and the step come from the block's allocation.
+    // The header has no context and no step, because the tag belongs to the context and the step of the
+    // block's allocation.
     let payload = Payload::Tag {
         address: tag.pointer as u64,
         category: tag.category,

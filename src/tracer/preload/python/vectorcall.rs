@@ -1,14 +1,14 @@
-//! Intercepts calls of functions of the program in C.
+//! Intercepts calls of the program's Python functions, without Python code.
 //!
 //! CPython calls a function through the field `vectorcall` of its object (PEP 590). A hook sets the field of
 //! one function; Python code sees the function unchanged, and no profiler sees a call that was not there
 //! before.
 //!
-//! The interpreter runs some calls of Python functions without the field. From 3.12 on it does so only when
-//! the field has the usual value (`CALL` and `CALL_FUNCTION_EX` in ceval.c), and `PyFunction_SetVectorcall`
-//! sets the field and invalidates what call sites have cached about the function. 3.9 and 3.10 always use the
-//! field. 3.11 skips the field without a check, but only if the arguments are written out; a call with
-//! `*args, **kwargs` uses the field.
+//! The interpreter runs some calls of Python functions without the field. Python 3.12 and later do this only
+//! when the field has the usual value (`CALL` and `CALL_FUNCTION_EX` in ceval.c), and
+//! `PyFunction_SetVectorcall` sets the field and invalidates what call sites have cached about the function.
+//! 3.9 and 3.10 always use the field. 3.11 skips the field without a check, but only if the arguments are
+//! written out; a call with `*args, **kwargs` uses the field.
 //!
 //! When Python shuts down, a daemon thread that waits for the interpreter is unwound from there, through the
 //! functions that are `extern "C-unwind"` here. So these functions keep no value that must be dropped across
@@ -46,8 +46,8 @@ impl TracerFunction {
     }
 
     /// Calls the function. Returns false if it raised an exception that belongs to the program. If dynamo
-    /// watches this thread, its callback is removed during the call, because dynamo would otherwise compile
-    /// the tracer's frames.
+    /// watches this thread, dynamo's callback is removed during the call, because dynamo would otherwise
+    /// compile the tracer's frames.
     ///
     /// # Safety
     /// The GIL is held, the function is set, and the arguments have the form of a [`Vectorcall`].
@@ -68,7 +68,7 @@ impl TracerFunction {
         if let Some(watcher) = unsafe { gil.owned(watcher) }
             && !watcher.get().is(none)
         {
-            // An exception of the program stays raised.
+            // Keep an exception of the program raised while dynamo's callback is restored.
             let error = gil.fetch_error();
             drop(set_eval_frame(gil, watcher.get()));
             gil.restore_error(error);
@@ -130,8 +130,8 @@ fn set_eval_frame(gil: Gil, callback: Object<'_>) -> Option<Owned> {
     before
 }
 
-/// Redirects calls of `function` to `ours`. Returns false and changes nothing if this is not possible: the
-/// interpreter has the field elsewhere, or somebody has already set the function's field.
+/// Redirects calls of `function` to `ours`. Returns false and changes nothing if the field is not found in
+/// this interpreter, or if the function's field has already been changed.
 ///
 /// # Safety
 /// `function` and `plain` are functions written in Python, whose objects have `size` bytes. Nobody has set
@@ -154,7 +154,7 @@ pub(super) unsafe fn hook(
 enum Field {
     /// The field is set with `PyFunction_SetVectorcall`.
     Setter(unsafe extern "C" fn(RawObject, Vectorcall)),
-    /// The field is at this address.
+    /// The field has no setter and is written at this address.
     Address(*mut *mut c_void),
 }
 

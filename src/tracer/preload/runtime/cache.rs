@@ -25,8 +25,8 @@ impl<K: Default, V: Copy + Default> Cache<K, V> {
         Cache { entries: Vec::new(), misses: 0 }
     }
 
-    /// Returns the id of `key`, and calls `make` on a miss. An empty slot holds the default key and the
-    /// default id, so `make` must return the default id for the default key.
+    /// Returns the cached id of `key`. On a miss, calls `make` for the id and caches it. An empty slot holds
+    /// the default key and the default id, so `make` must return the default id for the default key.
     #[inline]
     pub(crate) fn get<Q>(&mut self, key: &Q, make: impl FnOnce() -> V) -> V
     where

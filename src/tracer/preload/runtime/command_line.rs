@@ -1,7 +1,10 @@
-//! The command line of this process, and of the program that it is a worker of.
+//! The command line of this process or, for a worker process of `multiprocessing`, of the program that
+//! started it.
 
-/// Returns the command line of this process. A worker process of Python's `multiprocessing` runs `python -c
-/// 'from multiprocessing.spawn ...'`; its program is the nearest ancestor that does not.
+/// Returns the command line of the program. This is the command line of this process, unless the process is a
+/// worker of Python's `multiprocessing`, which runs `python -c 'from multiprocessing.spawn ...'`. For a
+/// worker, it is the command line of the nearest ancestor that is not a worker. `ancestors` are process ids,
+/// the parent's first.
 pub(crate) fn of_program(ancestors: &[u32]) -> Vec<String> {
     let own = own();
     if !is_of_multiprocessing(&own) {
@@ -24,7 +27,7 @@ pub(crate) fn is_worker() -> bool {
     is_of_multiprocessing(&own())
 }
 
-/// Returns true for the command lines that `multiprocessing` writes.
+/// Returns true if `words` is a command line with which `multiprocessing` starts a worker process.
 fn is_of_multiprocessing(words: &[String]) -> bool {
     words.iter().skip(1).any(|word| {
         word.starts_with("from multiprocessing.spawn import")

@@ -2,7 +2,8 @@
 //!
 //! A child must not inherit data that another thread was changing, nor a lock whose holder does not exist in
 //! the child. So before a fork, this module takes every registered lock; after the fork, both processes
-//! release the locks. A lock registers itself at its first use: a lock that was never used cannot be held.
+//! release the locks. A lock registers itself at its first use, which is early enough, because a lock that
+//! was never used is not held.
 
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -36,7 +37,8 @@ struct Entry {
 
 /// The newest entry of the registry, a linked list. It changes only under [`REGISTERING`].
 static NEWEST: AtomicPtr<Entry> = AtomicPtr::new(null_mut());
-/// Held while a thread registers a lock, and during a fork.
+/// Held while a thread registers a lock, and during a fork, so that no lock is registered between
+/// [`lock_all`] and [`unlock_all`].
 static REGISTERING: ForkLock<()> = ForkLock::new(());
 
 /// Returns the registered locks, the newest first.

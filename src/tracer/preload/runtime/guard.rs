@@ -18,7 +18,8 @@ fn inside<'a>() -> &'a Cell<bool> {
 pub(crate) struct Outermost;
 
 impl Outermost {
-    /// Returns `None` inside another hook of this thread.
+    /// Marks the thread as inside a hook until the result is dropped. Returns `None` inside another hook of
+    /// this thread.
     #[inline]
     pub(crate) fn enter() -> Option<Outermost> {
         // `then_some` would construct and drop an `Outermost` also inside another hook, and the drop would

@@ -1,4 +1,5 @@
-//! Reports to `memtrace run` what it cannot observe itself; see [`memtrace_trace::hello`].
+//! Reports to `memtrace run` the events that the command cannot observe itself; see
+//! [`memtrace_trace::hello`].
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -10,8 +11,8 @@ use memtrace_trace::private_file;
 use super::log;
 use super::signals::without_write_signals;
 
-/// The path of the launcher's file, which is read at load, because the program may change the environment
-/// later, on any thread.
+/// The path of the file through which the launcher gets reports; `None` without a launcher. It is read from
+/// the environment at load, because the program may change the environment later.
 static FILE: OnceLock<Option<PathBuf>> = OnceLock::new();
 
 /// Reports that the library was loaded.
@@ -20,7 +21,7 @@ pub(crate) fn tell_load() {
     tell(LOADED);
 }
 
-/// Reports that the trace cannot be written, and prints `why` on stderr.
+/// Reports that the trace cannot be written, and logs `why`.
 pub(crate) fn tell_failure(why: &str) {
     log::line(why);
     tell(TRACE_FAILED);

@@ -39,7 +39,7 @@ pub(crate) fn line(text: &str) {
 /// (`PIPE_BUF` in pipe(7)).
 const ATOMIC: usize = 4096;
 
-/// Writes a line to stderr. Drops the line if no process reads (a full pipe, a stopped terminal).
+/// Writes a line to stderr. Drops the line if stderr accepts no bytes (a full pipe, a stopped terminal).
 fn to_stderr(text: &str) {
     let line = format!("memtrace: {text}\n");
     // A line is usually one write, so that the program's own output does not split it.
@@ -53,8 +53,8 @@ fn to_stderr(text: &str) {
     }
 }
 
-/// Returns false if a write to the file would block. Waits up to one second. After a wait without success,
-/// later calls return at once, until the file accepts bytes again.
+/// Returns false if a write to the file would block. Waits up to one second for the file to accept bytes.
+/// After a wait that failed, later calls do not wait, until the file accepts bytes again.
 fn takes_bytes(file: c_int) -> bool {
     static IS_STUCK: AtomicBool = AtomicBool::new(false);
     let milliseconds = if IS_STUCK.load(Ordering::Relaxed) { 0 } else { 1000 };

@@ -19,7 +19,8 @@ pub(crate) fn begin(session: Session) -> bool {
     SESSION.set(session).is_ok()
 }
 
-/// Returns the recorder. The first call starts it.
+/// Returns the recorder, after starting it if necessary. Returns `None` if the process is not traced or the
+/// recorder cannot start.
 #[inline]
 pub(crate) fn recorder() -> Option<&'static Recorder> {
     if let Some(recorder) = Recorder::active() {
@@ -31,7 +32,7 @@ pub(crate) fn recorder() -> Option<&'static Recorder> {
     Some(recorder)
 }
 
-/// Ends the trace of this process. Called at each kind of exit at which code can still run.
+/// Ends the trace of this process. Called at every kind of exit at which memtrace's code can still run.
 pub(crate) fn finish() {
     if let Some(recorder) = Recorder::active() {
         recorder.finish();

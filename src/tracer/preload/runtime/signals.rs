@@ -1,14 +1,15 @@
 //! Runs memtrace's writes without the signals that a failed write raises.
 //!
 //! A write to a pipe without a reader raises SIGPIPE; a write beyond the file size limit raises SIGXFSZ.
-//! Either ends a program that does not handle it, and no program can expect a signal from memtrace's writes.
-//! The writer thread blocks all signals anyway. This module is for the writes that any thread makes, such as
-//! log messages.
+//! Either signal ends a program that does not handle it, and no program expects these signals from memtrace's
+//! writes. The writer thread blocks all signals anyway. This module is for the writes that any thread makes,
+//! such as log messages.
 
 use std::mem::zeroed;
 use std::ptr::null_mut;
 
-/// Runs `work` with SIGPIPE and SIGXFSZ blocked on this thread, then discards those that `work` raised.
+/// Runs `work` with SIGPIPE and SIGXFSZ blocked on this thread, then discards the signals that `work` raised.
+/// Restores `errno`.
 pub(crate) fn without_write_signals<R>(work: impl FnOnce() -> R) -> R {
     // SAFETY: signal sets and a duration are plain structs, for which all zero is valid; all pointers are
     // valid.

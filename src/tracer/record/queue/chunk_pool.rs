@@ -100,7 +100,7 @@ impl ChunkPool {
         self.short.store(self.percent_free() < SHORT_PERCENT, Ordering::Relaxed);
     }
 
-    /// Returns the number of chunks.
+    /// Returns the number of chunks in the pool, free or not.
     #[must_use]
     pub(crate) fn chunks(&self) -> usize {
         self.chunks
@@ -159,8 +159,8 @@ impl ChunkPool {
 
     /// Returns the header of the journal.
     pub(super) fn header(&self) -> &JournalHeader {
-        // SAFETY: the mapping begins with the header and lives as long as `self`; everything in it that changes is
-        // atomic or in a cell.
+        // SAFETY: the mapping begins with the header and lives as long as `self`; everything in it that
+        // changes is atomic or in a cell.
         unsafe { &*self.memory.as_ptr().cast::<JournalHeader>() }
     }
 
@@ -339,7 +339,7 @@ pub(crate) struct ChunkWriter {
 }
 
 impl ChunkWriter {
-    /// Returns the chunk's number.
+    /// Returns the index of the chunk in the pool, for [`ChunkPool::reader`].
     #[must_use]
     pub(crate) fn number(&self) -> u32 {
         self.number
@@ -390,7 +390,7 @@ pub(crate) struct ChunkReader {
 }
 
 impl ChunkReader {
-    /// Returns the chunk's number.
+    /// Returns the index of the chunk in the pool.
     #[must_use]
     pub(crate) fn number(self) -> u32 {
         self.chunk

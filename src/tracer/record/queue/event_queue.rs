@@ -121,7 +121,7 @@ impl EventQueue {
         std::mem::take(&mut *lock(&self.new_lanes))
     }
 
-    /// Takes one new lane by its number.
+    /// Takes the new lane with this id. Returns `None` if no lane in the list has it.
     pub(crate) fn take_new_lane(&self, id: u32) -> Option<Arc<LaneShared>> {
         let mut lanes = lock(&self.new_lanes);
         let index = lanes.iter().position(|lane| lane.id == id)?;

@@ -22,7 +22,8 @@ pub(crate) enum MetaText {
 }
 
 impl ChunkPool {
-    /// Stores the path of the trace in the journal, before the trace exists.
+    /// Stores the path of the trace in the journal, before the trace exists. Stores nothing if the path is
+    /// longer than `MAX_PATH`.
     pub(crate) fn set_trace(&self, path: &Path) {
         use std::os::unix::ffi::OsStrExt;
         let bytes = path.as_os_str().as_bytes();
@@ -50,9 +51,10 @@ impl ChunkPool {
         true
     }
 
-    /// Stores a checkpoint: what has been written to the files, the part whose length `csv_len` is, the
-    /// number of events of the overflow list that are in the trace, and for each used chunk the number of
-    /// slots whose events are in the trace.
+    /// Stores a checkpoint. `written` has the valid lengths of the files, and `part` is the part to which
+    /// `written.csv_len` belongs. `overflow_written` is the number of events of the overflow list that are in
+    /// the trace. `consumed` has the used chunks, each with the number of slots whose events are in the
+    /// trace.
     pub(crate) fn checkpoint(
         &self,
         written: Written,

@@ -3,7 +3,7 @@
 //! The events of a lane are in order. A lane can only add events after the watermark, which is the earliest
 //! of these times: 1 ms ago, the clocks of events that are being recorded, and the clocks of announced
 //! events. Events are read in place, and a chunk is recycled only after its events are in the file
-//! ([`Merge::release`]), so the only copy of an event is never on the heap.
+//! ([`Merge::release`]), so a killed process loses no event that is in a chunk.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -24,9 +24,9 @@ use crate::clock;
 /// that are older than this are visible. (The lane needs no fence; x86 drains a store buffer in well under 1
 /// us.)
 const SLACK_NS: u64 = 1_000_000;
-/// If less than this percentage of the chunks is free and at least this percentage is full, an announced
-/// event no longer delays the other events. The same applies if the overflow list is more than half full
-/// instead.
+/// An announced event no longer delays the other events if the queue is nearly full: less than this
+/// percentage of the chunks is free. In addition, at least this percentage of the chunks must be full, or the
+/// overflow list more than half full.
 const SHORT_PERCENT: usize = 10;
 
 /// A chunk that its thread has filled or is filling.
@@ -127,8 +127,8 @@ impl Merge {
         })
     }
 
-    /// Passes the events up to `watermark` to `emit`, oldest first, each with its thread. Stops soon after
-    /// `most` events. Returns true if more events are left.
+    /// Passes the events up to `watermark` to `emit`, oldest first, each with its thread. Stops after `most`
+    /// events. Returns true if more events up to `watermark` are left.
     pub(crate) fn drain<E>(
         &mut self,
         watermark: u64,
@@ -296,7 +296,7 @@ impl Source {
         }
     }
 
-    /// Returns the oldest event that was not emitted yet.
+    /// Returns the oldest event of the lane that was not emitted yet, from a chunk or from the overflow list.
     #[inline]
     fn peek(&mut self) -> Option<&Event> {
         if self.head.is_none() {
@@ -320,7 +320,8 @@ impl Source {
         }
     }
 
-    /// Returns the oldest event that is in a chunk.
+    /// Returns the oldest event in the chunks that was not emitted yet, and skips definitions. Moves chunks
+    /// that were read to the end to `done`.
     fn placed(&mut self) -> Option<Event> {
         loop {
             let queued = self.chunks.front()?;

@@ -3,7 +3,7 @@
 //!
 //! The list is a lock-free stack. With a lock, a descheduled holder would make the other threads wait. With a
 //! thousand threads on two cores, the holder would be descheduled for longer than a hook may wait. If the
-//! process is killed, the events on the list are lost, but the journal has their number.
+//! process is killed, the events on the list are lost, but the journal has the count of these events.
 
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};

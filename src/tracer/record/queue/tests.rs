@@ -76,7 +76,8 @@ fn filled(queue: &'static EventQueue, each: impl Fn(usize, u64) + Sync) -> (Drai
             drained.drain(&mut merge, queue, None);
             std::thread::sleep(Duration::from_micros(200));
         }
-        // The end of the scope does not wait for destructors of thread-locals; the lane's destructor hands over the chunk.
+        // The end of the scope does not wait for destructors of thread-locals; the lane's destructor hands
+        // over the chunk.
         threads.into_iter().for_each(|thread| thread.join().unwrap());
     });
     drained.drain(&mut merge, queue, Some(u64::MAX));

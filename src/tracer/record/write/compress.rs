@@ -1,4 +1,4 @@
-//! Compression of finished parts (`MEMTRACE_COMPRESS`).
+//! Compresses the trace and its parts (`MEMTRACE_COMPRESS`).
 //!
 //! A part is compressed while it is written: whenever the file has enough new rows, a short-lived thread adds
 //! them to the compressed copy. So little work is left when the program ends. The plain file stays until the
@@ -163,7 +163,7 @@ pub(super) struct PartCopy {
     done: u64,
 }
 
-/// The compressed bytes are collected in a vector.
+/// Compresses rows. The compressed bytes are collected in a vector until they are appended to the file.
 enum Packer {
     Gz(flate2::write::GzEncoder<Vec<u8>>),
     // All pieces are in one frame, because some readers stop at the end of the first frame.

@@ -1,8 +1,8 @@
 //! The file of definitions next to a journal.
 //!
-//! The file keeps the definitions of texts, contexts and stacks, whose chunks are recycled. Only `memtrace
-//! check --repair` reads it, and a clean end removes it. If it cannot be written, a repaired trace lacks
-//! names and nothing else.
+//! The file keeps the definitions of texts, contexts and stacks, whose chunks are recycled. Only the recovery
+//! of a killed process reads it, and a clean end removes it. If it cannot be written, a repaired trace may
+//! lack names, but no events.
 
 use std::fs::File;
 use std::io::Write;

@@ -24,7 +24,8 @@ use crate::intern;
 use crate::queue::event_queue::EventQueue;
 use crate::step::STEP;
 
-/// The share of processor time for quick samples: at most one part in `SHARE`. The shares of all kinds sum to 0.2 %.
+/// The share of processor time for quick samples: at most one part in `SHARE`. The shares of all kinds sum to
+/// 0.2 %.
 const SHARE: u32 = 2000;
 /// The corresponding shares for lists of children, and for their proportional memory.
 const CHILDREN_SHARE: u32 = 5000;
@@ -42,8 +43,8 @@ const LONGEST_WALK: Duration = Duration::from_millis(100);
 const TIGHT: i64 = 4;
 /// The interval at which resident memory is read.
 const POLL: Duration = Duration::from_millis(100);
-/// The minimum change of resident memory that triggers a sample: this many bytes, and one part in this many
-/// of resident memory.
+/// The minimum change of resident memory that triggers a sample: `(bytes, part)` means at least `bytes`, and
+/// at least the resident memory at the last sample divided by `part`.
 const LEAST_CHANGE: (i64, i64) = (8 << 20, 32);
 /// The minimum change that triggers a full sample.
 const LEAST_FULL_CHANGE: (i64, i64) = (32 << 20, 6);
@@ -115,8 +116,9 @@ fn has_changed(now: i64, then: i64, (bytes, part): (i64, i64)) -> bool {
     change >= bytes && change >= then / part
 }
 
-/// Returns the time after `due` at which the next sample is due. The delay of one sample does not delay the
-/// later ones, so a run has as many samples as it has intervals. Samples that were missed are not made up.
+/// Returns the time of the sample after the one that was due at `due`; `due` is `None` before the first
+/// sample. The interval counts from `due`, so a late sample does not delay the later ones. If that time has
+/// already passed, the interval counts from `now`, so missed samples are not made up.
 fn after(due: Option<Instant>, now: Instant, every: Duration) -> Instant {
     due.map(|due| due + every).filter(|next| *next > now).unwrap_or(now + every)
 }
@@ -368,7 +370,7 @@ mod tests {
         let ms = |number| start + Duration::from_millis(number);
         assert_eq!(after(None, ms(7), every), ms(107));
         assert_eq!(after(Some(ms(107)), ms(127), every), ms(207));
-        // Too late for the next one: it starts anew.
+        // The next sample is already due, too -> the interval counts from now.
         assert_eq!(after(Some(ms(107)), ms(207), every), ms(307));
         assert_eq!(after(Some(ms(107)), ms(999), every), ms(1099));
     }

@@ -32,8 +32,8 @@ pub(crate) fn announce(session: &Session, pool: &ChunkPool, start_ns: u64) {
     pool.set_trace(&session.out.join(files::trace_name(&session.named(&session.settings.name), "")));
 }
 
-/// Stores the JSON of the meta row in the journal. If the JSON is too long, only the first argument of the
-/// program is stored.
+/// Stores the JSON of the meta row in the journal. If the JSON is too long, it is stored without the
+/// arguments of the program after the first.
 pub(crate) fn keep(pool: &ChunkPool, place: MetaText, meta: &Meta) {
     let json = |meta: &Meta| meta.to_json().unwrap_or_default();
     if !pool.set_meta(place, &json(meta)) {

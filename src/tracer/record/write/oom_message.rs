@@ -21,8 +21,8 @@ const TAGS: Duration = Duration::from_secs(3);
 /// The number of OOMs that are printed. A script that searches for its batch size raises many OOMs.
 const MAX_PRINTED: u32 = 3;
 
-/// The OOMs of a process. The lines of an OOM are printed shortly after the OOM, because blocks are tagged
-/// with their models right after it.
+/// The OOMs of a process. The lines of an OOM are printed shortly after the OOM, because the tensors of all
+/// models are tagged only after it.
 pub(crate) struct OomMessages {
     session: &'static Session,
     /// The number of OOMs that were printed or are pending.
@@ -68,7 +68,8 @@ impl OomMessages {
     fn print(&self, snapshot: Option<OomSnapshot>, encoder: &Encoder, meta: &Meta, trace: &Path) {
         let settings = &self.session.settings;
         let is_split = settings.rotate_bytes > 0 || settings.rotate_secs > 0;
-        // The OOM may be in an earlier part, and a part may be compressed or removed when the user reads this.
+        // The OOM may be in an earlier part, and a part may be compressed or removed when the user reads
+        // this.
         let trace = if is_split || settings.compress != Compression::Off {
             self.session.out.as_path()
         } else {

@@ -1,4 +1,4 @@
-//! The files of a trace: their places, and how they are created.
+//! Creates the files of a trace, and selects the folders for its journal.
 
 use std::fs::{self, File};
 use std::io;
@@ -31,8 +31,8 @@ fn free_bytes(folder: &Path) -> u64 {
     stat(folder).map_or(0, |stat| stat.f_bavail.saturating_mul(stat.f_bsize as u64))
 }
 
-/// Returns true if no store to a mapped file can fault once its room is reserved: the file system is in memory, or on
-/// a disk of this host and writes in place.
+/// Returns true if no store to a mapped file can fault once its room is reserved: the file system is in
+/// memory, or on a disk of this host and writes in place.
 ///
 /// A mapping of a network file can fault. A file system that copies on write (btrfs, ZFS, F2FS) needs new
 /// room for each store, whatever `posix_fallocate` reserved, so a store on a full disk raises SIGBUS. An
@@ -47,7 +47,8 @@ fn keeps_reservations(file_system: i64) -> bool {
 }
 
 /// Creates the trace `<name>.csv` in `folder`, private and new, never through a link. Adds a number if an
-/// earlier process with the same id has taken the name. Calls `announce` with a path before it is created.
+/// earlier process with the same id has taken the name. Calls `announce` with each path before the file at
+/// this path is created.
 pub(crate) fn create_trace(
     folder: &Path,
     name: &str,

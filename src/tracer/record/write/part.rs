@@ -47,7 +47,8 @@ impl RowFile {
         RowFile { writer: RowWriter::new(file), repeats, opens: true }
     }
 
-    /// Returns a finder of repeats for the next part.
+    /// Returns a new finder of repeats for the next part, which knows no rows of this part. Returns `None` if
+    /// every row is written.
     pub(crate) fn repeats_of_next(&self) -> Option<RepeatFinder> {
         self.repeats.as_ref().map(|repeats| RepeatFinder::new(repeats.is_detailed()))
     }
@@ -109,7 +110,8 @@ impl Part {
         self.opening_len.saturating_add(self.own_bytes(settings))
     }
 
-    /// Writes all buffered rows, after the stacks that they refer to. Returns the length of the file in bytes.
+    /// Writes all buffered rows, after the stacks that they refer to. Returns the length of the file in
+    /// bytes.
     pub(crate) fn flush(&mut self, encoder: &mut Encoder) -> io::Result<u64> {
         if encoder.has_new_stacks() {
             let writer = match &mut self.stacks {

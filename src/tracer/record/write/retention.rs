@@ -1,11 +1,11 @@
-//! The removal of old parts (`MEMTRACE_KEEP`).
+//! Removes old parts of a rotated trace (`MEMTRACE_KEEP`).
 //!
 //! After each rotation the oldest finished parts are removed until the rest is within the bound. Some parts
 //! are kept longer: the first part, whose name no later process may take; the part before the current one,
 //! which recovery may still complete; the parts with the highest peak of a GPU; and the parts with an OOM. If
-//! only such parts are left and exceed a bound in bytes, the oldest parts with an OOM are removed until the
-//! bound is met or these parts take at most half of the bytes. With a bound in time, at most [`Keep::PARTS`]
-//! older parts with an OOM are kept.
+//! only such parts are left and exceed a bound in bytes, the oldest parts with an OOM are removed. This ends
+//! when the bound is met, or when the parts with an OOM take at most half of the bound. With a bound in time,
+//! at most [`Keep::PARTS`] older parts with an OOM are kept.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -93,7 +93,8 @@ impl Retention {
         going.into_iter().map(|part| part.path).collect()
     }
 
-    /// Stores the part that has just ended as the part of each peak that is higher than all earlier ones.
+    /// Stores `number`, the part that has just ended, for each peak that is higher than in all earlier parts.
+    /// `peaks` has the highest allocated and reserved bytes of each device so far.
     fn note_peaks(&mut self, peaks: impl Iterator<Item = [i64; 2]>, number: u32) {
         for (device, peaks) in peaks.enumerate() {
             if self.peaks.len() == device {
@@ -159,7 +160,8 @@ mod tests {
     use super::super::compress::compress;
     use super::*;
 
-    /// Parts of 100 bytes, the last one is the newest; `ooms` and `peak` are numbers of parts.
+    /// Returns a `Retention` of `count` parts of 100 bytes, oldest first. `ooms` are the part numbers with an
+    /// OOM, and `peak` is the part number with the peak (0 for no part).
     fn retention(folder: &Path, count: u32, ooms: &[u32], peak: u32) -> Retention {
         let parts = (1..=count).map(|number| {
             let path = folder.join(format!("x.part{number}.csv"));

@@ -1,4 +1,4 @@
-//! Samples of devices and of the host: the schedule, and the events of a device sample.
+//! Schedules the samples of devices and of the host, and records the samples of devices.
 //!
 //! A sample is recorded on the writer thread's own lane, so that its row is ordered by time like every other
 //! row.

@@ -1,4 +1,4 @@
-//! The parts of a process's memory: the mappings of `/proc/PID/smaps`, classified by their use.
+//! Divides a process's memory into parts: classifies the mappings in `/proc/PID/smaps` by their use.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead};
@@ -110,7 +110,8 @@ pub(crate) fn parts(
             }
         }
     };
-    // Ranges may overlap (a pinned tensor), so the search must begin one longest range before the mapping.
+    // A range that starts before the mapping may reach into it, by less than the length of the longest range.
+    // Ranges may overlap (a pinned tensor), so more than one range may do so.
     let longest = known.iter().map(|memory| memory.range.end - memory.range.start).max().unwrap_or(0);
     for (at, mapping) in mappings.iter().enumerate() {
         let mut bytes = mapping.bytes;
@@ -150,7 +151,7 @@ fn anonymous_part(mappings: &[Mapping], at: usize) -> &'static str {
     if has_guard && length <= MOST_STACK { STACKS } else { ANONYMOUS }
 }
 
-/// Returns the parts, with all files and shared memories except the largest under one name.
+/// Merges all files and shared memories except the [`MOST_NAMED`] largest into the part [`OTHER_FILES`].
 fn with_few_names(parts: BTreeMap<String, PartBytes>) -> BTreeMap<String, PartBytes> {
     let mut named: Vec<(&String, i64)> = parts
         .iter()

@@ -95,7 +95,8 @@ struct Writer {
     meta: Meta,
     /// The path of the first part.
     first: PathBuf,
-    /// True if the end of the trace was requested and will not be requested again.
+    /// True if no further part may be started. If an error ends the trace while this is true, the thread ends
+    /// at once instead of answering requests.
     finishing: bool,
     /// True if no journal holds the events that are not in the file yet; see [`Writer::suspend`].
     without_journal: bool,

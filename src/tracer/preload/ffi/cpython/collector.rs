@@ -26,8 +26,8 @@ static BEFORE: AtomicI32 = AtomicI32::new(0);
 /// True if another thread has entered the tracer while the first was inside, so the program may have run in
 /// the meantime.
 static ARE_MORE: AtomicBool = AtomicBool::new(false);
-/// The value that is subtracted from the count. This value is large enough, because no program creates this
-/// many containers between two collections.
+/// The value that is subtracted from the count. It is larger than the number of containers that any program
+/// creates between two collections.
 const FAR: c_int = 1 << 28;
 /// The number of words in a `gc_generation`: the two ends of its list, and one word with the threshold and
 /// the count.
@@ -81,7 +81,8 @@ fn restore(has_program_run: bool) {
     }
 }
 
-/// Restores the count in the child of a fork, which has no thread in the tracer.
+/// Restores the count in the child of a fork, because the threads that were in the tracer do not exist in the
+/// child.
 pub(crate) fn reset_in_child() {
     if ACTIVE.swap(0, Ordering::Relaxed) > 0 {
         restore(true);
@@ -89,7 +90,8 @@ pub(crate) fn reset_in_child() {
 }
 
 /// `learn_collector(count0, count1, count2, threshold0, threshold1, threshold2) -> bool`: finds the count
-/// from the results of `gc.get_count` and `gc.get_threshold`, and sets it to `count0`.
+/// from the results of `gc.get_count` and `gc.get_threshold`. Then sets it to `count0`, so that the
+/// containers that this call has created do not count. Returns false if the count is not found.
 pub(crate) fn learn_collector(arguments: Arguments<'_>) -> bool {
     if !COUNT.load(Ordering::Relaxed).is_null() {
         return true;

@@ -4,8 +4,8 @@
 //! function is looked up by name, once. The required functions belong to the stable ABI or have the same type
 //! in all these versions.
 //!
-//! When Python ends, a daemon thread that waits for the interpreter is unwound, through the function that
-//! called Python.
+//! When Python ends, it unwinds a daemon thread that waits for the GIL, through the function that called
+//! Python. So functions that may wait for the GIL have the ABI `C-unwind`.
 //!
 //! A [`Gil`] is the right to call these functions. [`Object`] is a borrowed reference; [`Owned`] is an owned
 //! one. If a function returns `None`, Python has raised an exception, unless the documentation of the
@@ -178,7 +178,8 @@ impl Functions {
         self.take_gil.is_some() && self.leave_gil.is_some() && self.is_running()
     }
 
-    /// Takes the GIL, runs `work` and releases the GIL.
+    /// Takes the GIL, runs `work` and releases the GIL. Does nothing if this Python lacks the functions for
+    /// it.
     ///
     /// # Safety
     /// The calling thread does not hold the GIL, and may be unwound from here when Python ends.
@@ -193,13 +194,14 @@ impl Functions {
         }
     }
 
-    /// Asks Python's main thread to call `function` between two instructions. Returns false if the queue is
-    /// full or no interpreter runs. Any thread may ask, with or without the GIL.
+    /// Makes Python's main thread call `function` between two bytecode instructions, as a pending call.
+    /// Returns false if the queue of pending calls is full or no interpreter runs. Any thread may use this
+    /// function, with or without the GIL.
     ///
     /// # Safety
     /// `function` may run on the main thread at any time, with the GIL and a null argument.
     pub(crate) unsafe fn call_soon(&self, function: PendingCall) -> bool {
-        // Finalizing an interpreter frees the lock of the queue.
+        // Check that the interpreter runs, because finalizing it frees the lock of the queue.
         // SAFETY: the interpreter runs; the rest is the caller's contract.
         self.is_running() && unsafe { (self.add_pending_call)(function, null_mut()) == 0 }
     }
@@ -214,7 +216,8 @@ pub(crate) struct Gil {
 }
 
 impl Gil {
-    /// Returns the GIL, or `None` if this process has no Python.
+    /// Returns a [`Gil`] for the calling thread, which holds the GIL, or `None` if this process has no
+    /// Python.
     ///
     /// # Safety
     /// The calling thread holds the GIL as long as this value, or anything made with it, is in use.
@@ -223,7 +226,8 @@ impl Gil {
         Functions::get().map(|functions| Gil { functions, of_thread: PhantomData })
     }
 
-    /// Releases the GIL while `work` runs, which must not call Python.
+    /// Releases the GIL while `work` runs. `work` must not call Python. It does not run if this Python lacks
+    /// the functions that release and restore the GIL.
     pub(crate) fn released(self, work: impl FnOnce()) {
         if let (Some(release), Some(restore)) = (self.functions.release_gil, self.functions.restore_gil) {
             // SAFETY: the two functions belong together, and the GIL is held.
@@ -235,7 +239,7 @@ impl Gil {
         }
     }
 
-    /// Returns the functions of the API.
+    /// Returns the functions of the C API, for calls that have no method here.
     pub(crate) fn functions(self) -> &'static Functions {
         self.functions
     }
@@ -370,7 +374,8 @@ pub(crate) struct Error {
 }
 
 impl Error {
-    /// Returns the name of the exception's class, and its text.
+    /// Returns the name of the exception's class and the text of the exception. Clears any exception that the
+    /// two lookups raise.
     pub(crate) fn describe(&self, gil: Gil) -> (String, String) {
         let name = self.kind.as_ref().and_then(|kind| {
             let attribute = gil.text(c"__name__")?;

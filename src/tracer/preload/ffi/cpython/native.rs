@@ -63,7 +63,7 @@ impl<'a> Arguments<'a> {
         self.get(index).map_or(0, Object::id)
     }
 
-    /// Returns an argument as a number, or 0 if it is not a number.
+    /// Returns an argument as an unsigned integer, or 0 if it is missing, is not an integer, or does not fit.
     #[inline]
     pub(crate) fn size(self, index: usize) -> usize {
         self.get(index).map_or(0, |object| {
@@ -74,7 +74,7 @@ impl<'a> Arguments<'a> {
         })
     }
 
-    /// Returns an argument as text, or an empty string if it is not a `str`.
+    /// Returns an argument as text, or an empty string if it is missing or is not a `str`.
     pub(crate) fn text(self, index: usize) -> &'a str {
         self.get(index).map_or("", |object| {
             object.to_text().unwrap_or_else(|| {

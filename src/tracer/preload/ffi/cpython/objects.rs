@@ -60,7 +60,8 @@ impl<'a> Object<'a> {
     }
 
     /// Returns the type's `tp_traverse` function, which visits the objects that an instance refers to.
-    /// Returns `None` if the type has no such function, and before Python 3.10, which cannot look it up.
+    /// Returns `None` if the type has no such function and, before Python 3.10, for a built-in type, whose
+    /// slots cannot be looked up there.
     pub(crate) fn traverse(self, gil: Gil) -> Option<Traverse> {
         const PY_TP_TRAVERSE: c_int = 71;
         let slot_of_type = gil.functions.slot_of_type?;
@@ -111,7 +112,8 @@ impl<'a> Object<'a> {
         }
     }
 
-    /// Returns the truth value of the object, or false if computing it raised an exception.
+    /// Returns the truth value of the object. Returns false, with the exception set, if computing the value
+    /// raised one.
     #[inline]
     pub(crate) fn is_true(self) -> bool {
         // SAFETY: the object is alive.

@@ -16,6 +16,7 @@ pub(super) enum Tracing {
     /// 3.11 and later: two functions of the C API.
     Functions { enter: ChangeTracing, leave: ChangeTracing },
     /// 3.9 and 3.10: fields of the thread state, whose layout no patch release of these versions changes.
+    /// `is_flag_in_frame` is true for 3.10; see [`ThreadFields::flag`].
     Fields { is_flag_in_frame: bool },
 }
 

@@ -1,4 +1,4 @@
-//! The version of the process's Python, and whether it is free-threaded.
+//! The version of the Python in this process, and whether this Python is a free-threaded build.
 
 use std::ffi::{CStr, c_char};
 

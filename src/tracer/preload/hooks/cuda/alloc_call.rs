@@ -1,8 +1,8 @@
 //! The shared code of every hook of the runtime or the driver that allocates or frees memory.
 //!
-//! An allocation is recorded after the call, when its outcome is known. A free is announced before the call,
-//! because another thread may get the same address at once, and the allocation of that thread must come later
-//! in the trace.
+//! An allocation is recorded after the call, when its outcome is known. The record of a free begins before
+//! the call, because another thread may get the same address at once, and the allocation of that thread must
+//! come later in the trace.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -92,9 +92,9 @@ pub(super) fn record_alloc(
     let recorder = Recorder::active();
     let before = now_ns();
     let status = run();
-    // The first call of a process starts CUDA, and only then can the recorder start, because its first row
-    // describes CUDA's devices. The end of the call is read before that start, which is not part of the
-    // latency.
+    // The recorder can start only after the first call of the process has started CUDA, because the
+    // recorder's first row describes CUDA's devices. So the end time of the first call is read before the
+    // recorder starts, and the latency of the call does not include that start.
     let after = recorder.is_none().then(now_ns);
     shielded(|| {
         let Some(recorder) = recorder.or_else(session::recorder) else { return };
@@ -190,7 +190,8 @@ pub(super) fn record_free(call: Call, address: u64, bytes: usize, run: impl FnOn
 }
 
 /// Returns the part of a call's event that does not depend on the result. `device` is the device of an
-/// allocation. It is `None` for a free, because the row of a free repeats the stream of its allocation.
+/// allocation. It is `None` for a free, whose stream is not looked up, because the row of a free repeats the
+/// stream of its allocation.
 fn before_outcome(call: Call, device: Option<i8>) -> (Header, event::Call) {
     let Library { name, is_torch_allocator, is_nccl, .. } = library_at(call.caller);
     let is_torchs = is_torch_allocator || requested_sizes::is_inside();

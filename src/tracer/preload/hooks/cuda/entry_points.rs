@@ -1,5 +1,5 @@
 //! The functions that return a function of the driver by its name: `cuGetProcAddress`, and the runtime's
-//! calls for it. The returned function is replaced if [`super::driver`] hooks it, or if it is
+//! calls for the same purpose. The returned function is replaced if [`super::driver`] hooks it, or if it is
 //! `cuGetProcAddress` itself.
 //!
 //! Every CUDA runtime, whether linked into the program or loaded later, finds `cuGetProcAddress` with `dlsym`

@@ -52,7 +52,7 @@ unsafe extern "C" fn begin_to_graph(
 
 unsafe extern "C" fn end(stream: *mut c_void, graph: *mut c_void, _: *const c_void) -> c_int {
     let Some(real) = CUDA_END_CAPTURE.get() else { return NOT_INITIALIZED };
-    // This is outside the check of the status, because a failed capture ends, too.
+    // The status of the call does not matter, because a capture that fails ends, too.
     shielded(graph_captures::end);
     // SAFETY: the caller's arguments are passed on unchanged.
     unsafe { real(stream, graph) }

@@ -1,5 +1,5 @@
-//! Workspaces: memory of torch's allocator that torch hands to cuBLAS or cuBLASLt. The block has no tensor, so nothing
-//! else names it.
+//! Workspaces: blocks of torch's allocator that torch passes to cuBLAS or cuBLASLt. A workspace has no
+//! tensor, so only the call that passes it shows what the block is used for.
 
 use std::ffi::{c_int, c_void};
 
@@ -13,8 +13,9 @@ use crate::runtime::{fixed_text::FixedText, session, thread};
 /// `CUBLAS_STATUS_NOT_INITIALIZED`.
 const NOT_INITIALIZED: c_int = 1;
 
-/// Tags the block of a workspace with the name of its library. torch passes the workspace with each call, so
-/// a block gets its tag only if it is the last block that this thread allocated, and only once.
+/// Tags the block of a workspace with the name of its library. torch passes the workspace with each call, but
+/// the block needs only one tag. So a block is tagged only while it is the last block that this thread
+/// allocated and has no tag yet.
 fn is_used(workspace: *mut c_void, name: &'static FixedText) {
     let pointer = workspace as usize;
     let is_new = |state: &thread::ThreadState| {

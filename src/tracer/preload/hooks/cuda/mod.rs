@@ -15,8 +15,8 @@ use stand_in::StandIn;
 
 use crate::runtime::session;
 
-/// Returns our stand-in for the runtime or driver function of exactly this name, or `None` if there is none
-/// or the settings `dlsym` or `driver` exclude it.
+/// Returns our stand-in for the runtime or driver function of exactly this name, or `None` if memtrace does
+/// not hook this function or the settings `dlsym` or `driver` exclude it.
 pub(super) fn exported(name: &[u8]) -> Option<StandIn> {
     let settings = &session::session()?.settings;
     if !settings.dlsym {

@@ -3,8 +3,8 @@
 //! A stand-in is returned only for an exact name of our own tables, and only if the library that was asked
 //! has the function. If the program would find a hook of ours but no library has the real function, null is
 //! returned; otherwise the program would believe that NCCL or CUDA is present. Every other call continues
-//! with a jump, so that glibc sees the program's return address: the meaning of `RTLD_NEXT` and
-//! `RTLD_DEFAULT` depends on the caller.
+//! with a jump to glibc's own `dlsym`. glibc then sees the program's return address, which it needs because
+//! the meaning of `RTLD_NEXT` and `RTLD_DEFAULT` depends on the caller.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::null_mut;
@@ -65,7 +65,7 @@ enum Found {
     Ours(*mut c_void),
     /// No library has the real function.
     Nothing,
-    /// glibc's own result.
+    /// The lookup continues in glibc, whose result the program gets.
     Other,
 }
 

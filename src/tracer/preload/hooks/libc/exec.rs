@@ -48,8 +48,8 @@ pub(crate) fn install() {
     let _ = (POSIX_SPAWN.get(), POSIX_SPAWNP.get());
 }
 
-/// Makes the call. If the program to run exists, ends the trace before the call, and resumes it if the call
-/// returns.
+/// Makes the call, or sets `errno` to `ENOSYS` and returns -1 if `call` is `None`. If the program to run
+/// exists, ends the trace before the call, and resumes the trace if the call returns.
 fn exec(exists: impl FnOnce() -> bool, call: Option<impl FnOnce() -> c_int>) -> c_int {
     // SAFETY: the pointer is to this thread's own `errno`.
     let errno = unsafe { &mut *libc::__errno_location() };
@@ -175,7 +175,8 @@ macro_rules! one_by_one {
             #[unsafe(naked)]
             unsafe extern "C" fn $name() {
                 core::arch::naked_asm!(
-                    // The return address must be below the array.
+                    // Move the return address below the array, because the array must be contiguous with the
+                    // strings on the stack.
                     "pop rax",
                     "push r9",
                     "push r8",

@@ -1,8 +1,8 @@
 //! Starts a program without our libraries if it cannot load them: a program built for musl would exit with
 //! status 127, and a 32-bit one would print a line for each library ([`elf::refuses_preload`]).
 //!
-//! Nothing here allocates, because the caller may be the child of a `vfork`, which has the memory of its
-//! parent.
+//! Nothing here allocates, because the caller may be the child of a `vfork`, which shares its parent's
+//! memory. Such a child could not free an allocation after a successful `exec`, so the parent would leak it.
 
 use std::ffi::{CStr, c_char};
 
@@ -113,7 +113,7 @@ fn without_ours(libraries: &[u8], place: &mut [u8; MOST_BYTES]) -> Option<usize>
 pub(super) struct FoundPath([u8; MOST_BYTES]);
 
 impl FoundPath {
-    /// Returns an empty path.
+    /// Returns an empty buffer.
     pub(super) const fn new() -> Self {
         Self([0; MOST_BYTES])
     }
@@ -152,7 +152,7 @@ impl FoundPath {
     }
 }
 
-/// Returns true if the file is executable.
+/// Returns true if the process may execute the file at `path`. Returns false for null.
 pub(super) fn is_program(path: *const c_char) -> bool {
     // SAFETY: the kernel reads the path, and returns EFAULT for a bad address.
     unsafe { libc::access(path, libc::X_OK) == 0 }

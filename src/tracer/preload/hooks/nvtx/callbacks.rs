@@ -1,4 +1,5 @@
-//! The functions that we put into NVTX's tables, and the call of the earlier tool's function after each.
+//! The functions that we put into NVTX's tables. Each also calls the function of the earlier tool, if there
+//! is such a tool, and returns that tool's result.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
@@ -18,7 +19,8 @@ pub(super) type Slot = *mut c_void;
 /// where slot 0 is unused.
 pub(super) const SLOTS: usize = 16;
 
-/// A module of NVTX with our function and the earlier tool's function for each slot.
+/// A module of NVTX: for each slot, our function (`None` if we do not fill the slot) and the earlier tool's
+/// function (null if there is no such function).
 pub(super) struct Module {
     pub(super) id: c_uint,
     pub(super) ours: [Option<Slot>; SLOTS],
@@ -57,7 +59,8 @@ pub(super) fn modules() -> [Module; 2] {
     [Module { id: 1, ours: core, next: &NEXT_CORE }, Module { id: 5, ours: core2, next: &NEXT_CORE2 }]
 }
 
-/// Calls the earlier tool's function of a slot. Its value is `None` if the tool has no function there.
+/// Calls the earlier tool's function in a slot. Evaluates to the function's result, or `None` if the earlier
+/// tool has no function there.
 macro_rules! next {
     ($next:ident[$slot:literal]($($arg:expr),*) as $type:ty) => {{
         let next = $next[$slot].load(Ordering::Acquire);

@@ -17,10 +17,11 @@ use crate::runtime::session;
 const VARIABLE: &str = "NVTX_INJECTION64_PATH";
 /// The variable that passes the path of the earlier tool on to child processes.
 const NEXT_VARIABLE: &str = "MEMTRACE_NVTX_NEXT";
-/// The tool that [`VARIABLE`] named before us.
+/// The path of the tool that [`VARIABLE`] named before memtrace set it; unset if there is no such tool.
 static EARLIER_TOOL: OnceLock<CString> = OnceLock::new();
 
-/// Names this library in the variable that NVTX reads.
+/// Sets the variable that NVTX reads to the path of this library. If the variable named another tool before,
+/// stores the path of that tool, which [`inject`] initializes later.
 pub(crate) fn announce() {
     use std::os::unix::ffi::OsStrExt;
     let Some(own) = loaded_libraries::own_path() else { return };
@@ -53,7 +54,8 @@ struct Callbacks {
     get_table: unsafe extern "C" fn(c_uint, *mut *mut *mut Slot, *mut c_uint) -> c_int,
 }
 
-/// NVTX calls this once for each shared object that uses it.
+/// NVTX calls this function once for each shared object that uses NVTX. Returns 1 if our functions were
+/// installed, otherwise 0.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn InitializeInjectionNvtx2(get: GetExportTable) -> c_int {
     if session::session().is_none_or(|session| !session.settings.nvtx) {
@@ -118,7 +120,8 @@ unsafe fn initialize_tool(tool: &CStr, get: GetExportTable) {
     }
 }
 
-/// Returns the place of each function of a module, with its slot. Slots without a place are left out.
+/// Returns the slots of a module, each with the address of its function pointer. Slots that this version of
+/// NVTX does not have are left out.
 fn places(callbacks: &Callbacks, module: c_uint) -> Vec<(usize, *mut Slot)> {
     let (mut table, mut count) = (null_mut(), 0);
     // SAFETY: the function is NVTX's own, and both pointers are valid for its answer.
@@ -133,7 +136,7 @@ fn places(callbacks: &Callbacks, module: c_uint) -> Vec<(usize, *mut Slot)> {
         .collect()
 }
 
-/// Returns the slots of a module as they were before any tool filled them.
+/// Returns the current content of a module's slots. Called before any tool fills the slots.
 fn unfilled(callbacks: &Callbacks, module: c_uint) -> [Option<Slot>; SLOTS] {
     let mut slots = [None; SLOTS];
     for (slot, place) in places(callbacks, module) {

@@ -94,7 +94,7 @@ pub(super) unsafe fn message_of(domain: usize, attributes: *const Attributes) ->
     (message, category)
 }
 
-/// Names a category of a domain.
+/// Stores the name that the program gives to a category of a domain.
 pub(super) fn name_category(domain: usize, category: u32, name: impl FnOnce() -> String) {
     shielded(|| {
         let name = name();

@@ -7,7 +7,7 @@ use crate::attribution::ranges;
 use crate::runtime::fork::ForkSafe;
 use crate::runtime::guard::shielded;
 
-/// The domain of push and pop calls that name no domain. The calls with a domain refer to it by a null
+/// The domain of calls without a domain argument. Calls with a domain argument refer to this domain by a null
 /// handle.
 pub(super) const DEFAULT_DOMAIN: usize = 0;
 

@@ -38,11 +38,12 @@ static OUT_OF_MEMORY: RealFn<OutOfMemory> =
 
 type CheckFail = unsafe extern "C-unwind" fn(*const c_char, *const c_char, u32, *const c_char);
 
-// SAFETY: the signature is c10::detail::torchCheckFail's in c10/util/Exception.h, 2.1 to 2.15. It does not return.
+// SAFETY: the signature is c10::detail::torchCheckFail's in c10/util/Exception.h, 2.1 to 2.15. The function
+// does not return.
 static CHECK_FAIL: RealFn<CheckFail> =
     unsafe { RealFn::new(c"_ZN3c106detail14torchCheckFailEPKcS2_jS2_", "libc10.so") };
 
-/// The start of the text of a failed call of NVML in torch's allocator.
+/// The start of the error message when a call of NVML fails in torch's allocator.
 const NVML_FAILED: &[u8] = b"NVML_SUCCESS == r ";
 
 /// Looks up the functions that reports need. Called at torch's first call to CUDA.
@@ -65,7 +66,7 @@ static CHANGE_ALLOCATOR: RealFn<Change> = unsafe {
     )
 };
 
-/// The hook of the function that replaces torch's allocator. Installs our hooks in the new allocator.
+/// The hook of the function that replaces torch's allocator. Hooks the new allocator, too.
 #[unsafe(export_name = "_ZN5torch4cuda22CUDAPluggableAllocator22changeCurrentAllocatorERKSt10shared_ptrIN3c104cuda20CUDACachingAllocator13CUDAAllocatorEE")]
 unsafe extern "C-unwind" fn change_current_allocator(allocator: *const c_void) {
     if let Some(real) = CHANGE_ALLOCATOR.get() {
@@ -79,7 +80,7 @@ unsafe extern "C-unwind" fn change_current_allocator(allocator: *const c_void) {
 static PROFILING_ENABLED: RealFn<unsafe extern "C-unwind" fn() -> bool> =
     unsafe { RealFn::new(c"_ZN3c1022memoryProfilingEnabledEv", "libc10.so") };
 
-/// torch's CPU allocator calls this function before it reports; the CUDA allocator does not.
+/// torch's CPU allocator reports only if this function returns true. The CUDA allocator does not call it.
 #[unsafe(export_name = "_ZN3c1022memoryProfilingEnabledEv")]
 unsafe extern "C-unwind" fn memory_profiling_enabled() -> bool {
     // SAFETY: the function takes no arguments and reads thread-local state.
@@ -90,7 +91,7 @@ fn wants_host_tensors() -> bool {
     session::session().is_some_and(|session| session.settings.host_tensors)
 }
 
-/// Records a report about a CPU tensor.
+/// Records a report about a CPU tensor. A negative `size` means that the tensor's memory was freed.
 fn host_tensor(addr: u64, size: i64) {
     static LIBRARY: OnceLock<TextId> = OnceLock::new();
     let Some(recorder) = session::recorder() else { return };
@@ -231,9 +232,9 @@ unsafe extern "C-unwind" fn report_out_of_memory(size: i64, allocated: usize, re
     }
 }
 
-/// Called when a check of torch fails. Before it reports an OOM, its allocator asks NVML for the processes of the
-/// device. Where NVML cannot answer, as on a Jetson Orin, a check fails there, and the OOM has no report
-/// (pytorch#185240).
+/// The hook of the function that torch calls when a check fails. Before torch's allocator reports an OOM, it
+/// asks NVML for the processes on the device. If NVML fails, as on a Jetson Orin, a check fails and torch
+/// never reports the OOM (pytorch#185240). This hook then records the OOM.
 #[unsafe(export_name = "_ZN3c106detail14torchCheckFailEPKcS2_jS2_")]
 unsafe extern "C-unwind" fn torch_check_fail(
     function: *const c_char,
@@ -254,9 +255,9 @@ unsafe extern "C-unwind" fn torch_check_fail(
         });
     }
     match CHECK_FAIL.get() {
-        // SAFETY: the caller's own arguments, passed on unchanged.
+        // SAFETY: the caller's arguments are passed on unchanged.
         Some(real) => unsafe { real(function, file, line, message) },
-        // The caller expects no return.
+        // The caller expects that this function does not return.
         None => std::process::abort(),
     }
 }

@@ -1,8 +1,8 @@
 //! The callbacks that belong to one thread, which torch's autograd sets before and after each backward
 //! function.
 //!
-//! `at::set_record_function_tls_` rebuilds the thread's lists of callbacks, one for each scope. This takes
-//! longer than many ops, and our callbacks make it take half as long again. In almost every call, the thread
+//! `at::set_record_function_tls_` rebuilds the thread's lists of callbacks, one for each scope. This call
+//! takes longer than many ops do, and our callbacks make it 50% slower. In almost every call, the thread
 //! already has the requested state, so the call can be skipped. The lists still follow changes of the global
 //! callbacks (`LocalCallbackManager` in ATen/record_function.cpp, 2.1 to 2.15). Skipping saves the program
 //! more time than our callbacks cost.

@@ -1,7 +1,8 @@
 //! torch's op callbacks (`at::RecordFunction`), installed from here without Python.
 //!
 //! There is one callback for each scope, so that a callback need not query its scope. The callbacks are
-//! global: they also run on threads that existed before, and they see the same ops as `torch.profiler`.
+//! global, so they also run on threads that were started before the installation. They see the same ops as
+//! `torch.profiler`.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -47,7 +48,7 @@ type OfHandle = unsafe extern "C" fn(u64);
 static DISABLE: Symbol<OfHandle> = unsafe { Symbol::new(c"_ZN2at15disableCallbackEm", TORCH) };
 // SAFETY: this is the type of at::reenableCallback, as above.
 static ENABLE: Symbol<OfHandle> = unsafe { Symbol::new(c"_ZN2at16reenableCallbackEm", TORCH) };
-/// The handles of the callbacks of ops and of backward functions.
+/// The handles of the two callbacks that [`switch`] enables and disables: for ops and for backward functions.
 static HANDLES: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 static INSTALLED: AtomicBool = AtomicBool::new(false);
 

@@ -14,8 +14,8 @@ use memtrace_trace::Api;
 const IVALUE: usize = 16;
 /// The offset of the vector of `IValue`s in a `ListImpl`, after the counts of an `intrusive_ptr_target`.
 pub(super) const LIST: usize = 16;
-/// The offset of an `Argument`'s alias from the end of its name. Two types, `N` and a default value are in
-/// between.
+/// The offset of an `Argument`'s alias from the end of its name. The fields for two types, the length of a
+/// list (`N_`) and the default value are in between.
 pub(super) const ALIAS: usize = 64;
 /// The offset of `Argument::is_out_` from the end of the argument's name.
 pub(super) const IS_OUT: usize = 73;

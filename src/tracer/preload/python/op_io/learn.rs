@@ -19,7 +19,7 @@ use crate::runtime::thread::running_ops::NameOf;
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum State {
-    /// Not tried.
+    /// Learning has not finished, or was never tried.
     Waiting = 0,
     /// The layout is known.
     Known = 1,
@@ -134,7 +134,7 @@ impl Findings {
     }
 
     /// Compares an op of the tracer with its known inputs and schema. `number` is the address of the sequence
-    /// number in its record.
+    /// number in the op's record.
     fn look(&mut self, number: usize, name: &CStr) {
         let [a, b, ..] = self.tensors.as_slice() else { return };
         let (a, b) = (*a, *b);
@@ -228,9 +228,9 @@ impl Findings {
             .collect()
     }
 
-    /// Returns the size of torch's string type and the address of an op's schema. The place of the schema's
-    /// address depends on that size. Until the size is known, the places for both sizes are tried: the schema
-    /// at the right place has the op's own name.
+    /// Returns the size of torch's string type and the address of an op's schema. The position of the
+    /// schema's address in the record depends on that size. Until the size is known, the positions for both
+    /// possible sizes are tried. The right one leads to a schema whose name is the op's own.
     fn schema(&self, number: usize, name: usize) -> Option<(usize, usize)> {
         if let Some(string) = self.string {
             return Some((string, self.memory.word(number - 8 - string)?));

@@ -30,7 +30,7 @@ use crate::runtime::session;
 use crate::runtime::thread::running_ops::{NameOf, Scope};
 use layout::{CPU, CUDA, LAYOUT, Layout};
 
-/// The part of an op's schema that is needed here. Schemas live as long as their ops are registered.
+/// The fields of an op's schema that op io needs.
 struct Schema {
     /// The use of each argument.
     uses: Vec<Api>,
@@ -40,7 +40,7 @@ struct Schema {
 /// The running leaf of a thread.
 struct Leaf {
     record: *const c_void,
-    /// The number of ops running on the thread when the leaf began, including the leaf.
+    /// The number of ops that ran on the thread when the leaf began, including the leaf.
     depth: usize,
     api: Api,
     context: ContextId,
@@ -53,7 +53,8 @@ struct ThreadIo {
     /// The recorded uses of each storage in this leaf, by the address of the storage. There is a bit for each
     /// use.
     seen: FxHashMap<u64, u8>,
-    /// The schemas that were read, by the address of the schema.
+    /// The schemas that were read, by the address of the schema. torch keeps a schema as long as its op is
+    /// registered.
     schemas: FxHashMap<usize, Schema>,
 }
 
@@ -100,7 +101,7 @@ pub(crate) unsafe fn enter(scope: Scope, record: *const c_void, name_of: NameOf)
     });
 }
 
-/// Ends the thread's leaf if the op is the leaf. Returns the kind and the overload of the op, which ends.
+/// Ends the thread's leaf if the op is the leaf. Returns the kind and the overload of the op for its row.
 ///
 /// # Safety
 /// `record` is a live `RecordFunction`.
@@ -117,7 +118,8 @@ pub(crate) unsafe fn leave(record: *const c_void) -> Ending {
 }
 
 impl ThreadIo {
-    /// Returns the address of an op's schema. Reads the schema if it is new.
+    /// Returns the address of an op's schema, or `None` if the record has no schema. Reads the schema at its
+    /// first use on this thread.
     ///
     /// # Safety
     /// `record` is a live `RecordFunction`.

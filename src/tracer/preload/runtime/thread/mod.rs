@@ -1,5 +1,5 @@
-//! The state of one thread. It is in one struct, because a block report reads most of it and one thread-local
-//! word ([`memtrace_record::fast_tls`]) leads to all of it.
+//! The state of one thread. The state is in one struct, because a block report reads most of its fields and
+//! needs only one thread-local word ([`memtrace_record::fast_tls`]) to find the struct.
 //!
 //! This module holds only data; the modules of [`crate::attribution`] work on it. The state lives as long as
 //! the thread. In the child of a fork, the only thread keeps the state of the thread that forked.
@@ -22,7 +22,7 @@ pub(crate) struct ThreadState {
     pub(crate) ranges: OpenRanges,
     /// Running torch ops.
     pub(crate) ops: RefCell<RunningOps>,
-    /// True while memtrace's own Python code runs. Its ops get no rows.
+    /// True while memtrace's own Python code runs on this thread. The ops of this code get no rows.
     pub(crate) is_own_python: Cell<bool>,
     /// True while memtrace's Python code runs ops on its own tensors to learn torch's memory layout.
     pub(crate) is_learning: Cell<bool>,
@@ -35,16 +35,19 @@ pub(crate) struct ThreadState {
     /// The address of the block that torch's allocator returned last on this thread. It is 0 before the first
     /// block, and after the block was tagged as a workspace.
     pub(crate) last_block: Cell<usize>,
-    /// The module whose outermost call on this thread is followed by a call of the tracer's function; 0 for
-    /// none.
+    /// The address of the module for which the tracer has requested a call after its outermost call on this
+    /// thread; 0 if there is no request.
     pub(crate) awaited_module: Cell<usize>,
-    /// The optimizer whose step has ended on this thread while its enclosing scope is still open; 0 for none.
+    /// The address of the optimizer whose step has returned on this thread while torch's scope of the step is
+    /// still open; otherwise 0.
     pub(crate) stepped_optimizer: Cell<usize>,
-    /// The communicator of the NCCL call that the thread is in; 0 outside NCCL calls.
+    /// The text id of the communicator of the NCCL call that the thread is in; 0 outside NCCL calls and for
+    /// an unknown communicator.
     pub(crate) communicator: Cell<u32>,
     /// The nesting depth of NCCL calls on this thread.
     pub(crate) open_nccl_calls: Cell<u32>,
-    /// The communicator of the operations in the thread's open NCCL group; 0 for none.
+    /// The text id of the communicator of the operations in the thread's open NCCL group. 0 if the group has
+    /// no operation yet; a sentinel if its operations have several communicators.
     pub(crate) group_communicator: Cell<u32>,
     /// The nesting depth of open NCCL groups on this thread.
     pub(crate) group_depth: Cell<u32>,
@@ -108,7 +111,7 @@ fn find() -> Option<*const ThreadState> {
     Some(state)
 }
 
-/// Returns true if this is one of autograd's threads.
+/// Returns true if the calling thread is one of autograd's threads. Returns false while the thread is ending.
 pub(crate) fn is_autograd() -> bool {
     with(|state| state.ranges.is_autograd()).unwrap_or(false)
 }

@@ -50,11 +50,12 @@ pub(crate) struct OpenRange {
     pub(crate) domain: usize,
     /// True if this is a start/end range and the thread that started it has ended.
     pub(crate) is_orphan: bool,
-    /// True if its `range_begin` row is written. A range that opened before the trace gets the row later.
+    /// True if the `range_begin` row of the range is written. A range that opened before the trace began, or
+    /// during a pause, gets the row later.
     pub(crate) has_row: bool,
-    /// The number of the call, for a module.
+    /// For a module, the number of the call (see `backward_calls`); 0 for other ranges.
     pub(crate) call: u32,
-    /// The thread's previous state, for a module. The end of the range restores it.
+    /// For a module, the thread's state before the range began. The end of the range restores this state.
     pub(crate) around: Around,
 }
 
@@ -106,21 +107,22 @@ pub(crate) struct OpenRanges {
     pub(crate) base: Cell<Context>,
     /// The id of `base`.
     pub(crate) context: Cell<ContextId>,
-    /// The number of changes of `base` so far.
+    /// The number of times that `base` was recomputed or restored so far.
     pub(crate) epoch: Cell<u64>,
     /// The version of the process-wide state that `base` was computed from; 0 forces a recomputation.
     pub(crate) version: Cell<u64>,
-    /// 0 before the first query, 1 if this is not an autograd thread, 2 if it is.
+    /// The cached result of [`OpenRanges::is_autograd`]: 0 before the first call, 1 for false, 2 for true.
     autograd: Cell<u8>,
     /// True inside an outermost module call that began outside the detailed steps.
     pub(crate) in_unseen_forward: Cell<bool>,
-    /// The number of the innermost module call; 0 for none.
+    /// The number of the innermost open module call; 0 outside every module call.
     pub(crate) call: Cell<u32>,
     /// The sum of the bytes in the block reports of this thread.
     pub(crate) bytes: Cell<i64>,
-    /// The device of the last block report.
+    /// The device of the thread's last block report; 0 before the first one.
     pub(crate) device: Cell<i8>,
-    /// Caches the ids of contexts and of joined paths, because the same modules are entered repeatedly.
+    /// Caches the ids of contexts, because the same modules are entered repeatedly.
+    /// [`OpenRanges::joined_paths`] does the same for joined paths.
     pub(crate) context_ids: RefCell<Cache<Context, ContextId>>,
     pub(crate) joined_paths: RefCell<Cache<(TextId, TextId), TextId>>,
 }
@@ -144,13 +146,13 @@ impl OpenRanges {
         }
     }
 
-    /// Invalidates the context: the next query recomputes it.
+    /// Invalidates the cached context, so that the next query recomputes it.
     #[inline]
     pub(crate) fn invalidate(&self) {
         self.version.set(0);
     }
 
-    /// Returns true if this is one of autograd's threads.
+    /// Returns true if the calling thread is one of autograd's threads. Reads the name of the thread once.
     #[inline]
     pub(crate) fn is_autograd(&self) -> bool {
         if self.autograd.get() == 0 {

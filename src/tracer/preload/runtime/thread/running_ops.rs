@@ -24,11 +24,11 @@ pub(crate) type NameOf = unsafe extern "C" fn(*const c_void) -> *const c_char;
 /// The origin of an autograd graph node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Origin {
-    /// The module whose forward created the node; 0 for none.
+    /// The module whose forward created the node; 0 if no module is known.
     pub(crate) module: TextId,
-    /// The number of the module's call; 0 for none.
+    /// The number of the module's call (see `backward_calls`); 0 outside every module.
     pub(crate) call: u32,
-    /// The Python stack that called the op; 0 for none.
+    /// The Python stack that called the op; 0 if it was not recorded.
     pub(crate) python: StackId,
 }
 
@@ -38,9 +38,9 @@ pub(crate) struct RunningOp {
     record: *const c_void,
     name_of: NameOf,
     pub(crate) scope: Scope,
-    /// The phase that this op or an enclosing op implies; 0 for none.
+    /// The phase that this op or an enclosing op implies; 0 if no op implies a phase.
     pub(crate) phase: TextId,
-    /// The origin of the running backward function.
+    /// The origin of the backward function to which this op belongs; all 0 outside backward functions.
     pub(crate) origin: Origin,
     /// The module whose sharded parameters FSDP gathers in this op or an enclosing op, 0 for an unknown
     /// module; `None` if nothing is gathered.
@@ -49,11 +49,12 @@ pub(crate) struct RunningOp {
     pub(crate) name: TextId,
     /// The stack including this op; 0 until the first query.
     pub(crate) stack: StackId,
-    /// The part of `stack` below the ops: the module and the Python stack.
+    /// The frames of `stack` below the ops: the Python stack with the module on top.
     pub(crate) root: StackId,
     /// The context of an allocation in this op; 0 until the first query.
     pub(crate) context: ContextId,
-    /// The thread's epoch and Python stack from which `context` was computed.
+    /// The thread's epoch for which `context` was computed. `python` is the Python stack for which it was
+    /// computed.
     pub(crate) epoch: u64,
     pub(crate) python: StackId,
     /// True if this op is nested in another op; user scopes do not count.
@@ -118,14 +119,15 @@ impl RunningOp {
 /// The running ops of a thread, with caches of names, stacks and contexts.
 pub(crate) struct RunningOps {
     pub(crate) running: Vec<RunningOp>,
-    /// The module that created the last backward function of this thread; 0 if unknown.
+    /// The module whose forward created the last backward function that ran on this thread; 0 if unknown.
     pub(crate) near: TextId,
     pub(crate) calls: BackwardCalls,
     pub(crate) names: Cache<Vec<u8>, TextId>,
     pub(crate) stacks: Cache<Frame, StackId>,
-    /// The Python stack around the running ops.
+    /// The cached Python stack of the running ops; valid for `python_key`.
     pub(crate) python: StackId,
-    /// The key of `python`: the innermost Python frame, and the stack below that frame.
+    /// The key for which `python` was computed: the innermost Python frame with its position in the code, and
+    /// the stack of the forward op (0 outside backward functions).
     pub(crate) python_key: Option<((usize, usize), StackId)>,
     pub(crate) contexts: Cache<Context, ContextId>,
 }

@@ -15,7 +15,7 @@ use std::ffi::c_int;
 
 use super::stand_in::StandIn;
 
-/// Returns the stand-in for an exported name.
+/// Returns the stand-in for an exported name, or `None` if no function of this name is hooked.
 pub(super) fn exported(name: &[u8]) -> Option<StandIn> {
     linear::exported(name)
         .or_else(|| physical::exported(name))

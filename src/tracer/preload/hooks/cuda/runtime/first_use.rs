@@ -1,4 +1,4 @@
-//! Calls that allocate nothing, and yet create the context of a device.
+//! Hooks of the runtime's calls that allocate nothing but may create the context of a device.
 
 use std::ffi::{c_int, c_void};
 
@@ -15,7 +15,7 @@ caller_hooks! {
 
 unsafe extern "C" fn set_device(device: c_int, _caller: *const c_void) -> c_int {
     let Some(real) = CUDA_SET_DEVICE.get() else { return NOT_INITIALIZED };
-    // SAFETY: the caller's own argument, passed on unchanged.
+    // SAFETY: the caller's argument is passed on unchanged.
     let status = unsafe { real(device) };
     if status == SUCCESS {
         note(|| i8::try_from(device).unwrap_or(-1));
@@ -25,7 +25,7 @@ unsafe extern "C" fn set_device(device: c_int, _caller: *const c_void) -> c_int 
 
 unsafe extern "C" fn mem_get_info(free: *mut usize, total: *mut usize, _caller: *const c_void) -> c_int {
     let Some(real) = CUDA_MEM_GET_INFO.get() else { return NOT_INITIALIZED };
-    // SAFETY: the caller's own arguments, passed on unchanged.
+    // SAFETY: the caller's arguments are passed on unchanged.
     let status = unsafe { real(free, total) };
     if status == SUCCESS {
         note(current_device);
@@ -33,7 +33,8 @@ unsafe extern "C" fn mem_get_info(free: *mut usize, total: *mut usize, _caller: 
     status
 }
 
-/// Notes the device, unless another hook of this thread makes the call.
+/// Records that the process uses the device, unless the call comes from inside another hooked call of this
+/// thread.
 fn note(device: impl FnOnce() -> i8) {
     if let Some(_outermost) = Outermost::enter() {
         shielded(|| first_uses::note(device()));

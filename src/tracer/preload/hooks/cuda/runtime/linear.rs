@@ -10,8 +10,8 @@ use crate::ffi::cuda_types::{Extent, NOT_INITIALIZED, PitchedPointer};
 use crate::hooks::cuda::alloc_call::{Allocated, CallKind, Out, record_alloc, record_free, written};
 use crate::hooks::cuda::stand_in::caller_hooks;
 
-// The body of a hook must not have the name of a libc function: a debugger that looks for `malloc` would take
-// the body for it.
+// The body of a hook must not have the name of a libc function, because a debugger that looks for `malloc`
+// would find the body instead.
 caller_hooks! {
     cudaMalloc(ptr: Out, size: usize) caller "rdx" => cuda_malloc, CUDA_MALLOC;
     cudaFree(ptr: *mut c_void) caller "rsi" => cuda_free, CUDA_FREE;
@@ -98,8 +98,8 @@ unsafe extern "C" fn malloc_3d(ptr: *mut PitchedPointer, extent: Extent, caller:
         // SAFETY: the caller's arguments are passed on unchanged.
         || unsafe { real(ptr, extent) },
         || {
-            // SAFETY: called after a success only, so CUDA has filled the struct in. CUDA rejects a null
-            // pointer.
+            // SAFETY: this runs only after the call succeeded, so CUDA has filled in the struct. CUDA rejects
+            // a null pointer.
             let pitched = unsafe { ptr.as_ref() };
             pitched
                 .map_or(Allocated::default(), |p| Allocated::new(Some(p.ptr), p.pitch.saturating_mul(rows)))

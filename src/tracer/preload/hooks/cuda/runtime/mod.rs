@@ -1,4 +1,4 @@
-//! The CUDA runtime's calls that allocate and free memory, or create a context.
+//! Hooks of the CUDA runtime's calls that allocate or free memory, or may create a context.
 
 mod arrays;
 mod call;
@@ -9,7 +9,7 @@ mod linear;
 
 use super::stand_in::StandIn;
 
-/// Returns the stand-in for an exported name.
+/// Returns the stand-in for an exported name, or `None` if no function of this name is hooked.
 pub(super) fn exported(name: &[u8]) -> Option<StandIn> {
     linear::exported(name)
         .or_else(|| arrays::exported(name))
