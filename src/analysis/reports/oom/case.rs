@@ -492,7 +492,13 @@ impl<'a> OomCase<'a> {
             _ => (facts.lacking(), " for this request"),
         };
         let is_measured = facts.needed.is_some_and(|needed| needed > facts.capacity) || !of.is_empty();
-        let least = if is_measured { "" } else { "at least " };
+        // The layers that were not reached may take less than the earlier ones, so their estimate is no bound.
+        let is_estimate = self.cause == Cause::TooBig && self.layers.is_some();
+        let least = match (is_measured, is_estimate) {
+            (true, _) => "",
+            (false, true) => "about ",
+            (false, false) => "at least ",
+        };
         if facts.capacity == 0 || bytes <= 0 {
             return String::new();
         }
