@@ -29,7 +29,8 @@ _KEPT = tuple(
         *("nccl", "nvJitLink", "nvrtc"),
     )
 )
-# With these settings, the rows of a test may be in two files, or in a compressed file.
+# With these settings, the rows of a test may be in two files, or in a compressed file, so they cannot be
+# measured.
 SPLITTING = ("MEMTRACE_ROTATE", "MEMTRACE_ROTATE_SECS", "MEMTRACE_COMPRESS", "MEMTRACE_KEEP")
 # Read once, as the tracer did when this process began: a test may change the environment or the working
 # folder later.
@@ -53,8 +54,8 @@ class Owner:
 
 @dataclass
 class Use:
-    """The memory that was allocated between two positions, on the device with the highest
-    peak. Sizes are in bytes."""
+    """The blocks that were allocated between two positions: their memory at its peak, on the device with the
+    highest peak, and the blocks left at the end, on all devices. Sizes are in bytes."""
 
     is_traced: bool = True
     device: int = 0
@@ -77,8 +78,8 @@ class Position:
 
     path: Path | None
     offset: int
-    # The lower and the upper bound of the bytes that PyTorch had allocated by then, because other threads may
-    # continue.
+    # A lower and an upper bound of the bytes that PyTorch had allocated at this position. They differ if
+    # other threads allocate meanwhile.
     allocated: tuple[int, int] = (0, 0)
     time_ns: int = 0
 
@@ -216,8 +217,8 @@ def row_of(header: bytes, line: bytes) -> dict[str, str]:
 
 
 def by_owner(blocks: list[tuple[int, Owner]], top: int = 8) -> list[tuple[str, str, int, int]]:
-    """Returns the `top` owners with the most bytes: module, category, bytes and number of blocks. If there
-    are more owners, the last entry sums the rest."""
+    """Returns the owners with the most bytes first: module, category, bytes and number of blocks. If there
+    are more than `top` + 1 owners, the last entry sums all but the first `top`."""
     groups: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
     for size, owner in blocks:
         name = owner.module if owner.module != "(none)" else "(no module)"

@@ -46,7 +46,7 @@ _READ = f"""(
     select columns('^({"|".join(_INTEGERS + _TEXTS + _FLOATS)})$'), filename as source
     from read_parquet($files, union_by_name = true, filename = true, hive_partitioning = false)
 )"""
-# A digest has rank -1 for a process without a rank.
+# In the tables, a process without a rank has rank -1.
 _ADD_OTHERS = f"""
 insert into digests by name select * replace (coalesce(rank::bigint, -1) as rank)
 from {_READ} where kind in ('process', 'device', 'leak')
@@ -54,7 +54,7 @@ from {_READ} where kind in ('process', 'device', 'leak')
 _COUNT_ROWS = """
 select file_name, sum(row_group_num_rows) from parquet_metadata($files) where column_id = 0 group by file_name
 """
-# The rows of steps that are compared.
+# Selects the rows that are compared: rows of numbered steps with a peak.
 _IS_STEP = "kind = 'step' and step is not null and peak_allocated_bytes is not null"
 _COUNT_STEPS = f"""
 create or replace table known as
@@ -104,7 +104,7 @@ group by rank, device, bin, source
 
 @dataclass
 class Loaded:
-    """The digests that were read."""
+    """The result of `load`: the files that failed, and the size of the groups of steps."""
 
     failed: dict[Path, str] = field(default_factory=dict)
     """The files that are not digests, and the reason for each."""
@@ -129,7 +129,8 @@ def load(database: Any, files: list[Path]) -> Loaded:
     loaded.steps_per_group = database.execute(_LONGEST_GROUP).fetchone()[0] or 1
     accepted = [file for file in files if file not in loaded.failed]
     _in_batches(database, accepted, loaded, _insert_steps)
-    # In some files, only the rows of steps are damaged.
+    # If only the rows of steps of a file are damaged, its other rows are in the table already, and are
+    # removed here.
     gone = [str(file) for file in loaded.failed]
     database.execute("delete from digests where list_contains($files, source)", {"files": gone})
     return loaded

@@ -123,7 +123,7 @@ def _rows(database: Any, query: str, share: int) -> Iterator[tuple[int, ...]]:
 
 
 def percent(share: float) -> str:
-    """Returns a share as a text."""
+    """Formats a share as a percentage with three significant digits."""
     return f"{share * 100:.3g} %"
 
 

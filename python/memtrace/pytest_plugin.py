@@ -59,7 +59,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if limits.is_active():
         config.pluginmanager.register(limits.Limits(), "memtrace-limits")
         config.pluginmanager.register(Untraced(), "memtrace-untraced")
-    # Registered last, because pytest calls the last registered plugin first.
+    # Registered last: of two hooks that are `tryfirst`, pytest calls the one registered last, and phantom
+    # tests must be taken before `Limits` runs them.
     config.pluginmanager.register(phantom_tests.PhantomTests(config), "memtrace-phantom-tests")
 
 

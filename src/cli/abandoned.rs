@@ -14,7 +14,8 @@ use crate::child_env::{Scratch, run_id_of};
 /// container, whose processes are not visible here.
 const MIN_AGE: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Removes the folders of killed launches from `place`. A folder stays while a process of its launch runs.
+/// Removes the folders of launches from the temporary folder `place` if they are older than [`MIN_AGE`], no
+/// command uses them, and no process of the launch runs.
 pub(crate) fn sweep(place: &Path) {
     for entry in fs::read_dir(place).into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -35,8 +36,9 @@ fn is_unused(folder: &Path) -> bool {
         && private_file::append(&Scratch::hello_in(folder)).is_ok_and(|hello| hello.try_lock().is_ok())
 }
 
-/// Returns true if a process of this launch runs. The simulated machines are checked too, because a program
-/// may overwrite its environment with a process title (setproctitle).
+/// Returns true if a process of this launch runs: a process whose environment has the run id, or one that
+/// uses a simulated GPU of the launch. The second check finds programs that have overwritten their
+/// environment with a process title (setproctitle).
 fn is_running(run_id: &str) -> bool {
     let variable = format!("MEMTRACE_RUN_ID={run_id}");
     let has_variable =
@@ -81,7 +83,8 @@ mod tests {
         let used = make("memtrace-1000000000000003-1a2b");
         let mut process = Command::new("sleep");
         let mut process = process.arg("600").env("MEMTRACE_RUN_ID", "1000000000000003-1a2b").spawn().unwrap();
-        // Links to files outside the launch folders, as another user could create them, must not be followed.
+        // `elsewhere` is not the folder of a launch. A launch folder that is a link to it, and a launch
+        // folder whose `hello` is a link into it, must both stay.
         let elsewhere = make("elsewhere");
         let link = place.path().join("memtrace-1000000000000004-1a2b");
         symlink(&elsewhere, &link).unwrap();

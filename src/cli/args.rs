@@ -54,7 +54,8 @@ pub(crate) fn past_oom_arg() -> Arg {
     )
 }
 
-/// `--no-host-values`: plan a model that is larger than the host.
+/// Returns the option `--no-host-values`, with which a program can build a model that is larger than the
+/// host's memory.
 pub(crate) fn no_host_values_arg() -> Arg {
     Arg::new("no-host-values").long("no-host-values").requires("phantom").action(ArgAction::SetTrue).help(
         "Keep no values of floating-point CPU tensors of 1 MiB or more: a model larger than the host's memory can \

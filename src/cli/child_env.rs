@@ -77,7 +77,7 @@ impl<'a> PhantomArgs<'a> {
         })
     }
 
-    /// Returns the number of cards.
+    /// Returns the number of cards in the request, such as 8 for `8xh100-80g`.
     pub(crate) fn count(&self) -> u64 {
         u64::from(self.spec.count)
     }
@@ -144,7 +144,7 @@ pub(crate) fn traced_command(
         preload.push(scratch.loadable(&library)?);
         libcuda::link(&scratch.folder, &library)
             .context("cannot link libcuda.so.1, which Triton needs, to the simulated GPU")?;
-        // The program finds nvidia-smi through PATH.
+        // A program that calls nvidia-smi must find this link first in its PATH.
         let commands = scratch.folder.join("bin");
         fs::create_dir(&commands).with_context(|| commands.display().to_string())?;
         let own = std::env::current_exe().context("cannot find the command memtrace")?;
@@ -214,7 +214,7 @@ pub(crate) fn preload_list(ours: &[PathBuf], existing: Option<&OsStr>) -> OsStri
     OsStr::from_bytes(&list.join(&b':')).to_owned()
 }
 
-/// The reports of a launch's tracers about themselves.
+/// The facts that the tracers of a launch reported in the file [`Scratch::hello`].
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct TracerFacts {
     /// True if a tracer was loaded into a program.
@@ -224,7 +224,7 @@ pub(crate) struct TracerFacts {
 }
 
 impl TracerFacts {
-    /// Combines the facts of two programs.
+    /// Returns the facts of two programs together: each is true if it is true for at least one program.
     pub(crate) fn and(self, other: TracerFacts) -> TracerFacts {
         TracerFacts { was_loaded: self.was_loaded || other.was_loaded, failed: self.failed || other.failed }
     }
@@ -272,7 +272,8 @@ impl Scratch {
         Ok(Scratch { folder, _lock: lock })
     }
 
-    /// Returns the file that [`HELLO`] names; see [`memtrace_trace::hello`].
+    /// Returns the path of the file to which the tracers append their reports. The variable [`HELLO`] passes
+    /// the path to them; see [`memtrace_trace::hello`].
     pub(crate) fn hello(&self) -> PathBuf {
         Scratch::hello_in(&self.folder)
     }
@@ -282,17 +283,17 @@ impl Scratch {
         folder.join("hello")
     }
 
-    /// Returns true if the tracer was loaded into the program.
+    /// Returns true if a tracer was loaded into a program of this launch.
     pub(crate) fn tracer_was_loaded(&self) -> bool {
         self.was_told(hello::LOADED)
     }
 
-    /// Returns the tracer's reports about itself.
+    /// Returns the facts that the tracers of this launch have reported so far.
     pub(crate) fn tracer(&self) -> TracerFacts {
         TracerFacts { was_loaded: self.tracer_was_loaded(), failed: self.trace_failed() }
     }
 
-    /// Returns true if the tracer could not write a trace. The tracer has printed the reason.
+    /// Returns true if a tracer could not write its trace. That tracer has printed the reason.
     fn trace_failed(&self) -> bool {
         self.was_told(hello::TRACE_FAILED)
     }

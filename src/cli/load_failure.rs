@@ -39,7 +39,8 @@ pub(crate) fn reason(program: &OsStr) -> String {
     }
 }
 
-/// Returns the file that a shell would run for `program`.
+/// Returns the file that a shell would run for `program`, with links resolved, or `None` if there is no such
+/// file.
 fn find_program(program: &OsStr) -> Option<PathBuf> {
     if program.as_bytes().contains(&b'/') {
         return Path::new(program).canonicalize().ok();
@@ -53,7 +54,7 @@ pub(crate) fn refuses_preload(program: &OsStr) -> bool {
     find_program(program).and_then(|path| head_of(&path)).is_some_and(|head| elf::refuses_preload(&head))
 }
 
-/// Returns the start of a file, which has the headers of a program.
+/// Returns the start of a file, which has the headers of a program, or `None` if it cannot be read.
 fn head_of(path: &Path) -> Option<Vec<u8>> {
     let mut head = Vec::new();
     File::open(path).ok()?.take(4096).read_to_end(&mut head).ok()?;

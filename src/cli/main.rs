@@ -41,7 +41,7 @@ fn main() -> ExitCode {
                 Some(path) => Err(anyhow::anyhow!(
                     "{path} is a path, not a command; show its trace with: memtrace summary {path}"
                 )),
-                // A text without this prefix is a help page.
+                // A text without this prefix is a help page or the version.
                 None => match error.render().to_string().strip_prefix("error: ") {
                     Some(text) => Err(anyhow::anyhow!("{}", text.trim_end())),
                     None => error.exit(),

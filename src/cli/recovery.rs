@@ -20,7 +20,7 @@ use memtrace_trace::journal::folders;
 
 use crate::terminal;
 
-/// The folder of the temporary files of this command.
+/// The folder of the temporary files of this command; `None` until the first file is needed.
 static FOLDER: Mutex<Option<PathBuf>> = Mutex::new(None);
 
 /// The recovered last rows of a trace file that cannot be written. The rows are in a temporary file instead.

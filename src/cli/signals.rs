@@ -35,7 +35,8 @@ pub(crate) struct Forwarder {
 }
 
 impl Forwarder {
-    /// Starts to catch signals. Signals are held back until [`Forwarder::set_child`] is called.
+    /// Starts to catch signals. A signal is held back until [`Forwarder::set_child`] or
+    /// [`Forwarder::no_child`] is called.
     ///
     /// # Errors
     /// When the handlers cannot be installed.
@@ -67,8 +68,8 @@ impl Forwarder {
                     std::thread::sleep(std::time::Duration::from_millis(1));
                 }
                 let Some(signal) = Signal::from_named_raw(origin.signal) else { continue };
-                // The list stays locked until the signal is sent. So a child that has ended is removed from
-                // the list before its process id is reused.
+                // The list stays locked until the signal is sent. So `reap_children` cannot reap a child
+                // meanwhile, and the child's process id cannot be reused.
                 let others = more_targets.lock().unwrap_or_else(PoisonError::into_inner);
                 let first = target.load(Ordering::Acquire);
                 let pids = others.iter().map(|pid| pid.cast_signed()).chain([first]);
@@ -111,7 +112,7 @@ impl Forwarder {
         Some(self.asked_to_end.load(Ordering::Acquire)).filter(|signal| *signal != 0)
     }
 
-    /// Stops forwarding once the child has ended.
+    /// Stops catching and forwarding signals. Must be called after the child has ended.
     pub(crate) fn stop(mut self) {
         self.no_child();
         self.handle.close();

@@ -24,7 +24,7 @@ class MemtraceCallback(TrainerCallback):
             return
         figures = peaks()
         logs.update(figures)
-        # The Trainer has already put a copy of the entry into its history.
+        # The Trainer has already put a copy of the entry into its history, so the copy gets the peaks, too.
         if state.log_history:
             state.log_history[-1].update(figures)
 

@@ -286,7 +286,7 @@ class HeatMap {
     return `rank ${ranks[from]}, GPU ${devices[from]}, ${names[hosts[from]]}`;
   }
 
-  /** Zooms by a factor around a point of the canvas, whose coordinates are from 0 to 1. */
+  /** Zooms around a point of the canvas, whose coordinates are from 0 to 1. A `factor` below 1 zooms in. */
   zoom(factor, x = 0.5, y = 0.5) {
     const part = (from, to, at, most) => {
       const length = Math.min(most, Math.max(Math.min(most, 4), (to - from) * factor));

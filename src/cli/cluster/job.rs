@@ -29,7 +29,7 @@ pub(crate) struct Job {
     pub(crate) by_stage: bool,
     /// The request for the cards of one node, such as `8xh100-80g`.
     pub(crate) card: String,
-    /// The command line of a rank.
+    /// The command line of each rank, in which `${local_rank}` is still to be replaced.
     command: Vec<OsString>,
     torchrun: Option<Torchrun>,
 }
@@ -124,7 +124,8 @@ impl Job {
         (self.ranks.len() as u64) < u64::from(self.world())
     }
 
-    /// Returns the text that names the ranks that run.
+    /// Returns the text that `memtrace run` prints about the job: the ranks that run, the number of
+    /// stand-ins, the nodes, and the launcher that it replaces.
     pub(crate) fn summary(&self) -> String {
         let (nodes, cards) = (counted(u64::from(self.nodes), "node"), counted(self.per_node.into(), "rank"));
         let rank = if self.ranks.len() == 1 { "rank" } else { "ranks" };
@@ -235,7 +236,8 @@ impl Torchrun {
     }
 }
 
-/// Returns the nodes and ranks per node of a job that a launcher starts.
+/// Returns the number of nodes and the number of ranks per node of a job that a launcher starts. `count` is
+/// the number of cards in `--phantom`, if it is given.
 fn of_torchrun(torchrun: &Torchrun, count: Option<u32>) -> Result<(u32, u32)> {
     let (nodes, (name, options)) = (torchrun.nodes, torchrun.kind.words());
     match (torchrun.per_node, count) {
@@ -262,7 +264,8 @@ fn of_torchrun(torchrun: &Torchrun, count: Option<u32>) -> Result<(u32, u32)> {
     }
 }
 
-/// Returns the nodes and ranks per node of a job whose ranks read their number from the environment.
+/// Same as [`of_torchrun`], for a job without a launcher, whose ranks read their number from the environment.
+/// `variable` looks up `WORLD_SIZE` and `LOCAL_WORLD_SIZE`.
 fn of_environment(count: Option<u32>, variable: impl Fn(&str) -> Option<String>) -> Result<(u32, u32)> {
     let number = |name: &str| -> Result<Option<u32>> {
         let Some(text) = variable(name) else { return Ok(None) };

@@ -44,7 +44,7 @@ pub(crate) struct Launch<'a> {
     pub(crate) run_id: &'a str,
 }
 
-/// The end of a launch.
+/// How a launch ended.
 #[derive(Debug)]
 pub(crate) enum Ended {
     /// The program cannot be started.
@@ -56,14 +56,14 @@ pub(crate) enum Ended {
     With(ExitStatus, TracerFacts),
 }
 
-/// A rank that runs.
+/// A rank that was started, with its temporary folder and its stores.
 struct Member {
     rank: u32,
     child: Child,
     scratch: Scratch,
     stores: Arc<RankStores>,
     status: Option<ExitStatus>,
-    /// True if the rank was asked to end.
+    /// True if the rank was sent SIGTERM, which happens only once.
     asked: bool,
 }
 
@@ -131,7 +131,8 @@ impl Launch<'_> {
             for member in running.extract_if(.., |member| member.status.is_some()) {
                 tracer = tracer.and(member.scratch.tracer());
                 note_answered(&member);
-                // Only a rank that succeeded and was not asked to end must have created a store.
+                // A rank that failed or was asked to end may have ended before it asked for a store, so the
+                // message below is only for other ranks.
                 let is_whole = member.status.is_some_and(|status| status.success())
                     && forwarder.asked_to_end().is_none();
                 if is_whole && self.job.has_stand_ins() && !member.stores.were_joined() {
@@ -224,7 +225,7 @@ fn reap(running: &mut [Member]) -> Vec<u32> {
     ended
 }
 
-/// Asks all members that were not asked yet to end.
+/// Sends SIGTERM to all members that were not sent it yet.
 fn end_all(running: &mut [Member]) {
     for member in running {
         if !std::mem::replace(&mut member.asked, true) {
@@ -233,7 +234,7 @@ fn end_all(running: &mut [Member]) {
     }
 }
 
-/// Sends a signal to the members.
+/// Sends a signal to the process of each member, but not to processes that it started.
 fn kill_all(running: &[Member], signal: Signal) {
     for member in running {
         // An error means that the process has just ended.

@@ -10,7 +10,7 @@ pub(crate) const ONE_PER_STAGE: &str = "one-per-stage";
 /// Returns the ranks that a list names, in a job of `world` ranks.
 ///
 /// # Errors
-/// When the list is empty, or names a rank that the job does not have.
+/// When the list is empty or invalid, or names a rank that the job does not have.
 pub(crate) fn parse(text: &str, world: u32) -> Result<BTreeSet<u32>> {
     let mut ranks = BTreeSet::new();
     for word in text.split(',').map(str::trim).filter(|word| !word.is_empty()) {

@@ -59,13 +59,13 @@ mod query {
     pub(super) const QUEUE_POP: u8 = 15;
     pub(super) const QUEUE_LEN: u8 = 16;
     pub(super) const LIST_KEYS: u8 = 17;
-    /// The beginning of a line `store NAME`.
+    /// The first byte of a line `store NAME`.
     pub(super) const STORE: u8 = b's';
-    /// The beginning of a line `waited PLACE<tab>KEY`.
+    /// The first byte of a line `waited PLACE<tab>KEY`.
     pub(super) const WAITED: u8 = b'w';
-    /// The beginning of a line `pipeline RANK,RANK,...`.
+    /// The first byte of a line `pipeline RANK,RANK,...`.
     pub(super) const PIPELINE: u8 = b'p';
-    /// The beginning of a line `key HEX`.
+    /// The first byte of a line `key HEX`.
     pub(super) const KEY: u8 = b'k';
 }
 
@@ -151,14 +151,14 @@ impl RankStores {
         Arc::new(Self { world, rank, pipeline: Mutex::default(), stores: Mutex::default() })
     }
 
-    /// Returns the key whose value is the id of an NCCL communicator, from any store.
+    /// Returns the key under which a store has the id of an NCCL communicator, or `None` if no store has it.
     fn key_of_id(&self, id: &[u8]) -> Option<String> {
         let stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
         stores.values().find_map(|(_, store)| store.lock().key_of_id(id))
     }
 
-    /// Returns the port of the store with this name, and starts the store if necessary. The port of a store
-    /// also names the store.
+    /// Returns the port of the store with this name, and starts the store if it does not run yet. `name` may
+    /// also be the port of a store that runs.
     ///
     /// # Errors
     /// When no port of this machine is free, or the rank has too many stores.
@@ -536,7 +536,7 @@ mod tests {
         let mut stray = connect(port);
         stray.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
         let mut rest = Vec::new();
-        // The connection ends, or it is reset.
+        // The store closes the connection, so the read ends; it may fail, if the connection is reset.
         stray.read_to_end(&mut rest).ok();
         assert!(rest.is_empty());
         let mut long = connect(port);

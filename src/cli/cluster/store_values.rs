@@ -61,8 +61,8 @@ impl Values {
     }
 
     pub(crate) fn set(&mut self, key: Vec<u8>, value: Vec<u8>) {
-        // The rank itself sets this key, but later than the stand-in did. So the number in such keys may not
-        // be the number of a rank.
+        // A stand-in has set this key to the rank's own value, and now the rank sets the key itself. So the
+        // number in such keys is not the number of a rank, and the known series are dropped.
         if std::str::from_utf8(&key).is_ok_and(|key| self.answered.get(key).is_some_and(|old| old.is_own)) {
             self.series.clear();
         }
@@ -113,7 +113,7 @@ impl Values {
         removed.is_some()
     }
 
-    /// Returns the key whose value is the id of an NCCL communicator.
+    /// Returns the key whose value is this id of an NCCL communicator, or `None` if there is none.
     pub(crate) fn key_of_id(&self, id: &[u8]) -> Option<String> {
         let ids = self.values.iter().filter(|(key, value)| value.as_slice() == id && is_unique_id(key));
         ids.map(|(key, _)| String::from_utf8_lossy(key).into_owned()).next()
@@ -176,8 +176,9 @@ impl Values {
         true
     }
 
-    /// Returns `key` with this rank's number instead of another rank's number, if this rank has set that key.
-    /// A stand-in sets the same value, because it is assumed to have the same values as this rank.
+    /// Returns `key` with this rank's number in place of another rank's number, or `None` if this rank has
+    /// not set such a key. A stand-in sets the same value, because it is assumed to have the same values as
+    /// this rank.
     fn own_key(&self, key: &[u8]) -> Option<String> {
         let key = std::str::from_utf8(key).ok()?;
         let mut end = key.len();
@@ -203,9 +204,10 @@ impl Values {
         self.answered.iter().map(|(key, answered)| (key.as_str(), answered))
     }
 
-    /// Records the line of the script that waited for a key. The stored key may be longer, because a store
-    /// with a prefix adds it to the key. Returns the stand-ins' answer to the key if there is one and no line
-    /// was recorded before. A line that comes later found the key already set.
+    /// Records the line of the script that waited for `key`, and returns the stand-ins' answer to the key.
+    /// The stored key may begin with the prefix of a store, which `key` lacks. Returns `None` if no stand-in
+    /// set the key, or if a line was recorded before: a later line found the value already set and did not
+    /// wait for it.
     pub(crate) fn note_place(&mut self, key: &str, place: &str) -> Option<Answered> {
         let is_it =
             |full: &str| full.strip_suffix(key).is_some_and(|rest| rest.is_empty() || rest.ends_with('/'));

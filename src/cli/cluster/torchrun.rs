@@ -223,7 +223,8 @@ pub(crate) enum Launcher<'a> {
     Known { kind: Kind, arguments: &'a [&'a OsString], python: Option<&'a [&'a OsString]> },
     /// A launcher whose options this command does not know.
     Unknown(String),
-    /// torchrun, started by another program. It would start further ranks inside a rank.
+    /// Another program, such as `env`, that starts torchrun. `--ranks` refuses it, because each rank would
+    /// run the program, and its torchrun would start further ranks. The field is the name of the program.
     Behind(String),
     /// No launcher: the program takes its rank from the environment.
     None,
@@ -297,7 +298,8 @@ pub(crate) fn launcher<'a>(command: &'a [&'a OsString]) -> Launcher<'a> {
     Launcher::None
 }
 
-/// Returns the launcher with this script name, and its arguments.
+/// Returns the launcher with this script name and its arguments, or `None` if the script is not one of
+/// [`Kind`].
 fn kind_of_script<'a>(name: &str, arguments: &'a [&'a OsString]) -> Option<(Kind, &'a [&'a OsString])> {
     match name {
         "torchrun" => Some((Kind::Torchrun, arguments)),
@@ -310,7 +312,8 @@ fn kind_of_script<'a>(name: &str, arguments: &'a [&'a OsString]) -> Option<(Kind
     }
 }
 
-/// Returns the launcher in this Python module, and its arguments.
+/// Returns the launcher in this Python module and its arguments, or `None` if the module is not one of
+/// [`Kind`].
 fn kind_of_module<'a>(module: &str, arguments: &'a [&'a OsString]) -> Option<(Kind, &'a [&'a OsString])> {
     match module {
         "torch.distributed.run" | "torch.distributed.torchrun" => Some((Kind::Torchrun, arguments)),

@@ -113,7 +113,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the explanation of a word of the reports.
+/// Returns the word with this name, or `None` if the reports do not use it. `name` must be in lower case.
 pub(super) fn term(name: &str) -> Option<&'static Term> {
     TERMS.iter().find(|term| term.names.contains(&name))
 }

@@ -38,8 +38,9 @@ pub(crate) fn command(report: &'static dyn Report) -> Command {
     command.args(args::shared_args())
 }
 
-/// Adds the option `flag` of `report` to `command`. The option is rejected together with an option that
-/// selects an answer without it.
+/// Adds the option `flag` of `report` to `command`. If the report itself takes the option, or if the option
+/// selects a view, it conflicts with the options that select a view without it. If only views take the
+/// option, it needs an option that selects one of these views.
 fn with_flag(command: Command, flag: &Flag, report: &dyn Report) -> Command {
     let names = |view: &View| view.asked_by.iter().map(|flag| flag.name).collect::<Vec<_>>();
     let takes = |flags: &[Flag]| flags.iter().any(|own| own.name == flag.name);

@@ -161,8 +161,9 @@ impl Kills {
         Kills { container, machine: files.kills(), files }
     }
 
-    /// Returns the reason why a killed program left no trace, if the kernel killed the program because memory
-    /// ran out. Such a program had not used a GPU yet.
+    /// Returns the reason why a program left no trace, if the kernel probably killed it because memory ran
+    /// out: it died by SIGKILL, and the number of such kills has grown since the program started. Such a
+    /// program had not used a GPU yet, because otherwise its trace would exist.
     fn reason(&self, fate: Fate) -> Option<String> {
         const SIGKILL: i32 = 9;
         let now = Kills::now();
@@ -182,8 +183,9 @@ impl Kills {
     }
 }
 
-/// Returns the signal that ended a program: its own, or the signal of a child that a shell reports as 128
-/// plus the signal.
+/// Returns the signal that ended the program: its own, or the signal of a child that a shell reports as 128
+/// plus the signal. Returns `None` if the program ended by itself. `asked` is the signal that asked this
+/// command to end.
 fn fate_of(pid: u32, status: ExitStatus, asked: Option<i32>) -> Option<Fate> {
     if let Some(signal) = status.signal() {
         return Some(Fate { pid: Some(pid), signal, asked });

@@ -22,10 +22,12 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// the file.
 const WRITTEN: Duration = Duration::from_secs(20);
 
-/// Asks the process, waits for a step to begin, and returns the path of the trace with the answer.
+/// Asks the process, waits for its next step to begin and for the answer, and returns the path of the trace
+/// with the answer. If the answer is not written within [`WRITTEN`], prints a message and returns the path.
 ///
 /// # Errors
-/// When the process cannot be asked, ends before it answers, or does not answer.
+/// When the process cannot be asked, ends before its next step, or begins no step within `patience_s`
+/// seconds.
 pub(super) fn ask(SearchRequest { pid, patience_s }: SearchRequest) -> Result<PathBuf> {
     let request = Request::to_search(pid)?;
     let trace = request.trace()?;

@@ -109,7 +109,8 @@ function breakable(name) {
   return made;
 }
 
-/** Returns the head of a table column. Without a text, it heads a column of bars, for screen readers only. */
+/** Returns the head of a table column. Without a text, it is the head of a column of bars, which only screen
+ * readers name. */
 function headCell(text, name) {
   const cell = element("th", text ? name : "bar-cell", text || undefined);
   cell.scope = "col";

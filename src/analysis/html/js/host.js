@@ -13,7 +13,7 @@ const childrenColour = () => (isDark() ? CHILDREN.dark : CHILDREN.light);
 /** Returns the highest known value of a column, or -1 if no value is known. */
 const highest = (values) => values.reduce((a, b) => Math.max(a, b), -1);
 
-/** Formats a value of a sample. */
+/** Formats a value of a sample. A negative value is unknown. */
 const knownBytes = (value) => (value < 0 ? "unknown" : bytes(value));
 
 /** Returns the columns of the samples, or null if there are no samples. */

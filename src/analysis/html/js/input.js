@@ -1,6 +1,6 @@
 // Handles input from the mouse, the wheel, touch and the keyboard.
 
-/** Zooms by `factor` around a moment. */
+/** Zooms around a moment; in, if `factor` is less than 1. */
 function zoom(factor, around) {
   const span = (state.to - state.from) * factor;
   const share = (around - state.from) / (state.to - state.from);
@@ -30,8 +30,8 @@ function setMode(mode) {
   draw("curve", "legend", "choices");
 }
 
-/** Returns the moment that a click at `x` pins: a close peak or OOM, or else the
- * highest in its pixel column. */
+/** Returns the moment that a click at `x` pins: a peak or an OOM within 5 pixels, or else the highest time
+ * bucket of the pixel column, or the exact moment if the column is narrower than a bucket. */
 function momentAt(t, x, width) {
   const from = toTs(x - 0.5, width),
     to = toTs(x + 0.5, width);

@@ -23,7 +23,7 @@ function segmentsAt(t, ts) {
   return segments;
 }
 
-/** Removes an unmapped range from the pieces that contain it. */
+/** Removes an unmapped range from the pieces that it overlaps. */
 function cutOut(pieces, from, to) {
   for (const piece of [...pieces.values()]) {
     const end = piece.addr + piece.bytes;

@@ -78,7 +78,7 @@ function firstTrack() {
   return best;
 }
 
-/** Returns a view that is inside the trace and has at least a few ns. */
+/** Returns a view inside the trace that is at least 16 ns long, or the whole trace if that is shorter. */
 function clampView(from, to) {
   const t = track();
   const span = Math.max(Math.min(to - from, t.end_ns - t.start_ns), Math.min(16, t.end_ns - t.start_ns));

@@ -120,7 +120,8 @@ painters.curve = () => {
 
 const hiddenLines = new Set();
 
-/** At first, hides the line of the device if it is so high that the other lines would look flat. */
+/** Hides the line of the device if it is more than twice as high as the other lines, which would look flat.
+ * The legend can show it again. */
 function hideTallLines(t) {
   hiddenLines.clear();
   const most = (line) => line.high.reduce((a, b) => Math.max(a, b), 0);

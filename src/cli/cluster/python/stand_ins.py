@@ -81,8 +81,7 @@ def tell(line):
 
 
 def store_port(name):
-    """Returns the port of this rank's store with this name. The port of a store is
-    also a name of the store."""
+    """Returns the port of this rank's store with this name, which may also be the port of such a store."""
     return int(ask(f"store {name}"))
 
 
@@ -143,7 +142,7 @@ def install_stores(native):
         known = {key: options[key] for key in ("timeout", "use_libuv") if key in options}
         if rest:
             known["timeout"] = rest[0]
-        # With one worker, the client does not pause to spare a server.
+        # A client that expects more than one worker would first pause, to spare the server.
         connect(self, HOST, store_port(name), 1, False, **known)
 
     native.TCPStore.__init__ = init
@@ -171,8 +170,9 @@ def install_waits(native, waits):
         empty value meanwhile."""
         started = time.monotonic()
         result = call()
-        # A fast call with a value needs no query. In other cases the store tells whether a stand-in set the
-        # key: a line that got a copied value is only reported, a line that got an empty value may be refused.
+        # A call that returned a value at once did not wait, so there is nothing to report. Otherwise
+        # `answered` reports the line of the script, and says whether a stand-in set the key to an empty
+        # value.
         if time.monotonic() - started < waiting.ANSWERED_LATE and not is_empty(result):
             return result, []
         return result, [key for key in keys if waits.answered(key) == "empty"]
@@ -287,11 +287,13 @@ def install_gloo(torch, c10d, native, waits):
         def __getattr__(cls, name):
             return getattr(real_gloo, name)
 
-    # gloo numbers its collectives. The fake backend raises an error instead, but nobody compares the numbers.
+    # PyTorch asks a backend for the sequence number of its collectives. The fake backend raises an error
+    # then. No rank compares the numbers here, so a constant is enough.
     fake._set_sequence_number_for_group = lambda self: None
     fake._get_sequence_number_for_group = lambda self: 0
     c10d.ProcessGroupGloo = Gloo("ProcessGroupGloo", (), {})
-    # The checker of TORCH_DISTRIBUTED_DEBUG=DETAIL compares the ranks through gloo.
+    # With TORCH_DISTRIBUTED_DEBUG=DETAIL, PyTorch wraps each group to compare the ranks' collectives through
+    # gloo. Stand-ins have nothing to compare, so the group stays unwrapped.
     c10d._create_process_group_wrapper = lambda wrapped_pg, *arguments, **options: wrapped_pg
     monitored_barrier = c10d.monitored_barrier
 
@@ -338,7 +340,8 @@ def install_gloo(torch, c10d, native, waits):
         return c10d.ReduceOp.SUM
 
     def reduce_copies(tensor, size, reduction):
-        """Replaces a tensor by the reduction of `size` copies. Booleans change only with XOR."""
+        """Replaces a tensor by the reduction of `size` equal copies. Only sums, products and XOR change it;
+        of these, only XOR changes booleans."""
         if tensor.dtype == torch.bool and reduction != c10d.ReduceOp.BXOR:
             return
         if reduction == c10d.ReduceOp.SUM:

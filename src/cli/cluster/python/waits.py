@@ -89,8 +89,8 @@ class Waits:
         self.waiting = (OWN_FOLDER, *(os.path.join(torch_folder, "distributed", file) for file in files))
         self.tell_place, self.launches, self.error = tell_place, launches, error
         self.patience = patience()
-        # For each line that polls: the launches so far, the time of its last call, its total seconds, and its
-        # count.
+        # For each call and line that polls: the number of kernel launches so far, the time of the last call,
+        # the seconds since the first call without another launch, and the number of calls in that time.
         self.lines = {}
         # Set when the interpreter exits.
         self.ended = threading.Event()

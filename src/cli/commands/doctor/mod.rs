@@ -65,7 +65,8 @@ pub(crate) fn command() -> Command {
 /// Runs all checks and prints the findings.
 ///
 /// # Errors
-/// When the request is invalid.
+/// When the card is invalid, the temporary folder cannot be created, or the trace of the training step cannot
+/// be read.
 pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     let mut findings = Findings::default();
     let card = matches.get_one::<String>("phantom");

@@ -12,7 +12,8 @@ use serde_json::Value;
 use super::findings::{Findings, State};
 use super::torch::check_nvtx;
 
-/// The numbers of rows of each kind in the trace of the training step.
+/// The rows in the trace of the training step: the number of each event, and the number of allocations with
+/// each property.
 #[derive(Default)]
 pub(super) struct TraceCounts {
     events: BTreeMap<&'static str, u64>,

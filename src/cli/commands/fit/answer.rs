@@ -18,21 +18,22 @@ pub(super) struct Answer<'a> {
     pub(super) command: Vec<String>,
     /// True if the value is the number of GPUs. The search then looks for the smallest number.
     pub(super) are_gpus: bool,
-    /// The run with the largest value that fits.
+    /// The run of the last candidate that fits: the largest value or, with `are_gpus`, the smallest number of
+    /// GPUs. `None` without such a run.
     pub(super) fits: Option<&'a Trial>,
-    /// The run with the smallest value that does not fit.
+    /// The run of the first candidate that does not fit; `None` without such a run.
     pub(super) too_big: Option<&'a Trial>,
     /// All runs, in the order in which they ended.
     pub(super) trials: Vec<&'a Trial>,
-    /// True if there are values between the largest value that fits and the smallest that does not.
+    /// True if there are values between the last candidate that fits and the first that does not.
     pub(super) has_gap: bool,
     /// The reason why the runs contradict the assumed order of the values, if they do.
     pub(super) disorder: Option<String>,
     /// True if the user set the last value, with `--max`, `--values` or `--gpus`.
     pub(super) last_is_given: bool,
-    /// The free memory at the start, on a simulated GPU.
+    /// The free memory at the start; `None` without a simulated GPU.
     pub(super) free_at_start: Option<FreeAtStart>,
-    /// The reason why the search ended without an answer.
+    /// The reason why the search ended without an answer; `None` if it did not.
     pub(super) stopped: Option<String>,
 }
 
@@ -73,7 +74,7 @@ impl<'a> Answer<'a> {
         }
     }
 
-    /// Returns the peaks of the first run that used a device.
+    /// Returns the peaks of the first run that used a device, or `None` if no run did.
     fn device(&self) -> Option<&PeakUse> {
         self.trials.iter().map(|trial| &trial.peak).find(|peak| peak.processes > 0)
     }

@@ -29,7 +29,7 @@ struct Answered {
 }
 
 /// Returns the figure in a run's output: the groups of the pattern's last match, or the whole match if the
-/// pattern has no groups.
+/// pattern has no groups. Searches stderr first, then stdout. Returns `None` without a match.
 fn figure(pattern: &Regex, trial: &Trial) -> Option<String> {
     let read = |name: &str| fs::read(trial.files.join(name)).unwrap_or_default();
     ["stderr.txt", "stdout.txt"].iter().find_map(|name| {

@@ -23,7 +23,8 @@ fn full_at([(a, less), (b, more)]: [(f64, i64); 2], room: i64) -> Option<f64> {
 }
 
 /// Same as [`full_at`], for several points in ascending order. Uses the last point, and the closest point
-/// before it that is far enough away. Memory is reserved in pieces, so close points may have the same peak.
+/// before it that is far enough away, or else another one. Memory is reserved in pieces, so close points may
+/// have the same peak.
 pub(super) fn full_by_line(points: &[(f64, i64)], room: i64) -> Option<f64> {
     let (last, before) = points.split_last()?;
     let far = before.iter().rev().filter(|point| point.0 <= last.0 * FAR);
@@ -47,7 +48,7 @@ fn were_full(points: &[Point<'_>]) -> bool {
 /// Returns the position at which memory would be full, from runs that fitted, in ascending order. Uses the
 /// line through two of the runs. If there is only one run, its memory is split by category into memory that
 /// grows and memory that does not. With `are_gpus`, the memory that ranks share grows with the share of each
-/// GPU, and activations do not.
+/// GPU, and activations do not. Returns `None` if the runs do not show how memory grows.
 pub(super) fn full_by(points: &[Point<'_>], are_gpus: bool) -> Option<f64> {
     let was_full = were_full(points);
     let room = |peak: &PeakUse| peak.capacity - bytes(peak, was_full);
@@ -170,9 +171,11 @@ mod tests {
         let (one, two) = (peak(400, 100, 1000), peak(400, 200, 1000));
         let points = [(1.0, &one), (2.0, &two)];
         assert!((full_elsewhere(&points, false, 1000, 1.0).unwrap() - 2.0 - 3.88).abs() < 1e-9);
-        // With twice as many GPUs, each GPU holds 200 bytes less; the card has 400 bytes less.
+        // On twice as many GPUs, each GPU holds 200 of the 400 bytes that ranks share. On a card of 600
+        // bytes, 200 bytes are then free after value 2, enough for 1.94 more values.
         assert!((full_elsewhere(&points, false, 600, 2.0).unwrap() - 2.0 - 1.94).abs() < 1e-9);
-        // Without torch, only the memory that calls of CUDA allocate is known.
+        // Without torch, only `used` is known: each value needs 100 bytes, and 400 of 600 bytes are free
+        // after value 2.
         let used = |used| PeakUse { used, capacity: 1000, ..PeakUse::default() };
         let (one, two) = (used(100), used(200));
         let points = [(1.0, &one), (2.0, &two)];

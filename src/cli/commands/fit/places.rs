@@ -5,7 +5,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 /// The placeholder for the value that is searched for.
 pub(super) const VALUE: &str = "{}";
-/// The placeholder for the number of GPUs if [`VALUE`] stands for something else.
+/// The placeholder for the number of GPUs if [`VALUE`] is the placeholder for another value.
 pub(super) const GPUS: &str = "{gpus}";
 /// The placeholder for the number of nodes that have these GPUs.
 pub(super) const NODES: &str = "{nodes}";
@@ -19,7 +19,8 @@ pub(super) const LENGTH: &str = "{seq}";
 pub(super) struct Filling {
     /// The text for [`VALUE`]; if `None`, the placeholder stays unchanged.
     pub(super) value: Option<String>,
-    /// The number of GPUs and the maximum per node, for [`GPUS`], [`NODES`] and [`PER_NODE`].
+    /// The number of GPUs and the maximum per node, for [`GPUS`], [`NODES`] and [`PER_NODE`]; if `None`,
+    /// these placeholders stay unchanged.
     pub(super) gpus: Option<(u64, u64)>,
     /// The number for [`LENGTH`]; if `None`, the placeholder stays unchanged.
     pub(super) length: Option<u64>,

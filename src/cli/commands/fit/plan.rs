@@ -38,9 +38,9 @@ pub(super) struct Row {
     /// The card as the user gave it, perhaps with a placeholder for the number of GPUs; `None` for the
     /// machine's own GPU.
     card: Option<String>,
-    /// The number of GPUs, in a table with a row for each number.
+    /// The number of GPUs in a table with a row for each number; otherwise `None`.
     pub(super) gpus: Option<u64>,
-    /// The sequence length, for a recipe.
+    /// The sequence length; `None` without a recipe.
     pub(super) length: Option<u64>,
     pub(super) values: Values,
     /// The memory of the card in bytes; 0 for the machine's own GPU.
@@ -56,7 +56,8 @@ pub(super) struct Plan {
     pub(super) words: Vec<OsString>,
     pub(super) wanted: Wanted,
     pub(super) rows: Vec<Row>,
-    /// The distance between the two values at the limit at which a search ends, as a share of the value.
+    /// A search ends when the last value that fits and the first that does not differ by at most this share
+    /// of the value.
     pub(super) within: f64,
     /// The maximum number of GPUs per node.
     per_node: u64,
@@ -120,7 +121,7 @@ impl Plan {
             }
         };
         let names = plan.rows.iter().flat_map(|row| {
-            // The names of numbers always differ, so it is enough to check the first.
+            // Numbers give runs with different names, so it is enough to check one name.
             let last = if matches!(row.values, Values::Numbers { .. }) { 0 } else { row.values.last() };
             (0..=last).map(|index| plan.attempt(row, &row.values, index).value)
         });
@@ -410,8 +411,9 @@ fn gpu_numbers(list: &str) -> Result<Vec<u64>> {
     Ok(numbers)
 }
 
-/// Returns the numbers of GPUs to try if the user names none: the smallest times powers of two, the largest
-/// first.
+/// Returns the numbers of GPUs to try if the user names none, the largest first: `--min`, rounded up to a
+/// multiple of `--multiple-of`, times powers of two, up to `--max`. The default of `--max` is [`CLUSTER`]
+/// with `--ranks`, else [`NODE`].
 fn powers_of_two(matches: &ArgMatches) -> Result<Vec<u64>> {
     let number = |name| matches.get_one::<u64>(name).copied();
     let usual = if matches.contains_id("ranks") { CLUSTER } else { NODE };
@@ -470,7 +472,7 @@ mod tests {
         let job = "fit --phantom {}xh100-80g --ranks 1 -- python t.py {}";
         let [line] = &plan(job).unwrap().left_out[..] else { panic!("one line") };
         assert!(line.starts_with("{}xh100-80g: not tried: 1 GPUs: --ranks"), "{line}");
-        // 12 ranks do not fill whole nodes of 8; 24 are.
+        // 12 ranks do not fill whole nodes of 8, so 12 GPUs are left out; 24 ranks do.
         let lines = plan(&job.replace("--ranks", "--min 12 --max 24 --ranks")).unwrap().left_out;
         assert!(
             lines.len() == 1 && lines[0].contains("not tried: 12 GPUs: 12 ranks do not fill whole nodes"),

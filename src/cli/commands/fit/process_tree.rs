@@ -31,7 +31,7 @@ pub(super) struct ProcessTree {
     seen: HashSet<Member>,
     /// The time of the next scan.
     next_look: Instant,
-    /// The time at which the processes were asked to end, and these processes.
+    /// The time at which the processes were asked to end, and these processes; `None` before.
     asked: Option<(Instant, HashSet<Member>)>,
     /// The status of the program, once it has ended.
     status: Option<ExitStatus>,
@@ -144,7 +144,7 @@ impl Drop for ProcessTree {
 
 /// Sends a signal to one process; an error means that the process has just ended.
 fn kill((pid, _): Member, signal: Signal) {
-    // An id of 0 or less would mean several processes.
+    // An id of 0 or less would mean several processes, and process 1 is never one of the program's.
     if let Some(pid) = Some(pid).filter(|pid| *pid > 1).and_then(Pid::from_raw) {
         kill_process(pid, signal).ok();
     }
@@ -247,7 +247,8 @@ mod tests {
         let machine = Machine::read();
         assert!(members.iter().all(|member| !machine.is_alive(*member)), "{members:?}");
 
-        // A process that started after the last scan is found through its group.
+        // `sh` ends before the first scan, so `sleep` is known only through its process group. It must be
+        // ended, too.
         let mut command = Command::new("sh");
         command.args(["-c", "sleep 600 > /dev/null & echo $!"]).stdout(Stdio::piped());
         let mut tree = ProcessTree::spawn(command).unwrap();

@@ -276,7 +276,8 @@ fn lengths(list: &str) -> Result<Vec<u64>> {
     Ok(lengths)
 }
 
-/// Returns the model with this name. Case is ignored, and the owner may be omitted.
+/// Returns the model with this name, or `None` if there is no such model. Case is ignored, and the owner may
+/// be omitted.
 fn find<'a>(models: &'a Map<String, Value>, name: &str) -> Option<(&'a String, &'a Value)> {
     let bare = |key: &str| key.rsplit('/').next().is_some_and(|last| last.eq_ignore_ascii_case(name));
     models.iter().find(|(key, _)| key.eq_ignore_ascii_case(name) || bare(key))

@@ -77,7 +77,8 @@ pub(super) struct Runs<'a, T> {
     later: Vec<(T, Attempt)>,
     /// True while a run is repeated alone.
     is_alone: bool,
-    /// The maximum number of GPUs of a run, if each has a process.
+    /// The maximum number of GPUs of a run; 1 with `--ranks`, because then every number of GPUs runs the same
+    /// ranks.
     most_gpus: u64,
     /// The most memory that one run has needed so far, in bytes, scaled to a run on
     /// [`most_gpus`](Self::most_gpus) GPUs.
@@ -118,7 +119,8 @@ impl<'a, T: Copy> Runs<'a, T> {
             again: None,
             later: Vec::new(),
             is_alone: false,
-            // With `--ranks`, the same ranks run for every number of GPUs.
+            // With `--ranks`, the same ranks run for every number of GPUs, so memory is not scaled by that
+            // number.
             most_gpus: if matches.contains_id("ranks") { 1 } else { most_gpus.max(1) },
             resident: 0,
             looked: Instant::now(),
@@ -205,7 +207,8 @@ impl<'a, T: Copy> Runs<'a, T> {
             let trial = running.finish(status)?;
             self.progress.clear();
             if matches!(trial.outcome, TrialOutcome::Failed(..)) && has_company && !self.is_alone {
-                // Two runs may need the same port, or together more memory than this machine has.
+                // The other run may be the cause, if both need the same port, or together more memory than
+                // this machine has. So the result is dropped, and the run is repeated alone.
                 fs::remove_dir_all(&trial.files).ok();
                 self.progress.say(&format!(
                     "{}: failed while another run was active; it runs again, alone",
@@ -276,9 +279,9 @@ impl<'a, T: Copy> Runs<'a, T> {
         }
     }
 
-    /// Sets the number of concurrent runs to what the cores of this machine allow, given the processes of
-    /// `first`, a run on `gpus` GPUs. If a run was too short to measure its memory, the next one runs alone,
-    /// too.
+    /// Sets the number of concurrent runs after `first`, the run on `gpus` GPUs that ran alone, from its
+    /// number of processes and the cores of this machine. If no run lasted long enough to measure its memory,
+    /// the next run is alone, too, but not after [`UNSEEN`] runs.
     fn set_jobs(&mut self, first: &Trial, gpus: u64) {
         if self.jobs == Jobs::AfterTheFirst && (self.resident > 0 || self.begun >= UNSEEN) {
             let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -295,7 +298,7 @@ impl<'a, T: Copy> Runs<'a, T> {
         }
     }
 
-    /// Returns the signal that ended the runs.
+    /// Returns the signal that ended the runs, or `None` if no signal has ended them.
     pub(super) fn ended_by(&self) -> Option<i32> {
         self.ended_by
     }
@@ -376,7 +379,8 @@ mod tests {
     #[test]
     fn a_run_on_more_gpus_takes_more_where_each_has_a_process() {
         assert_eq!(scaled(100, 1, 1, 8), 800);
-        // The launcher is a process, too.
+        // 3 processes on 2 GPUs are a launcher and one process per GPU, so the amount grows with the number
+        // of GPUs.
         assert_eq!(scaled(300, 3, 2, 8), 1200);
         // A single process that uses all 16 GPUs does not need more memory on 32 GPUs.
         assert_eq!(scaled(100, 1, 16, 32), 100);

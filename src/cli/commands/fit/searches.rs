@@ -33,7 +33,7 @@ pub(super) struct Lane<'a> {
     /// The number of runs of this search in progress.
     in_progress: usize,
     pub(super) is_over: bool,
-    /// The reason why the search ended without an answer.
+    /// The reason why the search ended without an answer; `None` if it did not.
     pub(super) stopped: Option<String>,
 }
 
@@ -63,18 +63,19 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// Returns the run of a candidate.
+    /// Returns the run of the candidate `index`, or `None` if this search has not run it.
     pub(super) fn trial(&self, index: usize) -> Option<&Trial> {
         let text = self.values.text(index);
         self.trials.iter().find(|(value, _)| *value == text).map(|(_, trial)| trial)
     }
 
-    /// Returns the run of the last candidate that fits.
+    /// Returns the run of the last candidate that fits, or `None` if none is known, or if it is known only
+    /// from the runs of another search.
     pub(super) fn fits(&self) -> Option<&Trial> {
         self.trial(self.search.fits?)
     }
 
-    /// Returns the run of the first candidate that does not fit.
+    /// Returns the run of the first candidate that does not fit; `None` as for [`Lane::fits`].
     pub(super) fn too_big(&self) -> Option<&Trial> {
         self.trial(self.search.too_big?)
     }
@@ -196,7 +197,8 @@ impl<'a> Searches<'a> {
         Ok(())
     }
 
-    /// Returns the next run, from the first search that has one.
+    /// Returns the next run, from the first search that has one, or `None` if no search has one now. The run
+    /// is given by the number of its search and the text of its candidate.
     fn next(&mut self, room: usize) -> Option<(usize, String)> {
         for number in 0..self.lanes.len() {
             let lane = &self.lanes[number];

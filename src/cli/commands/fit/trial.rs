@@ -52,9 +52,10 @@ impl TrialOutcome {
 
 /// A run with one value.
 pub(super) struct Trial {
-    /// The name of the run: the value, and the card if there are several.
+    /// The name of the run: whatever differs between the runs of the request, such as the value, the card and
+    /// the sequence length.
     pub(super) value: String,
-    /// The value alone.
+    /// The candidate of the search, as text; empty if no value is searched for.
     pub(super) candidate: String,
     pub(super) outcome: TrialOutcome,
     pub(super) took: Duration,
@@ -74,7 +75,7 @@ pub(super) struct PeakUse {
     pub(super) used: i64,
     /// The memory of the device, in bytes; 0 if unknown.
     pub(super) capacity: i64,
-    /// The name of the device.
+    /// The name of the device; empty if unknown.
     pub(super) device: String,
     /// True if the device is simulated.
     pub(super) phantom: bool,
@@ -104,15 +105,16 @@ pub(super) struct PeakUse {
 pub(super) struct Attempt {
     /// The program and its arguments.
     pub(super) command: Vec<OsString>,
-    /// The name of the run: the value, and the card if there are several.
+    /// The name of the run; see [`Trial::value`].
     pub(super) value: String,
-    /// The value alone.
+    /// The candidate of the search; see [`Trial::candidate`].
     pub(super) candidate: String,
     /// The simulated card; `None` for the machine's own GPU.
     pub(super) card: Option<String>,
 }
 
-/// Returns the name of the folder of a run.
+/// Returns the name of the folder of a run: the name of the run, with `_` in place of each character other
+/// than letters, digits, `-`, `_` and `.`.
 fn folder_name(run: &str) -> String {
     run.chars().map(|c| if c.is_alphanumeric() || "-_.".contains(c) { c } else { '_' }).collect()
 }
@@ -219,7 +221,7 @@ pub(super) struct Running {
     folder: PathBuf,
     /// `folder` as the user would type it.
     shown: PathBuf,
-    /// The limit of host memory, in bytes (`--host-mem`).
+    /// The limit of host memory, in bytes (`--host-mem`); `None` without a limit.
     host_limit: Option<i64>,
     /// The processes of the run. This field is before `_scratch`, because fields are dropped in order and the
     /// processes must end before the folder is removed.

@@ -64,7 +64,8 @@ impl Values {
         }
     }
 
-    /// Returns the last candidate whose position is at most `position`, or 0 if there is none.
+    /// Returns the last candidate whose position is at most `position`, or 0 if there is none. For
+    /// [`Values::Numbers`], the result may exceed the last candidate.
     pub(super) fn index_at(&self, position: f64) -> usize {
         match self {
             // The conversion saturates if the float is too large.

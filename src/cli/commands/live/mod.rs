@@ -29,7 +29,7 @@ use view::{SORTS, View, ViewSettings};
 /// The number of detailed steps that the key `d` requests.
 const DETAIL_STEPS: u32 = 5;
 
-/// The ways to group live blocks.
+/// The ways to group live blocks, in the order in which the key `b` selects them.
 const GROUPINGS: &[&str] = &["module", "category", "op", "phase", "step"];
 
 /// Returns the definition of the command `memtrace live`.
@@ -95,7 +95,8 @@ pub(crate) fn command() -> Command {
     command
 }
 
-/// Shows a run once, or until `q` is pressed.
+/// Shows a run once, or until `q` is pressed. With `--openmetrics`, writes the metrics at each interval
+/// instead, until a signal ends this command. Also handles `--detail` and `--nvidia-smi`.
 ///
 /// # Errors
 /// When the request is invalid, there is no trace to show once, or the terminal fails.
@@ -251,7 +252,8 @@ fn ask(request: &mut Option<Request>, process: Option<&LiveProcess>) -> String {
     }
 }
 
-/// Returns the line about a request that was answered or has failed.
+/// Returns a line with the answer to the request, or with the reason why it failed, and drops the request.
+/// Returns `None` without a request, or while there is no answer.
 fn answer(request: &mut Option<Request>) -> Option<String> {
     let answer = match request.as_ref()?.answer() {
         Ok(None) => return None,

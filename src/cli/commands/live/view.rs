@@ -59,7 +59,7 @@ pub(super) struct Previous {
 
 impl View<'_> {
     /// Returns the process to show: the process of the chosen rank, or else the process with the most memory
-    /// in use.
+    /// in use. Returns `None` if the run has no processes yet.
     pub(super) fn process<'f>(&self, live_run: &'f LiveRun) -> Option<&'f LiveProcess> {
         let chosen =
             self.settings.rank.and_then(|rank| live_run.processes.iter().find(|p| p.meta.rank == rank));
@@ -79,7 +79,8 @@ impl View<'_> {
         };
     }
 
-    /// Stores the owners, from which the next refresh computes growth.
+    /// Computes the growth of each owner since the previous refresh, and stores the owners for the next
+    /// refresh.
     pub(super) fn remember(&mut self, live_run: &LiveRun) {
         let Some(process) = self.process(live_run) else { return };
         let (by, rank, rows) = (self.settings.by, process.meta.rank, process.replay.counts.rows);
@@ -128,7 +129,8 @@ impl View<'_> {
         }
         self.totals(&mut page, process);
         let used = page.text().lines().count();
-        // The curve gets a third of the remaining lines, and the owners get the rest.
+        // The curve gets a third of the remaining lines, at most 14; with fewer than 6 lines, it is left out.
+        // The owners get the rest.
         let curve = (height.saturating_sub(used) / 3).clamp(0, 14);
         if curve >= 6 {
             self.curve(&mut page, process, width, curve - 4);

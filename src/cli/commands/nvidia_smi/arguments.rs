@@ -74,11 +74,11 @@ pub(super) struct Format {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Request {
     pub(super) mode: Mode,
-    /// The cards that `-i` names.
+    /// The cards that `-i` names; `None` means all cards.
     pub(super) ids: Option<Vec<String>>,
     /// The time between two answers in milliseconds; `None` for a single answer.
     pub(super) loop_ms: Option<u64>,
-    /// The file that `-f` names.
+    /// The file that `-f` names; `None` means stdout.
     pub(super) file: Option<PathBuf>,
 }
 

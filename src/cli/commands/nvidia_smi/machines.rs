@@ -43,7 +43,7 @@ pub(super) fn selected() -> Result<Vec<Measured>, Refusal> {
     Ok(measured.collect())
 }
 
-/// Returns the time that each card of each machine has worked.
+/// Returns, by the id of each machine, the time in nanoseconds that each of its cards has worked so far.
 fn busy(machines: &[Machine]) -> BTreeMap<String, Vec<u64>> {
     let times =
         |machine: &Machine| (0..machine.spec.count as usize).map(|card| machine.busy_ns(card)).collect();
@@ -69,7 +69,8 @@ fn look() -> Result<Vec<Machine>, Refusal> {
     Ok(machines)
 }
 
-/// Returns the card that a value of `-i` names by its index, UUID or PCI address.
+/// Returns the index of the card that a value of `-i` names by its index, UUID or PCI address, or `None` if
+/// it names none of the `count` cards.
 pub(super) fn card_of_id(id: &str, count: usize) -> Option<usize> {
     let by_index = id.parse().ok().filter(|&card: &usize| card < count);
     by_index.or_else(|| identity::index_of_uuid(id, count)).or_else(|| identity::index_of_bus_id(id, count))

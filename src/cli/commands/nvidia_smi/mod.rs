@@ -71,7 +71,7 @@ pub(crate) fn answer(words: impl Iterator<Item = String>) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints the answer, once or in a loop.
+/// Prints the answer, or writes it into the file of `-f`; once, or in a loop with `-l`.
 fn repeat(request: &Request) -> Result<ExitCode> {
     let mut is_first = true;
     let mut file = match request.file.as_deref().map(|path| (path, File::create(path))) {
@@ -100,7 +100,8 @@ fn repeat(request: &Request) -> Result<ExitCode> {
     }
 }
 
-/// Returns the answer for all machines.
+/// Returns the answer for all machines. Only the first answer of a loop (`is_first`) has a CSV header. Fails
+/// if `-i` selects no card, or a lost one.
 fn page(request: &Request, machines: &[Measured], is_first: bool) -> std::result::Result<String, Refusal> {
     let mut text = String::new();
     let mut found = false;

@@ -14,7 +14,7 @@ pub(super) const LOST: u8 = 15;
 pub(super) struct Refusal {
     /// The text, which nvidia-smi prints on stdout.
     pub(super) text: String,
-    /// The exit status.
+    /// The exit status, such as [`INVALID`].
     pub(super) status: u8,
 }
 

@@ -38,11 +38,11 @@ enum ReplayOutcome {
     /// The replay ran out of memory. The fields are the step, if the trace has steps, and the size of the
     /// request in bytes.
     OutOfMemory(Option<i64>, i64),
-    /// The replay failed.
+    /// The replay failed for another reason, which the field describes.
     Failed(String),
 }
 
-/// The replays of a run.
+/// The replays of a run, and the trace whose requests they repeat.
 pub(super) struct TuneAnswer<'a> {
     input: &'a Input,
     trace: &'a TraceFile,
@@ -92,12 +92,14 @@ impl<'a> TuneAnswer<'a> {
         &self.trials[self.own_index]
     }
 
-    /// Returns true if the run fits with some settings.
+    /// Returns true if the run fits with some settings, without a request that runs out of memory.
     pub(super) fn fits(&self) -> bool {
         self.trials.iter().any(|trial| trial.fits() && trial.lost(self.requests) == 0)
     }
 
-    /// Returns the replay with the best settings, or `None` if the run's own settings are as good.
+    /// Returns the replay with the best settings. Returns `None` if no settings fit, or if they save less
+    /// than [`LEAST_SAVING`] and have neither fewer failed requests nor fewer retries than the run's own
+    /// settings.
     fn best(&self) -> Option<&Trial> {
         let (best, own) = (self.trials.first()?, self.own());
         if !best.fits() || self.own_index == 0 {

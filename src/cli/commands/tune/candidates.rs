@@ -27,8 +27,8 @@ pub(super) fn candidates(own: &str, requests: &Requests) -> Vec<String> {
     all
 }
 
-/// Returns sizes in MiB that divide the large requests. With such a `max_split_size_mb`, a larger block is
-/// never split, so it serves only large requests.
+/// Returns the sizes in MiB at the [`QUANTILES`] of the large requests, as values of `max_split_size_mb`. The
+/// allocator never splits a block above that size, so such a block serves only large requests.
 fn split_sizes(large: &[(i64, i64)]) -> Vec<i64> {
     let all: i64 = large.iter().map(|(_, sum)| sum).sum();
     let mut sizes: Vec<i64> = QUANTILES

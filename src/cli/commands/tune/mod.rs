@@ -55,10 +55,11 @@ pub(crate) fn command() -> Command {
         .args(shared)
 }
 
-/// Replays the trace, and prints the settings, sorted by the memory that they need.
+/// Replays the requests of the process that reserved the most memory, and prints the settings, best first.
 ///
 /// # Errors
-/// When the trace cannot be read, or the Python has no torch.
+/// When the trace cannot be read, the run did not use PyTorch's caching allocator, or the Python has no
+/// torch.
 pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     let options = args::options(&[], matches, true)?;
     let input = select(&trace_input::open_arg("TRACE", matches, true)?, &options, false)?;

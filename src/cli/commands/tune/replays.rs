@@ -44,7 +44,6 @@ impl Capacity {
 /// The answers of all replays, in the order of `settings`, and the version of torch that made them.
 pub(super) struct Replays {
     pub(super) answers: Vec<Value>,
-    /// The version of torch.
     pub(super) torch: String,
 }
 
@@ -169,7 +168,7 @@ fn start(
     })
 }
 
-/// Ends the processes.
+/// Kills the processes and waits until they have ended.
 fn stop(workers: &mut Vec<(Child, std::vec::IntoIter<usize>)>) {
     for (child, _) in workers {
         child.kill().ok();

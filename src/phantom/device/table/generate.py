@@ -42,7 +42,7 @@ def site_packages(python):
 
 
 def wanted(site):
-    """Returns the names of the families that a library of torch leaves undefined."""
+    """Returns the functions of CUDA and its libraries that torch's libraries import (undefined symbols)."""
     names = set()
     for library in glob.glob(f"{site}/torch/lib/*.so"):
         lines = subprocess.run(
@@ -129,7 +129,7 @@ def parameters(name, prototype):
         elif (
             stars == 1 and base == "int" and label == "info" and re.search(r"geqrfBatched|gelsBatched", name)
         ):
-            kind, value = "c_int", "0"  # Host memory, unlike in most of the family.
+            kind, value = "c_int", "0"  # `info` is in host memory; most of the family has it on the device.
         elif creates and ((stars == 1 and re.search(r"(_t|Info|Descr|Handle)$", base)) or stars == 2):
             kind, value = "usize", "opaque_handle()"
         if kind is None:

@@ -14,7 +14,7 @@ from .native import call_after, text_id
 from .storages import tag
 from .torch_api import without_torch_function
 
-# By class: whether the class is a cache.
+# By class: the result of `is_cache`.
 _is_cache: dict[type, bool] = {}
 # By id(cache): a reference to the cache, and references to its tagged tensors, by name.
 _known: dict[int, tuple[weakref.ref, dict[str, weakref.ref]]] = {}

@@ -16,7 +16,8 @@ _counted: weakref.ref | None = None
 
 
 def has_optimizer() -> bool:
-    """Returns True if an optimizer was created, because torch has then wrapped the `step` of its class."""
+    """Returns True if an optimizer was created. It is detected by its class, whose `step` torch has then
+    wrapped."""
     classes, seen = [Optimizer], set()
     while classes:
         kind = classes.pop()

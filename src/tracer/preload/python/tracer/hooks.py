@@ -182,7 +182,8 @@ def _is_engine_due(calls: int) -> bool:
 
 
 def after_forward(module, output) -> None:
-    """Called when a module's call returns. Installed only if the memory of modules is recorded."""
+    """Records the memory of a call's result. Called when the call returns. Installed only if the memory of
+    modules is recorded."""
     try:
         measure_result(output)
     except Exception as error:
@@ -202,7 +203,8 @@ def _reference_to(optimizer) -> weakref.ref:
 
 def _make_before_step(is_compiling):
     def before_step(optimizer) -> None:
-        """Called before an optimizer's step."""
+        """Names and tags the parameters of an optimizer if they have changed since its last step, and tags
+        their gradients if these may be new. Called before each step."""
         if is_compiling():
             return
         try:
@@ -228,7 +230,8 @@ before_step = _make_before_step(is_compiling)
 
 def _make_after_step(is_compiling):
     def after_step(optimizer) -> None:
-        """Called after an optimizer's step."""
+        """Tags the optimizer's state in its first FIRST steps, and then at one in EVERY steps or when the
+        number of entries changes. Called after each step."""
         if is_compiling():
             return
         try:
@@ -254,7 +257,8 @@ after_step = _make_after_step(is_compiling)
 
 
 def after_backward() -> None:
-    """Called on the main thread after a backward."""
+    """Tags the gradients, and hooks optimizer and module classes that were created since the last call.
+    Called on the main thread after a backward."""
     try:
         hook_new_classes()
         hook_new_overridden_calls()

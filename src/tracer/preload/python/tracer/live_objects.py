@@ -15,8 +15,9 @@ from .torch_api import Module
 # The maximum number of objects to search, which takes about half a second. A time limit would depend on the
 # load.
 OBJECT_LIMIT = 20_000_000
-# The host memory that a search needs. Before Python 3.12, `gc.get_objects` creates a list with a pointer to
-# each object. If this used up the host memory, the kernel would kill the program.
+# A search needs BYTES_OF_OBJECT of host memory for each object, and SPARE_BYTES: before Python 3.12,
+# `gc.get_objects` creates a list with a pointer to each object. If this used up the host memory, the kernel
+# would kill the program.
 BYTES_OF_OBJECT = 8
 SPARE_BYTES = 32 << 20
 

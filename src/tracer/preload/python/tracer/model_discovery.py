@@ -91,7 +91,8 @@ def add_groups() -> None:
 
 
 def tag_everything_held() -> None:
-    """Tags the tensors of live models and optimizers after an OOM, including those that were never called."""
+    """Tags the tensors of live models and optimizers after an OOM, including those that were never called.
+    Does so only for the first OOMs (`_rescues_left`), because each search takes time."""
     global _rescues_left
     _rescues_left -= 1
     if _rescues_left < 0:

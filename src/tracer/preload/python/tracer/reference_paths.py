@@ -106,8 +106,8 @@ class Names:
         self._keys: dict[int, dict[int, object]] = {}
 
     def key_of(self, table: dict, child: int):
-        """Returns the key under which `table` has the value with the id `child`, or None if
-        the key is not a string."""
+        """Returns the key under which `table` has the value with the id `child`, or None if there is no such
+        value or its key is not a string."""
         keys = self._keys.get(id(table))
         if keys is None:
             keys = {id(value): key if type(key) is str else None for key, value in list(dict.items(table))}
@@ -115,8 +115,9 @@ class Names:
         return keys.get(child)
 
     def root(self, parent, child: int) -> Root | None:
-        """Returns the name by which `parent` holds its child, or None if a chain does not
-        end at such an object."""
+        """Returns the name by which `parent` holds its child if `parent` is the namespace of a module, a
+        function, a torch module or a class. Returns None for other parents, whose own holders are then
+        searched for."""
         kind = type(parent)
         module = self._modules.get(id(parent)) if kind is dict else None
         if module is not None:

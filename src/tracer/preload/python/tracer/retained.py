@@ -36,7 +36,7 @@ from .torch_api import Module, Optimizer, Tensor, without_torch_dispatch, withou
 
 # The maximum number of references between a tensor and the name that holds it.
 LEVELS = 10
-# The maximum number of tensors in one search, and of holders in its answer.
+# The maximum number of tensors in one search, and the maximum number of holders in its answer.
 TARGETS = 4096
 HOLDERS = 12
 # Holders of fewer bytes are not reported.
@@ -92,7 +92,7 @@ def _pointer(tensor) -> int:
 
 
 def _tensors_below(value, depth: int = 4):
-    """Yields the tensors in a value and in the dicts and sequences below it."""
+    """Yields the tensors in a value, and in the dicts and sequences down to `depth` levels below it."""
     kind = type(value)
     if issubclass(kind, Tensor):
         yield value
@@ -158,8 +158,9 @@ class Search:
         self._ends: dict[int, tuple[Root, object]] = {}
         # By the `id` of an object: the ids of the objects that it refers to.
         self._below: dict[int, list[int]] = {}
+        # By the `id` of an object: the id of the next object on the shortest chain from a name to it.
         self._above: dict[int, int] = {}
-        # Like `_above`, but also for objects that no name leads to.
+        # By the `id` of an object: the id of an object that refers to it, even if no name leads there.
         self._unnamed_above: dict[int, int] = {}
         # The ids of the objects that a name leads to.
         self.reached: set[int] = set()
@@ -233,15 +234,15 @@ class Search:
         }
 
     def describe(self, target: int, tensors: dict) -> tuple[dict, int | None] | None:
-        """The holder of a tensor, which is `tensors[target]`, and the `id` of the root tensor if a node of a
-        graph keeps it. None when no object of Python refers to the tensor."""
+        """Returns the holder of a tensor, which is `tensors[target]`, and the `id` of the root tensor of the
+        graph that keeps it (None without a graph). Returns None if no Python object refers to the tensor."""
         chain = [target]
         while chain[-1] in self._above:
             chain.append(self._above[chain[-1]])
         chain.reverse()
         end = self._ends.get(chain[0])
         if end is None:
-            # No name leads to the target, so the outermost object that was found stands for the holder.
+            # No name leads to the target, so the outermost object that was found is reported as the holder.
             top = target
             for _ in range(LEVELS):
                 top = self._unnamed_above.get(top, top)
@@ -264,8 +265,8 @@ class Search:
 
 
 def walk(why: str) -> list[dict]:
-    """Searches, and records the holders in the trace. Returns them, the largest first. `why` is the reason
-    for the search: `call`, `oom`, `growth`, `command` or `exit`."""
+    """Searches, and records the holders in the trace. Returns them in the order of `_judged`. `why` is the
+    reason for the search: `call`, `oom`, `growth`, `command` or `exit`."""
     if _state["is_busy"]:
         return []
     try:
@@ -286,7 +287,7 @@ def walk(why: str) -> list[dict]:
 
 
 def _each(things, deadline: float):
-    """Yields the things until the deadline."""
+    """Yields the items of `things` until `deadline`, a `time.monotonic` value."""
     for number, thing in enumerate(things):
         if number % STRIDE == 0 and time.monotonic() > deadline:
             return
@@ -368,7 +369,7 @@ def _holders(why: str, begin: float, seconds: float) -> tuple[list[dict], bool, 
         group = groups.setdefault(
             found.pop("group"), {**found, "bytes": 0, "tensors": 0, "roots": set(), "births": set()}
         )
-        # The graphs whose nodes keep the tensor, or storages that they have saved.
+        # The graph whose node keeps the tensor, and the tensor's own graph if it has saved storages.
         group["roots"].update(root for root in (graph, number if number in saved else None) if root)
         group["tensors"] += number in direct
         for pointer in {*saved.get(number, ()), direct.get(number, 0)} - placed - {0}:
@@ -402,7 +403,8 @@ def _goes_on(births: list[int], step: int) -> bool:
 
 
 def _judged(groups: list[dict]) -> list[dict]:
-    """Classifies each holder, for example as growing from step to step, and sorts the largest first."""
+    """Classifies each holder, for example as growing from step to step. Returns at most HOLDERS of them:
+    first those with a verdict in RETAINED, then the others, each by size. Drops those below MIN_BYTES."""
     step = current_step()
     for group in groups:
         births = sorted(group.pop("births"))

@@ -44,7 +44,7 @@ class Owner(NamedTuple):
 
 # The names of parameters, by id(parameter). Another parameter may have the same id later (see `owner_of`).
 _owners: dict[int, Owner] = {}
-# The number of parameters in `_owners` that no longer exist.
+# The number of known parameters that were freed so far.
 _gone = 0
 # By id(root): the thread that called the root last, if it is not the main thread. Only that thread may read
 # the gradients of the root.
@@ -104,7 +104,8 @@ def _gradient_of(parameter):
 
 
 def tag_model(root) -> None:
-    """Tags the parameters, buffers and gradients of all modules below a root that have paths."""
+    """Tags the parameters, gradients, buffers and plain attributes of the modules below a root, the root
+    included. Leaves out modules without a path."""
     seen: set[int] = set()
     visited: set[int] = set()
     root_id = root_id_of(id(root))
