@@ -14,7 +14,7 @@ fn doctor(arguments: &[&str]) -> Output {
     memtrace().arg("doctor").args(arguments).current_dir(env!("CARGO_TARGET_TMPDIR")).output().unwrap()
 }
 
-/// Returns the findings by subject, each with its worst state and all its lines.
+/// Parses the output of `--json`. Returns the subject, the state and the text of each finding, in order.
 fn findings(output: &Output) -> Vec<(String, String, String)> {
     let json: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|error| {
         panic!(

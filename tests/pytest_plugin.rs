@@ -666,10 +666,16 @@ def test_program_that_ended_passes():
     program(200).wait()
 "#,
     );
-    for arguments in [&["--memtrace=h100-80g", "-v"][..], &["--memtrace=h100-80g", "-v", "-n", "2"]] {
-        let (status, said) = pytest(installed, folder.path(), arguments);
+    let apart = "--deselect=test_it.py::test_trace_without_a_first_row";
+    for (workers, count) in [
+        (&[][..], "10 failed, 4 passed"),
+        // A trace without a first row names no process, so with xdist it fails every test that runs meanwhile.
+        (&["-n", "2", apart], "9 failed, 4 passed"),
+    ] {
+        let arguments = [&["--memtrace=h100-80g", "-v"], workers].concat();
+        let (status, said) = pytest(installed, folder.path(), &arguments);
         assert_eq!(status, Some(1), "{said}");
-        has(&said, &["10 failed, 4 passed", "(1 child process)", "has not ended"]);
+        has(&said, &[count, "(1 child process)", "has not ended"]);
         assert!(!said.contains("passes - "), "{said}");
     }
 }

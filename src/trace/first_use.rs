@@ -1,4 +1,4 @@
-//! The name of the mark of a process's first use of a device.
+//! The mark that records when a process first uses a GPU. Formats and parses its name.
 
 use std::fmt;
 

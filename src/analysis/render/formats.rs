@@ -52,7 +52,7 @@ pub(super) fn markdown_table(table: &Table) -> String {
 }
 
 /// Returns a table as CSV. Bytes, counts, shares in percent and durations in seconds are bare numbers. All
-/// other cells are as in the text.
+/// other cells keep their text, in the form that is safe for a spreadsheet.
 pub(super) fn csv_table(table: &Table) -> String {
     let (columns, rows) = table.without_bars();
     let mut writer = csv::Writer::from_writer(Vec::new());

@@ -27,8 +27,9 @@ struct Unit {
     forward: (u32, u32),
     /// The same for its backward; `None` if no op of its backward was recorded.
     backward: Option<(u32, u32)>,
-    /// The bytes of its whole parameters in separate blocks. `buffer` has their bytes in one buffer.
+    /// The bytes of the unit's unsharded parameters in one block each, so that each is rounded.
     whole: i64,
+    /// The bytes of the same parameters in one buffer.
     buffer: i64,
     /// The gradients: indices of [`Step::lives`].
     gradients: Vec<u32>,

@@ -136,7 +136,7 @@ pub enum Payload {
         /// The earlier uses that the tag replaces.
         claim: Claim,
     },
-    /// An op uses a storage, or a module call has memory.
+    /// The size of a storage that an op uses, or of the memory of a module or of one of its calls.
     Io {
         /// The address of the storage; 0 for the memory of a module.
         address: u64,

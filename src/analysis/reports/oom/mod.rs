@@ -46,8 +46,8 @@ use server_limit::{Refused, ServerPart};
 const MOST_ADVISED: usize = 5;
 /// The maximum number of remedies on the page.
 const MOST_ON_PAGE: usize = 3;
-/// Memory kept without need is named before the changes of `memtrace advise` if it is at least this part of
-/// the peak: one in 10.
+/// Kept memory is listed above the changes that `memtrace advise` proposes if it is at least one part in
+/// `LEAST_KEPT` of the peak.
 const LEAST_KEPT: i64 = 10;
 
 /// `memtrace oom`.

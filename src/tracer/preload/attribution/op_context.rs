@@ -1,7 +1,7 @@
 //! The context of an allocation inside torch ops.
 //!
-//! Names, stacks and contexts are created only when a report needs them, and are kept in small per-thread
-//! caches, because a training loop runs the same ops again and again.
+//! The name, the stack and the context of an op are computed when its first allocation needs them. They are
+//! kept in small per-thread caches, because a training loop runs the same ops again and again.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::CStr;

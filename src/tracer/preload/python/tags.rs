@@ -1,4 +1,4 @@
-//! Tags: rows that record the use of a block, some time after its allocation.
+//! Tags: rows that record the category of a block, some time after its allocation.
 
 use memtrace_record::Recorder;
 use memtrace_record::intern::TextId;

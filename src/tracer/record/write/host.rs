@@ -91,7 +91,7 @@ impl Budget {
     }
 }
 
-/// Decides when to sample host memory.
+/// Samples host memory: decides which samples are due, takes them, and records their rows.
 pub(crate) struct HostSampler {
     files: HostFiles,
     every: Duration,

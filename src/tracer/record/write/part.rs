@@ -47,8 +47,8 @@ impl RowFile {
         RowFile { writer: RowWriter::new(file), repeats, opens: true }
     }
 
-    /// Returns a new finder of repeats for the next part, which knows no rows of this part. Returns `None` if
-    /// every row is written.
+    /// Returns an empty finder of repeats for the next part, because a repeat cannot refer to rows of another
+    /// file. Returns `None` if repeats are disabled.
     pub(crate) fn repeats_of_next(&self) -> Option<RepeatFinder> {
         self.repeats.as_ref().map(|repeats| RepeatFinder::new(repeats.is_detailed()))
     }
