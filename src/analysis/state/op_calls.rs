@@ -105,8 +105,8 @@ pub struct OpCalls {
 }
 
 impl OpCalls {
-    /// Creates a counter. Each call gets the memory totals of `device`, or of the op's own device if `device` is
-    /// `None`.
+    /// Creates a counter. Each call gets the memory totals of `device`, or of the op's own device if `device`
+    /// is `None`.
     #[must_use]
     pub fn new(device: Option<i32>) -> OpCalls {
         OpCalls {

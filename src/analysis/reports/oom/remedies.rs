@@ -229,8 +229,8 @@ impl OomCase<'_> {
         found.filter(|holder| holder.bytes >= facts.parameters / 4 && facts.is_material(holder.bytes))
     }
 
-    /// Returns a variable of the script that holds a large graph, if no backward has run yet, the request is in
-    /// a forward, and more than one root module was called. The graph probably belongs to another model.
+    /// Returns a variable of the script that holds a large graph, if no backward has run yet, the request is
+    /// in a forward, and more than one root module was called. The graph probably belongs to another model.
     fn graph_of_other(&self) -> Option<&Holder> {
         let is_it = |holder: &&Holder| {
             holder.graphs > 0

@@ -154,8 +154,8 @@ impl Sample {
         }
     }
 
-    /// Records the share of nonzero elements of an output that is too large to record each element. For `Sum`,
-    /// writes the counts that follow from the share of the input instead.
+    /// Records the share of nonzero elements of an output that is too large to record each element. For
+    /// `Sum`, writes the counts that follow from the share of the input instead.
     fn write_share(self, arguments: &Arguments, output: &TensorMemory) {
         let (count, share) = (output.count(), arguments.share);
         let all = arguments.sizes.iter().map(|&size| size as usize).product::<usize>();

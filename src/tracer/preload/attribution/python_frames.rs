@@ -50,8 +50,8 @@ struct FrameLayout {
 /// The encoding of a frame's position in the code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Instruction {
-    /// Python 3.11 and later: word `word` of the frame holds the address of the current instruction. `first` is
-    /// the offset in bytes of the first instruction from the start of the code object.
+    /// Python 3.11 and later: word `word` of the frame holds the address of the current instruction. `first`
+    /// is the offset in bytes of the first instruction from the start of the code object.
     Address { word: usize, first: usize },
     /// A 32-bit instruction number at this byte offset, in units of `step` bytes (Python 3.9 and 3.10).
     Number { byte: usize, step: i32 },
