@@ -132,7 +132,14 @@ fn host_memory_of_500_children_is_read_though_some_end_meanwhile() {
         let all = &host["children"];
         let number = all["processes"].as_i64().unwrap();
         assert!((children..=children + brief).contains(&number), "{all}");
-        assert_eq!(all["pss_bytes"].as_i64().unwrap() >= 0, shares_known, "{all}");
+        // A busy machine takes more samples, and PSS is read only as often as its cost allows.
+        let files: Vec<_> =
+            std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
+        let trace = files.iter().find(|path| path.extension().is_some_and(|ending| ending == "csv")).unwrap();
+        let rows = std::fs::read_to_string(trace).unwrap();
+        let has_share =
+            |row: &str| row.contains(",child,") && row.contains("pss=") && row.contains("(total)");
+        assert_eq!(rows.lines().any(has_share), shares_known, "{all}");
         assert!(all["rss_bytes"].as_i64().unwrap() > number * 100_000, "{all}");
         assert_eq!(all["largest"].as_array().unwrap().len(), 8);
         assert!(all["largest"].as_array().unwrap().iter().all(|child| child["name"] == "sleep"), "{all}");
