@@ -36,15 +36,6 @@ const SMALL_PAGE: usize = 4096;
 
 static IS_ON: AtomicBool = AtomicBool::new(false);
 
-/// Parses the value of the variable: whether host values are kept. Returns `None` if it is neither 0 nor 1.
-pub(crate) fn are_values_kept() -> Option<bool> {
-    match std::env::var_os(HOST_VALUES_VARIABLE).unwrap_or_default().to_str() {
-        Some("" | "1") => Some(true),
-        Some("0") => Some(false),
-        _ => None,
-    }
-}
-
 /// Turns on the ranges without values. Called before the program starts. They stay off if the fork handlers
 /// cannot be installed.
 pub(crate) fn turn_on() {

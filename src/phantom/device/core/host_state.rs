@@ -58,10 +58,22 @@ fn requested_dynamic() -> Option<DynamicSizes> {
     DynamicSizes::parse(&std::env::var(DYNAMIC_VARIABLE).unwrap_or_default())
 }
 
+/// Returns the value of a variable that is 0 or 1, and `default` if it is unset or empty. Returns `None` for any
+/// other value.
+fn switch(variable: &str, default: bool) -> Option<bool> {
+    match std::env::var_os(variable).unwrap_or_default().to_str() {
+        Some("") => Some(default),
+        Some("0") => Some(false),
+        Some("1") => Some(true),
+        _ => None,
+    }
+}
+
 /// Ends the process with status 2 when the request is invalid, before the program could run on the wrong
 /// device.
 #[ctor::ctor(unsafe)]
 fn check_request() {
+    let (past_oom, keeps_values) = (switch(PAST_OOM_VARIABLE, false), switch(HOST_VALUES_VARIABLE, true));
     let error = match (requested_spec(), requested_dynamic(), faults::requested()) {
         (Err(error), _, _) => Some(format!("{CARD_VARIABLE}: {error}")),
         (_, None, _) => Some(format!("{DYNAMIC_VARIABLE}: it must be full, half or empty")),
@@ -69,16 +81,14 @@ fn check_request() {
         _ if loop_guard::requested_reads().is_none() => {
             Some(format!("{READS_VARIABLE}: it must be a number of reads, or 0 for no limit"))
         }
-        _ if past_oom::requested().is_none() => Some(format!("{PAST_OOM_VARIABLE}: it must be 0 or 1")),
-        _ if host_pages::are_values_kept().is_none() => {
-            Some(format!("{HOST_VALUES_VARIABLE}: it must be 0 or 1"))
-        }
+        _ if past_oom.is_none() => Some(format!("{PAST_OOM_VARIABLE}: it must be 0 or 1")),
+        _ if keeps_values.is_none() => Some(format!("{HOST_VALUES_VARIABLE}: it must be 0 or 1")),
         (_, _, Ok(requested)) => {
             faults::arm(requested);
-            if past_oom::requested() == Some(true) {
+            if past_oom == Some(true) {
                 past_oom::turn_on();
             }
-            if host_pages::are_values_kept() == Some(false) {
+            if keeps_values == Some(false) {
                 host_pages::turn_on();
             }
             triton::find_libcuda();

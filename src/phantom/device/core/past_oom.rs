@@ -9,8 +9,6 @@ use std::cell::Cell;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
-use memtrace_cards::PAST_OOM_VARIABLE;
-
 /// What the caller of a request does after a refusal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Caller {
@@ -57,15 +55,6 @@ const REPORTED: u8 = 2;
 
 thread_local! {
     static REQUEST: Cell<Request> = const { Cell::new(Request::New) };
-}
-
-/// Parses the value of the variable. Returns `None` if it is neither 0 nor 1.
-pub(crate) fn requested() -> Option<bool> {
-    match std::env::var_os(PAST_OOM_VARIABLE).unwrap_or_default().to_str() {
-        Some("" | "0") => Some(false),
-        Some("1") => Some(true),
-        _ => None,
-    }
 }
 
 /// Enables the grants, before the program starts.

@@ -25,11 +25,21 @@ const RECORDED: u64 = u64::MAX;
 /// Records that the process uses a device. At the first use of a second device, both devices get their marks.
 #[inline]
 pub(crate) fn note(device: i8) {
-    if let Some(bit) = u32::try_from(device).ok().and_then(|device| 1_u64.checked_shl(device))
-        && USED.load(Ordering::Relaxed) & bit == 0
-    {
-        first_use(device, bit);
+    if is_new(device) {
+        first_use(device, bit_of(device));
     }
+}
+
+/// Returns true if the process has not used the device before. False for a number that is not a device's.
+#[inline]
+pub(crate) fn is_new(device: i8) -> bool {
+    let bit = bit_of(device);
+    bit != 0 && USED.load(Ordering::Relaxed) & bit == 0
+}
+
+/// Returns the bit of a device in [`USED`]; 0 for a number that is not a device's.
+fn bit_of(device: i8) -> u64 {
+    u32::try_from(device).ok().and_then(|device| 1_u64.checked_shl(device)).unwrap_or(0)
 }
 
 #[cold]

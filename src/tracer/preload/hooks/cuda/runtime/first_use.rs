@@ -18,7 +18,7 @@ unsafe extern "C" fn set_device(device: c_int, _caller: *const c_void) -> c_int 
     // SAFETY: the caller's argument is passed on unchanged.
     let status = unsafe { real(device) };
     if status == SUCCESS {
-        note(|| i8::try_from(device).unwrap_or(-1));
+        note(i8::try_from(device).unwrap_or(-1));
     }
     status
 }
@@ -28,15 +28,17 @@ unsafe extern "C" fn mem_get_info(free: *mut usize, total: *mut usize, _caller: 
     // SAFETY: the caller's arguments are passed on unchanged.
     let status = unsafe { real(free, total) };
     if status == SUCCESS {
-        note(current_device);
+        note(current_device());
     }
     status
 }
 
 /// Records that the process uses the device, unless the call comes from inside another hooked call of this
-/// thread.
-fn note(device: impl FnOnce() -> i8) {
-    if let Some(_outermost) = Outermost::enter() {
-        shielded(|| first_uses::note(device()));
+/// thread. PyTorch calls `cudaSetDevice` often, so the first check is the cheapest.
+fn note(device: i8) {
+    if first_uses::is_new(device)
+        && let Some(_outermost) = Outermost::enter()
+    {
+        shielded(|| first_uses::note(device));
     }
 }
