@@ -113,19 +113,22 @@ fn example_of_a_cluster_runs_one_rank_of_512() {
     assert!((printed - peak / f64::from(1 << 20)).abs() <= 0.05, "{printed} MiB, {peak} bytes");
 }
 
-/// Returns the line with single spaces, and with `T` in place of what differs between runs: times, the number
-/// of events, and the bytes that one request lacks, because Python's garbage collector frees a segment sooner
-/// or later.
+/// Returns the line with single spaces, and with `T` in place of what differs between runs: times and the
+/// number of events.
 fn comparable(line: &str) -> String {
     let words: Vec<&str> = line.split_whitespace().collect();
-    let differs = |at: usize| {
-        words.get(at + 1) == Some(&"events") || words.get(at + 2..at + 5) == Some(&["missing", "for", "this"])
-    };
+    let differs = |at: usize| words.get(at + 1) == Some(&"events");
     let is_time = |at: usize| {
         words[at].parse::<f64>().is_ok()
             && words.get(at + 1).is_some_and(|unit| ["s", "ms"].contains(&unit.trim_end_matches([':', ','])))
     };
-    let word = |at: usize| if is_time(at) || differs(at) { "T" } else { words[at] };
+    let is_unit = |at: usize| at > 0 && is_time(at - 1);
+    let word = |at: usize| match at {
+        _ if is_time(at) || differs(at) => "T",
+        // The same moment may be shown in seconds or in milliseconds.
+        _ if is_unit(at) => words[at].trim_start_matches('m'),
+        _ => words[at],
+    };
     (0..words.len()).map(word).collect::<Vec<_>>().join(" ")
 }
 

@@ -323,12 +323,14 @@ impl<'a> OomCase<'a> {
         // The sample is older than the request, so its free bytes are out of date, but its bytes of other
         // processes still hold.
         let foreign = seen.foreign.iter().find(|(device, ..)| *device == row.device);
-        let untraced = foreign.map_or(0, |(_, bytes, ..)| *bytes.min(&left));
+        // A program that allocates while the sample is taken makes it too small. The size of a simulated
+        // context is known even without a sample.
+        let context_bytes = trace.meta.phantom["context_bytes"].as_i64().unwrap_or(0);
+        let untraced = foreign.map_or(0, |(_, bytes, ..)| *bytes).max(context_bytes).min(left);
         let device_free = foreign.map(|_| left - untraced);
         let context = ContextRange::of(trace);
         // If the driver reports nothing about other processes, memory beyond the largest possible context
         // belongs to them.
-        let context_bytes = trace.meta.phantom["context_bytes"].as_i64().unwrap_or(0);
         let most_of_context = if context_bytes > 0 { context_bytes } else { CONTEXT };
         let host = foreign.and_then(|(.., host)| *host).map(|host| host.min(untraced));
         let others = foreign
@@ -365,9 +367,8 @@ impl<'a> OomCase<'a> {
             outside: totals.outside,
             others,
             host,
-            // The size of a simulated context is known even without a sample.
             unknown: (untraced - others - host.unwrap_or(0)).max(context_bytes.min(left)),
-            room: device_free.unwrap_or(left - context_bytes.min(left)),
+            room: left - untraced,
             largest_hole: holes.first().copied().unwrap_or(0),
             failed_calls: seen.failed_of_oom,
             step: row.step,
@@ -493,7 +494,7 @@ impl<'a> OomCase<'a> {
         };
         let is_measured = facts.needed.is_some_and(|needed| needed > facts.capacity) || !of.is_empty();
         // The layers that were not reached may take less than the earlier ones, so their estimate is no bound.
-        let is_estimate = self.cause == Cause::TooBig && self.layers.is_some();
+        let is_estimate = self.cause == Cause::TooBig && self.estimate_by_layers().is_some();
         let least = match (is_measured, is_estimate) {
             (true, _) => "",
             (false, true) => "about ",
@@ -503,6 +504,13 @@ impl<'a> OomCase<'a> {
             return String::new();
         }
         format!(": {least}{} missing{of}", units.show(bytes))
+    }
+
+    /// Returns the layers that were not reached if they raise the need above what the earlier steps took.
+    fn estimate_by_layers(&self) -> Option<&LayersLeft> {
+        let facts = &self.facts;
+        let estimate = facts.needs_at_least() + facts.to_come;
+        self.layers.as_ref().filter(|_| estimate > facts.needs_by_earlier_steps())
     }
 
     /// Returns the reason, with the figures that prove it, as a sentence without a full stop.
@@ -611,7 +619,7 @@ impl<'a> OomCase<'a> {
                     show(needed),
                     show(needed - facts.capacity)
                 ),
-                _ => match &self.layers {
+                _ => match self.estimate_by_layers() {
                     Some(left) => format!(
                         "{at_least}. Layer {} of {} was reached: about {} in all if the other layers take \
                          as much, plus the memory of what follows them",
@@ -619,7 +627,7 @@ impl<'a> OomCase<'a> {
                         left.of,
                         show(needs + facts.to_come)
                     ),
-                    None if facts.to_come > 0 => format!(
+                    None if facts.to_come > 0 && needs + facts.to_come > by_steps => format!(
                         "at least {} is needed with the rest of the optimizer's state, and the card has {card}",
                         show(needs + facts.to_come)
                     ),
