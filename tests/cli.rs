@@ -159,6 +159,7 @@ const COUNTS: [&str; 6] = ["top", "depth", "calls", "width", "height", "tokens"]
 /// Options that do not select a part of a trace.
 const OTHER_OPTIONS: &[&str] = &[
     "against",
+    "allow-run",
     "as",
     "ask",
     "autocast",
@@ -233,7 +234,7 @@ fn options_of(command: &str) -> Vec<String> {
 /// Returns the ways to give `command` the trace `TRACE`; empty for a command that reads no trace.
 fn ways_to_read(command: &str) -> Vec<Vec<&str>> {
     match command {
-        "run" | "fit" | "doctor" | "help" | "lib" => Vec::new(),
+        "run" | "fit" | "doctor" | "help" | "lib" | "mcp" => Vec::new(),
         "diff" => vec![vec!["diff", "TRACE", "TRACE"]],
         "tune" => vec![vec!["tune", "TRACE"]],
         "advise" => vec![vec!["advise", "TRACE"], vec!["advise", "TRACE", "--batch=x2"]],

@@ -22,7 +22,7 @@ pub(crate) fn wheel_python() -> Option<PathBuf> {
     Some(python)
 }
 
-/// Returns the Python of `scripts/env users`, with pytest, nbconvert and JupyterLab.
+/// Returns the Python of `scripts/env users`, with pytest, nbconvert, JupyterLab and the SDK of MCP.
 pub(crate) fn users_python() -> Option<PathBuf> {
     let python = cache().join("users/bin/python");
     if !python.exists() {

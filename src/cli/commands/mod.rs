@@ -15,6 +15,7 @@ mod help;
 mod html_report;
 mod library_path;
 mod live;
+mod mcp;
 pub(crate) mod nvidia_smi;
 mod process_request;
 mod reports;
@@ -52,7 +53,11 @@ const GROUPS: &[Group] = &[
         example: "memtrace advise --fit 24g out",
     },
     Group { title: "Compare", commands: &["diff", "budget", "ranks"], example: "memtrace diff before after" },
-    Group { title: "Share", commands: &["report", "export"], example: "memtrace report out -o report.html" },
+    Group {
+        title: "Share",
+        commands: &["report", "export", "mcp"],
+        example: "memtrace report out -o report.html",
+    },
     Group { title: "Plumbing", commands: &["check", "lib", "help"], example: "memtrace check out" },
 ];
 
@@ -67,6 +72,7 @@ pub(crate) fn command() -> Command {
         tune::command(),
         html_report::command(),
         export::command(),
+        mcp::command(),
         library_path::command(),
         help::command(),
     ]);
@@ -127,6 +133,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
         Some(("export", matches)) => export::run(matches),
         Some(("report", matches)) => html_report::run(matches),
         Some(("live", matches)) => live::run(matches),
+        Some(("mcp", matches)) => mcp::run(matches),
         Some(("help", matches)) => help::run(matches),
         Some((name, matches)) => reports::run(name, matches),
         None => unreachable!("clap requires a subcommand"),

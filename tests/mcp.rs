@@ -1,0 +1,129 @@
+//! `memtrace mcp`, asked by the Python SDK of the protocol.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+#[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
+#[path = "common/torch.rs"]
+mod torch;
+#[expect(dead_code, reason = "this file needs the Python of the users alone")]
+#[path = "common/venv.rs"]
+mod venv;
+use torch::{Torch, built, clean, succeeded};
+
+/// The answers of one session of a client.
+struct Session(Value);
+
+impl Session {
+    /// Starts `memtrace mcp ARGUMENTS` in `folder` and calls the tools one after the other. Returns `None` if
+    /// the client is not installed.
+    fn new(folder: &Path, arguments: &[&str], calls: &Value) -> Option<Session> {
+        let python = venv::users_python()?;
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts/mcp/client.py");
+        let mut client = clean(&python);
+        client.current_dir(folder).arg(script).arg(calls.to_string()).arg(built("memtrace")).arg("mcp");
+        let output = client.args(arguments).output().unwrap();
+        Some(Session(serde_json::from_str(&succeeded("client.py", &output)).unwrap()))
+    }
+
+    /// Returns the text of the answer to the call `at`, which must have succeeded.
+    fn text(&self, at: usize) -> &str {
+        let answer = &self.0["answers"][at];
+        assert_eq!(answer["error"], false, "{answer}");
+        answer["text"].as_str().unwrap()
+    }
+
+    /// Returns the message with which the call `at` failed.
+    fn error(&self, at: usize) -> &str {
+        let answer = &self.0["answers"][at];
+        assert_eq!(answer["error"], true, "{answer}");
+        answer["text"].as_str().unwrap()
+    }
+}
+
+fn fixtures() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures"))
+}
+
+/// Returns the text without the absolute path of the fixtures. The server resolves the paths of its calls.
+fn here(text: &str) -> String {
+    text.trim().replace(&format!("{}/", fixtures().display()), "")
+}
+
+/// Returns what the command line prints.
+fn printed(arguments: &[&str]) -> String {
+    let output = clean(&built("memtrace")).args(arguments).current_dir(fixtures()).output().unwrap();
+    succeeded("memtrace", &output)
+}
+
+#[test]
+fn mcp_answers_as_the_command_line_does_and_stays_in_its_folders() {
+    let calls = json!([
+        ["list_runs", {}],
+        ["summary", {"trace": "gpt"}],
+        ["peak", {"trace": "gpt", "by": "module", "json": true}],
+        ["oom", {"trace": "oom-big"}],
+        ["diff", {"before": "gpt", "after": "conv", "top": 2}],
+        ["help", {"topic": ["columns"]}],
+        ["budget", {"trace": "gpt", "limits": "absent.toml"}],
+        ["peak", {"trace": "../.."}],
+        ["peak", {"trace": "gpt", "by": "nothing"}],
+        ["peak", {"trace": "--help"}],
+        ["run", {"command": ["true"]}],
+        ["peak", {"trace": "gpt", "offset": -1}],
+        ["peak", {"trace": "gpt", "output": "x"}],
+        ["check", {"trace": "gpt"}],
+    ]);
+    let Some(session) = Session::new(fixtures(), &[], &calls) else { return };
+    assert_eq!(session.0["server"], "memtrace");
+    let tools = session.0["tools"].as_object().unwrap();
+    assert!(tools.contains_key("leaks") && !tools.contains_key("run") && !tools.contains_key("report"));
+    assert!(tools["peak"]["properties"]["by"]["enum"].as_array().unwrap().contains(&json!("module")));
+    assert!(tools["diff"]["required"].as_array().unwrap().contains(&json!("before")));
+    assert!(session.text(0).contains("\"oom-big\""), "{}", session.text(0));
+    assert_eq!(here(session.text(1)), printed(&["summary", "gpt"]).trim());
+    let peak = here(session.text(2));
+    assert_eq!(peak, printed(&["peak", "gpt", "--by", "module", "--json"]).trim());
+    assert_eq!(here(session.text(3)), printed(&["oom", "oom-big"]).trim());
+    assert!(session.text(4).contains("conv"), "{}", session.text(4));
+    assert!(session.text(5).contains("alloc_id"));
+    assert!(session.error(6).contains("absent.toml: no such file"));
+    assert!(session.error(7).contains("outside the folders"));
+    assert!(session.error(8).contains("module"), "{}", session.error(8));
+    assert!(session.error(9).contains("no such file"), "{}", session.error(9));
+    assert!(session.error(10).contains("--allow-run"));
+    assert!(session.error(11).contains("offset"));
+    assert!(session.error(12).contains("no argument \"output\""));
+    assert!(session.text(13).contains("\nok "), "{}", session.text(13));
+}
+
+/// From an OOM to a change that was checked: five calls.
+#[test]
+fn mcp_leads_an_agent_from_an_oom_to_a_checked_change() {
+    let Some(torch) = Torch::installed("2.11.0") else { return };
+    let folder = TempDir::new().unwrap();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/train_vit.py");
+    let program = |options: &[&str]| -> Vec<String> {
+        let words = [torch.python.to_str().unwrap(), script.to_str().unwrap(), "--no-grad"];
+        words.iter().chain(options).map(|word| (*word).to_owned()).collect()
+    };
+    let calls = json!([
+        ["run", {"phantom": "rtx4090", "out": "first", "command": program(&[])}],
+        ["oom", {"trace": "first"}],
+        ["advise", {"trace": "first", "checkpoint": "ViT.blocks.*"}],
+        ["fit", {"phantom": "rtx4090", "values": "64", "command": program(&["--checkpoint", "--batch", "{}"])}],
+        ["report", {"trace": ["first"], "output": "page.html"}],
+        ["report", {"trace": ["first"], "output": "/tmp/page.html"}],
+    ]);
+    let Some(session) = Session::new(folder.path(), &["--allow-run", "."], &calls) else { return };
+    assert!(session.text(0).contains("out of memory"), "{}", session.text(0));
+    assert!(session.text(1).contains("verdict: too big"), "{}", session.text(1));
+    assert!(session.text(1).contains("--checkpoint 'ViT.blocks.*'"), "{}", session.text(1));
+    assert!(session.text(2).contains("ViT.blocks"), "{}", session.text(2));
+    assert!(session.text(3).contains("   64  fits "), "{}", session.text(3));
+    session.text(4);
+    assert!(folder.path().join("page.html").is_file());
+    assert!(session.error(5).contains("outside the folders"));
+}
