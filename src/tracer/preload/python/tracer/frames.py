@@ -126,40 +126,44 @@ class Lines:
 
     def __init__(self, deadline: float) -> None:
         self._deadline = deadline
-        # By id(code): the code, so that its id stays valid, and the first line that sets each name, by kind.
-        self._lines: dict[int, tuple[types.CodeType, dict[tuple[str, str], int]]] = {}
+        # By id(code): the code, so that its id stays valid, and the lines that set each name, by kind.
+        self._lines: dict[int, tuple[types.CodeType, dict[tuple[str, str], list[int]]]] = {}
 
     def setting(self, code, name: str, kinds: tuple[str, ...]) -> int:
         """Returns the first line of a function or module that sets a name with one of these instructions.
         Returns 0 if no line does, or if the program has not loaded the module `dis`."""
+        return min(self._all(code, name, kinds), default=0)
+
+    def _all(self, code, name: str, kinds: tuple[str, ...]) -> list[int]:
         dis = sys.modules.get("dis")
         known = self._lines.get(id(code))
         if known is None:
             names = (code.co_names, code.co_varnames, code.co_cellvars, code.co_freevars)
             is_used = any(name in some for some in names)
             if dis is None or not is_used or time.monotonic() > self._deadline:
-                return 0
+                return []
             known = self._lines[id(code)] = (code, self._read(dis, code))
-        lines = [line for kind in kinds if (line := known[1].get((kind, name)))]
-        return min(lines, default=0)
+        return [line for kind in kinds for line in known[1].get((kind, name), ())]
 
-    def filling(self, codes, name: str) -> tuple[str, int]:
-        """Returns the file and the first line, in these functions and in nested ones, that puts something
-        into the object that `name` refers to: `name.append(x)`, `name[key] = x`, `name = name + x`. The line
-        is 0 if no line does this."""
+    def filling(self, codes, name: str) -> tuple[str, list[int]]:
+        """Returns the file and the lines, in these functions and in nested ones, that put something into the
+        object that `name` refers to: `name.append(x)`, `name[key] = x`, `name = name + x`. All lines are in
+        the file of the first one. The list is empty if no line does this."""
         codes = list(codes)
+        file, lines = "", set()
         for code in codes:
-            line = self.setting(code, name, (FILLS,))
-            if line:
-                return code.co_filename, line
+            found = self._all(code, name, (FILLS,))
+            if found and code.co_filename == (file or code.co_filename):
+                file = code.co_filename
+                lines.update(found)
             if len(codes) < MAX_CODES:
                 inners = [inner for inner in code.co_consts if type(inner) is types.CodeType]
                 # A nested function that has a variable of its own with this name is left out.
                 codes += [each for each in inners if name not in each.co_varnames + each.co_cellvars]
-        return "", 0
+        return file, sorted(lines)
 
-    def _read(self, dis, code) -> dict[tuple[str, str], int]:
-        found: dict[tuple[str, str], int] = {}
+    def _read(self, dis, code) -> dict[tuple[str, str], list[int]]:
+        found: dict[tuple[str, str], list[int]] = {}
         line = code.co_firstlineno
         # The names that the current line has loaded so far, in order.
         loaded: list[str] = []
@@ -172,14 +176,14 @@ class Lines:
                 loaded = []
             name, value = instruction.opname, instruction.argval
             if name in SETS or name in LOCAL_SETS:
-                found.setdefault((name, value), line)
+                found.setdefault((name, value), []).append(line)
                 if value in loaded and name != "STORE_ATTR":
-                    found.setdefault((FILLS, value), line)
+                    found.setdefault((FILLS, value), []).append(line)
             elif name == "STORE_SUBSCR" and len(loaded) > 1:
-                found.setdefault((FILLS, loaded[-2]), line)
+                found.setdefault((FILLS, loaded[-2]), []).append(line)
             elif name.startswith("LOAD_"):
                 if value in FILLING and loaded and name in ("LOAD_ATTR", "LOAD_METHOD"):
-                    found.setdefault((FILLS, loaded[-1]), line)
+                    found.setdefault((FILLS, loaded[-1]), []).append(line)
                 # Some instructions load two names.
                 loaded += [str(each) for each in (value if type(value) is tuple else (value,))]
         return found

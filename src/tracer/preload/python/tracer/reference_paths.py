@@ -14,7 +14,7 @@ from typing import NamedTuple
 from .frames import LOCAL_SETS, OWN_FILES, Lines, Variable, place, variables_of
 from .graphs import bases_of, namespace_of_type
 from .paths import path_of
-from .torch_api import Module
+from .torch_api import Module, torch
 
 # Containers whose items all have the same name, `[*]`, whatever their index.
 SEQUENCES = (list, tuple, set, frozenset, collections.deque)
@@ -23,6 +23,11 @@ GLOBAL_SETS = ("STORE_NAME", "STORE_GLOBAL")
 # holder's function was running there.
 FILLED, SET, RUNNING = "filled", "set", "running"
 MAX_KEY = 40
+# The maximum number of lines that are named for one holder.
+MOST_LINES = 4
+# The maximum number of items of a container among which a CUDA graph is searched for.
+MOST_ITEMS = 64
+CudaGraph = getattr(torch._C, "_CUDAGraph", ())
 # A metaclass may override `kind.__name__`, so the descriptor of `type` is used.
 name_of_type = type.__dict__["__name__"].__get__
 qualified_name_of_type = type.__dict__["__qualname__"].__get__
@@ -180,6 +185,7 @@ class Names:
             place_of = {id(cell): index for index, cell in enumerate(cells)}.get(id(chain[0]), -1)
             names = root.names
             root = root._replace(name=names[place_of] if 0 <= place_of < len(names) else "?")
+        needed_by = "a CUDA graph" if any(map(_has_graph, chain)) else ""
         for upper, lower in zip(chain, chain[1:], strict=False):
             kind = type(upper)
             if kind is types.CellType or kind is types.MethodType:
@@ -224,7 +230,8 @@ class Names:
         if root.kind in ("attribute", "class") and attribute not in ("", "pending") and chain:
             kind = type(chain[0]) if root.kind == "attribute" else chain[0]
             file, line = self._class_place(kind, attribute)
-        file, line, how = self._place_of(root, name, attribute, chain, file, line)
+        file, lines, how = self._place_of(root, name, attribute, chain, file, line)
+        line = lines[0] if lines else 0
         what = container or "variable"
         if root.kind in ("attribute", "class") and not container:
             what = "attribute"
@@ -241,9 +248,11 @@ class Names:
             text = f"defaults or attributes of function {root.owner}()"
         elif root.kind == "unnamed":
             text = f"{root.owner}, which no name of the program reaches"
-        text += (
-            f" ({place(file, line)}{', where the function was' if how == RUNNING else ''})" if file else ""
-        )
+        others = lines[1:MOST_LINES]
+        more = "".join(f", {other}" for other in others)
+        more += f" and {len(lines) - MOST_LINES} more" if len(lines) > MOST_LINES else ""
+        more += ", where the function was" if how == RUNNING else ""
+        text += f" ({place(file, line)}{more})" if file else ""
         group = text if error else ""
         if frame is not None:
             variable, code = frame
@@ -267,13 +276,14 @@ class Names:
             "file": file,
             "line": line,
             "line_is": how,
+            "needed_by": needed_by,
         }
 
     def _place_of(
         self, root: Root, name: str, attribute: str, chain: list, file: str, line: int
-    ) -> tuple[str, int, str]:
-        """Returns a file, a line and the meaning of the line (FILLED, SET or RUNNING). Prefers the line that
-        fills the named object to the line that sets its name."""
+    ) -> tuple[str, list[int], str]:
+        """Returns a file, its lines and their meaning (FILLED, SET or RUNNING). Prefers the lines that fill
+        the named object to the line that sets its name."""
         codes, filled = root.codes, root.name
         if attribute not in ("", "pending") and name.endswith("." + attribute):
             kinds = [type(each) for each in chain[:2]] + (
@@ -283,13 +293,28 @@ class Names:
         elif name != root.name:
             # The name belongs to a key of a dict or to an attribute of another object.
             codes = ()
-        found, number = self._lines.filling(codes, filled)
-        if number:
-            return found, number, FILLED
+        found, numbers = self._lines.filling(codes, filled)
+        if numbers:
+            return found, numbers, FILLED
         if root.kind != "local":
-            return file, line, SET if line else ""
+            return file, [line], SET if line else ""
         number = self._lines.setting(root.codes[0], root.name, LOCAL_SETS)
-        return (file, number, SET) if number else (file, line, RUNNING)
+        return (file, [number], SET) if number else (file, [line], RUNNING)
+
+
+def _has_graph(thing) -> bool:
+    """Returns True if a container has a captured CUDA graph among its first items. The graph reads and writes
+    the tensors beside it, so they must stay."""
+    kind = type(thing)
+    if issubclass(kind, dict):
+        items = list(dict.values(thing))[:MOST_ITEMS]
+    elif issubclass(kind, list):
+        items = list.__getitem__(thing, slice(MOST_ITEMS))
+    elif issubclass(kind, tuple):
+        items = tuple.__getitem__(thing, slice(MOST_ITEMS))
+    else:
+        return False
+    return any(issubclass(type(item), CudaGraph) for item in items)
 
 
 def is_own(thing) -> bool:

@@ -411,7 +411,7 @@ def _judged(groups: list[dict]) -> list[dict]:
         old = [born for born in births if 0 <= born <= step - AGE]
         if group["kind"] == "traceback" and old:
             verdict = TRACEBACK
-        elif len(old) > 1 and _goes_on(births, step):
+        elif len(old) > 1 and _goes_on(births, step) and not group["needed_by"]:
             verdict = GROWS if old[0] <= max(FIRST_STEPS, step // 2) else WINDOW
         elif births and births[0] <= step - AGE:
             verdict = OLD
@@ -453,6 +453,7 @@ KEYS = ("holder", "verdict", "bytes", "tensors", "graphs", "nodes", "first_step"
     "file",
     "line",
     "line_is",
+    "needed_by",
 )
 
 
