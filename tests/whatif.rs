@@ -299,7 +299,7 @@ fn advise_names_changes_that_make_a_script_fit_on_a_t4() {
         let oom = harness::memtrace().arg("oom").arg(&trace).output().unwrap();
         let best = device["changes"][0]["change"].as_str().unwrap();
         assert!(
-            text(&oom.stdout).contains(&format!("  try: {best}: saves at least ")),
+            text(&oom.stdout).contains(&format!("(code: memtrace advise {best} TRACE): saves at least ")),
             "{}",
             text(&oom.stdout)
         );

@@ -60,6 +60,19 @@ pub fn duration(ns: i64) -> String {
     }
 }
 
+/// Formats an ordinal number, such as `1st`, `12th` or `22nd`.
+#[must_use]
+pub fn nth(number: i64) -> String {
+    let ending = match (number % 10, number % 100) {
+        (_, 11..=13) => "th",
+        (1, _) => "st",
+        (2, _) => "nd",
+        (3, _) => "rd",
+        _ => "th",
+    };
+    format!("{number}{ending}")
+}
+
 /// Capitalizes the first letter of a text.
 #[must_use]
 pub fn upper_first(text: &str) -> String {
@@ -81,6 +94,10 @@ mod tests {
         assert_eq!(
             (change(0, 5).as_str(), change(5, 0).as_str(), change(0, 0).as_str()),
             ("new", "gone", "0.0 %")
+        );
+        assert_eq!(
+            [1, 2, 3, 4, 11, 12, 22, 103, 111].map(nth).join(" "),
+            "1st 2nd 3rd 4th 11th 12th 22nd 103rd 111th"
         );
         assert_eq!(bar(0.5, 4), "██");
         assert_eq!(bar(0.03, 4), "▏");

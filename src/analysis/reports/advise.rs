@@ -242,7 +242,8 @@ impl Advised {
     }
 }
 
-fn print_code(printer: &mut Printer, change: &Change, advice: &Advice) {
+/// Prints the lines of code that make a change.
+pub(super) fn print_code(printer: &mut Printer, change: &Change, advice: &Advice) {
     printer.gap();
     printer.line([Cell::new(change.option(), Style::Strong)]);
     for line in &advice.code {

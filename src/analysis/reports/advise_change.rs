@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use super::advise::failed_request;
+use super::advise::{failed_request, print_code};
 use super::report::{Answer, Needs, Report, next};
 use crate::error::Result;
 use crate::options::{Flag, Options};
@@ -15,7 +15,7 @@ use crate::render::numbers::{percent, share, step_or_dash, upper_first};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::device::Moment;
 use crate::state::replay_trace::Replayed;
-use crate::whatif::{self, Change, ENDED_IN_OOM, Prediction, sureness};
+use crate::whatif::{self, Change, ENDED_IN_OOM, Prediction, advice, sureness};
 
 /// `memtrace advise` with a change.
 pub(super) struct AdviseChange;
@@ -202,6 +202,13 @@ fn print(
             printer.line([Cell::new(format!("  {why}"), Style::Alarm)]);
         }
     }
+    for (change, found) in changes.iter().zip(&all.found) {
+        let advice = advice(change, &all.again);
+        if *found > 0 && !advice.code.is_empty() {
+            print_code(printer, change, &advice);
+        }
+    }
+    printer.gap();
     printer.plain("These figures are allocated memory. With --reserved, the changed requests are replayed for reserved memory, too.");
 }
 

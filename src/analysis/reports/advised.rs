@@ -15,6 +15,8 @@ const FEWEST_OF_PEAK: i64 = 20;
 
 /// A change that lowers the peak, for the report about an OOM.
 pub(super) struct FirstAdvice {
+    /// The change in words.
+    pub(super) phrase: String,
     /// The option of `memtrace advise` that predicts the effect of this change.
     pub(super) option: String,
     /// The number of bytes that the change saves.
@@ -59,6 +61,7 @@ impl Advised {
     pub(super) fn first(&self, count: usize) -> Vec<FirstAdvice> {
         let Some(prediction) = &self.prediction else { return Vec::new() };
         let one = |(index, outcome, saved): &(usize, &Outcome, i64)| FirstAdvice {
+            phrase: self.changes[*index].phrase(),
             option: self.changes[*index].option(),
             saved: *saved,
             costs: advice(&self.changes[*index], &outcome.again).costs,

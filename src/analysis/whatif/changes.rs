@@ -121,6 +121,26 @@ impl Change {
         }
     }
 
+    /// Returns what to change in the program, as a short phrase for a reader who does not know the options;
+    /// empty for the changes that no report proposes.
+    #[must_use]
+    pub fn phrase(&self) -> String {
+        match self {
+            Change::Checkpoint(pattern) => format!("checkpoint the modules {pattern}"),
+            Change::Optimizer(NewOptimizer::EightBit) => "an optimizer with 8-bit state".to_owned(),
+            Change::Optimizer(NewOptimizer::Adafactor) => "Adafactor as the optimizer".to_owned(),
+            Change::Optimizer(NewOptimizer::Sgd) => "SGD without momentum as the optimizer".to_owned(),
+            Change::StepInBackward => "step each parameter in the backward, and free its gradient".to_owned(),
+            Change::OffloadOptimizer => "optimizer state and step on the CPU".to_owned(),
+            Change::Bfloat16 => "the whole model in bf16".to_owned(),
+            Change::Autocast => "the forward under torch.autocast to bf16".to_owned(),
+            Change::ChunkLoss(parts) => format!("head and loss on 1/{parts} of the tokens at a time"),
+            Change::Batch(1, 2) => "half the batch".to_owned(),
+            Change::Batch(times, parts) => format!("{times}/{parts} of the batch"),
+            Change::Shard { .. } | Change::ShardOptimizer(_) | Change::Without(_) => String::new(),
+        }
+    }
+
     /// Returns true for a change to 16 bits.
     #[must_use]
     pub fn is_type(&self) -> bool {

@@ -201,7 +201,11 @@ impl<'a> SizeRules<'a> {
 
     /// Returns true if the block would have half its bytes in bfloat16.
     pub(super) fn is_float(&self, step: &Step, life: &Life) -> bool {
-        if life.owner.category == Category::Workspace {
+        // A checkpoint has the type with which it was saved, and its state of the optimizer may stay alive
+        // beside a copy in the parameters' type.
+        let is_loaded = life.owner.category == Category::Loaded
+            || life.owner.category == Category::OptimizerState && life.owner.step < 0;
+        if life.owner.category == Category::Workspace || is_loaded {
             return false;
         }
         if matches!(

@@ -11,7 +11,9 @@ use serde_json::{Value, json};
 use super::super::advised::FirstAdvice;
 use super::super::device_users::Neighbours;
 use super::super::late_buckets::late_buckets;
-use super::cause::{Cause, Copies, Facts, Kept, StepTotals, with_inputs_of_checkpoints};
+use super::attention::AttentionFinder;
+use super::cause::{Cause, Copies, FEWEST_STEPS, Facts, Kept, StepTotals, with_inputs_of_checkpoints};
+use super::eval_mode::ForwardModes;
 use super::forwards::Forwards;
 use super::recomputed::recomputed;
 use super::remedies::remedy;
@@ -23,7 +25,7 @@ use crate::read::record::Record;
 use crate::read::stream::TraceFile;
 use crate::read::symbols::SymbolTable;
 use crate::render::numbers::duration;
-use crate::render::numbers::{counted, step_or_dash, upper_first};
+use crate::render::numbers::{counted, nth, step_or_dash, upper_first};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::block::{Block, Owner};
 use crate::state::device::Device;
@@ -60,8 +62,8 @@ pub(super) struct RowsBefore {
     /// For each device: the memory of each op and module in the latest steps.
     groups: Vec<(i32, StepGroups)>,
     forwards: Forwards,
-    /// True if an op of fused attention has run.
-    has_fused_attention: bool,
+    modes: ForwardModes,
+    attention: AttentionFinder,
 }
 
 impl RowsBefore {
@@ -76,8 +78,8 @@ impl RowsBefore {
             self.foreign.push((row.device, foreign, others, host));
         }
         self.forwards.feed(row, replay);
-        self.has_fused_attention |=
-            row.event == EventName::Op && replay.symbols.get(row.op).contains("scaled_dot_product");
+        self.modes.feed(row, replay);
+        self.attention.feed(row, replay.step, &replay.symbols);
         match row.event {
             EventName::Oom => {
                 self.ooms += 1;
@@ -152,18 +154,21 @@ impl ContextRange {
 /// The repeated layers that a forward had not reached when it ran out of memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct LayersLeft {
-    /// The layer of the request, and the number of all layers, such as `Net.blocks.10` and 12.
+    /// The layer of the request, its number (from 0), and the number of all layers, such as `Net.blocks.10`,
+    /// 10 and 12.
     at: String,
+    number: i64,
     of: i64,
     /// An estimate of the bytes that the current layer and the remaining layers would still allocate: the
-    /// average of the earlier layers for each, minus the memory that the current layer already holds.
+    /// average of the earlier layers for each, minus the memory that the current layer already holds. In the
+    /// first layer, this is unknown and 0.
     bytes: i64,
 }
 
 impl LayersLeft {
     /// Returns the layers that were not complete at the request in `module`. Their memory is estimated from
-    /// the blocks of the layers before. Returns `None` if `module` is not in a repeated layer or is in the
-    /// first one. `live` has the module, category and bytes of each live block.
+    /// the blocks of the layers before. Returns `None` if `module` is not in a repeated layer. `live` has the
+    /// module, category and bytes of each live block.
     fn find(module: &str, layers: &Layers, live: &[(String, Category, i64)]) -> Option<LayersLeft> {
         let joined = layers.joined(module);
         let mut end = 0;
@@ -181,7 +186,11 @@ impl LayersLeft {
                     )
             });
             let bytes: i64 = kept.map(|(.., bytes)| bytes).sum();
-            if at > 0 && of > at {
+            let found = |bytes| LayersLeft { at: format!("{prefix}{name}"), number: at, of, bytes };
+            if at == 0 && of > 1 {
+                return Some(found(0));
+            }
+            if of > at {
                 // The layer of the request has already allocated a part of its share.
                 let taken: i64 = live
                     .iter()
@@ -191,7 +200,7 @@ impl LayersLeft {
                     .map(|(.., bytes)| bytes)
                     .sum();
                 let left = bytes / at * (of - at) - taken;
-                return (left > 0).then(|| LayersLeft { at: format!("{prefix}{name}"), of, bytes: left });
+                return (left > 0).then(|| found(left));
             }
         }
         None
@@ -207,6 +216,9 @@ struct OptimizerStep {
     /// The temporary results of a step for all parameters at once: one per parameter, as large as its
     /// gradient.
     temporaries: i64,
+    /// True if the rest of the step probably allocates `temporaries`: the state is Adam's, and its step counts
+    /// are on the CPU, so the optimizer is not fused.
+    is_foreach: bool,
 }
 
 impl OptimizerStep {
@@ -217,6 +229,12 @@ impl OptimizerStep {
         // For each size: the number of trained parameters, counted by their gradients, and the number of
         // blocks of state. State has the category temporary until the step has ended.
         let mut sizes: FxHashMap<i64, (i64, i64)> = FxHashMap::default();
+        // The step counts of a fused optimizer, one number per parameter.
+        let is_number = |block: &&Block| {
+            let is_state = matches!(block.owner.category, Category::OptimizerState | Category::Temporary);
+            is_state && block.owner.phase == row.phase && (1..=8).contains(&block.requested)
+        };
+        let numbers = live.iter().filter(is_number).count();
         for block in live {
             match block.owner.category {
                 Category::Gradient => sizes.entry(block.bytes).or_default().0 += 1,
@@ -238,6 +256,7 @@ impl OptimizerStep {
         OptimizerStep {
             to_come: parameters().map(left).sum(),
             temporaries: parameters().map(|(size, (parameters, _))| size * parameters).sum(),
+            is_foreach: each == 2 && numbers < 2,
         }
     }
 }
@@ -282,8 +301,12 @@ pub(super) struct OomCase<'a> {
     pub(super) is_untrained: bool,
     /// The bytes of the logits and their copies, including the request; 0 if the request is not for a loss.
     pub(super) logits: i64,
-    /// True if an op of fused attention has run.
+    /// The bytes of attention's scores, including the request, and true if the module of the request has run
+    /// fused attention.
+    pub(super) scores: i64,
     pub(super) has_fused_attention: bool,
+    /// True if the request is in a forward in evaluation mode of a model that was trained before.
+    pub(super) is_evaluation: bool,
     /// The blocks of this device.
     live: Vec<(Owner, i64)>,
     symbols: SymbolTable,
@@ -349,10 +372,17 @@ impl<'a> OomCase<'a> {
         };
         let layers = in_forward
             .then(|| {
-                // The layers are found among the called modules only, because the class of a layer that was
-                // not called is unknown.
-                let layers = replayed.replay.classes.layers([], &replayed.symbols);
-                LayersLeft::find(&module, &layers, &live.iter().map(by_module).collect::<Vec<_>>())
+                let blocks = live.iter().map(by_module).collect::<Vec<_>>();
+                let classes = &replayed.replay.classes;
+                // The layers are found among the called modules, because the class of a layer that was not
+                // called is unknown. In the first layer, no other layer was called, so there only the number
+                // of layers with parameters counts.
+                let called = LayersLeft::find(&module, &classes.layers([], &replayed.symbols), &blocks);
+                called.or_else(|| {
+                    let paths = live.iter().map(|block| block.owner.module);
+                    let all = LayersLeft::find(&module, &classes.layers(paths, &replayed.symbols), &blocks);
+                    all.filter(|layers| layers.number == 0)
+                })
             })
             .flatten();
         let optimizer = OptimizerStep::of(&live, &replayed.symbols, row);
@@ -397,7 +427,9 @@ impl<'a> OomCase<'a> {
                 .unwrap_or_default(),
             is_join: *replayed.symbols.get(row.op) == *"aten::cat" && is_script(row, replayed),
             private: segments.iter().filter(|s| !usable(s.pool)).map(Segment::free).sum(),
-            copies: Copies::of(&live),
+            copies: Copies::of(&live, Category::Parameter),
+            states: Some(Copies::of(&live, Category::OptimizerState))
+                .filter(|states| states.steps >= FEWEST_STEPS),
             // An incomplete search may have missed the graphs.
             has_autograd: search.is_none_or(|search| {
                 !search.is_whole || search.holders.iter().any(|holder| holder.graphs > 0)
@@ -405,6 +437,7 @@ impl<'a> OomCase<'a> {
             has_backward: seen.forwards.has_backward,
             roots: seen.forwards.roots(&replayed.symbols),
             step_temporaries: optimizer.temporaries,
+            temporaries_to_come: 0,
             needed: trace.needed_bytes(),
         };
         let mut facts = facts;
@@ -412,6 +445,9 @@ impl<'a> OomCase<'a> {
         // the state does not fit.
         if 20 * facts.to_come >= facts.step_temporaries && facts.needs_at_least() + facts.to_come > capacity {
             facts.step_temporaries = 0;
+            if optimizer.is_foreach {
+                facts.temporaries_to_come = optimizer.temporaries;
+            }
         }
         let (cause, kept) = facts.judge();
         let groups = seen.groups.iter().find(|(device, _)| *device == row.device);
@@ -436,7 +472,13 @@ impl<'a> OomCase<'a> {
             differences,
             is_untrained: in_forward && !seen.forwards.has_backward,
             logits: logits(&live, row, &replayed.symbols.get(row.op)),
-            has_fused_attention: seen.has_fused_attention,
+            scores: seen.attention.scores(
+                live.iter().map(|block| (block.owner, block.bytes)),
+                (row.module, request),
+                &replayed.symbols,
+            ),
+            has_fused_attention: seen.attention.is_fused(row.module, &replayed.symbols),
+            is_evaluation: in_forward && seen.modes.is_evaluation(row.module, &replayed.symbols),
             live: live.iter().map(|block| (block.owner, block.bytes)).collect(),
             symbols: replayed.symbols.clone(),
             in_script: is_script(row, replayed) && row.step >= 0,
@@ -487,6 +529,8 @@ impl<'a> OomCase<'a> {
     fn missing(&self, units: Unit) -> String {
         let facts = &self.facts;
         let (bytes, of) = match self.cause {
+            // Without a larger bound, the missing bytes of the request are the only figure.
+            Cause::TooBig if facts.short() == 1 => (facts.lacking(), " for this request"),
             Cause::TooBig => (facts.short(), ""),
             Cause::RequestTooLarge => (facts.request - (facts.capacity - facts.unknown), ""),
             Cause::Injected | Cause::Limit => (0, ""),
@@ -503,14 +547,20 @@ impl<'a> OomCase<'a> {
         if facts.capacity == 0 || bytes <= 0 {
             return String::new();
         }
-        format!(": {least}{} missing{of}", units.show(bytes))
+        let more = self.facts.temporaries_to_come;
+        let in_step = if more > 0 && !is_measured && self.cause == Cause::TooBig {
+            format!(", about {} until this step ends", units.show(bytes + more))
+        } else {
+            String::new()
+        };
+        format!(": {least}{} missing{of}{in_step}", units.show(bytes))
     }
 
     /// Returns the layers that were not reached if they raise the need above what the earlier steps took.
     fn estimate_by_layers(&self) -> Option<&LayersLeft> {
         let facts = &self.facts;
         let estimate = facts.needs_at_least() + facts.to_come;
-        self.layers.as_ref().filter(|_| estimate > facts.needs_by_earlier_steps())
+        self.layers.as_ref().filter(|left| left.bytes > 0 && estimate > facts.needs_by_earlier_steps())
     }
 
     /// Returns the reason, with the figures that prove it, as a sentence without a full stop.
@@ -573,7 +623,14 @@ impl<'a> OomCase<'a> {
                     Some(_) => upper_first(&holder.kept(units)),
                     None => holder.line(units),
                 });
-                [grown, held].into_iter().flatten().collect::<Vec<_>>().join(". ")
+                let state = facts.states.filter(|_| kept.is_none()).map(|states| {
+                    format!(
+                        "Optimizer state of {} was allocated in {}: old optimizers are kept",
+                        show(states.bytes),
+                        counted(states.steps as u64, "step")
+                    )
+                });
+                [grown, held, state].into_iter().flatten().collect::<Vec<_>>().join(". ")
             }
             (Cause::Kept, Some((holder, why))) => format!("{}: {}", holder.line(units), remedy(*why).0),
             (Cause::HostMemory, _) => format!(
@@ -621,17 +678,36 @@ impl<'a> OomCase<'a> {
                 ),
                 _ => match self.estimate_by_layers() {
                     Some(left) => format!(
-                        "{at_least}. Layer {} of {} was reached: about {} in all if the other layers take \
-                         as much, plus the memory of what follows them",
-                        left.at,
+                        "{at_least}. The {} of {} layers was reached ({}): about {} in all if the other \
+                         layers take as much, plus the memory of what follows them",
+                        nth(left.number + 1),
                         left.of,
+                        left.at,
                         show(needs + facts.to_come)
                     ),
-                    None if facts.to_come > 0 && needs + facts.to_come > by_steps => format!(
-                        "at least {} is needed with the rest of the optimizer's state, and the card has {card}",
-                        show(needs + facts.to_come)
-                    ),
-                    None => at_least,
+                    None if facts.to_come > 0 && needs + facts.to_come > by_steps => {
+                        let state = show(needs + facts.to_come);
+                        let temporaries = facts.temporaries_to_come;
+                        let of_step = format!(
+                            ", about {} with the temporary results of its step (none with fused=True)",
+                            show(needs + facts.to_come + temporaries)
+                        );
+                        format!(
+                            "at least {state} is needed with the rest of the optimizer's state{}, and the card has {card}",
+                            if temporaries > 0 { of_step } else { String::new() }
+                        )
+                    }
+                    None => {
+                        match self.layers.as_ref().filter(|left| left.number == 0 && facts.has_autograd) {
+                            Some(left) => {
+                                format!(
+                                    "{at_least}. It was the 1st of {} layers ({}), and the others need memory, too",
+                                    left.of, left.at
+                                )
+                            }
+                            None => at_least,
+                        }
+                    }
                 },
             },
             (Cause::TooBig | Cause::Kept, _) => {

@@ -22,7 +22,7 @@ const LARGE: f64 = 0.15;
 const USUAL_CONTEXT: i64 = 600 << 20;
 /// The minimum number of finished steps that show growth. The first step does not count, because it allocates
 /// optimizer state.
-const FEWEST_STEPS: usize = 3;
+pub(super) const FEWEST_STEPS: usize = 3;
 /// Growth over at least this many steps is not a coincidence.
 const MANY_STEPS: usize = 6;
 /// The maximum number of ordinary forwards of the root module without a backward: two are common (an
@@ -146,6 +146,9 @@ pub(super) struct Facts {
     pub(super) private: i64,
     /// The live parameters that were allocated after training began.
     pub(super) copies: Copies,
+    /// The live state of optimizers, if at least [`FEWEST_STEPS`] steps allocated it, as in a program that
+    /// creates an optimizer again and keeps the old ones.
+    pub(super) states: Option<Copies>,
     /// True if autograd may be enabled; false if a complete search at the OOM found no graph of autograd.
     pub(super) has_autograd: bool,
     /// True if a backward has run.
@@ -155,22 +158,25 @@ pub(super) struct Facts {
     /// The bytes of the temporary results of the optimizer's step, for a request in this step after all of
     /// its state was allocated.
     pub(super) step_temporaries: i64,
+    /// An estimate of the temporary results that the optimizer's step will allocate once its state is
+    /// allocated, if the state itself does not fit.
+    pub(super) temporaries_to_come: i64,
     /// The device memory that the run needed, if it was measured.
     pub(super) needed: Option<i64>,
 }
 
-/// Live parameters that were allocated after training began, as by a program that copies its model in each
-/// step.
+/// Live parameters, or state of optimizers, that were allocated after training began, as by a program that
+/// copies its model in each step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Copies {
     pub(super) bytes: i64,
-    /// The number of steps in which these parameters were allocated.
+    /// The number of steps in which they were allocated.
     pub(super) steps: usize,
 }
 
 impl Copies {
-    pub(super) fn of(live: &[Block]) -> Copies {
-        let late = || live.iter().filter(|b| b.owner.category == Category::Parameter && b.owner.step >= 0);
+    pub(super) fn of(live: &[Block], category: Category) -> Copies {
+        let late = || live.iter().filter(|b| b.owner.category == category && b.owner.step >= 0);
         let steps: BTreeSet<i64> = late().map(|block| block.owner.step).collect();
         Copies { bytes: late().map(|block| block.bytes).sum(), steps: steps.len() }
     }
@@ -396,7 +402,7 @@ impl Facts {
         if is_state && holder.tensors >= FEWEST_GATHERED {
             return Some(Kept::FullState);
         }
-        if is_of_forward(holder) {
+        if is_of_forward(holder) || !text("needed_by").is_empty() {
             return None;
         }
         if holder.verdict == "grows" {
@@ -665,6 +671,9 @@ mod tests {
         assert_eq!(why(&facts, before("ema.shadow", 100)), None);
         assert_eq!(why(&facts, before("checkpoint['model']", 100)), Some(Kept::Loaded));
         assert_eq!(why(&facts, now(4)), Some(Kept::Gathered));
+        // The buffers of captured graphs, in a list beside the graphs.
+        let graphs = json!({ "tensors": 4, "first_step": 3, "last_step": 3, "needed_by": "a CUDA graph" });
+        assert_eq!(why(&facts, graphs), None);
         // Kept: tensors that torch.load makes before training; the full state of a sharded model.
         let loads = |file: &str| json!({ "tensors": 24, "first_step": -1, "last_step": -1, "file": file, "owner": "Unpickler.load" });
         let before = Facts { step: -1, ..full() };

@@ -1,7 +1,9 @@
 //! `memtrace oom`: the reason why a request ran out of memory, the evidence, and the remedies.
 
+mod attention;
 mod case;
 mod cause;
+mod eval_mode;
 mod forwards;
 mod recomputed;
 mod remedies;
@@ -160,7 +162,12 @@ impl Report for Oom {
         } else if cases.is_empty() {
             vec![next("summary", input, "")]
         } else {
-            vec![next("frag", input, "--at oom"), next("peak", input, "--by category")]
+            let need = cases.iter().any(|case| case["advised"].as_array().is_some_and(|all| !all.is_empty()));
+            let mut hints = vec![next("frag", input, "--at oom"), next("peak", input, "--by category")];
+            if need {
+                hints.insert(0, next("advise", input, ""));
+            }
+            hints
         };
         let json = json!({ "ooms": cases, "killed": killed, "refused": refused });
         Ok(Answer { body: printer, json, footer, next: hints, ..Answer::default() })

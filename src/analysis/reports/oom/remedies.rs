@@ -3,6 +3,7 @@
 use memtrace_trace::units::Unit;
 
 use super::super::advised::FirstAdvice;
+use super::attention::names_attention;
 use super::case::OomCase;
 use super::cause::{Cause, Kept, is_of_forward};
 use crate::state::retained::Holder;
@@ -15,6 +16,8 @@ const PAGE: i64 = 20 << 20;
 const FEWEST_OF_MODEL: usize = 8;
 /// The text after a saving that may be smaller than the missing memory.
 const UNSURE: &str = ", may not be enough alone";
+/// The remedy for an evaluation that keeps graphs, if it is unknown whether the program evaluates.
+const EVALUATES: &str = "if this is an evaluation: torch.no_grad() or torch.inference_mode()";
 
 impl OomCase<'_> {
     /// Returns the remedies, without the changes of `memtrace advise`.
@@ -45,6 +48,12 @@ impl OomCase<'_> {
                 "keep copies on the CPU (copy.deepcopy(model).cpu(), or its state_dict() moved there), or one that is updated in place",
             ]),
             (Cause::Grows, None) => {
+                if facts.states.is_some() {
+                    add(&[
+                        "create the optimizer once, or del the old one with all that refers to it (a list, a scheduler, a closure) before \
+                         the next",
+                    ]);
+                }
                 add(&[
                     "memtrace leaks shows the ops and lines whose memory grows; memtrace leaks --holders \
                      shows the objects that keep it",
@@ -105,12 +114,26 @@ impl OomCase<'_> {
         let facts = &self.facts;
         let show = |bytes: i64| units.show(bytes).to_string();
         let mut all = Vec::new();
+        if self.is_evaluation && facts.has_autograd && facts.is_material(facts.activations) {
+            all.push(format!(
+                "torch.no_grad() around this forward: it runs in evaluation mode (model.eval()), in which nothing is trained, and keeps a \
+                 graph for a backward: {} of activations",
+                show(facts.activations)
+            ));
+        } else if self.may_evaluate() && facts.is_larger_than_before() {
+            all.push(EVALUATES.to_owned());
+        }
         if self.is_attention() {
-            all.push(
-                "torch.nn.functional.scaled_dot_product_attention (attn_implementation=\"sdpa\" in transformers), which never \
-                 holds all scores at once"
-                    .to_owned(),
-            );
+            let takes = if self.scores > 0 {
+                format!(": they take {} now", show(self.scores))
+            } else {
+                String::new()
+            };
+            let unsure = if self.is_too_little(self.scores) { UNSURE } else { "" };
+            all.push(format!(
+                "torch.nn.functional.scaled_dot_product_attention (attn_implementation=\"sdpa\" in transformers, need_weights=False for nn.MultiheadAttention), which never \
+                 holds all scores at once{takes}{unsure}"
+            ));
         }
         if 4 * facts.recomputed >= facts.allocated.max(1) {
             all.push(
@@ -135,8 +158,9 @@ impl OomCase<'_> {
         }
         if facts.is_material(self.logits) {
             all.push(format!(
-                "--chunk-loss 8: the head and the loss on an eighth of the tokens at a time, checkpointed: \
-                 its logits and their copies take {} now",
+                "head and loss on 1/8 of the tokens at a time, checkpointed ({}): the logits and their \
+                 copies take {} now",
+                code_of("--chunk-loss 8"),
                 show(self.logits)
             ));
         }
@@ -157,7 +181,7 @@ impl OomCase<'_> {
         }
         if let Some(data) = self.data() {
             all.push(format!(
-                "keep it on the CPU if it is data, and copy one batch at a time (.cuda() in the loop): {}",
+                "keep it on the CPU if it is data, and copy one batch at a time (.cuda() in the loop; a queue of batches needs a maxsize): {}",
                 data.line(units)
             ));
         }
@@ -171,11 +195,8 @@ impl OomCase<'_> {
     /// that is no longer needed, and a way to measure the whole need.
     pub(super) fn tries_if(&self) -> Vec<String> {
         let mut all = Vec::new();
-        let is_need = matches!(self.cause, Cause::TooBig | Cause::RequestTooLarge);
-        // A step that is larger than earlier ones may do another kind of work.
-        let may_evaluate = self.is_untrained || self.phase == "forward" && self.facts.is_larger_than_before();
-        if is_need && may_evaluate && self.facts.has_autograd && self.graph_of_other().is_none() {
-            all.push("if this is an evaluation: torch.no_grad() or torch.inference_mode()".to_owned());
+        if self.may_evaluate() && !self.is_evaluation && !self.facts.is_larger_than_before() {
+            all.push(EVALUATES.to_owned());
         }
         if self.is_loading() {
             all.push(
@@ -194,6 +215,14 @@ impl OomCase<'_> {
         all
     }
 
+    /// Returns true if the request may be of an evaluation: no backward has run yet, or the step is larger
+    /// than earlier ones, so that it may do another kind of work.
+    fn may_evaluate(&self) -> bool {
+        let is_need = matches!(self.cause, Cause::TooBig | Cause::RequestTooLarge);
+        let may = self.is_untrained || self.phase == "forward" && self.facts.is_larger_than_before();
+        is_need && may && self.facts.has_autograd && self.graph_of_other().is_none()
+    }
+
     /// Returns true if a program that has already run steps moves as many tensors to the GPU as a model has,
     /// outside of modules.
     fn is_loading(&self) -> bool {
@@ -205,12 +234,13 @@ impl OomCase<'_> {
             && self.facts.copied >= FEWEST_OF_MODEL
     }
 
-    /// Returns true if the request is for the scores of attention.
+    /// Returns true if scores of attention take a significant share of the card, or the request is for them.
     fn is_attention(&self) -> bool {
-        let names = |text: &str| ["attn", "attention"].iter().any(|part| text.to_lowercase().contains(part));
-        SCORES.iter().any(|part| self.op.contains(part))
-            && !self.has_fused_attention
-            && (names(&self.module) || self.lines.iter().any(|line| names(line)))
+        let is_named =
+            || names_attention(&self.module) || self.lines.iter().any(|line| names_attention(line));
+        let is_request =
+            SCORES.iter().any(|part| self.op.contains(part)) && !self.has_fused_attention && is_named();
+        self.facts.is_material(self.scores) || is_request
     }
 
     /// Returns the holder of FSDP's gathered parameters, if these are at least a quarter as large as the live
@@ -242,14 +272,15 @@ impl OomCase<'_> {
     }
 
     /// Returns a variable with one or a few large tensors from before training that are not a copy of the
-    /// parameters.
+    /// parameters, or with many tensors that are far larger than a copy.
     fn data(&self) -> Option<&Holder> {
         let is_it = |holder: &&Holder| {
+            let least = if holder.tensors < 8 { self.facts.parameters } else { 2 * self.facts.parameters };
             holder.graphs == 0
                 && holder.last_step.is_some_and(|last| last < 0)
-                && (1..8).contains(&holder.tensors)
+                && holder.tensors > 0
                 && self.facts.is_material(holder.bytes)
-                && holder.bytes > self.facts.parameters
+                && holder.bytes > least
                 && !is_of_forward(holder)
         };
         self.facts.holders.iter().find(is_it)
@@ -278,6 +309,18 @@ impl OomCase<'_> {
         }
     }
 
+    /// Returns true if a change that saves this many bytes may be too little.
+    fn is_too_little(&self, saved: i64) -> bool {
+        self.is_too_little_with(saved, saved)
+    }
+
+    /// Returns true if a change may be too little that saves `saved` bytes of the held memory, and `in_all`
+    /// bytes with the memory that was not yet allocated.
+    fn is_too_little_with(&self, saved: i64, in_all: i64) -> bool {
+        let short = self.facts.short() + self.facts.temporaries_to_come;
+        self.is_rest_unknown() || in_all < short / 4 * 5 || saved < self.least_saving()
+    }
+
     /// Returns the line for a change of `memtrace advise`, with the bytes that it saves here.
     pub(super) fn advised_line(&self, advice: &FirstAdvice, units: Unit) -> String {
         let facts = &self.facts;
@@ -286,7 +329,13 @@ impl OomCase<'_> {
         let now = (facts.activations).max(1);
         let of_rest =
             (i128::from(facts.to_come) * i128::from(advice.saved.min(now)) / i128::from(now)) as i64;
-        let saved = advice.saved.saturating_add(of_rest);
+        // Another optimizer, or one on the CPU, has no temporary results for all parameters at once.
+        let of_temporaries = match advice.option.split(' ').next() {
+            Some("--optimizer" | "--offload") => facts.temporaries_to_come,
+            Some("--dtype") => facts.temporaries_to_come / 2,
+            _ => 0,
+        };
+        let saved = advice.saved.saturating_add(of_rest).saturating_add(of_temporaries);
         let is_of_batch = !advice.option.starts_with("--batch") || facts.larger_step().is_none();
         let enough = match facts.needed.filter(|needed| *needed > facts.capacity) {
             Some(_) if saved < facts.short() => ", not enough alone",
@@ -294,22 +343,23 @@ impl OomCase<'_> {
                 ", may not be enough alone: it is unknown whether the extra memory of this step grows with \
                  the batch"
             }
-            None if self.is_rest_unknown()
-                || saved < facts.short() / 4 * 5
-                || advice.saved < self.least_saving() =>
-            {
-                UNSURE
-            }
+            None if self.is_too_little_with(advice.saved, saved) => UNSURE,
             Some(_) => ", enough",
             None => ", likely enough",
         };
         format!(
-            "{}: saves {least}{}{enough}; costs: {}",
-            advice.option,
+            "{} ({}): saves {least}{}{enough}; costs: {}",
+            advice.phrase,
+            code_of(&advice.option),
             units.show(advice.saved),
             advice.costs
         )
     }
+}
+
+/// Returns the command that shows the code of a change, for the line of the change.
+fn code_of(option: &str) -> String {
+    format!("code: memtrace advise {option} TRACE")
 }
 
 /// Returns the reason why a holder keeps memory, and the remedies.
