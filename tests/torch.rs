@@ -5,7 +5,7 @@
 //! version, the tests on it are skipped with a message; with `CI=true` they fail.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use tempfile::TempDir;
@@ -567,6 +567,10 @@ fn faults_of_the_file_system_cost_the_trace_and_not_the_program(torch: &Torch) {
     let dir = TempDir::new().unwrap();
     let file = dir.path().join("file");
     std::fs::write(&file, "not a folder").unwrap();
+    let check = |out: &Path| {
+        let output = memtrace().arg("check").arg(out).output().unwrap();
+        assert!(output.status.success(), "{}: {}", out.display(), text(&output.stdout));
+    };
     let unharmed = |what: &str, output: &Output| {
         let stderr = text(&output.stderr);
         assert!(output.status.success(), "{what}: {}\n{stderr}", output.status);
@@ -583,19 +587,44 @@ fn faults_of_the_file_system_cost_the_trace_and_not_the_program(torch: &Torch) {
         let mut command = torch.preloaded_command(&dir.path().join(how));
         unharmed(how, &command.arg(scripts().join("processes/faults.py")).arg(how).output().unwrap());
     }
-    // A full disk: 256 KiB of tmpfs in a new mount namespace.
-    let out = dir.path().join("full");
-    std::fs::create_dir(&out).unwrap();
-    let mut command = Command::new("unshare");
-    command.args(["--mount", "--map-root-user", "sh", "-c"]);
-    command.arg("mount -t tmpfs -o size=256k tmpfs \"$MEMTRACE_OUT\" && exec \"$@\"").arg("sh");
-    let program = torch.preloaded_command(&out);
-    command.arg("env").arg(format!("LD_PRELOAD={}", preloads())).arg(program.get_program());
-    command.arg(scripts().join("processes/faults.py")).arg("none");
-    for (name, value) in program.get_envs().filter(|(name, _)| *name != "LD_PRELOAD") {
-        command.env(name, value.unwrap_or_default());
+    // A full disk: 256 KiB of tmpfs in a new mount namespace. With a full /dev/shm, the journal needs another place.
+    let full_disk = "mount -t tmpfs -o size=256k tmpfs \"$MEMTRACE_OUT\"";
+    let full_memory = "mount -t tmpfs -o size=64k tmpfs /dev/shm && head -c 65536 /dev/zero >/dev/shm/all";
+    for (name, fault) in [("full disk", full_disk), ("full shared memory", full_memory)] {
+        let out = dir.path().join(name);
+        std::fs::create_dir(&out).unwrap();
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "--map-root-user", "sh", "-c"]);
+        command.arg(format!("{fault} && exec \"$@\"")).arg("sh");
+        let program = torch.preloaded_command(&out);
+        command.arg("env").arg(format!("LD_PRELOAD={}", preloads())).arg(program.get_program());
+        command.arg(scripts().join("processes/faults.py")).arg("none");
+        for (name, value) in program.get_envs().filter(|(name, _)| *name != "LD_PRELOAD") {
+            command.env(name, value.unwrap_or_default());
+        }
+        unharmed(name, &command.output().unwrap());
+        if fault == full_memory {
+            check(&out);
+        }
     }
-    unharmed("full disk", &command.output().unwrap());
+    // New files take the names of the libraries while they are in use.
+    let out = dir.path().join("replaced");
+    let copies: Vec<PathBuf> = preloads()
+        .split([' ', ':'])
+        .map(|library| {
+            let copy = dir.path().join(Path::new(library).file_name().unwrap());
+            std::fs::copy(library, &copy).unwrap();
+            copy
+        })
+        .collect();
+    let names: Vec<String> = copies.iter().map(|copy| copy.display().to_string()).collect();
+    let mut command = torch.preloaded_command(&out);
+    command.env("LD_PRELOAD", names.join(" ")).arg(scripts().join("processes/faults.py"));
+    let output = command.arg("replaced libraries").args(&copies).output().unwrap();
+    assert!(output.status.success(), "{}\n{}", output.status, text(&output.stderr));
+    assert_eq!(text(&output.stdout), untraced);
+    assert!(copies.iter().all(|copy| std::fs::read(copy).unwrap() == b"not a library"));
+    check(&out);
 }
 
 fn out_file_never_overwrites_a_file_of_somebody_else(torch: &Torch) {

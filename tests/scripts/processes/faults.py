@@ -26,4 +26,10 @@ for round in range(300):
     kept = [torch.empty(1000 * (i + 1), dtype=torch.uint8, device="cuda") for i in range(20)]
     if how == "vanished folder" and round == 100:
         shutil.rmtree(out, ignore_errors=True)
+    if how == "replaced libraries" and round == 100:
+        # Installers write a new file and give it the old name.
+        for library in map(Path, sys.argv[2:]):
+            new = library.with_suffix(".new")
+            new.write_bytes(b"not a library")
+            new.replace(library)
 print("allocated", torch.cuda.memory_allocated())
