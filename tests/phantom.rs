@@ -63,6 +63,23 @@ scripts! {
     phantom_known_values_outlive_kernels_without_pointers_and_compare: "known_values.py" on "h100-80g";
 }
 
+#[test]
+fn phantom_reads_of_one_place_are_named_long_before_they_are_bounded() {
+    Torch::on_newest(|torch| {
+        for (bound, expected) in [("5000", Some("has read the same 64 bytes")), ("0", None)] {
+            let script =
+                Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts/phantom/repeated_reads.py");
+            let mut command = on_phantom(&torch.python, "t4");
+            let output = command.arg(script).env("MEMTRACE_PHANTOM_READS", bound).output().unwrap();
+            let stderr = text(&output.stderr);
+            assert!(output.status.success(), "{stderr}");
+            let lines: Vec<&str> = stderr.lines().filter(|line| line.contains("no new input")).collect();
+            assert_eq!(lines.len(), usize::from(expected.is_some()), "{stderr}");
+            assert!(expected.is_none_or(|words| lines[0].contains(words)), "{stderr}");
+        }
+    });
+}
+
 /// Runs a script of `tests/scripts/phantom`, which must succeed; returns its stdout.
 fn stdout_of(torch: &Torch, script: &str, card: &str, variables: &[(&str, &str)]) -> String {
     torch.untraced_on(card, &[], &format!("phantom/{script}"), &[], variables).expect_success().stdout()

@@ -18,6 +18,15 @@ assert bool(torch.isfinite(scalar)) and not bool(torch.isnan(scalar)) and bool(t
 assert bool(torch.isfinite(torch.tensor(0.1, device=device)))
 assert not torch.tensor(float("nan"), device=device).isfinite()
 batch = torch.rand(4, 3, device=device)
+# A number equals itself, in a view with strides too.
+column = torch.rand(4, 4, 3, device=device)[..., 2]
+assert torch.distributions.constraints.real.check(column).all()
+assert not (column != column).any() and not (column == column.mT.contiguous().mT).all()
+# The minimum of flags is "all", the maximum is "any". No earlier test for equality decides, although its
+# memory is used again.
+assert (column.tril() == column).view(1, 16).min(-1)[0].tolist() == [True]
+assert (column.diagonal() > 0).min(-1)[0].item() and not (column.diagonal() > 3).amax(-1).item()
+assert torch.distributions.constraints.lower_cholesky.check(column).item()
 assert (batch >= 0).all(-1).tolist() == [True] * 4 and (batch < 0).any(dim=-1).tolist() == [False] * 4
 
 # Known flags decide the answer about all flags.
@@ -104,6 +113,7 @@ for shape in ((), (1,), (5,)):
             positive(3), scale_tril=torch.linalg.cholesky(positive(3, 3) @ positive(3, 3).mT)
         ),
         distributions.Dirichlet(positive(4)),
+        distributions.LKJCholesky(4, positive()),
     ):
         distribution.log_prob(distribution.sample())
 action = distributions.Categorical(logits=torch.randn(1, 6, device=device)).sample()

@@ -4,11 +4,12 @@
 //! Two bounds stop such a program. The first counts all small reads of invented values since the last large
 //! input from the host. The second counts identical reads (same range, same answer) while every input from
 //! the host repeats an earlier one. It stops a program that sends and reads the same values again and again,
-//! as a server does whose sequences never grow.
+//! as a server does whose sequences never grow. A message names such a loop at a tenth of this bound.
 
 use std::collections::HashMap;
 use std::hash::Hasher;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::io::Write;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{LazyLock, Mutex};
 
 use rustc_hash::FxHasher;
@@ -27,6 +28,8 @@ const MAX_IDLE_READS: u64 = 100_000;
 pub(crate) const READS_VARIABLE: &str = "MEMTRACE_PHANTOM_READS";
 /// The second bound when the variable is not set.
 const DEFAULT_READS: u64 = 20_000;
+/// A loop is named at this fraction of the second bound.
+const NAMED_AT: u64 = 10;
 /// The maximum number of different reads that are counted. A program that loops repeats only a few reads.
 const MOST_PLACES: usize = 4096;
 /// The number of recent inputs that are remembered.
@@ -102,7 +105,25 @@ fn is_repeated(address: usize, size: usize, answer: u64) -> bool {
     }
     let count = places.entry((address, size, answer)).or_default();
     *count += 1;
-    *count >= most
+    let count = *count;
+    drop(places);
+    if count == most.div_ceil(NAMED_AT) {
+        name_loop(size, count, most);
+    }
+    count >= most
+}
+
+/// Prints once that the program may wait for a value that never comes.
+fn name_loop(size: usize, count: u64, most: u64) {
+    static PRINTED: AtomicBool = AtomicBool::new(false);
+    if !PRINTED.swap(true, Ordering::Relaxed) {
+        let _ = writeln!(
+            std::io::stderr(),
+            "memtrace: the program has read the same {size} bytes, which no kernel computed, {count} times, and \
+             gave the device no new input. If it waits for another value, it will not end by itself: the \
+             simulated GPU stops it after {most} such reads ({READS_VARIABLE})."
+        );
+    }
 }
 
 /// Resets both bounds, because a copy from the host that is too large to be examined shows progress.

@@ -454,6 +454,7 @@ unsafe fn forget_reached(kernel: usize, arguments: In<usize>, blocks: u32) {
 pub(crate) unsafe fn launched(kernel: usize, arguments: In<usize>, blocks: u32, stream: &Stream) {
     let device = streams::device_of(stream);
     let Some(effect) = effect_of(kernel) else {
+        elementwise::take_last_equality();
         elementwise::launched_unknown();
         // SAFETY: the caller's promise.
         return unsafe { forget_reached(kernel, arguments, blocks) };

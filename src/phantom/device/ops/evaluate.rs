@@ -269,11 +269,20 @@ pub(super) unsafe fn start(schema: usize, inputs: &[Value]) -> Started {
         kernel_effects::set_count(arguments.nonzero());
     }
     if op.question.is_some() && !are_known {
+        let mut layouts = Vec::new();
         for value in inputs {
             // SAFETY: by the contract.
-            unsafe { value.each_on_device(torch, |memory| started.flags.push(Flags::of(&memory))) };
+            unsafe {
+                value.each_on_device(torch, |memory| {
+                    started.flags.push(Flags::of(&memory));
+                    layouts.push((memory.data, memory.sizes, memory.strides));
+                });
+            }
         }
-        started.relation = last.and_then(|last| last.between(&started.inputs));
+        // A check that a number is not NaN compares a tensor with itself.
+        let is_itself = matches!(layouts.as_slice(), [first, second] if first == second);
+        let relation = last.and_then(|last| last.between(&started.inputs));
+        started.relation = if is_itself { Some(Relation::Form) } else { relation };
     }
     if are_known {
         (started.sample, started.values) = (None, Some(values));

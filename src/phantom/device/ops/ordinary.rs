@@ -3,11 +3,11 @@
 //! - A number is finite and not NaN.
 //! - It equals no other number: a test for equality is expected to fail for each element. The results of
 //!   "not", "and", "or", and of the maximum or minimum of such flags follow from this.
-//! - For other flags, "all" is true and "any" is false, for any number of flags, also along a dimension,
-//!   because programs use these to check that their data is valid.
+//! - For other flags, "all" and the minimum are true, "any" and the maximum are false, for any number of flags,
+//!   also along a dimension, because programs use these to check that their data is valid.
 //! - It is positive: a sum is greater than each of its terms.
-//! - It has the form that a check expects: a triangular matrix equals its triangle, and a whole number equals
-//!   its floor.
+//! - It has the form that a check expects: a number equals itself, a triangular matrix equals its triangle, and
+//!   a whole number equals its floor.
 //!
 //! Flags with known values take precedence.
 
@@ -30,8 +30,8 @@ pub(super) enum Question {
     Not,
     And,
     Or,
-    /// The op asks for the maximum or the minimum.
-    Extreme,
+    /// The op asks for the maximum (true) or the minimum (false).
+    Extreme(bool),
     /// The op asks whether one value is greater (true) or less (false) than another.
     Order(bool),
 }
@@ -51,7 +51,8 @@ impl Question {
             "logical_or" | "bitwise_or" | "or" | "ior" => Self::Or,
             "gt" | "ge" => Self::Order(true),
             "lt" | "le" => Self::Order(false),
-            "max" | "min" | "amax" | "amin" => Self::Extreme,
+            "max" | "amax" => Self::Extreme(true),
+            "min" | "amin" => Self::Extreme(false),
             _ => return None,
         })
     }
@@ -126,6 +127,17 @@ pub(super) fn answer(
     let first = inputs.first().copied().unwrap_or_default();
     let second = inputs.get(1).copied().unwrap_or_default();
     let is = |flags: Flags, wanted: bool| flags.expected == Some(wanted);
+    let question = match question {
+        // The minimum of flags is "all" and the maximum is "any", as in the checks of torch.distributions.
+        Question::Extreme(is_maximum) if inputs.len() == 1 && first.expected.is_none() => {
+            if is_maximum {
+                Question::Any
+            } else {
+                Question::All
+            }
+        }
+        question => question,
+    };
     // The tuple holds the answer, whether it is certain, and whether it is about
     // values that nothing computed.
     let (flag, is_certain, is_answer) = match question {
@@ -134,7 +146,7 @@ pub(super) fn answer(
         Question::Equality(is_equal) => (!is_equal, false, true),
         Question::All => (!first.has[1] && first.expected.unwrap_or(true), true, !first.has[1]),
         Question::Any => (first.has[0] || first.expected.unwrap_or(false), true, !first.has[0]),
-        Question::Not | Question::Extreme => match first.expected {
+        Question::Not | Question::Extreme(_) => match first.expected {
             Some(flag) => (flag != (question == Question::Not), false, true),
             None => return,
         },
@@ -180,7 +192,7 @@ pub(super) fn answer(
 pub(super) enum Relation {
     Greater,
     Less,
-    /// One input is the other in a special form that a program checks for, such as its triangle or floor.
+    /// One input is the other, or a form of it that a program checks for, such as its triangle or floor.
     Form,
 }
 
