@@ -609,6 +609,131 @@ fn ranks_and_ledger_name_the_processes_that_fill_another_ranks_gpu() {
     );
 }
 
+#[test]
+fn ledger_oom_and_ranks_name_processes_without_a_trace_by_user_and_command() {
+    const MIB: i64 = 1 << 20;
+    const TOTAL: i64 = 8000 * MIB;
+    let run = |marks: &[&str]| {
+        let device = memtrace_trace::meta::Device { ordinal: 0, total_bytes: TOTAL, ..Default::default() };
+        let mut trace =
+            TraceBuilder::new(Meta { host: "host".to_owned(), devices: vec![device], ..Meta::default() });
+        for name in marks {
+            trace.raw(Row { event: EventName::Mark, api: "gpu_process", name, device: -1, ..Row::default() });
+        }
+        let segment = Row {
+            event: EventName::SegmentAlloc,
+            api: "cudaMalloc",
+            delta_bytes: MIB,
+            device: 0,
+            ..Row::default()
+        };
+        trace.change(segment, [0, 0, MIB]);
+        trace.alloc(MIB, Row { op: "aten::empty", device: 0, ..Row::default() });
+        let others = 7000 * MIB;
+        let free = TOTAL - others - 501 * MIB;
+        let name = format!("total={TOTAL} free={free} process={} others={others}", 501 * MIB);
+        let sample = Row { event: EventName::Sample, api: "nvml", name: &name, device: 0, ..Row::default() };
+        trace.raw(Row { device_free_bytes: free, ..sample });
+        let oom = Row { event: EventName::Oom, rounded_bytes: 2000 * MIB, device: 0, ..Row::default() };
+        trace.change(oom, [0; 3]);
+        trace.finish()
+    };
+    let known =
+        format!("device=0 pid=4711 bytes={} user=alice container=0123456789ab command=serve.py", 4000 * MIB);
+    let hidden = format!("device=0 pid=12 bytes={}", 2000 * MIB);
+    // Process 9 has left the GPU, process 10 is on another one, and process 1 is this program.
+    let (gone, left) = ("device=0 pid=9 bytes=77 command=old.py", "device=0 pid=9 bytes=0 command=old.py");
+    let (elsewhere, own) =
+        ("device=1 pid=10 bytes=5 command=far.py", "device=0 pid=1 bytes=5 command=self.py");
+    let run = run(&[&known, gone, left, elsewhere, own, "device=x pid=3 bytes=4", &hidden]);
+    let alice = "process 4711 (user alice, serve.py, container 0123456789ab), 3.91 GiB";
+    let nobody = "process 12 (user and command unknown: /proc does not show it here), 1.95 GiB";
+    let rest = "1000.00 MiB of processes without a trace in this run";
+    let wanted = format!("{alice}; {nobody}; {rest}");
+    let ledger = answer_on_ranks(std::slice::from_ref(&run), "ledger", &[("at", "end")]).text();
+    assert!(ledger.contains(&format!("other processes: {wanted}")), "{ledger}");
+    assert!(ledger.contains("end them if they are yours"), "{ledger}");
+    let oom = answer_on_ranks(std::slice::from_ref(&run), "oom", &[]).text();
+    assert!(oom.contains(&wanted) && oom.contains("end them if they are yours"), "{oom}");
+    let ranks = answer_on_ranks(&[run], "ranks", &[]);
+    assert!(ranks.text().contains(&format!("GPU 0 of host: {alice} at most")), "{}", ranks.text());
+    assert!(!ranks.text().contains("self.py"), "{}", ranks.text());
+    let pids: Vec<_> =
+        ranks.json["other_processes"].as_array().unwrap().iter().map(|it| it["pid"].as_i64()).collect();
+    assert_eq!(pids, [Some(9), Some(12), Some(4711), Some(10)]);
+    let [_, hidden, alice, _] = &ranks.json["other_processes"].as_array().unwrap()[..] else { panic!() };
+    assert_eq!((&hidden["user"], &alice["user"]), (&Value::Null, &json!("alice")));
+    assert_eq!((&alice["bytes"], &alice["command"]), (&json!(4000 * MIB), &json!("serve.py")));
+}
+
+/// Rank 0 gathers a checkpoint. Both ranks have a communicator.
+#[test]
+fn ranks_shows_gpus_that_differ_and_names_what_the_fullest_rank_holds() {
+    const MIB: i64 = 1 << 20;
+    let run = |gathered: i64| {
+        let trace = |rank: i32| {
+            let device = |ordinal| memtrace_trace::meta::Device {
+                ordinal,
+                total_bytes: 8000 * MIB,
+                ..Default::default()
+            };
+            let devices = vec![device(0), device(1)];
+            let mut trace = TraceBuilder::new(Meta {
+                rank,
+                world_size: 2,
+                host: "host".to_owned(),
+                devices,
+                ..Meta::default()
+            });
+            let row =
+                Row { device: rank, op: "aten::mm", module: "Net.layer", phase: "forward", ..Row::default() };
+            let nccl = Row { event: EventName::ExtAlloc, api: "cudaMalloc", source: "libnccl.so.2", ..row };
+            trace.raw(Row { delta_bytes: 50 * MIB, alloc_id: 1, addr: 1 << 40, ..nccl });
+            let segment = |mib: i64| Row {
+                event: EventName::SegmentAlloc,
+                api: "cudaMalloc",
+                delta_bytes: mib * MIB,
+                ..row
+            };
+            trace.change(segment(1000), [0, 0, 1000 * MIB]);
+            trace.alloc(900 * MIB, row);
+            if rank == 0 && gathered > 0 {
+                trace.change(segment(gathered), [0, 0, gathered * MIB]);
+                let gather = Row { op: "aten::cat", module: "(script)", phase: "save", ..row };
+                trace.alloc(gathered * MIB, gather);
+            }
+            trace.finish()
+        };
+        [trace(0), trace(1)]
+    };
+    let answer = answer_on_ranks(&run(300), "ranks", &[]);
+    let text = answer.text();
+    for wanted in [
+        "rank 0 has 300.00 MiB more than rank 1",
+        "300.00 MiB more of aten::cat in (script): 300.00 MiB, rank 1 has nothing",
+        "the fullest GPU has 300.00 MiB more of this run than the emptiest (22.2 % of the fullest)",
+    ] {
+        assert!(text.contains(wanted), "{wanted}\n{text}");
+    }
+    assert!(!text.contains("do not work") && !text.contains("works elsewhere"), "{text}");
+    let users: Vec<_> = answer.json["shared_devices"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|user| json!([user["device"], user["nccl_bytes"], user["bytes"], user["works_here"]]))
+        .collect();
+    assert_eq!(users, [json!([0, 50 * MIB, 1350 * MIB, true]), json!([1, 50 * MIB, 1050 * MIB, true])]);
+    assert_eq!(
+        answer.json["owner_difference"],
+        json!({ "ranks": [0, 1], "peak_bytes": [1200 * MIB, 900 * MIB],
+                "owners": [{ "what": "aten::cat in (script)", "bytes": [300 * MIB, 0] }] })
+    );
+    // 40 MiB are less than 5 % of 1090 MiB.
+    let even = answer_on_ranks(&run(40), "ranks", &[]);
+    assert_eq!((&even.json["shared_devices"], &even.json["owner_difference"]), (&json!([]), &Value::Null));
+    assert!(!even.text().contains("the fullest GPU"), "{}", even.text());
+}
+
 /// Rank 1 has asked GPU 0 for its free memory: a context without memory, which only the samples show. A worker
 /// process of rank 1 has memory on GPU 0.
 #[test]

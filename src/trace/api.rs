@@ -124,6 +124,8 @@ text_enum! {
         Backward = "backward",
         /// A mark of the first use of a device, in a process that uses several.
         FirstUse = "first_use",
+        /// A mark that names another process on a GPU.
+        GpuProcess = "gpu_process",
     }
 }
 

@@ -11,6 +11,7 @@
 pub mod api;
 pub mod category;
 pub mod columns;
+pub mod command;
 pub mod config;
 pub mod context;
 pub mod counts;
@@ -23,6 +24,7 @@ pub mod event;
 pub mod event_name;
 pub mod files;
 pub mod first_use;
+pub mod gpu_process;
 pub mod hello;
 pub mod host;
 pub mod journal;

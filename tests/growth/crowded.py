@@ -66,10 +66,11 @@ def empty_cache(remedy: bool) -> None:
 
 
 def collective(remedy: bool) -> None:
-    """An object is sent from the current GPU, which is GPU 0 for each rank. Remedy: set_device first."""
+    """An object is sent from the current GPU, which is GPU 0 for each rank. Remedy: set_device first, and the
+    object on the CPU, because a thread of gloo uses GPU 0 for tensors of any GPU."""
     if remedy:
         torch.cuda.set_device(RANK)
-    dist.broadcast_object_list([RANK], device=torch.device("cuda"))  # here
+    dist.broadcast_object_list([RANK], device=torch.device("cpu" if remedy else "cuda"))  # here
     torch.cuda.set_device(RANK)
 
 

@@ -8,11 +8,14 @@ use memtrace_trace::memory::MemoryKind;
 use memtrace_trace::{Api, EventName};
 
 use super::first_call::{FirstCall, UNKNOWN_CALL};
+use super::ledger::library;
+use super::other_processes::{self, OtherProcess, SeenProcesses};
 use crate::error::Result;
 use crate::options::Options;
 use crate::read::input::Input;
 use crate::read::record::{Columns, Record};
 use crate::read::stream::TraceFile;
+use crate::render::numbers::{count, percent, share};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::render::process_names::{parent, process_name};
 use crate::state::block::Owner;
@@ -34,16 +37,41 @@ pub(super) struct DeviceUse {
     /// For each device: the owner of the first memory that the process allocated there, and the first nonzero
     /// `stack_id` among its allocations there.
     first: FxHashMap<i32, (Owner, i64)>,
+    /// The live memory that NCCL took from CUDA: the device and the bytes, by `alloc_id`.
+    live_nccl: FxHashMap<i64, (i32, i64)>,
+    /// The live bytes of NCCL on each device, now and at most.
+    nccl: FxHashMap<i32, (i64, i64)>,
+    others: SeenProcesses,
+}
+
+/// The users of all GPUs of a run.
+#[derive(Default)]
+pub(super) struct RunUsers {
+    /// The processes of the run.
+    pub(super) users: Vec<DeviceUser>,
+    /// The processes without a trace in the run, once for each process that saw them.
+    pub(super) others: Vec<OtherProcess>,
 }
 
 impl DeviceUse {
+    /// The columns that [`DeviceUse::feed`] needs.
+    pub(super) const COLUMNS: Columns = Columns::of(&["ts_ns", "stack_id", "source", "name"]);
+
     pub(super) fn new(options: &Options) -> DeviceUse {
-        DeviceUse { levels: Levels::new(options.device), first: FxHashMap::default() }
+        DeviceUse {
+            levels: Levels::new(options.device),
+            first: FxHashMap::default(),
+            live_nccl: FxHashMap::default(),
+            nccl: FxHashMap::default(),
+            others: SeenProcesses::default(),
+        }
     }
 
-    /// Processes a row, with its `stack_id`, after the replay has processed it.
+    /// Processes a row, with its [`COLUMNS`](Self::COLUMNS), after the replay has processed it.
     pub(super) fn feed(&mut self, row: &Record, replay: &Replay) {
         self.levels.feed(row, replay);
+        self.others.feed(row, &replay.symbols);
+        self.feed_nccl(row, replay);
         if row.event == EventName::Mark && *replay.symbols.get(row.api) == *Api::FirstUse.as_str() {
             if let Some(FirstUse { device }) = FirstUse::parse(&replay.symbols.get(row.name)) {
                 self.first.insert(device, (Owner::of(row), row.stack_id));
@@ -60,8 +88,30 @@ impl DeviceUse {
         }
     }
 
-    /// The use of each GPU by the process of `trace`, which is one of `input`.
-    pub(super) fn users(self, trace: &TraceFile, input: &Input, replayed: &Replayed) -> Vec<DeviceUser> {
+    fn feed_nccl(&mut self, row: &Record, replay: &Replay) {
+        let (device, change) = match row.event {
+            EventName::ExtAlloc if library(&replay.symbols.get(row.source)) == "NCCL" => {
+                self.live_nccl.insert(row.alloc_id, (row.device, row.delta_bytes));
+                (row.device, row.delta_bytes)
+            }
+            EventName::ExtFree if !replay.live().contains(row.alloc_id) => {
+                let Some((device, bytes)) = self.live_nccl.remove(&row.alloc_id) else { return };
+                (device, -bytes)
+            }
+            _ => return,
+        };
+        let (now, most) = self.nccl.entry(device).or_default();
+        *now = now.saturating_add(change);
+        *most = (*most).max(*now);
+    }
+
+    /// Adds the use of each GPU by the process of `trace`, which is one of `input`, to `all`.
+    pub(super) fn add_to(self, all: &mut RunUsers, trace: &TraceFile, input: &Input, replayed: &Replayed) {
+        all.users.extend(self.users(trace, input, replayed));
+        all.others.extend(self.others.others(trace, input));
+    }
+
+    fn users(&self, trace: &TraceFile, input: &Input, replayed: &Replayed) -> Vec<DeviceUser> {
         let stacks = Stacks::read(trace);
         let most = self.levels.devices.iter().max_by_key(|device| device.highest.reserved);
         let Some(home) = most.map(|device| device.ordinal) else { return Vec::new() };
@@ -83,6 +133,7 @@ impl DeviceUse {
                 name: process_name(trace, input),
                 is_home: home == device,
                 level,
+                nccl: self.nccl.get(&device).map_or(0, |(_, most)| *most),
                 op,
                 call: stack.and_then(|stack| FirstCall::read(&stacks, stack)),
             }
@@ -93,22 +144,23 @@ impl DeviceUse {
 }
 
 /// Reads the use of each GPU by every process of a run.
-pub(super) fn read_users(input: &Input, options: &Options) -> Result<Vec<DeviceUser>> {
-    let mut users = Vec::new();
+pub(super) fn read_users(input: &Input, options: &Options) -> Result<RunUsers> {
+    let mut all = RunUsers::default();
     for trace in &input.traces {
         let mut device_use = DeviceUse::new(options);
         let known = KnownCategories::default();
-        let columns = Columns::of(&["stack_id"]);
+        let columns = DeviceUse::COLUMNS;
         let replayed = replay_trace(trace, columns, options, Metric::Allocated, known, |row, replay| {
             device_use.feed(row, replay);
         })?;
-        users.extend(device_use.users(trace, input, &replayed));
+        device_use.add_to(&mut all, trace, input, &replayed);
     }
-    find_homes(&mut users);
-    Ok(users)
+    find_homes(&mut all.users);
+    Ok(all)
 }
 
-/// Corrects the home of worker processes once all users are known: it is the home of their parents.
+/// Corrects the homes once all users are known. The home of a worker process is the home of its parent. A
+/// process that spreads its model over several GPUs has a home on each of them.
 pub(super) fn find_homes(users: &mut [DeviceUser]) {
     let key = |user: &DeviceUser| (user.host.clone(), user.pid.clone());
     let homes: FxHashMap<(String, String), i32> =
@@ -119,7 +171,14 @@ pub(super) fn find_homes(users: &mut [DeviceUser]) {
             user.is_home = *home == user.device;
         }
     }
+    let gpus: Vec<Gpu> = users.iter().filter(|user| user.is_home).map(DeviceUser::gpu).collect();
+    for user in users.iter_mut().filter(|user| user.parent.is_none() && user.level.reserved > 0) {
+        user.is_home |= !gpus.contains(&user.gpu());
+    }
 }
+
+/// A GPU: the host, the CUDA ordinal, and the process id if only this process gives the GPU that ordinal.
+type Gpu = (String, i32, Option<String>);
 
 /// A process that has memory on a GPU. Sizes are in bytes, at the moment when the process used the most
 /// memory there.
@@ -139,6 +198,8 @@ pub(super) struct DeviceUser {
     /// the parent's GPU counts instead.
     is_home: bool,
     level: Level,
+    /// Of the memory outside PyTorch, the most that NCCL took.
+    nccl: i64,
     /// The op of the first allocation on this GPU.
     op: String,
     /// The call that put the process there; `None` if the trace has no Python lines of it.
@@ -150,8 +211,17 @@ impl DeviceUser {
         self.level.used() - self.level.others
     }
 
+    /// The memory of libraries, including NCCL.
     fn libraries(&self) -> i64 {
         (self.level.outside - self.level.others - self.level.context).max(0)
+    }
+
+    fn nccl(&self) -> i64 {
+        self.nccl.min(self.libraries())
+    }
+
+    fn gpu(&self) -> Gpu {
+        (self.host.clone(), self.device, (!self.sees_all).then(|| self.pid.clone()))
     }
 
     /// The place of the first use: the call and line of Python, or the op.
@@ -170,7 +240,8 @@ impl DeviceUser {
         json!({
             "host": self.host, "device": self.device, "rank": self.rank, "pid": self.pid, "process": self.name, "works_here": self.is_home,
             "context_bytes": self.level.context, "allocated_bytes": self.level.allocated,
-            "reserved_bytes": self.level.reserved, "library_bytes": self.libraries(), "bytes": self.bytes(),
+            "reserved_bytes": self.level.reserved, "library_bytes": self.libraries(),
+            "nccl_bytes": self.nccl(), "bytes": self.bytes(),
             "first_op": self.op, "first_line": call.map(|call| &call.line), "first_call": call.map(|call| call.what),
             "remedy": self.remedy(),
         })
@@ -187,12 +258,14 @@ pub(super) struct Unnamed {
 /// Returns the memory on each GPU that no trace of the run explains, according to a process that mainly works
 /// on the GPU. In a run of several processes, this memory may still belong to them, because a context that
 /// allocates nothing has no row in a trace.
-pub(super) fn unnamed(users: &[DeviceUser]) -> Vec<Unnamed> {
+pub(super) fn unnamed(RunUsers { users, others }: &RunUsers) -> Vec<Unnamed> {
     let mut all: Vec<Unnamed> = Vec::new();
     for user in users.iter().filter(|user| user.is_home && user.level.others >= LEAST_UNNAMED) {
         let same = users.iter().filter(|other| other.device == user.device && other.host == user.host);
         let named: i64 = same.filter(|other| other.pid != user.pid).map(DeviceUser::bytes).sum();
-        let bytes = user.level.others - named;
+        let seen = others.iter().filter(|other| other.seen_by == user.pid && other.device() == user.device);
+        let seen: i64 = seen.filter_map(|other| other.bytes_at(user.level.ts_ns)).sum();
+        let bytes = user.level.others - named - seen;
         let is_known = all.iter().any(|known| known.device == user.device && known.host == user.host);
         if bytes >= LEAST_UNNAMED && !is_known && users.iter().any(|other| other.pid != user.pid) {
             all.push(Unnamed { host: user.host.clone(), device: user.device, bytes });
@@ -218,14 +291,36 @@ pub(super) fn unnamed_json(all: &[Unnamed]) -> Value {
     all.iter().map(|it| json!({ "host": it.host, "device": it.device, "bytes": it.bytes })).collect()
 }
 
-/// Returns the users of each GPU on which a process has memory although it works on another one. Empty if
-/// each process uses its own GPU only.
+/// Returns the users of each GPU on which a process has memory although it works on another one. Without such
+/// a process, returns all users if the GPUs differ by more than one part in [`UNEVEN`] of the fullest one, and
+/// no user otherwise.
 pub(super) fn crowded(mut users: Vec<DeviceUser>) -> Vec<DeviceUser> {
-    let crowded: Vec<(String, i32)> =
-        users.iter().filter(|user| !user.is_home).map(|user| (user.host.clone(), user.device)).collect();
-    users.retain(|user| crowded.iter().any(|(host, device)| (host, device) == (&user.host, &user.device)));
+    if users.iter().any(|user| !user.is_home) || !is_uneven(&users) {
+        let crowded: Vec<Gpu> = users.iter().filter(|user| !user.is_home).map(DeviceUser::gpu).collect();
+        users.retain(|user| crowded.contains(&user.gpu()));
+    }
     users.sort_by(|a, b| (&a.host, a.device, a.rank, &a.pid).cmp(&(&b.host, b.device, b.rank, &b.pid)));
     users
+}
+
+/// GPUs are uneven if their memory differs by more than one part in this many of the fullest one.
+const UNEVEN: i64 = 20;
+
+fn is_uneven(users: &[DeviceUser]) -> bool {
+    let (low, high) = range_of_gpus(users);
+    (high - low).saturating_mul(UNEVEN) > high
+}
+
+/// Returns the memory of the emptiest and of the fullest GPU on which a process of the run works.
+fn range_of_gpus(users: &[DeviceUser]) -> (i64, i64) {
+    let mut gpus: FxHashMap<Gpu, (i64, bool)> = FxHashMap::default();
+    for user in users {
+        let (bytes, is_home) = gpus.entry(user.gpu()).or_default();
+        *bytes += user.bytes();
+        *is_home |= user.is_home;
+    }
+    let homes = || gpus.values().filter(|(_, is_home)| *is_home).map(|(bytes, _)| *bytes);
+    (homes().min().unwrap_or(0), homes().max().unwrap_or(0))
 }
 
 /// Returns the users as JSON.
@@ -244,20 +339,31 @@ pub(super) struct Neighbours {
 /// The maximum number of neighbours that are named.
 const MOST_NAMED: usize = 4;
 
-/// Names the other processes of the run on the GPU `device` of the process of `trace`, those that mainly work
-/// on another GPU first. `others` has the bytes of all other processes there. Returns `None` if no other
-/// process of the run has memory there.
+/// The other processes on a GPU at a moment of a trace.
+pub(super) struct OthersAt {
+    pub(super) device: i32,
+    pub(super) ts_ns: i64,
+    /// The memory of all other processes.
+    pub(super) bytes: i64,
+}
+
+/// Names the other processes on a GPU of the process of `trace`: those of the run that mainly work on another
+/// GPU first, those without a trace in the run last. Returns `None` if no process is known.
 pub(super) fn neighbours(
-    users: &[DeviceUser],
+    RunUsers { users, others }: &RunUsers,
     trace: &TraceFile,
-    (device, others): (i32, i64),
+    at: &OthersAt,
     options: &Options,
 ) -> Option<Neighbours> {
     let pid = trace.pid();
-    let is_here = |user: &&DeviceUser| user.sees_all && user.device == device && user.host == trace.meta.host;
+    let is_here =
+        |user: &&DeviceUser| user.sees_all && user.device == at.device && user.host == trace.meta.host;
     let mut here: Vec<&DeviceUser> = users.iter().filter(is_here).collect();
-    here.iter().find(|user| user.pid == pid)?;
-    here.retain(|user| user.pid != pid);
+    if here.iter().any(|user| user.pid == pid) {
+        here.retain(|user| user.pid != pid);
+    } else {
+        here.clear();
+    }
     here.sort_by(|a, b| (a.is_home, -a.bytes(), &a.pid).cmp(&(b.is_home, -b.bytes(), &b.pid)));
     let named = |user: &&DeviceUser| {
         let mut text = format!("{}, {}", user.name, options.units.show(user.bytes()));
@@ -266,12 +372,25 @@ pub(super) fn neighbours(
         }
         text
     };
-    let mut names: Vec<String> = here.iter().take(MOST_NAMED).map(named).collect();
-    let remedy = here.first()?.remedy().unwrap_or(ONE_EACH);
-    if here.len() > names.len() {
-        names.push(format!("{} more", here.len() - names.len()));
+    let mut strange: Vec<(&OtherProcess, Option<i64>)> = others
+        .iter()
+        .filter(|other| other.seen_by == pid && other.host == trace.meta.host && other.device() == at.device)
+        .filter(|other| other.is_there_at(at.ts_ns))
+        .map(|other| (other, other.bytes_at(at.ts_ns)))
+        .collect();
+    strange.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+    let remedy = match here.first() {
+        Some(first) => first.remedy().unwrap_or(ONE_EACH),
+        None => strange.first().map(|_| other_processes::END_THEM)?,
+    };
+    let all = here.len() + strange.len();
+    let strangers = strange.iter().map(|(other, bytes)| other.text(*bytes, options));
+    let mut names: Vec<String> = here.iter().map(named).chain(strangers).take(MOST_NAMED).collect();
+    if all > names.len() {
+        names.push(format!("{} more", all - names.len()));
     }
-    let rest = others - here.iter().map(|user| user.bytes()).sum::<i64>();
+    let known: i64 = here.iter().map(|user| user.bytes()).sum();
+    let rest = at.bytes - known - strange.iter().filter_map(|(_, bytes)| *bytes).sum::<i64>();
     if rest >= LEAST_UNNAMED {
         names.push(format!("{} of processes without a trace in this run", options.units.show(rest)));
     }
@@ -282,19 +401,40 @@ pub(super) fn neighbours(
 const ONE_EACH: &str =
     "a GPU for each process, or fewer processes: each has a context, a cache and a model of its own";
 
-/// Prints the users of crowded GPUs and a remedy. Prints nothing if every process works only on its own GPU.
+/// Prints the result of [`crowded`] as a table of GPUs by process, and a remedy for each process that works on
+/// another GPU.
 pub(super) fn print(users: &[DeviceUser], printer: &mut Printer, options: &Options) {
     let foreign: Vec<&DeviceUser> = users.iter().filter(|user| !user.is_home).collect();
-    if foreign.is_empty() {
+    let units = options.units;
+    if !foreign.is_empty() {
+        let sum: i64 = foreign.iter().map(|user| user.bytes()).sum();
+        printer.line([
+            Cell::new(format!("{} on GPUs where their processes do not work", units.show(sum)), Style::Alarm),
+            ":".into(),
+        ]);
+    } else if !users.is_empty() {
+        let (low, high) = range_of_gpus(users);
+        printer.plain(format!(
+            "the fullest GPU has {} more of this run than the emptiest ({} of the fullest):",
+            units.show(high - low),
+            percent(share(high - low, high))
+        ));
+    }
+    print_table(users, printer, options);
+    let mut remedies: Vec<&str> = foreign.iter().filter_map(|user| user.remedy()).collect();
+    remedies.sort_unstable();
+    remedies.dedup();
+    for remedy in remedies {
+        printer.line(["try: ".into(), Cell::new(remedy, Style::Command)]);
+    }
+}
+
+fn print_table(users: &[DeviceUser], printer: &mut Printer, options: &Options) {
+    if users.is_empty() {
         return;
     }
-    let sum: i64 = foreign.iter().map(|user| user.bytes()).sum();
-    let units = options.units;
-    printer.line([
-        Cell::new(format!("{} on GPUs where their processes do not work", units.show(sum)), Style::Alarm),
-        ":".into(),
-    ]);
     let many_hosts = users.iter().any(|user| user.host != users[0].host);
+    let has_foreign = users.iter().any(|user| !user.is_home);
     let mut table = Table::new(&[
         ("GPU", Side::Left),
         ("process", Side::Left),
@@ -302,14 +442,20 @@ pub(super) fn print(users: &[DeviceUser], printer: &mut Printer, options: &Optio
         ("context", Side::Right),
         ("allocated", Side::Right),
         ("reserved", Side::Right),
-        ("libraries", Side::Right),
+        ("NCCL", Side::Right),
+        ("other libraries", Side::Right),
         ("", Side::Left),
-        ("first memory", Side::Left),
+        (if has_foreign { "first memory" } else { "" }, Side::Left),
     ]);
     for user in users.iter().take(options.top.unwrap_or(MOST_ROWS)) {
-        let show = |bytes: i64| units.show(bytes).to_string();
+        let show = |bytes: i64| options.units.show(bytes).to_string();
         let style = if user.is_home { Style::Plain } else { Style::Strong };
         let gpu = if many_hosts { format!("{} {}", user.host, user.device) } else { user.device.to_string() };
+        let first = match (user.is_home, has_foreign) {
+            (false, _) => user.first(),
+            (true, true) => "-".to_owned(),
+            (true, false) => String::new(),
+        };
         table.row([
             gpu.into(),
             user.name.as_str().into(),
@@ -317,16 +463,15 @@ pub(super) fn print(users: &[DeviceUser], printer: &mut Printer, options: &Optio
             show(user.level.context).into(),
             show(user.level.allocated).into(),
             show(user.level.reserved).into(),
-            show(user.libraries()).into(),
+            show(user.nccl()).into(),
+            show(user.libraries() - user.nccl()).into(),
             if user.is_home { "" } else { "works elsewhere" }.into(),
-            if user.is_home { "-".to_owned() } else { user.first() }.into(),
+            first.into(),
         ]);
     }
     printer.table(&table);
-    let mut remedies: Vec<&str> = foreign.iter().filter_map(|user| user.remedy()).collect();
-    remedies.sort_unstable();
-    remedies.dedup();
-    for remedy in remedies {
-        printer.line(["try: ".into(), Cell::new(remedy, Style::Command)]);
+    let more = users.len().saturating_sub(options.top.unwrap_or(MOST_ROWS));
+    if more > 0 {
+        printer.line([Cell::new(format!("{} more; --top N lists them", count(more as u64)), Style::Faint)]);
     }
 }

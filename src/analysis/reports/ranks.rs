@@ -5,13 +5,15 @@ use serde_json::{Value, json};
 
 use memtrace_trace::{Category, EventName};
 
-use super::device_users::{self, DeviceUse, DeviceUser};
+use super::device_users::{self, DeviceUse, RunUsers};
+use super::other_processes::{self, OtherProcess};
+use super::rank_owners::{OwnerDifference, PeakOwners};
 use super::report::{Answer, Report, next};
 use crate::error::Result;
 use crate::options::Options;
 use crate::profile::flow_categories;
 use crate::read::input::Input;
-use crate::read::record::{Columns, Record};
+use crate::read::record::Record;
 use crate::read::stream::TraceFile;
 use crate::read::symbols::{NO_MODULE, NO_PHASE, Symbol, SymbolTable};
 use crate::render::footer::Footer;
@@ -19,7 +21,7 @@ use crate::render::heading::heading;
 use crate::render::numbers::{bar, count, percent, share};
 use crate::render::numbers::{counted, step_or_dash};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
-use crate::render::process_names::rank_or_name;
+use crate::render::process_names::{parent, rank_or_name};
 use crate::state::replay::Metric;
 use crate::state::replay_trace::{Replayed, replay_trace, used_name};
 
@@ -45,13 +47,14 @@ impl Report for Ranks {
         let mut footer = Footer::new(input);
         let mut ranks = Vec::<Rank>::new();
         let mut part = None;
-        let mut users: Vec<DeviceUser> = Vec::new();
+        let mut all = RunUsers::default();
+        let mut owners: Vec<PeakOwners> = Vec::new();
         for trace in &input.traces {
             let mut work = Work::default();
             let mut device_use = DeviceUse::new(options);
             let replayed = replay_trace(
                 trace,
-                Columns::of(&["stack_id"]),
+                DeviceUse::COLUMNS,
                 options,
                 Metric::Allocated,
                 flow_categories(trace, options)?,
@@ -77,12 +80,18 @@ impl Report for Ranks {
                 // Every rank is compared with the first one, so only the work of the first is kept.
                 rank.work = Vec::new();
             }
+            if parent(trace, input).is_none() {
+                PeakOwners::add(&mut owners, &replayed, trace.meta.rank, options);
+            }
             ranks.push(rank);
-            users.extend(device_use.users(trace, input, &replayed));
+            device_use.add_to(&mut all, trace, input, &replayed);
         }
-        device_users::find_homes(&mut users);
-        let unnamed = device_users::unnamed(&users);
+        let owners = OwnerDifference::between(&owners);
+        device_users::find_homes(&mut all.users);
+        let unnamed = device_users::unnamed(&all);
+        let RunUsers { users, others } = all;
         let users = device_users::crowded(users);
+        let others = other_processes::without_repeats(others);
         if let Some(trace) = input.traces.first() {
             heading(&mut printer, input, &trace.meta);
             printer.gap();
@@ -103,17 +112,23 @@ impl Report for Ranks {
                 "this trace has one rank; to compare ranks, name the folder with all traces of the run",
             ),
         }
+        if let Some(owners) = &owners {
+            owners.print(&mut printer, options);
+        }
         if !users.is_empty() {
             printer.gap();
             device_users::print(&users, &mut printer, options);
         }
+        other_processes::print(&others, &mut printer, options);
         device_users::print_unnamed(&unnamed, &mut printer, options);
         let json = json!({
             "unnamed_others": device_users::unnamed_json(&unnamed),
+            "other_processes": others.iter().map(OtherProcess::json).collect::<Vec<Value>>(),
             "shared_devices": device_users::to_json(&users),
             "ranks": ranks.iter().map(Rank::json).collect::<Vec<Value>>(),
             "skew_bytes": high - low,
             "first_difference": part.as_ref().map(Difference::json),
+            "owner_difference": owners.as_ref().map(OwnerDifference::json),
         });
         let fullest = ranks.iter().max_by_key(|rank| (rank.allocated, -rank.rank));
         let hints =

@@ -25,4 +25,4 @@ mod step;
 mod write;
 
 pub use recorder::Recorder;
-pub use session::{SampleDevices, Session};
+pub use session::{SampleDevices, SampledDevice, Session};

@@ -7,8 +7,22 @@ use memtrace_trace::rounding::Rounding;
 use memtrace_trace::sample::Sample;
 use memtrace_trace::{Api, Meta};
 
-/// Samples devices. Returns each sample with its device and the API that provided it.
-pub type SampleDevices = fn(&[i8]) -> Vec<(i8, Api, Sample)>;
+/// Samples devices.
+pub type SampleDevices = fn(&[i8]) -> Vec<SampledDevice>;
+
+/// The sample of a device.
+pub struct SampledDevice {
+    /// The CUDA ordinal.
+    pub device: i8,
+    /// The API that provided the sample.
+    pub api: Api,
+    /// The values.
+    pub sample: Sample,
+    /// The other processes on the device that the driver lists, with their bytes.
+    pub others: Vec<(u32, Option<i64>)>,
+    /// True if `/proc` has the ids of `others`. In a PID namespace, it has other ids.
+    pub has_names: bool,
+}
 
 /// The facts about the process that the recorder needs.
 pub struct Session {

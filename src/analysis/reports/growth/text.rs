@@ -82,7 +82,7 @@ impl Growth {
                 let traced = self.of(Part::Outside) - others - context;
                 let most = others.max(context).max(traced);
                 if most == others {
-                    format!("Other processes on this GPU took {} more; memtrace ranks names the processes of this run.", show(others))
+                    format!("Other processes on this GPU took {} more; memtrace ledger names them.", show(others))
                 } else if most == context {
                     format!(
                         "The CUDA context took {} more: kernels that are loaded at their first use, or workspaces of libraries.",

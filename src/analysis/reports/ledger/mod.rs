@@ -4,7 +4,7 @@ use memtrace_trace::{Category, EventName, ledger};
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde_json::{Value, json};
 
-use super::device_users;
+use super::device_users::{self, OthersAt};
 use super::report::{Answer, Report, next};
 use crate::error::Result;
 use crate::options::{Flag, Options};
@@ -38,6 +38,9 @@ pub(super) struct Ledger;
 /// The option that shows the memory of the host instead of a device.
 const HOST: Flag =
     Flag::switch("host", "Show the process's host memory by owner; peaks are of resident memory");
+
+/// The line of the other processes on a device, before they are named.
+const OTHER_PROCESSES: &str = "other processes";
 
 /// The note about a device that shares its memory with the host.
 const ONE_MEMORY: &str = "device and host share one memory: the rows and the free memory add up to all of it";
@@ -122,23 +125,23 @@ impl Report for Ledger {
     }
 }
 
-/// Lists the processes of this run by rank and pid in the line of the other processes on a GPU. These
-/// processes have their own traces.
+/// Names the other processes on a GPU in their line: those of this run by rank and pid, the rest by user and
+/// command.
 fn name_neighbours(
     held: &mut [(&TraceFile, Vec<LedgerState>)],
     input: &Input,
     options: &Options,
 ) -> Result<()> {
     let mut lines = held.iter().flat_map(|(_, states)| states).flat_map(|state| &state.lines);
-    if input.traces.len() < 2 || !lines.any(|line| line.group == "others") {
+    if !lines.any(|line| line.what == OTHER_PROCESSES) {
         return Ok(());
     }
     let users = device_users::read_users(input, options)?;
     for (trace, states) in held.iter_mut() {
         for state in states.iter_mut() {
-            for line in state.lines.iter_mut().filter(|line| line.group == "others") {
-                let here = (state.ordinal, line.bytes);
-                if let Some(others) = device_users::neighbours(&users, trace, here, options) {
+            for line in state.lines.iter_mut().filter(|line| line.what == OTHER_PROCESSES) {
+                let here = OthersAt { device: state.ordinal, ts_ns: state.ts_ns, bytes: line.bytes };
+                if let Some(others) = device_users::neighbours(&users, trace, &here, options) {
                     line.what = format!("other processes: {}", others.text);
                     others.remedy.clone_into(&mut line.advice);
                 }
@@ -449,7 +452,7 @@ impl LedgerState {
         self.line("cache", format!("{pool}: cached and free"), rest.pool, 0, advice::POOL);
         self.line("library", "CUDA graphs' own memory", rest.graphs, 0, advice::GRAPHS);
         self.line("context", "context and modules", rest.context.unwrap_or(0), 0, advice::CONTEXT);
-        self.line("others", "other processes", rest.others.unwrap_or(0), 0, advice::OTHERS);
+        self.line("others", OTHER_PROCESSES, rest.others.unwrap_or(0), 0, advice::OTHERS);
         if let Some(cache) = sample.sample.cache {
             self.line("host", ledger::HOST, rest.host.unwrap_or(0), 0, advice::HOST);
             self.line(

@@ -13,7 +13,7 @@ mod step_groups;
 use serde_json::{Value, json};
 
 use super::advised::{Advised, FirstAdvice};
-use super::device_users;
+use super::device_users::{self, OthersAt};
 use super::group_table::print_groups;
 use super::growth::growth_lines;
 use super::killed::Killed;
@@ -78,10 +78,10 @@ impl Report for Oom {
                 continue;
             };
             let row = case.row;
-            if case.facts.others > 0 && input.traces.len() > 1 {
+            if case.facts.others > 0 {
                 let users = device_users::read_users(input, options)?;
-                case.neighbours =
-                    device_users::neighbours(&users, trace, (row.device, case.facts.others), options);
+                let here = OthersAt { device: row.device, ts_ns: row.ts_ns, bytes: case.facts.others };
+                case.neighbours = device_users::neighbours(&users, trace, &here, options);
             }
             let search = searches.at_oom();
             if cases.is_empty() {

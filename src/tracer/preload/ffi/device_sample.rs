@@ -7,6 +7,7 @@ use std::ffi::c_int;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use memtrace_record::SampledDevice;
 use memtrace_trace::Api;
 use memtrace_trace::host::HostFiles;
 use memtrace_trace::sample::Sample;
@@ -29,9 +30,9 @@ static LOADED: Mutex<Option<Loaded>> = Mutex::new(None);
 /// True if the process is ending. The libraries of an ending process shut down, so no new sample may begin.
 static IS_ENDING: AtomicBool = AtomicBool::new(false);
 
-/// Samples each of `devices` (CUDA ordinals). Returns the device, the source and the sample of each device
-/// whose memory is known. Returns an empty list if the process is ending.
-pub(crate) fn sample(devices: &[i8]) -> Vec<(i8, Api, Sample)> {
+/// Samples each of `devices` (CUDA ordinals). Returns the samples of the devices whose memory is known.
+/// Returns an empty list if the process is ending.
+pub(crate) fn sample(devices: &[i8]) -> Vec<SampledDevice> {
     // Do not wait for the lock. In the child of a fork, it is held forever if another thread of the parent
     // held it during the fork.
     let Ok(mut loaded) = LOADED.try_lock() else { return Vec::new() };
@@ -50,8 +51,8 @@ pub(crate) fn sample(devices: &[i8]) -> Vec<(i8, Api, Sample)> {
     let of = |&device: &i8| {
         let mut sample = Sample::default();
         let ordinal = c_int::from(device);
-        let has_nvml = nvml.is_some_and(|nvml| fill_from_nvml(nvml, ordinal, &mut sample).is_some())
-            && sample.total.is_some();
+        let others = nvml.and_then(|nvml| fill_from_nvml(nvml, ordinal, &mut sample));
+        let has_nvml = others.is_some() && sample.total.is_some();
         // SAFETY: the process uses the device, so the driver knows it.
         unsafe { cuda_memory::fill(ordinal, !has_nvml, &mut sample) };
         if !has_nvml && cuda::is_integrated(ordinal) {
@@ -60,7 +61,9 @@ pub(crate) fn sample(devices: &[i8]) -> Vec<(i8, Api, Sample)> {
         let api = if has_nvml { Api::Nvml } else { Api::CuMemGetInfo };
         // A simulated GPU past its capacity always reports 0 free bytes, so its samples are dropped.
         let is_known = sample.total.is_some() && !(sample.free == Some(0) && phantom::goes_past_oom());
-        is_known.then_some((device, api, sample))
+        let others = others.unwrap_or_default();
+        let has_names = !others.is_empty() && own_process::has_listed_ids();
+        is_known.then_some(SampledDevice { device, api, sample, others, has_names })
     };
     devices.iter().filter_map(of).collect()
 }
@@ -80,18 +83,20 @@ extern "C" fn stop() {
     drop(LOADED.lock());
 }
 
-/// Fills in the part of a sample that NVML reports. Returns `None` if NVML does not know the device or its
-/// processes.
-fn fill_from_nvml(nvml: Nvml, ordinal: c_int, sample: &mut Sample) -> Option<()> {
+/// Fills in the part of a sample that NVML reports. Returns the other processes on the device with their
+/// bytes, or `None` if NVML does not know the device or its processes.
+fn fill_from_nvml(nvml: Nvml, ordinal: c_int, sample: &mut Sample) -> Option<Vec<(u32, Option<i64>)>> {
     let memory = nvml.memory(ordinal)?;
     (sample.total, sample.free, sample.bar1) = (memory.total, memory.free, memory.bar1);
     let processes = memory.processes?;
     let own = own_process::index_in(&processes);
     sample.process = own.and_then(|own| bytes(processes[own].used));
-    if own.is_some() || processes.is_empty() {
-        let is_other = |(index, _): &(usize, &ProcessMemory)| Some(*index) != own;
-        let others = processes.iter().enumerate().filter(is_other);
-        sample.others = others.map(|(_, other)| bytes(other.used)).sum();
+    if own.is_none() && !processes.is_empty() {
+        return Some(Vec::new());
     }
-    Some(())
+    let is_other = |(index, _): &(usize, &ProcessMemory)| Some(*index) != own;
+    let others = processes.iter().enumerate().filter(is_other);
+    let others: Vec<_> = others.map(|(_, other)| (other.pid, bytes(other.used))).collect();
+    sample.others = others.iter().map(|(_, bytes)| *bytes).sum();
+    Some(others)
 }

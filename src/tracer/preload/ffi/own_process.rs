@@ -14,6 +14,11 @@ pub(crate) fn index_in(processes: &[ProcessMemory]) -> Option<usize> {
     index_of(processes, &own_pids(), in_namespace())
 }
 
+/// Returns true if the process ids in NVML's lists are those in `/proc`.
+pub(crate) fn has_listed_ids() -> bool {
+    !in_namespace() || own_pids().len() > 1
+}
+
 fn index_of(processes: &[ProcessMemory], pids: &[u32], in_namespace: bool) -> Option<usize> {
     // Inside a namespace, a single known id is not the id on the host, where it belongs to another process.
     // If several ids are known, the outermost is the id on the host.

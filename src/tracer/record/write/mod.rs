@@ -3,6 +3,7 @@
 mod compress;
 mod definitions_file;
 mod exit_summary;
+mod gpu_processes;
 pub(crate) mod host;
 mod limits_reached;
 pub(crate) mod meta_row;

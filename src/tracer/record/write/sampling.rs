@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 use memtrace_encode::Encoder;
 use memtrace_trace::{Header, Payload};
 
+use super::gpu_processes::GpuProcesses;
 use super::host::HostSampler;
 use crate::queue::event_queue::EventQueue;
-use crate::session::{SampleDevices, Session};
+use crate::session::{SampleDevices, SampledDevice, Session};
 
 /// The minimum time between two samples, however fast memory grows.
 const SHORTEST: Duration = Duration::from_millis(100);
@@ -19,6 +20,7 @@ const SHORTEST: Duration = Duration::from_millis(100);
 pub(crate) struct Sampler {
     host: HostSampler,
     sample: SampleDevices,
+    processes: GpuProcesses,
     every: Duration,
     last: Option<Instant>,
     /// The maximum number of bytes that the process held at a sample.
@@ -31,7 +33,8 @@ impl Sampler {
     pub(crate) fn new(session: &Session, is_simulated: bool) -> Sampler {
         let every = Duration::from_millis(session.settings.sample_ms);
         let host = HostSampler::new(every, is_simulated);
-        Sampler { host, sample: session.sample, every, last: None, highest: 0 }
+        let processes = GpuProcesses::default();
+        Sampler { host, sample: session.sample, processes, every, last: None, highest: 0 }
     }
 
     /// Samples when the interval has passed, or earlier if the process holds at least 1/16 more than at any
@@ -68,7 +71,8 @@ impl Sampler {
         }
         self.last = Some(Instant::now());
         self.highest = self.highest.max(held(encoder));
-        for (device, api, sample) in (self.sample)(&devices) {
+        for SampledDevice { device, api, sample, others, has_names } in (self.sample)(&devices) {
+            self.processes.record(queue, i32::from(device), &others, has_names);
             for payload in Payload::of_sample(&sample) {
                 queue.record(|clock_ns| {
                     payload.pack(Header { step: -1, ..Header::new(clock_ns, api, device) })
