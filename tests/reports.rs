@@ -1510,6 +1510,42 @@ fn ranks_call_another_first_batch_no_part_of_the_init() {
 }
 
 #[test]
+fn ranks_have_the_peak_of_their_host_memory_and_its_skew() {
+    const MIB: i64 = 1 << 20;
+    let rank = |rank: i32, samples: &[i64]| {
+        let devices = vec![Device { ordinal: 0, name: "a card".to_owned(), total_bytes: 100 * MIB }];
+        let mut trace = TraceBuilder::new(Meta { rank, world_size: 2, devices, ..Meta::default() });
+        trace.segment(40 * MIB);
+        trace.alloc(8 * MIB, Row { rank, ..Row::default() });
+        let mut sample = |api: &'static str, seconds: i64, name: String| {
+            let (event, ts_ns) = (EventName::Sample, seconds * 1_000_000_000);
+            trace.raw(Row { event, api, rank, device: -1, step: -1, ts_ns, name: &name, ..Row::default() });
+        };
+        for (seconds, rss) in (1..).zip(samples) {
+            sample("proc_status", seconds, format!("rss={} anon={} file=0 shmem=0", rss * MIB, rss * MIB));
+            sample("child", seconds, format!("pss={} rss={} processes=1 what=(total)", 5 * MIB, 7 * MIB));
+        }
+        trace.finish()
+    };
+    let answer = answer_on_ranks(&[rank(0, &[100, 400, 300]), rank(1, &[100])], "ranks", &[]);
+    let of = |key: &str| [0, 1].map(|rank| answer.json["ranks"][rank][key].as_i64().unwrap() / MIB);
+    assert_eq!((of("host_peak_rss_bytes"), of("host_peak_bytes")), ([400, 100], [405, 105]));
+    assert_eq!(answer.json["host_skew_bytes"], 300 * MIB);
+    let text = answer.text();
+    assert!(
+        text.contains("host memory: 300.00 MiB between the highest and the lowest peak (74.1 % of"),
+        "{text}"
+    );
+    // A trace without samples has no peak, and a single peak has no skew.
+    let answer = answer_on_ranks(&[rank(0, &[400]), rank(1, &[])], "ranks", &[]);
+    assert_eq!(
+        (&answer.json["ranks"][1]["host_peak_bytes"], &answer.json["host_skew_bytes"]),
+        (&json!(-1), &json!(0))
+    );
+    assert!(!answer.text().contains("host memory:"), "{}", answer.text());
+}
+
+#[test]
 fn diff_compares_two_steps_of_one_run() {
     let peaks =
         answer("diff", &["leaks", "leaks"], &options(&[])).json["before"]["peak_allocated_bytes_by_step"]

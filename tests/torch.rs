@@ -27,6 +27,7 @@ on_every_torch![and_of_the_matrix:
     trace_of_a_pluggable_allocator_has_its_blocks,
     trace_of_a_pool_with_a_pluggable_allocator_agrees_with_torch_to_the_byte: "the arguments of MemPool",
     ledger_adds_up_to_the_devices_own_figure: "CUDA 12's driver and libraries",
+    ledger_of_the_host_tells_pinned_requests_from_rounding_and_cache: "the allocator of pinned memory",
     trace_without_caching_has_the_exact_request,
     verify_rejects_a_doctored_trace,
     nvtx_ranges_give_phase_module_and_step,
@@ -222,6 +223,27 @@ fn trace_of_a_pool_with_a_pluggable_allocator_agrees_with_torch_to_the_byte(torc
         .map(|row| row.delta_bytes)
         .sum();
     assert!(text(&run.output.stdout).starts_with(&format!("{mine} ")), "{mine}");
+}
+
+fn ledger_of_the_host_tells_pinned_requests_from_rounding_and_cache(torch: &Torch) {
+    const MIB: i64 = 1 << 20;
+    let out = TempDir::new().unwrap();
+    let output = torch.traced_command(out.path()).arg(scripts().join("ledger/pinned.py")).output().unwrap();
+    assert_eq!(exit_of(&output), 0, "{}", text(&output.stderr));
+    let rows = read(&traces(out.path())[0]);
+    // Each of the eight blocks has 64 MiB for a request of 33.
+    let sizes = |row: &Rec| (row.requested_bytes, row.delta_bytes);
+    let taken: Vec<_> = rows.iter().filter(|row| row.event == "host_alloc").map(sizes).collect();
+    assert_eq!(taken, [(33 * MIB, 64 * MIB); 8]);
+    let at = format!("{}ns", rows.iter().find(|row| row.name == "flushed").unwrap().ts_ns);
+    let answer = memtrace().arg("ledger").arg(out.path()).args(["--host", "--json", "--at", &at]).output();
+    let answer: serde_json::Value = serde_json::from_slice(&answer.unwrap().stdout).unwrap();
+    let rows = answer["host"][0]["rows"].as_array().unwrap();
+    let held =
+        |name: &str| rows.iter().find(|row| row["held_by"] == name).map(|row| row["rss_bytes"].clone());
+    assert_eq!(held("pinned"), Some((4 * 33 * MIB + 40 * MIB).into()), "{answer:#}");
+    assert_eq!(held("pinned: rounding"), Some((4 * 31 * MIB + 24 * MIB).into()));
+    assert_eq!(held("pinned: cached"), Some((3 * 64 * MIB).into()));
 }
 
 fn ledger_adds_up_to_the_devices_own_figure(torch: &Torch) {

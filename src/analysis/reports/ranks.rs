@@ -22,8 +22,9 @@ use crate::render::numbers::{bar, count, percent, share};
 use crate::render::numbers::{counted, step_or_dash};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::render::process_names::{parent, rank_or_name};
-use crate::state::replay::Metric;
-use crate::state::replay_trace::{Replayed, replay_trace, used_name};
+use crate::state::host_memory::{HostMemory, SAMPLE};
+use crate::state::replay::{self, Metric};
+use crate::state::replay_trace::{Replayed, replay_rows_knowing, used_name};
 
 /// `memtrace ranks`.
 pub(super) struct Ranks;
@@ -49,16 +50,19 @@ impl Report for Ranks {
         let mut part = None;
         let mut all = RunUsers::default();
         let mut owners: Vec<PeakOwners> = Vec::new();
+        let traced: Vec<i64> = input.traces.iter().filter_map(|trace| trace.pid().parse().ok()).collect();
         for trace in &input.traces {
             let mut work = Work::default();
             let mut device_use = DeviceUse::new(options);
-            let replayed = replay_trace(
+            let mut host: Option<HostMemory> = None;
+            let replayed = replay_rows_knowing(
                 trace,
-                DeviceUse::COLUMNS,
+                replay::COLUMNS.and(DeviceUse::COLUMNS).plus(EventName::Sample, SAMPLE),
                 options,
                 Metric::Allocated,
                 flow_categories(trace, options)?,
                 |row, replay| {
+                    host.get_or_insert_with(|| HostMemory::new(&replay.symbols)).feed(row);
                     device_use.feed(row, replay);
                     let is_wanted = options.device.is_none_or(|only| only == row.device);
                     if !is_wanted || !replay.in_window() {
@@ -75,6 +79,8 @@ impl Report for Ranks {
             )?;
             footer.add(trace, &replayed, replayed.fullest(Metric::Allocated, options).map(|d| d.ordinal));
             let mut rank = Rank::new((trace, input), &replayed, &work, options);
+            let host = host.unwrap_or_default();
+            (rank.host_rss, rank.host) = (host.peak_rss(), host.peak_with_children(&traced));
             if let Some(first) = ranks.first() {
                 part = part.or_else(|| first_difference(first, &rank));
                 // Every rank is compared with the first one, so only the work of the first is kept.
@@ -105,6 +111,16 @@ impl Report for Ranks {
             options.units.show(high - low),
             percent(share(high - low, high))
         ));
+        let host_peaks = || ranks.iter().map(|rank| rank.host).filter(|bytes| *bytes >= 0);
+        let (host_low, host_high) = (host_peaks().min().unwrap_or(0), host_peaks().max().unwrap_or(0));
+        if host_peaks().count() > 1 {
+            printer.plain(format!(
+                "host memory: {} between the highest and the lowest peak ({} of the highest); memtrace ledger --host \
+                 shows what holds it",
+                options.units.show(host_high - host_low),
+                percent(share(host_high - host_low, host_high))
+            ));
+        }
         match &part {
             Some(part) => part.print(&mut printer, options),
             None if ranks.len() > 1 => printer.plain("every module allocates the same on all ranks"),
@@ -127,6 +143,7 @@ impl Report for Ranks {
             "shared_devices": device_users::to_json(&users),
             "ranks": ranks.iter().map(Rank::json).collect::<Vec<Value>>(),
             "skew_bytes": high - low,
+            "host_skew_bytes": host_high - host_low,
             "first_difference": part.as_ref().map(Difference::json),
             "owner_difference": owners.as_ref().map(OwnerDifference::json),
         });
@@ -185,6 +202,9 @@ struct Rank {
     ooms: u64,
     retries: u64,
     rows: u64,
+    /// The highest resident memory of the process, and together with its children; -1 without a sample.
+    host_rss: i64,
+    host: i64,
     used_name: &'static str,
     /// Phase, module, blocks and bytes, in the order of the first allocation.
     work: Vec<(String, String, u64, i64)>,
@@ -215,6 +235,8 @@ impl Rank {
             ooms: counts.of(EventName::Oom),
             retries: counts.retries(),
             rows: counts.rows,
+            host_rss: -1,
+            host: -1,
             used_name: used_name([replayed], options),
             work: work.order.iter().map(named).collect(),
         }
@@ -227,6 +249,8 @@ impl Rank {
             "peak_reserved_bytes": self.reserved,
             "peak_used_bytes": self.used,
             "peak_step": self.step,
+            "host_peak_rss_bytes": self.host_rss,
+            "host_peak_bytes": self.host,
             "ooms": self.ooms,
             "rows": self.rows,
         })
@@ -335,6 +359,7 @@ fn table(printer: &mut Printer, ranks: &[Rank], options: &Options) {
         ("reserved", Side::Right),
         (used_name, Side::Right),
         ("at step", Side::Right),
+        ("host peak", Side::Right),
         ("ooms", Side::Right),
         ("retries", Side::Right),
         ("events", Side::Right),
@@ -349,6 +374,7 @@ fn table(printer: &mut Printer, ranks: &[Rank], options: &Options) {
             bytes(rank.reserved).into(),
             bytes(rank.used).into(),
             step_or_dash(rank.step).into(),
+            if rank.host < 0 { "-".into() } else { bytes(rank.host).into() },
             Cell::new(count(rank.ooms), if rank.ooms > 0 { Style::Alarm } else { Style::Plain }),
             count(rank.retries).into(),
             count(rank.rows).into(),

@@ -97,6 +97,11 @@ pub(super) const TERMS: &[Term] = &[
          another word, it is the peak of allocated memory.",
     ),
     term(
+        &["host peak"],
+        "The highest resident memory of the process and its child processes on the host. Pages that processes \
+         share count for each.",
+    ),
+    term(
         &["at", "at the peak with value", "at the peak on gpus", "at step", "at the peak"],
         "The moment of the figure: the time since the start, or the training step.",
     ),

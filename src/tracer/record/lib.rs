@@ -18,6 +18,7 @@ pub mod fork_lock;
 pub mod intern;
 pub mod own_page;
 pub mod per_thread;
+pub mod pinned_requests;
 mod queue;
 pub mod recorder;
 mod session;

@@ -34,7 +34,9 @@ const NO_TENSORS: &str = "not CPU tensors, which have their own rows: NumPy arra
 /// For each prefix of a part's name: its group, and the advice.
 const PARTS: &[(&str, &str, &str)] = &[
     (CPU_TENSORS, "tensors", "memtrace peak --device -1 --by module names them"),
-    ("pinned", "pinned", PINNED),
+    ("pinned: rounding", "pinned", PINNED_ROUNDING),
+    ("pinned: cached", "pinned", "torch keeps it for later requests: torch._C._host_emptyCache() returns it"),
+    ("pinned", "pinned", "memtrace peak --device -1 --by op shows who asked for it"),
     ("shared", "shared", "batches of DataLoader workers: fewer workers, a smaller prefetch_factor"),
     ("file", "file", "the page cache has it: clean pages are given up when memory runs short"),
     ("libraries", "libraries", "code of torch and CUDA: import less"),
@@ -63,8 +65,8 @@ const PARTS: &[(&str, &str, &str)] = &[
     ("memtrace", "memtrace", "the buffer of events: MEMTRACE_BUFFER"),
 ];
 
-/// Advice about pinned memory.
-pub(in crate::reports) const PINNED: &str = "torch rounds each request up to a power of two: PYTORCH_ALLOC_CONF=pinned_max_round_threshold_mb:1,pinned_max_cached_size_mb:1 if it is not refused (torch 2.15 has it, 2.11 not), or pin one buffer of such a size and slice it";
+/// Advice about the rounding of pinned memory.
+const PINNED_ROUNDING: &str = "torch rounds each request up to a power of two: PYTORCH_ALLOC_CONF=pinned_max_round_threshold_mb:1,pinned_max_cached_size_mb:1 if it is not refused (torch 2.15 has it, 2.11 not), or pin one buffer of such a size and slice it";
 
 /// Returns the group of a part, and the advice about it. `has_tensors` is true if the trace lists CPU tensors
 /// as parts.

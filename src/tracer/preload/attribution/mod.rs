@@ -22,6 +22,7 @@ pub(crate) mod module_ranges;
 pub(crate) mod op_context;
 pub(crate) mod op_stack;
 pub(crate) mod phases;
+pub(crate) mod pinned_sizes;
 pub(crate) mod private_pools;
 pub(crate) mod python_frames;
 pub(crate) mod range_rows;

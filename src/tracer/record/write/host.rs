@@ -10,6 +10,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::BufReader;
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,7 @@ use memtrace_trace::{Api, Category, Event, Header, Payload};
 
 use super::smaps::{self, KnownMemory, PartBytes};
 use crate::intern;
+use crate::pinned_requests::{self, PinnedBlock};
 use crate::queue::event_queue::EventQueue;
 use crate::step::STEP;
 
@@ -285,21 +287,59 @@ impl HostSampler {
     }
 }
 
+/// The names of the parts for pinned memory: in use, the bytes by which torch's allocator rounded requests
+/// up, and blocks that this allocator keeps for later requests.
+const PINNED: &str = "pinned";
+const PINNED_ROUNDING: &str = "pinned: rounding";
+const PINNED_CACHED: &str = "pinned: cached";
+
 /// Returns the memory whose addresses the trace knows: pinned memory, CPU tensors, and the memory of
 /// simulated devices.
 fn known_memory(encoder: &Encoder, is_simulated: bool) -> Vec<KnownMemory> {
-    encoder
-        .regions()
-        .filter_map(|(start, live)| {
-            let part = match (live.kind, live.api) {
-                (MemoryKind::Host, Some(Api::CpuAllocator)) => tensors_of(live.category),
-                (MemoryKind::Host, _) => "pinned",
-                _ if is_simulated => "simulated GPU",
-                _ => return None,
-            };
-            Some(KnownMemory { range: start..start.saturating_add(live.bytes.max(0).cast_unsigned()), part })
-        })
-        .collect()
+    let pinned = pinned_requests::blocks();
+    let mut known = Vec::new();
+    for (start, live) in encoder.regions() {
+        let range = start..start.saturating_add(live.bytes.max(0).cast_unsigned());
+        let part = match (live.kind, live.api) {
+            (MemoryKind::Host, Some(Api::CpuAllocator)) => tensors_of(live.category),
+            (MemoryKind::Host, _) => {
+                known.extend(pinned_parts(range, &pinned));
+                continue;
+            }
+            _ if is_simulated => "simulated GPU",
+            _ => continue,
+        };
+        known.push(KnownMemory { range, part });
+    }
+    known
+}
+
+/// Divides a region of pinned memory into its parts. `blocks` are torch's blocks in order of their addresses.
+/// They do not overlap. A region may have several blocks, or none if the program pinned the memory itself.
+fn pinned_parts(region: Range<u64>, blocks: &[PinnedBlock]) -> Vec<KnownMemory> {
+    let mut parts = Vec::new();
+    let mut at = region.start;
+    let mut until = |end: u64, part| {
+        let end = end.min(region.end);
+        if end > at {
+            parts.push(KnownMemory { range: at..end, part });
+            at = end;
+        }
+    };
+    let first = blocks.partition_point(|block| block.address.saturating_add(block.bytes) <= region.start);
+    for block in blocks[first..].iter().take_while(|block| block.address < region.end) {
+        let end = block.address.saturating_add(block.bytes);
+        until(block.address, PINNED);
+        match block.requested {
+            0 => until(end, PINNED_CACHED),
+            requested => {
+                until(block.address.saturating_add(requested).min(end), PINNED);
+                until(end, PINNED_ROUNDING);
+            }
+        }
+    }
+    until(region.end, PINNED);
+    parts
 }
 
 /// Returns the name of the part for CPU tensors of a category.
@@ -373,6 +413,25 @@ mod tests {
         // The next sample is already due, too -> the interval counts from now.
         assert_eq!(after(Some(ms(107)), ms(207), every), ms(307));
         assert_eq!(after(Some(ms(107)), ms(999), every), ms(1099));
+    }
+
+    #[test]
+    fn pinned_memory_of_the_host_is_asked_for_or_rounding_or_cached() {
+        let block = |address, bytes, requested| PinnedBlock { address, bytes, requested };
+        let blocks = [block(100, 16, 9), block(120, 8, 0), block(128, 8, 8), block(300, 64, 33)];
+        let parts = |region| {
+            let named = pinned_parts(region, &blocks).into_iter();
+            named.map(|memory| (memory.range.start, memory.range.end, memory.part)).collect::<Vec<_>>()
+        };
+        assert_eq!(parts(100..116), [(100, 109, PINNED), (109, 116, PINNED_ROUNDING)]);
+        assert_eq!(
+            parts(116..140),
+            [(116, 120, PINNED), (120, 128, PINNED_CACHED), (128, 136, PINNED), (136, 140, PINNED)]
+        );
+        // torch may register a block in several pieces.
+        assert_eq!(parts(300..332), [(300, 332, PINNED)]);
+        assert_eq!(parts(332..364), [(332, 333, PINNED), (333, 364, PINNED_ROUNDING)]);
+        assert_eq!((parts(0..50), parts(7..7)), (vec![(0, 50, PINNED)], vec![]));
     }
 
     #[test]

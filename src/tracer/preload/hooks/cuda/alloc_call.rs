@@ -6,12 +6,12 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
-use memtrace_record::Recorder;
 use memtrace_record::clock::now_ns;
+use memtrace_record::{Recorder, pinned_requests};
 use memtrace_trace::event::{self, AllocCall};
 use memtrace_trace::{Api, Event, Header, Payload};
 
-use crate::attribution::{communicators, context, first_uses, private_pools, requested_sizes};
+use crate::attribution::{communicators, context, first_uses, pinned_sizes, private_pools, requested_sizes};
 use crate::ffi::callers::{Library, library_at};
 use crate::ffi::cuda::is_captured;
 use crate::ffi::cuda_types::{AllocNodeParams, SUCCESS};
@@ -128,7 +128,10 @@ pub(super) fn record_alloc(
                     latency_ns: after.unwrap_or(clock_ns).saturating_sub(before),
                     ..known
                 },
-                requested: requested as i64,
+                requested: match call.kind {
+                    CallKind::HostAlloc => pinned_sizes::of_call(requested as i64),
+                    _ => requested as i64,
+                },
                 handle: allocated.handle,
             };
             let payload = if device == Event::HOST || call.kind == CallKind::HostAlloc {
@@ -172,6 +175,9 @@ pub(super) fn record_free(call: Call, address: u64, bytes: usize, run: impl FnOn
     let status = run();
     if let Some((recorder, header, known)) = begun {
         shielded(|| {
+            if call.kind == CallKind::HostFree && status == SUCCESS {
+                pinned_requests::released(address);
+            }
             let free = event::Call {
                 address,
                 bytes: bytes as i64,

@@ -14,7 +14,7 @@ use memtrace_trace::event::{self, AllocCall, Block, Call};
 use memtrace_trace::{Api, Event, Header, Payload};
 
 use crate::attribution::{
-    block_ages, context, deferred_frees, detail, growth, private_pools, requested_sizes,
+    block_ages, context, deferred_frees, detail, growth, pinned_sizes, private_pools, requested_sizes,
 };
 use crate::ffi::cuda::current_device;
 use crate::ffi::phantom;
@@ -49,6 +49,7 @@ const NVML_FAILED: &[u8] = b"NVML_SUCCESS == r ";
 /// Looks up the functions that reports need. Called at torch's first call to CUDA.
 pub(super) fn install() {
     requested_sizes::install();
+    pinned_sizes::install();
     // The look-ups must not happen in the first report; see `prepare_reports`.
     let _ = (REPORT.get(), OUT_OF_MEMORY.get(), CHECK_FAIL.get());
     torch::prepare_reports();

@@ -30,6 +30,9 @@ pub(crate) struct ThreadState {
     pub(crate) requested: Cell<i64>,
     /// True inside an allocator that reports no blocks.
     pub(crate) unreported: Cell<bool>,
+    /// The number of bytes of pinned memory that the thread is requesting from torch's allocator; -1 outside
+    /// this allocator.
+    pub(crate) requested_pinned: Cell<i64>,
     /// The private pool of the current allocation; 0 for the default pool.
     pub(crate) pool: Cell<u16>,
     /// The address of the block that torch's allocator returned last on this thread. It is 0 before the first
@@ -68,6 +71,7 @@ impl ThreadState {
             is_learning: Cell::new(false),
             requested: Cell::new(-1),
             unreported: Cell::new(false),
+            requested_pinned: Cell::new(-1),
             pool: Cell::new(0),
             last_block: Cell::new(0),
             awaited_module: Cell::new(0),
